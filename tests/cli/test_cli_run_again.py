@@ -81,12 +81,6 @@ def test_a_finished_run_with_other_settings_is_kept(finished: Path, flags: tuple
     assert "another --output" in said
 
 
-def test_a_run_of_another_version_is_kept(finished: Path) -> None:
-    told = json.loads((finished / "settings.json").read_text())
-    (finished / "settings.json").write_text(json.dumps({**told, "dejakv_version": "0.0.1"}))
-    assert "dejakv_version" in refused(finished)
-
-
 def test_a_run_over_other_data_is_kept(finished: Path) -> None:
     data = finished.parent / "log.jsonl"
     whole = data.read_text()
@@ -113,13 +107,6 @@ def test_a_run_that_was_stopped_before_its_first_sample_is_begun_anew(finished: 
     (finished / "summary.json").unlink()
     assert run_in(finished).exit_code == 0
     assert json.loads((finished / "summary.json").read_text())["samples"] == 2
-
-
-def test_with_a_cache_folder_the_next_run_is_another_one(tmp_path: Path) -> None:
-    flags = ("--cache-dir", str(tmp_path / "cache"))
-    assert run_in(tmp_path / "out", *flags).exit_code == 0
-    assert "its cache folder" in refused(tmp_path / "out", *flags)
-    assert run_in(tmp_path / "out", *flags, "--resume").exit_code == 0
 
 
 def test_a_dry_run_measures_nothing_and_is_done_again(tmp_path: Path) -> None:

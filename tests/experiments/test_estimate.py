@@ -10,13 +10,11 @@ import pytest
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError, DatasetError, DejaKVError, InputError
-from dejakv.experiments.advice import command_of, hits_needed, in_plain_words, in_words_of_bound, labels_for, recommend
+from dejakv.experiments.advice import in_plain_words, recommend
 from dejakv.experiments.estimate import Asked, measure, once, settings_to_try
 from dejakv.experiments.estimate import estimate as tune
-from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.summary import wilson
 from dejakv.request import Request
-from dejakv.trust.evidence import labels_needed
 
 LETTERS = {"a": (1.0, 0.0), "b": (0.9, 0.43588989), "c": (0.0, 1.0)}
 
@@ -102,12 +100,7 @@ def test_the_recommendation_saves_the_most_of_what_is_shown_to_be_right() -> Non
 def test_too_few_hits_show_nothing() -> None:
     found = recommend([row(0.9, 20, 0, 500)], 0.01)
     assert found["settings"] == {"reuse": "exact"}
-    assert found["candidate"]["similarity_threshold"] == 0.9
-    needed = hits_needed(0.0, 0.01)
-    assert needed is not None
-    assert str(needed) in found["reason"]
-    assert wilson(0, needed)[1] <= 0.01 < wilson(0, needed // 2)[1]
-    assert hits_needed(0.01, 0.01) is None
+    assert "the nearest (reuse=adopt, lexical_guard=True, similarity_threshold=0.9) has 0 of 20" in found["reason"]
 
 
 def test_wrong_or_unjudged_hits_recommend_exact_reuse() -> None:
@@ -115,16 +108,6 @@ def test_wrong_or_unjudged_hits_recommend_exact_reuse() -> None:
     unjudged = {**row(0.9, 0, 0, 500), "hits": 5}
     assert "--label-with" in recommend([unjudged], 0.01)["reason"]
     assert "loses nothing" in recommend([row(0.9, 0, 0, 0)], 0.01)["reason"]
-
-
-def test_the_command_runs_the_recommended_settings() -> None:
-    settings = RunSettings(model="m", dataset="jsonl", dataset_path="my log.jsonl", chunk_source="q")
-    line = command_of(settings, "model", {
-        "reuse": "adopt", "similarity_threshold": 0.9, "lexical_guard": False, "min_gain": 2,
-    })  # fmt: skip
-    assert "--dataset-path 'my log.jsonl'" in line
-    for words in ("--similarity-threshold 0.9", "--disable-lexical-guard", "--min-gain 2", "--chunk-source q"):
-        assert words in line
 
 
 def written(path: Path, *records: Any) -> Path:
@@ -142,6 +125,8 @@ def test_a_log_is_tuned_with_the_bundled_model(tmp_path: Path) -> None:
     assert found["rows"][0]["exact"] == 1
     assert {row["level"] for row in found["rows"]} == {"exact", "exact_text", "semantic_text"}
     assert found["recommended"]["settings"] == {"reuse": "exact"}
+    words = f"--dataset jsonl --dataset-path {tmp_path / 'log.jsonl'} --max-samples 2000 --index-encoder model --disable-semantic-cache"
+    assert found["command"] == f"dejakv run --model docs-lm {words}"
 
 
 def test_a_hit_whose_donor_has_no_known_answer_is_not_judged(tmp_path: Path) -> None:
@@ -200,40 +185,3 @@ def test_bad_input(content: str, more: dict[str, Any], error: type[Exception], s
     (tmp_path / "log.jsonl").write_text(content)
     with pytest.raises(error, match=says):
         tune(tmp_path / "log.jsonl", "docs-lm", **more)
-
-
-def row_of(hits: int, false_hit_rate: float | None, saved: int = 1) -> dict[str, Any]:
-    return {
-        "hits": hits,
-        "false_hit_rate": false_hit_rate,
-        "tokens_saved": saved,
-        "lexical_guard": True,
-        "threshold": 0.9,
-    }
-
-
-def test_the_labels_of_a_bound_are_counted_in_prompts_of_the_log() -> None:
-    needed = labels_needed(0.01)
-    assert needed is not None
-    found = labels_for([row_of(10, 0.0), row_of(20, 0.0, saved=2), row_of(0, None)], 100, 0.01)
-    assert found == {"labels": needed, "prompts": 5 * needed, "false_hit_rate": 0.0}
-    [line] = in_words_of_bound(found, 0.01)
-    assert line.startswith("to bound wrong answers while serving: --error-bound 0.01 serves after about ")
-    assert f"{needed:,} labelled hits if no hit is wrong, that is {5 * needed:,} prompts of this log" in line
-
-
-def test_wrong_hits_take_more_labels_and_too_many_take_for_ever() -> None:
-    some = labels_for([row_of(10, 0.005)], 100, 0.01)
-    assert some is not None
-    assert some["labels"] == labels_needed(0.01, wrong_share=0.005)
-    never = labels_for([row_of(10, 0.01)], 100, 0.01)
-    assert never == {"labels": None, "prompts": None, "false_hit_rate": 0.01}
-    assert in_words_of_bound(never, 0.01) == [
-        "to bound wrong answers while serving: --error-bound 0.01 would serve nothing at 1.0% wrong hits"
-    ]
-
-
-def test_without_hits_or_for_a_bound_of_everything_there_is_nothing_to_say() -> None:
-    assert labels_for([row_of(0, None)], 100, 0.01) is None
-    assert labels_for([row_of(5, 0.0)], 100, 1.0) is None
-    assert in_words_of_bound(None, 0.01) == []

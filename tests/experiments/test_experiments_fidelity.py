@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.engines.transformers.continuation import first_logs
 from dejakv.experiments.compare import noise_floor
 from dejakv.experiments.fidelity import Fidelity, fidelity, means
 from dejakv.experiments.plain_words import bound_in_words
@@ -45,8 +44,6 @@ def test_a_run_says_how_near_it_stayed(docs_engine: Any) -> None:
     assert summary["noise_floor"]["dtype"] == "bfloat16"
     assert 0.0 < summary["noise_floor"]["kl_mean"] < 0.1
     assert 0.0 <= summary["noise_floor"]["wrong"] <= 1.0
-    assert summary["noise_floor"]["batch"]["samples"] == 2
-    assert summary["noise_floor"]["batch"]["kl_mean"] < 1e-5
     assert all(row.arms["none"].fidelity == Fidelity(0.0, 1.0) for row in result.rows)
 
 
@@ -56,20 +53,10 @@ def test_an_engine_without_a_twin_has_no_noise_floor(docs_engine: Any) -> None:
     assert noise_floor(docs_engine, [], Progress()) is None
 
 
-def test_a_batch_computes_each_prompt_as_if_alone(docs_engine: Any) -> None:
-    """In fp32 padding changes next to nothing: what is measured is noise, and no fault of the padding."""
-    texts = ("Ann lives in Paris.", "Bob lives in Rome and works in Oslo as a baker.")
-    prompts = [docs_engine.prepare(Request("r", text, text)).token_ids for text in texts]
-    together = first_logs(docs_engine.model, prompts)
-    for prompt, logs in zip(prompts, together, strict=True):
-        np.testing.assert_allclose(first_logs(docs_engine.model, [prompt])[0], logs, atol=1e-4)
-
-
 def test_the_noise_floor_stands_beside_the_bound() -> None:
     trust = asdict(Gate(TrustSettings(error_bound=0.05)).report())
-    noise = {"wrong": 0.25, "dtype": "bfloat16", "samples": 4, "batch": {"first": 0.5, "samples": 4}}
+    noise = {"wrong": 0.25, "dtype": "bfloat16", "samples": 4}
     assert len(bound_in_words(trust)) == 1
     plain, beside = bound_in_words(trust, noise)
     assert plain == bound_in_words(trust)[0], "nothing is subtracted"
     assert "not subtracted: by the same measure 25.0% of the answers in bfloat16" in beside
-    assert "50.0% of first tokens in a batch" in beside

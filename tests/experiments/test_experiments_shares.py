@@ -75,7 +75,6 @@ def test_dry_and_live_runs_have_the_shares_of_the_same_prompts() -> None:
     dry = run(settings_from("docs", {**given, "cache_mode": "dry-run"}, {})).summary
     assert 0 < live["share_prefix"] <= live["share_anywhere"] < 1
     assert [dry[key] for key in ("share_prefix", "share_anywhere")] == [live["share_prefix"], live["share_anywhere"]]
-    assert "shares_complete" not in live
 
 
 def test_pictures_need_a_model(no_model: Path) -> None:

@@ -32,9 +32,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 2 .*no JSON"),
-        ("[]", "no object"),
-        ("[" * 100_000, "no JSON"),
+        ("{", "line 2 .*is no labelled hit .*JSON"),
+        ("[]", "no labelled hit"),
+        ("[" * 100_000, "JSON"),
         (ROW.replace('"method"', '"way"'), "'method'"),
         (ROW.replace("0.18", '"much"'), "'features'"),
         (ROW.replace("0.18", "NaN"), "'features'"),

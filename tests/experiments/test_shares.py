@@ -42,7 +42,6 @@ def test_shares_are_those_of_the_definition(given_: list[tuple[list[int], int]])
     shares = Shares()
     assert [shares.add(ids) for ids in prompts] == plain(prompts)
     assert shares.total == sum(plain(prompts), Share())
-    assert shares.complete
 
 
 def test_a_prompt_that_comes_again_computes_its_last_token() -> None:
@@ -82,16 +81,6 @@ def test_no_tokens_and_few() -> None:
     shares = Shares()
     assert [shares.add(ids) for ids in ([], [1], [1] * 15, [1] * 31)] == [Share(n) for n in (0, 1, 15, 31)]
     assert Share().share_anywhere == 0.0
-
-
-def test_a_full_table_says_so_and_still_looks_up() -> None:
-    shares = Shares(max_slots=1 << 12)
-    known = list(range(1000))
-    shares.add(known)
-    for number in range(1, 6):
-        shares.add(list(range(10_000 * number, 10_000 * number + 1_000)))
-    assert not shares.complete
-    assert shares.add(known).anywhere == 999
 
 
 def test_a_growing_table_loses_nothing() -> None:

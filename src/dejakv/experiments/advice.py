@@ -1,13 +1,10 @@
 """From the figures of an estimate to a recommendation: most tokens saved with a false-hit rate that is shown to be low enough."""
 
-import math
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from dejakv.config import SemanticCacheConfig
 from dejakv.experiments.plain_words import (
     counted,
     estimated,
@@ -17,10 +14,7 @@ from dejakv.experiments.plain_words import (
     share,
     shares_in_words,
 )
-from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.summary import wilson
 from dejakv.experiments.table import Sheet, say
-from dejakv.trust.evidence import labels_needed
 
 DONORS = {"exact": "equal prompts", "exact_text": "equal texts", "semantic_text": "similar texts"}
 
@@ -30,7 +24,7 @@ def recommend(rows: Sequence[Mapping[str, Any]], max_false_hits: float) -> dict[
 
     A row is shown to be right often enough if the upper end of its 95% interval of false hits is at most `max_false_hits`. Of
     those rows the one with the most tokens saved is taken, of equals the strictest. If there is none, exact reuse is
-    recommended; `candidate` is then the row that more labels might show to be right, if there is one.
+    recommended; the reason then names the setting that more labels might show to be right, if there is one.
     """
     labelled = any(row["judged"] for row in rows)
     useful = [row for row in rows if row["hits"]]
@@ -51,31 +45,11 @@ def recommend(rows: Sequence[Mapping[str, Any]], max_false_hits: float) -> dict[
     if not likely:
         return {**exact, "reason": f"every setting with hits is wrong in more than {max_false_hits:.1%} of them"}
     best = max(likely, key=_worth)
-    return {**exact, "reason": _not_shown(best, max_false_hits), "candidate": _settings(best)}
-
-
-def hits_needed(false_hit_rate: float, max_false_hits: float) -> int | None:
-    """How many judged hits at this rate would show that it is at most `max_false_hits`; None if a million would not."""
-    trials = 1
-    while trials <= 1_000_000:
-        if wilson(round(trials * false_hit_rate), trials)[1] <= max_false_hits:
-            return trials
-        trials = trials + max(1, trials // 50)
-    return None
-
-
-def labels_for(rows: Sequence[Mapping[str, Any]], samples: int, max_false_hits: float) -> dict[str, Any] | None:
-    """What it would take to bound the share of wrong answers while serving (`--error-bound`) with the setting that saves most: `labels`,
-    None where they would never do, the `prompts` that have so many hits, and the `false_hit_rate` that was assumed (0 if it is
-    unknown). None if no setting has hits, and for a bound that says nothing."""
-    useful = [row for row in rows if row["hits"]]
-    if not useful or max_false_hits >= 1:
-        return None
-    row = max(useful, key=_worth)
-    rate = row["false_hit_rate"] or 0.0
-    labels = labels_needed(max_false_hits, wrong_share=rate) if rate < max_false_hits else None
-    prompts = math.ceil(labels * samples / row["hits"]) if labels is not None else None
-    return {"labels": labels, "prompts": prompts, "false_hit_rate": rate}
+    nearest = f"the nearest ({_in_words(_settings(best))}) has {_rate(best)}"
+    return {
+        **exact,
+        "reason": f"no setting is shown to be wrong in at most {max_false_hits:.1%} of its hits; {nearest}",
+    }
 
 
 def _worth(row: Mapping[str, Any]) -> tuple[int, bool, float]:
@@ -93,30 +67,8 @@ def _rate(row: Mapping[str, Any]) -> str:
     return f"{row['false_hits']} of {row['judged']} judged hits false (95%: {interval(row['false_hit_interval'])})"
 
 
-def _not_shown(row: Mapping[str, Any], most: float) -> str:
-    needed = hits_needed(row["false_hit_rate"], most)
-    more = "" if needed is None else f"; about {needed:,} judged hits at this rate would show it"
-    return f"no setting is shown to be wrong in at most {most:.1%} of its hits; the nearest has {_rate(row)}{more}"
-
-
-def command_of(settings: RunSettings, index_encoder: str, chosen: Mapping[str, Any]) -> str:
-    """The live run that proves a recommendation."""
-    data = [
-        "--dataset",
-        settings.dataset,
-        *(["--dataset-path", settings.dataset_path] if settings.dataset_path else []),
-    ]
-    words = ["dejakv", "run", *data, "--model", settings.model, "--reuse", chosen["reuse"]]
-    words += ["--chunk-source", settings.chunk_source, *(["--raw-prompts"] if settings.raw_prompts else [])]
-    if "similarity_threshold" in chosen:
-        words += ["--index-encoder", index_encoder, "--similarity-threshold", str(chosen["similarity_threshold"])]
-    else:
-        words.append("--disable-semantic-cache")
-    if chosen.get("lexical_guard") is False:
-        words.append("--disable-lexical-guard")
-    if chosen["reuse"] != "exact" and chosen["min_gain"] != SemanticCacheConfig.min_gain:
-        words += ["--min-gain", str(chosen["min_gain"])]
-    return shlex.join(words)
+def _in_words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def show(result: dict[str, Any], console: Console) -> None:
@@ -148,15 +100,12 @@ def settings_sheet(result: Mapping[str, Any]) -> Sheet:
 def in_plain_words(result: Mapping[str, Any]) -> list[str]:
     """What to set, why, what it saves, what a dry run of it found, and how to prove it."""
     advice = result["recommended"]
-    settings = ", ".join(f"{name}={value}" for name, value in advice["settings"].items())
     saved = (advice["row"] or result["rows"][0])["tokens_saved"]
     lines = [
-        f"recommended: {settings}",
+        f"recommended: {_in_words(advice['settings'])}",
         f"why: {advice['reason']}",
         f"it saves about {saved / result['prompt_tokens']:.1%} of the prompts' tokens, exact prefixes included",
     ]
-    if "candidate" in advice:
-        lines.append("nearest: " + ", ".join(f"{name}={value}" for name, value in advice["candidate"].items()))
     not_worth = max(row["not_worth"] for row in result["rows"])
     if not_worth:
         have = "has" if not_worth == 1 else "have"
@@ -170,18 +119,4 @@ def in_plain_words(result: Mapping[str, Any]) -> list[str]:
     if (found := result.get("dry_run")) is not None:
         wrong = "" if found["false_hits"] is None else f", {found['false_hits']} of {found['judged']} hits false"
         lines.append(f"a dry run of it: hit rate {share(found['hit_rate'])}{wrong}; plans: {plans_in_words(found)}")
-    lines += in_words_of_bound(result.get("bound"), result["max_false_hits"])
     return [*lines, *result["notes"], f"prove it: {result['command']}"]
-
-
-def in_words_of_bound(bound: dict[str, Any] | None, most: float) -> list[str]:
-    """What a bound takes that holds while serving; nothing where there is nothing to say."""
-    if bound is None:
-        return []
-    rate = f"at {bound['false_hit_rate']:.1%} wrong hits" if bound["false_hit_rate"] else "if no hit is wrong"
-    if bound["labels"] is None:
-        return [f"to bound wrong answers while serving: --error-bound {most:g} would serve nothing {rate}"]
-    return [
-        f"to bound wrong answers while serving: --error-bound {most:g} serves after about {bound['labels']:,} labelled hits {rate}, that is "
-        f"{bound['prompts']:,} prompts of this log"
-    ]

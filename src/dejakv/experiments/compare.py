@@ -22,7 +22,7 @@ from dejakv.idle import seen
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.counters import FAILED_WRITES
-from dejakv.trust.differs import Differs, differs_of, divergence
+from dejakv.trust.differs import Differs, differs_of
 from dejakv.vectors.base import Closes
 
 
@@ -283,16 +283,11 @@ def opened(settings: RunSettings) -> Iterator[Any]:
             engine.close()
 
 
-BATCH = 4
-"""Prompts that are computed together."""
-
-
 def noise_floor(
     engine: Any, requests: Sequence[Request], watch: Progress, differs: Differs | None = None
 ) -> dict[str, Any] | None:
     """Full computation in the engine's dtype against the other one of fp32 and bf16, along its own answers: `kl_mean`,
-    `top1`, `samples`, `dtype` of the other, and `wrong`, the share of answers that differ by `differs`. `batch`: `kl_mean` and `first`,
-    the share of other first tokens, of `samples` text prompts in batches of at most four against each alone; None without such. None
+    `top1`, `samples`, `dtype` of the other, and `wrong`, the share of answers that differ by `differs`. None
     for an engine without a twin."""
     from dejakv.engines.transformers.continuation import twin_of
     from dejakv.engines.transformers.engine import TransformersEngine  # imports torch, only if needed
@@ -318,24 +313,4 @@ def noise_floor(
         "samples": len(found),
         "dtype": str(other.model.dtype).removeprefix("torch."),
         "wrong": float(np.mean(wrong)) if wrong else None,
-        "batch": _in_batches(plain, requests),
-    }
-
-
-def _in_batches(engine: Any, requests: Sequence[Request]) -> dict[str, Any] | None:
-    from dejakv.engines.transformers.continuation import first_logs
-
-    prompts = [engine.prepare(request).token_ids for request in requests if not request.media]
-    pairs: list[tuple[Any, Any]] = []
-    for start in range(0, len(prompts) - 1, BATCH):
-        group = prompts[start : start + BATCH]
-        if len(group) > 1:
-            alone = [first_logs(engine.model, [prompt])[0] for prompt in group]
-            pairs += zip(alone, first_logs(engine.model, group), strict=True)
-    if not pairs:
-        return None
-    return {
-        "kl_mean": float(np.mean([divergence(one[None], other[None])[0] for one, other in pairs])),
-        "first": float(np.mean([one.argmax() != other.argmax() for one, other in pairs])),
-        "samples": len(pairs),
     }

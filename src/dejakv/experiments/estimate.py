@@ -6,7 +6,7 @@ question has another right answer. (Not for blend and top_layer, which do not gi
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,19 @@ from dejakv.decide.costs import Costs
 from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.semantic import SemanticTextCache
-from dejakv.decide.part_order import SeenPrompts, arranged
 from dejakv.decide.plan import APPROXIMATE, Decision
 from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError, InputError
-from dejakv.experiments.advice import command_of, labels_for, recommend
+from dejakv.experiments.advice import recommend
 from dejakv.experiments.compare import check_ran, opened
-from dejakv.experiments.samples import Prompter, model_is_missing, read_samples, tokenizer_of
-from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.shares import Share, Shares
+from dejakv.experiments.samples import Prompter, model_is_missing, read_samples
+from dejakv.experiments.settings import RunSettings, run_command_of
+from dejakv.experiments.shares import Shares, tokenized
 from dejakv.experiments.summary import Progress, counted, same, wilson
 from dejakv.models import RECIPES
 from dejakv.pipeline import Pipeline
-from dejakv.request import Request, Sampling
+from dejakv.request import Sampling
 from dejakv.settings import shown
 from dejakv.store.open import open_store
 from dejakv.vectors.base import TextEncoder
@@ -96,15 +95,11 @@ def estimate(
     found, more = begin(read_samples(settings, beyond=1), max_samples)
     if not found:
         raise DatasetError(f"the log {Path(log).name!r} has no prompts: give a file with one request a line")
-    pictured = next((sample for sample in found if sample.media), None)
-    if pictured is not None:
-        raise InputError(
-            f"sample {pictured.id} has pictures, and estimate reads texts only: give dejakv run --cache-mode dry-run"
-        )
     if label_with is not None:
         found = labelled_by(label_with, found, watch, raw_prompts=raw_prompts)
     asked, shares = _asked(found, settings)
     notes = told(settings.dataset_path, len(found), more)
+    common: dict[str, Any] = {"index_encoder": index_encoder, "min_gain": min_gain}
     looked_up: dict[str, Any] | None = None
     if index_encoder != "model":
         rows = _measured(asked, min_gain, text_encoder(index_encoder), watch)
@@ -119,11 +114,11 @@ def estimate(
             encoder = text_encoder("model", embed=engine.embed_text, fingerprint=_EPOCH)
             rows = _measured(asked, min_gain, encoder, watch)
             advice = recommend(rows, max_false_hits)
-            chosen = {"index_encoder": "model", "min_gain": min_gain, **(cache or advice["settings"])}
-            config = SemanticCacheConfig.from_dict(chosen)
+            config = SemanticCacheConfig.from_dict({**common, **(cache or advice["settings"])})
             prompter = Prompter.of(settings, open_templates(settings))
             looked_up, _ = dry_run(replace(settings, cache=config), found, engine, prompter, watch)
     total = shares.total
+    proof = SemanticCacheConfig.from_dict({"semantic_text": False, **common, **advice["settings"]})
     return {
         "kind": "estimate",
         "log": Path(log).name,
@@ -137,11 +132,10 @@ def estimate(
         "prompt_tokens": total.tokens,
         "tokens_prefix": total.prefix,
         "tokens_anywhere": total.anywhere,
-        **share_figures(total, shares.complete),
+        **shares.figures,
         "rows": rows,
         "recommended": advice,
-        "bound": labels_for(rows, len(asked), max_false_hits),
-        "command": command_of(settings, index_encoder, {**advice["settings"], "min_gain": min_gain}),
+        "command": run_command_of(replace(settings, cache_mode="live", cache=proof).named()),
         "dry_run": looked_up,
         "notes": notes,
         "dejakv_version": __version__,
@@ -149,15 +143,11 @@ def estimate(
 
 
 def _asked(found: Sequence[Sample], settings: RunSettings) -> tuple[list[Asked], Shares]:
-    tokenizer: Any = tokenizer_of(settings)
-    prompter = Prompter.of(settings, tokenizer)
     shares = Shares()
     asked: list[Asked] = []
-    for sample in found:
-        request = prompter.request(sample)
-        ids = tuple(tokenizer(request.prompt, add_special_tokens=False)["input_ids"])
-        shares.add(ids, request.partition)
-        asked.append(Asked(Prepared(request, ids, epoch=_EPOCH), sample.answer))
+    for sample, prepared in tokenized(found, settings):
+        shares.add(prepared.token_ids, prepared.request.partition)
+        asked.append(Asked(replace(prepared, epoch=_EPOCH), sample.answer))
     return asked, shares
 
 
@@ -314,7 +304,7 @@ def dry_run(
     cache.close()
     check_ran(not_run, len(chosen))
     summary = _summary(settings, [line for line in lines if "error" not in line])
-    return {**summary, "not_run": not_run, **share_figures(shares.total, shares.complete)}, lines
+    return {**summary, "not_run": not_run, **shares.figures}, lines
 
 
 def _line(decision: Decision, right: bool | None) -> dict[str, Any]:
@@ -358,62 +348,3 @@ def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str
         "lookup_ms": {"mean": sum(line["lookup_ms"] for line in lines) / len(lines)},
         "dejakv_version": __version__,
     }
-
-
-def share_figures(total: Share, complete: bool = True) -> dict[str, Any]:
-    """`share_prefix` and `share_anywhere` for a summary, [0, 1]; `shares_complete` if a table became full."""
-    figures: dict[str, Any] = {"share_prefix": total.share_prefix, "share_anywhere": total.share_anywhere}
-    return figures if complete else {**figures, "shares_complete": False}
-
-
-def measured(chosen: Sequence[Sample], prompter: Prompter, prepare: Callable[[Request], Prepared]) -> dict[str, Any]:
-    """The shares of a run's prompts, in its order."""
-    shares = Shares()
-    for sample in chosen:
-        prepared = prepare(prompter.request(sample))
-        shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
-    return share_figures(shares.total, shares.complete)
-
-
-def shares_alone(
-    settings: RunSettings, chosen: Sequence[Sample], watch: Progress
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The summary and a line a sample of a run without a model: the shares, and no look-ups.
-
-    Raises: InputError for samples with pictures, whose tokens depend on the model; ModelError for a missing tokenizer.
-    """
-    tokenizer = tokenizer_of(settings)
-    prompter = Prompter.of(settings, tokenizer)
-    shares, seen = Shares(), SeenPrompts()
-    lines: list[dict[str, Any]] = []
-
-    def tokenize(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    for number, sample in enumerate(chosen, 1):
-        if sample.media:
-            raise InputError(f"sample {sample.id} has pictures: name an image-text model with --model")
-        request = prompter.request(sample)
-        if request.order == "free":
-            best = arranged(request.frame, seen, tokenize, request.partition)
-            parts = tuple(request.parts[place] for place in best.order)
-            request = replace(request, prompt=best.prompt, parts=parts)
-        ids = tokenize(request.prompt)
-        seen.add(ids, request.partition)
-        found = shares.add(ids, request.partition)
-        lines.append({"id": sample.id, "question": sample.question, "answer": sample.answer, **vars(found)})
-        watch.sample(number, len(chosen), None)
-    summary = {
-        "cache_mode": settings.cache_mode,
-        "model": settings.model,
-        "dataset": settings.dataset,
-        "samples": len(lines),
-        "prompt_tokens": shares.total.tokens,
-        **share_figures(shares.total, shares.complete),
-        "dejakv_version": __version__,
-    }
-    if settings.cache_mode == "dry-run":
-        summary["warning"] = (
-            f"the levels were not asked, for that the model must be here: {RECIPES[settings.model].command}"
-        )
-    return summary, lines

@@ -6,11 +6,10 @@ Replayed, it says what an error bound would have done: `python -m research.trust
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import ClassVar
 
 from dejakv.errors import ConfigError, DatasetError
 
@@ -28,6 +27,7 @@ class LabelledHit:
     prompt_tokens, computed_tokens  of the prompt, and of them computed
     """
 
+    __pydantic_config__: ClassVar = {"strict": True, "allow_inf_nan": False}
     request: int | str
     method: str
     features: Mapping[str, float]
@@ -86,44 +86,14 @@ def as_lines(hits: Iterable[LabelledHit]) -> str:
     return "".join(json.dumps(values, allow_nan=False) + "\n" for values in known)
 
 
-_NUMBERS = ("score", "kl", "entropy", "margin")
-_COUNTS = ("prompt_tokens", "computed_tokens")
-_TEXTS = ("method", "workload", "model", "setting", "donor")
-
-
 def _hit(line: str, where: str) -> LabelledHit:
+    from pydantic import TypeAdapter, ValidationError
+
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{where} is no JSON ({error}): give one labelled hit a line") from error
-    if not isinstance(found, dict):
-        raise DatasetError(f"{where} is no object: give one labelled hit a line")
-    values = cast(dict[str, Any], found)
-    checks: list[tuple[str, bool]] = [
-        ("method", "method" in values),
-        ("features", _is_map(values.get("features"), _is_number)),
-        ("wrong", _is_map(values.get("wrong"), _is_truth)),
-        ("request", isinstance(values.get("request"), int | str)),
-        *((name, isinstance(values.get(name, ""), str)) for name in _TEXTS),
-        *((name, values.get(name) is None or _is_number(values[name])) for name in _NUMBERS),
-        *((name, values.get(name) is None or type(values[name]) is int) for name in _COUNTS),
-    ]
-    bad = next((name for name, sound in checks if not sound), None)
-    if bad is not None:
+        return TypeAdapter(LabelledHit).validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = f"{first['loc'][0]!r}: " if first["loc"] else ""
         raise DatasetError(
-            f"{where}: {bad!r} is missing or wrong: see dejakv.experiments.labels for what a labelled hit has"
-        )
-    known = set(LabelledHit.__dataclass_fields__)
-    return LabelledHit(**{name: value for name, value in values.items() if name in known})
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(cast(float, value))
-
-
-def _is_truth(value: object) -> bool:
-    return type(value) is bool
-
-
-def _is_map(value: object, sound: Any) -> bool:
-    return isinstance(value, dict) and all(map(sound, cast(dict[str, Any], value).values()))
+            f"{where} is no labelled hit ({field}{first['msg']}): see dejakv.experiments.labels for what one has"
+        ) from error

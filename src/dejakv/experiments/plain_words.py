@@ -121,15 +121,9 @@ def bound_in_words(trust: Mapping[str, Any] | None, noise: Mapping[str, Any] | N
         f"({trust['explored_wrong']} wrong), {trust['served']} served{audited}{lost}{upper}"
     ]
     if noise is not None and noise.get("wrong") is not None:
-        batch = noise.get("batch")
-        together = (
-            f", and {share(batch['first'])} of first tokens in a batch against alone ({batch['samples']} prompts)"
-            if batch
-            else ""
-        )
         lines.append(
             f"  beside it, not subtracted: by the same measure {share(noise['wrong'])} of the answers in {noise['dtype']} are "
-            f"others than the model's own ({noise['samples']} prompts){together}"
+            f"others than the model's own ({noise['samples']} prompts)"
         )
     return lines
 
@@ -211,11 +205,8 @@ def shares_in_words(summary: Mapping[str, Any]) -> list[str]:
     if "share_prefix" not in summary:
         return []
     prefix, anywhere = summary["share_prefix"], summary["share_anywhere"]
-    lines = [
+    return [
         f"tokens in prefix blocks of earlier prompts: {prefix:.1%} (prefix caching saves these at best)",
         f"tokens anywhere in earlier prompts: {anywhere:.1%} (in runs of 32 or more)",
         f"beyond prefix caching: {max(0.0, anywhere - prefix):.1%}, what reuse at any position can save at best",
     ]
-    if not summary.get("shares_complete", True):
-        lines.append("the prompts were too many to remember all: the share found anywhere is a lower bound")
-    return lines

@@ -13,12 +13,13 @@ from dejakv.datasets.registry import begin, told
 from dejakv.engines.open import open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
 from dejakv.experiments.compare import check_ran, compare, opened
-from dejakv.experiments.estimate import dry_run, measured, shares_alone
+from dejakv.experiments.estimate import dry_run
 from dejakv.experiments.labels import LabelledHit
 from dejakv.experiments.output import locked, run_folder, write_run
 from dejakv.experiments.samples import Prompter, missing, model_is_missing, read_samples, repeated, wants_pictures
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.shares import measured, shares_alone
 from dejakv.experiments.summary import Progress, Row, summarize
 from dejakv.experiments.table import as_text
 from dejakv.vectors.image import ROOT_VARIABLES, image_roots

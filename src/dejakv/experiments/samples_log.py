@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, OutputError
 from dejakv.experiments.output import (
@@ -169,48 +168,21 @@ def earlier_run(
     settings: RunSettings, chosen: Sequence[Sample], *, resume: bool
 ) -> tuple[dict[str, Any], tuple[Row, ...]] | None:
     """Summary and rows of the finished run of these settings and samples that is in the output folder. None if nothing
-    is lost there (no run, one without a finished sample, a dry run, which measures nothing), and with `resume` for any other run
-    of these settings.
+    is lost there: no run, one without a finished sample, a dry run, which measures nothing, and with `resume` a stopped one.
 
     Raises: ConfigError with the remedy, for another run or a stopped one.
     """
     folder = Path(settings.output or "")
-    told, summary = read_object(folder / SETTINGS), read_object(folder / SUMMARY)
-    if settings.output is None or not told or not _has_samples(folder):
+    told, summary, path = read_object(folder / SETTINGS), read_object(folder / SUMMARY), folder / SAMPLES
+    if settings.output is None or not told or not path.exists() or not path.stat().st_size:
         return None
-    changed = changed_settings(told, settings.named())
-    if told.get(SIGNED) != __version__ and not resume:
-        changed.append(SIGNED)
-    finished = "samples" in summary and "stopped_before" not in summary
-    rows = _whole_rows(folder) if finished else ()
-    same = not changed and [_asked(row) for row in rows] == [(one.id, one.question, one.answer) for one in chosen]
-    stateful = settings.cache.cache_dir is not None or settings.cache.fusion_cache_dir is not None
-    if finished and same and (resume or not stateful):
-        return summary, rows
-    if changed:
+    if changed := changed_settings(told, settings.named()):
         raise ConfigError(f"--output {str(folder)!r} has a run with other settings ({', '.join(changed)}): {REMEDY}")
-    if resume:
-        return None
-    if not finished:
+    if "samples" not in summary or "stopped_before" in summary:
+        if resume:
+            return None
         raise ConfigError(f"--output {str(folder)!r} has a run that was stopped: add --resume to continue it, {REMEDY}")
-    if same:
-        raise ConfigError(
-            f"--output {str(folder)!r} has a finished run, and another one would begin with what it left in its cache folder: {REMEDY}"
-        )
-    raise ConfigError(f"--output {str(folder)!r} has a run over other samples: {REMEDY}")
-
-
-def _has_samples(folder: Path) -> bool:
-    path = folder / SAMPLES
-    return path.exists() and path.stat().st_size > 0
-
-
-def _whole_rows(folder: Path) -> tuple[Row, ...]:
-    try:
-        return finished_rows(folder)
-    except ConfigError:  # a line was cut off by a kill
-        return ()
-
-
-def _asked(row: Row) -> tuple[str, str, str | None]:
-    return row.sample_id, row.question, row.answer
+    rows = finished_rows(folder)
+    if [(row.sample_id, row.question, row.answer) for row in rows] != [(o.id, o.question, o.answer) for o in chosen]:
+        raise ConfigError(f"--output {str(folder)!r} has a run over other samples: {REMEDY}")
+    return summary, rows

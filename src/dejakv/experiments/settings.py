@@ -311,7 +311,7 @@ def settings_of(named: Mapping[str, Any]) -> RunSettings:
 
 def run_command_of(named: Mapping[str, Any]) -> str:
     """The `dejakv run` command whose settings these are (`RunSettings.named`, also as read from JSON). Defaults are left out."""
-    defaults: dict[str, Any] = json.loads(json.dumps(RunSettings().named(), default=str))
+    defaults, named = (json.loads(json.dumps(dict(each), default=str)) for each in (RunSettings().named(), named))
     if any(named.get(key) != defaults.get(key) for key in ("cache.reuse", "cache.index_encoder")):
         defaults.pop("cache.semantic_text")  # its default is another then
     words = ["dejakv", "run", "--model", str(named.get("model", RunSettings.model))]
@@ -319,7 +319,7 @@ def run_command_of(named: Mapping[str, Any]) -> str:
         name = key.removeprefix(_PREFIX)
         if name in ("implied", "dejakv_version", "model") or value == defaults.get(key) or value is None:
             continue
-        words += _option(name, list(value) if isinstance(value, tuple) else value)
+        words += _option(name, value)
     return shlex.join(words)
 
 

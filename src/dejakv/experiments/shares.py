@@ -1,26 +1,33 @@
 """How much of a stream of prompts was asked before: in prefix blocks, which prefix caching serves, and anywhere.
 
-No model is needed, only token ids. What stands anywhere but not in a prefix is what DejaKV can save beyond prefix caching.
+No model is needed, only its tokenizer. What stands anywhere but not in a prefix is what DejaKV can save beyond prefix caching.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dejakv import __version__
+from dejakv.datasets.base import Sample
 from dejakv.decide.copied.fingerprints import Hashes, run_hashes, with_media
+from dejakv.decide.part_order import SeenPrompts, arranged
+from dejakv.engines.base import Prepared
+from dejakv.errors import InputError
+from dejakv.experiments.samples import Prompter, tokenizer_of
+from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.summary import Progress
 from dejakv.identity import Span
-from dejakv.request import DEFAULT_PARTITION
+from dejakv.models import RECIPES
+from dejakv.request import DEFAULT_PARTITION, Request
 
 BLOCK = 16
 """Tokens in a prefix block: vLLM's default on a GPU."""
 
 RUN = 32
 """Tokens in the shortest run that counts as found anywhere: shorter ones are mostly phrases of the language."""
-
-MAX_SLOTS = 1 << 27
-"""Slots of a partition's table, 1 GiB. It takes 80 million different runs; what comes after is looked up, but not remembered."""
 
 
 @dataclass(frozen=True)
@@ -50,32 +57,31 @@ class Share:
 
 
 class Shares:
-    """Measures prompts one after the other. `total` is the sum so far; `complete` is False once a table was full.
+    """Measures prompts one after the other; `total` is the sum so far.
 
-    About three milliseconds for a prompt of 2,000 tokens, and 14 to 27 bytes for each remembered token.
+    About three milliseconds for a prompt of 2,000 tokens, and 8 bytes for each remembered token.
     """
 
-    def __init__(self, max_slots: int = MAX_SLOTS) -> None:
+    def __init__(self) -> None:
         self.total = Share()
-        self._max_slots = max_slots
         self._blocks: dict[str, set[int]] = {}
         self._runs: dict[str, _HashSet] = {}
-
-    @property
-    def complete(self) -> bool:
-        return all(runs.complete for runs in self._runs.values())
 
     def add(self, ids: Sequence[int], partition: str = DEFAULT_PARTITION, spans: Sequence[Span] = ()) -> Share:
         """Counts one prompt against the earlier ones of its partition, and remembers it. As when a prompt is served, its last
         token never counts as found: it is computed for the answer. A picture's tokens are equal where the pictures are."""
         tokens = with_media(ids, spans)
         prefix = self._prefix(tokens, self._blocks.setdefault(partition, set()))
-        runs = self._runs.setdefault(partition, _HashSet(self._max_slots))
-        covered = _covered(tokens, runs)
+        covered = _covered(tokens, self._runs.setdefault(partition, _HashSet()))
         covered[:prefix] = True
         share = Share(len(tokens), prefix, int(np.count_nonzero(covered[:-1])))
         self.total += share
         return share
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """`share_prefix` and `share_anywhere` for a summary, [0, 1]."""
+        return {"share_prefix": self.total.share_prefix, "share_anywhere": self.total.share_anywhere}
 
     @staticmethod
     def _prefix(tokens: NDArray[np.int64], seen: set[int]) -> int:
@@ -102,51 +108,82 @@ def _covered(tokens: NDArray[np.int64], seen: "_HashSet") -> NDArray[np.bool_]:
 
 
 class _HashSet:
-    """A set of 64-bit hashes in one table with linear probing: vectors in, vectors out."""
+    """A set of 64-bit hashes in sorted arrays, each at least twice as long as the next: vectors in, vectors out."""
 
-    def __init__(self, max_slots: int) -> None:
-        self._table = np.zeros(min(1 << 12, max_slots), np.uint64)
-        self._count = 0
-        self._max_slots = max_slots
-        self.complete = True
+    def __init__(self) -> None:
+        self._arrays: list[Hashes] = []
 
     def contains(self, hashes: Hashes) -> NDArray[np.bool_]:
         found = np.zeros(len(hashes), np.bool_)
-        left, place = np.arange(len(hashes)), self._home(hashes)
-        while left.size:
-            held = self._table[place]
-            found[left] = same = held == hashes[left]
-            on = ~same & (held != 0)
-            left, place = left[on], self._next(place[on])
+        for held in self._arrays:
+            found |= held[np.minimum(np.searchsorted(held, hashes), len(held) - 1)] == hashes
         return found
 
     def add(self, hashes: Hashes) -> None:
         """Adds hashes that the set does not hold; one may be given twice."""
-        while (self._count + len(hashes)) * 5 > len(self._table) * 3:
-            if len(self._table) >= self._max_slots:
-                self.complete = False
-                return
-            self._grow()
-        self._count += self._put(hashes)
+        if not len(hashes):
+            return
+        merged = np.sort(hashes)
+        while self._arrays and len(self._arrays[-1]) < 2 * len(merged):
+            merged = np.sort(np.concatenate((self._arrays.pop(), merged)), kind="stable")  # merges two that are sorted
+        self._arrays.append(merged)
 
-    def _put(self, hashes: Hashes) -> int:
-        placed, place = 0, self._home(hashes)
-        while hashes.size:
-            free = self._table[place] == 0
-            self._table[place[free]] = hashes[free]  # of several for one slot, one wins
-            held = self._table[place]
-            placed += len(np.unique(place[free]))
-            on = held != hashes
-            hashes, place = hashes[on], self._next(place[on])
-        return placed
 
-    def _grow(self) -> None:
-        held = self._table[self._table != 0]
-        self._table = np.zeros(2 * len(self._table), np.uint64)
-        self._put(held)
+def measured(chosen: Sequence[Sample], prompter: Prompter, prepare: Callable[[Request], Prepared]) -> dict[str, Any]:
+    """The shares of a run's prompts, in its order."""
+    shares = Shares()
+    for sample in chosen:
+        prepared = prepare(prompter.request(sample))
+        shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
+    return shares.figures
 
-    def _home(self, hashes: Hashes) -> NDArray[np.int64]:
-        return (hashes & np.uint64(len(self._table) - 1)).astype(np.int64)
 
-    def _next(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
-        return (place + 1) & (len(self._table) - 1)
+def tokenized(samples: Iterable[Sample], settings: RunSettings) -> Iterator[tuple[Sample, Prepared]]:
+    """The samples as tokens, read by the tokenizer of a run's model and nothing else of it; parts in any order stand as a cache arranges them.
+
+    Raises: InputError for samples with pictures, whose tokens depend on the model; ModelError for a missing tokenizer.
+    """
+    tokenizer = tokenizer_of(settings)
+    prompter = Prompter.of(settings, tokenizer)
+    seen = SeenPrompts()
+
+    def tokenize(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    for sample in samples:
+        if sample.media:
+            raise InputError(f"sample {sample.id} has pictures: name an image-text model with --model of dejakv run")
+        request = prompter.request(sample)
+        if request.order == "free":
+            best = arranged(request.frame, seen, tokenize, request.partition)
+            parts = tuple(request.parts[place] for place in best.order)
+            request = replace(request, prompt=best.prompt, parts=parts)
+        ids = tokenize(request.prompt)
+        seen.add(ids, request.partition)
+        yield sample, Prepared(request, tuple(ids))
+
+
+def shares_alone(
+    settings: RunSettings, chosen: Sequence[Sample], watch: Progress
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary and a line a sample of a run without a model: the shares, and no look-ups. Raises as `tokenized`."""
+    shares = Shares()
+    lines: list[dict[str, Any]] = []
+    for sample, prepared in tokenized(chosen, settings):
+        found = shares.add(prepared.token_ids, prepared.request.partition)
+        lines.append({"id": sample.id, "question": sample.question, "answer": sample.answer, **vars(found)})
+        watch.sample(len(lines), len(chosen), None)
+    summary = {
+        "cache_mode": settings.cache_mode,
+        "model": settings.model,
+        "dataset": settings.dataset,
+        "samples": len(lines),
+        "prompt_tokens": shares.total.tokens,
+        **shares.figures,
+        "dejakv_version": __version__,
+    }
+    if settings.cache_mode == "dry-run":
+        summary["warning"] = (
+            f"the levels were not asked, for that the model must be here: {RECIPES[settings.model].command}"
+        )
+    return summary, lines

@@ -49,26 +49,6 @@ def copied(cache: Cache, tokens: int) -> Cache | None:
     return own
 
 
-def first_logs(model: Any, prompts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    """Log probabilities `[prompts, vocabulary]` of each prompt's next token; shorter prompts are padded at the left."""
-    longest = max(map(len, prompts))
-    ids = torch.zeros((len(prompts), longest), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    places = (mask.cumsum(-1) - 1).clamp(min=0)
-    with torch.inference_mode():
-        out = model(
-            input_ids=ids.to(model.device),
-            attention_mask=mask.to(model.device),
-            position_ids=places.to(model.device),
-            use_cache=False,
-            logits_to_keep=1,
-        )
-    return torch.log_softmax(out.logits[:, -1].float(), -1).cpu().numpy()
-
-
 def twin_of(engine: Any) -> Any:
     """An engine of the same weights in the other one of float32 and bfloat16, without an encoder registry; a copy of the model."""
     other = torch.bfloat16 if engine.model.dtype == torch.float32 else torch.float32
