@@ -12,11 +12,11 @@ import numpy as np
 
 import research.trust as package
 from dejakv.errors import DatasetError, DejaKVError
-from dejakv.experiments.labels import LabelledHit, read_labels
 from dejakv.trust.evidence import Terms
 from dejakv.trust.features import LATE_BLEND, risk_of
 from research.machine import machine
 from research.trust.gates import Table, gate_row, hindsight_row, static_row
+from research.trust.labels import LabelledHit, read_labels
 
 BOUNDS = (0.01, 0.02, 0.05)
 

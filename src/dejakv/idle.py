@@ -110,8 +110,6 @@ class SettlingQueue:
         self.differs = differs
         self.closed = False
         """Whether nothing is to be labelled any more."""
-        self.on_label: Callable[[str, bool, Seen | None], None] = lambda _id, _wrong, _reused: None
-        """Told of each label: the id of its draw, whether the answer was wrong, and the approximate answer if it is known."""
         self._labels: dict[str, Label] = {}
         self._promotions: dict[str, Promotion] = {}
         self._dropped = 0
@@ -155,13 +153,10 @@ class SettlingQueue:
         with self._lock:
             return self._labels.pop(next(iter(self._labels))) if self._labels else None
 
-    def learn(
-        self, label: Label, wrong: bool, tried: Mapping[str, float] | None = None, reused: Seen | None = None
-    ) -> None:
-        """The outcome of one that was taken. `tried`: what running its plan showed, for a late draw; `reused`: see `on_label`."""
+    def learn(self, label: Label, wrong: bool, tried: Mapping[str, float] | None = None) -> None:
+        """The outcome of one that was taken. `tried`: what running its plan showed, for a late draw."""
         assert self.gate is not None
         self.gate.learn(label.draw, wrong, tried)
-        self.on_label(label.key, wrong, reused)
 
     def lose(self, label: Label) -> None:
         """One that was taken cannot be labelled, for a reason that its outcome has no part in: see `Gate.lost`."""
@@ -308,9 +303,8 @@ class Settler:
         if label is None:
             return False
         tried: dict[str, float] = {}
-        reused: Seen | None = None
         try:
-            wrong, reused = self._judged(label, tried, begun)
+            wrong = self._judged(label, tried, begun)
         except (_Unlabelled, ModelChangedError):
             queue.lose(label)
             return True
@@ -322,11 +316,11 @@ class Settler:
         except BaseException:  # the process is being ended
             queue.learn(label, True)
             raise
-        queue.learn(label, wrong, tried, reused)
+        queue.learn(label, wrong, tried)
         return True
 
-    def _judged(self, label: Label, tried: dict[str, float], begun: int) -> tuple[bool, Seen]:
-        """Whether the approximate answer is wrong, and that answer. `tried` gets what the approximate plan's first token shows;
+    def _judged(self, label: Label, tried: dict[str, float], begun: int) -> bool:
+        """Whether the approximate answer is wrong. `tried` gets what the approximate plan's first token shows;
         `begun`: `queue.mark()` when the hit was taken."""
         trial, cache, queue = label.decision.trial, self._cache, self._cache.queue
         differs, served = queue.differs, label.draw.served
@@ -370,7 +364,7 @@ class Settler:
                     raise _Unlabelled
                 reused = seen(ran)
         go_on(0, "")
-        return differs.wrong(label.request, full, reused), reused
+        return differs.wrong(label.request, full, reused)
 
     def _exactly(self, prepared: Prepared, on_token: OnToken | None) -> tuple[Decision, Completion]:
         """Full computation, behind the exact prefix if there is one."""
@@ -380,7 +374,7 @@ class Settler:
 
 def seen(completion: Completion) -> Seen:
     """An answer as it is compared."""
-    return Seen(completion.text, completion.token_ids, completion.continued, completion.computed_tokens)
+    return Seen(completion.text, completion.token_ids, completion.continued)
 
 
 def _of_donor(plan: Plan, request: Request, differs: Differs) -> Seen | None:

@@ -1,17 +1,22 @@
 """The figures of `research.trust` on tables that are known."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 from research.trust.__main__ import main
 from research.trust.gates import Table, error_under, gate_row, hindsight_row, interval, loosest, orders_of, static_row
+from research.trust.labels import LabelledHit
 
-from dejakv.experiments.labels import LabelledHit, write_labels
 from dejakv.trust.evidence import Terms
 
 TERMS = Terms(0.1, -np.log(0.05), 1.0, 0.1)
+
+
+def write_labels(path: Path, hits: list[LabelledHit]) -> None:
+    path.write_text("".join(json.dumps(asdict(hit)) + "\n" for hit in hits))
 
 
 def table(rows: int = 1000) -> Table:

@@ -21,34 +21,28 @@ def show_command(cache_dir: Annotated[str, typer.Argument(help="Folder of a cach
     from datetime import UTC, datetime
 
     from rich.console import Console
-    from rich.table import Table
 
+    from dejakv.experiments.table import Sheet
+    from dejakv.store.base import ChunkMeta
     from dejakv.store.open import folders_of, open_store
 
-    table = Table(title=f"cache {cache_dir}")
-    for title in ("partition", "epoch", "kind", "entries", "tokens", "MB", "oldest", "newest"):
-        table.add_column(title, justify="left" if title in ("partition", "epoch", "kind") else "right")
+    found: defaultdict[tuple[str, str, str], list[ChunkMeta]] = defaultdict(list)
     entries = size = 0
     for folder in folders_of(cache_dir):
-        found: dict[tuple[str, str, str], list[tuple[int, int, float]]] = defaultdict(list)
         with closing(open_store(folder)) as store:
             for meta in store.metas():
-                found[meta.partition, meta.epoch, meta.kind].append((meta.num_tokens, meta.nbytes, meta.created))
+                found[meta.partition, meta.epoch, meta.kind].append(meta)
             stats = store.stats()
-        for (partition, epoch, kind), held in sorted(found.items(), key=lambda one: -sum(entry[1] for entry in one[1])):
-            ages = [
-                datetime.fromtimestamp(one[2], UTC).strftime("%Y-%m-%d %H:%M")
-                for one in (min(held, key=_created), max(held, key=_created))
-            ]
-            tokens, nbytes = (sum(one[place] for one in held) for place in (0, 1))
-            table.add_row(partition, epoch, kind, f"{len(held):,}", f"{tokens:,}", f"{nbytes / 1e6:.1f}", *ages)
-        entries, size = entries + stats.entries, size + stats.bytes
-    Console().print(table)
+            entries, size = entries + stats.entries, size + stats.bytes
+    rows: list[list[str]] = []
+    for names, held in sorted(found.items(), key=lambda one: -sum(meta.nbytes for meta in one[1])):
+        created = [meta.created for meta in held]
+        ages = [datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M") for end in (min(created), max(created))]
+        tokens, nbytes = sum(meta.num_tokens for meta in held), sum(meta.nbytes for meta in held)
+        rows.append([*names, f"{len(held):,}", f"{tokens:,}", f"{nbytes / 1e6:.1f}", *ages])
+    columns = ("partition", "epoch", "kind", "entries", "tokens", "MB", "oldest", "newest")
+    Console().print(Sheet(f"cache {cache_dir}", columns, rows).printed())
     typer.echo(f"{entries:,} prompts, {size / 1e6:.1f} MB on disk")
-
-
-def _created(entry: tuple[int, int, float]) -> float:
-    return entry[2]
 
 
 @cache_command.command("purge")

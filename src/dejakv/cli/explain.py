@@ -39,9 +39,12 @@ def explain_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Explain why a sample of a run hit or missed; or, of two prompts, which donor token stands behind each token of a blend."""
+    from rich.console import Console
+
+    from dejakv.cli.progress import watching
     from dejakv.config import SemanticCacheConfig
     from dejakv.errors import ConfigError
-    from dejakv.experiments.output import make_folder
+    from dejakv.experiments.output import make_folder, replace_file
 
     if max_new_tokens < 1:
         raise ConfigError("--max-new-tokens must be at least 1")
@@ -49,51 +52,42 @@ def explain_command(
         make_folder(html.parent, "--html")
         if html.is_dir():
             raise ConfigError(f"--html {str(html)!r} is a folder: give the name of a file in it")
-    if sample is not None or run is not None:
-        if sample is None or run is None or donor is not None or target is not None:
-            raise ConfigError("give either the id of a sample and --run FOLDER, or --donor and --target")
-        _sample(run, sample, html)
-        return
-    if donor is None or target is None:
-        missing = "--donor" if donor is None else "--target"
+    of_run, of_two = (sample is not None, run is not None), (donor is not None, target is not None)
+    if any(of_run) == any(of_two) or not (all(of_run) or all(of_two)):
         raise ConfigError(
-            f"Missing option {missing}: give --donor and --target, or the id of a sample and --run FOLDER"
+            "Missing option: give --donor and --target, or the id of a sample and --run FOLDER, and not both"
         )
-    given = {"blend_quality": blend_quality, "blend_map": token_map, "blend_selector": selector, "blend_share": share}
-    settings = SemanticCacheConfig.from_dict(given)
-    quality = settings.blend
-    texts = _text(donor), _text(target)
+    if sample is not None and run is not None:
+        from dejakv.experiments import why
 
-    from rich.console import Console
+        with watching(Console(stderr=True)) as watch:
+            found = why.why(run, sample, watch)
+        why.to_terminal(found, Console())
+        written = why.to_html(found) if html is not None else ""
+    else:
+        given = {
+            "blend_quality": blend_quality,
+            "blend_map": token_map,
+            "blend_selector": selector,
+            "blend_share": share,
+        }
+        settings = SemanticCacheConfig.from_dict(given)
+        texts = _text(str(donor)), _text(str(target))
 
-    from dejakv.blend.settings import BlendConfig
+        from dejakv.blend.settings import BlendConfig
 
-    # The engine brings torch, so that it comes after all that can be wrong without it.
-    from dejakv.engines.transformers.engine import TransformersEngine
-    from dejakv.experiments.explain import explain, to_html, to_terminal
-    from dejakv.experiments.output import replace_file
+        # The engine brings torch, so that it comes after all that can be wrong without it.
+        from dejakv.engines.transformers.engine import TransformersEngine
+        from dejakv.experiments import explain
 
-    config = BlendConfig(map=settings.blend_map, selector=quality.selector, share=quality.share, by_need=not strict)
-    engine = TransformersEngine.from_pretrained(model, dtype, device)
-    explained = explain(engine, *texts, config, max_new_tokens=max_new_tokens)
-    to_terminal(explained, Console(soft_wrap=True))
+        quality = settings.blend
+        config = BlendConfig(map=settings.blend_map, selector=quality.selector, share=quality.share, by_need=not strict)
+        engine = TransformersEngine.from_pretrained(model, dtype, device)
+        explained = explain.explain(engine, *texts, config, max_new_tokens=max_new_tokens)
+        explain.to_terminal(explained, Console(soft_wrap=True))
+        written = explain.to_html(explained, model) if html is not None else ""
     if html is not None:
-        replace_file(html, to_html(explained, model), "--html")
-        typer.echo(f"written to {html}")
-
-
-def _sample(run: Path, sample: str, html: Path | None) -> None:
-    from rich.console import Console
-
-    from dejakv.cli.progress import watching
-    from dejakv.experiments.output import replace_file
-    from dejakv.experiments.why import to_html, to_terminal, why
-
-    with watching(Console(stderr=True)) as watch:
-        found = why(run, sample, watch)
-    to_terminal(found, Console())
-    if html is not None:
-        replace_file(html, to_html(found), "--html")
+        replace_file(html, written, "--html")
         typer.echo(f"written to {html}")
 
 

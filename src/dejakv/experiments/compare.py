@@ -13,7 +13,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
 from dejakv.engines.open import open_engine
 from dejakv.errors import InputError
-from dejakv.experiments.fidelity import STEPS, Fidelity, Labels, fidelity, labelled, means
+from dejakv.experiments.fidelity import STEPS, Fidelity, fidelity, means
 from dejakv.experiments.samples import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import Arm, RunSettings
@@ -150,12 +150,11 @@ def serve_all(
         _warm_up(engine, chosen, prompter, sampling)
         done = [(sample, row) for sample, row in zip(chosen, rows, strict=False) if not row.error]
         _refill(pipelines, [prompter.request(sample, sampling) for sample, _ in done], [row for _, row in done], watch)
-        labels = Labels(pipelines)  # those of the rows that are done are known
         watch.stage(f"{settings.model}, {' and '.join(pipelines)}")
         for number, sample in enumerate(chosen[len(rows) :], start=len(rows)):
             try:
                 request = prompter.request(sample, sampling)
-                row = _serve(pipelines, sample, request, labels, first=number)
+                row = _serve(pipelines, sample, request, first=number)
                 _learn(pipelines, request, row)
             except InputError as error:
                 row = Row(sample.id, sample.question, sample.answer, scored=sample.scored, error=str(error))
@@ -193,7 +192,7 @@ def close_all(pipelines: Mapping[str, Pipeline]) -> None:
             pipeline.cache.close()
 
 
-def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, labels: Labels, *, first: int) -> Row:
+def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, *, first: int) -> Row:
     """One sample in all arms. Another arm goes first each time, so that none always profits from warm memory caches, and their order
     turns round, since an arm stores while the next one runs: nobody waits for it."""
     names = list(pipelines)
@@ -211,10 +210,8 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         answer = answers[name]
         got = answer.completion.continued(tokens) if wanted is not None else None
         near = fidelity(wanted, got)
-        hit = labelled(pipelines[name], request, answer, full, labels, wanted, got)
         start = answer.token_ids[0] if answer.token_ids else None
-        shown = answer.record, answer.text, answer.cached_answer, start, near, hit
-        outcomes[name] = Outcome(*shown, donors_of(answer))
+        outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, near, donors_of(answer))
     return Row(sample.id, sample.question, sample.answer, outcomes, sample.scored)
 
 

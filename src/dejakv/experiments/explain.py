@@ -1,7 +1,7 @@
 """The donor token of each target token, and the computed rows: as a value, in the terminal, and as one HTML file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,12 @@ from dejakv.blend.blend import BlendReport, find
 from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_map import Donors
-from dejakv.decide.costs import Costs
-from dejakv.decide.plan import Found, Plan, exact_plans
 from dejakv.engines.base import Completion
 from dejakv.errors import InputError
 from dejakv.experiments.report.page import Block, Section, facts, page, paragraph, table, text
 from dejakv.experiments.table import Sheet
 from dejakv.request import Request, Sampling
-from dejakv.store.base import Chunk, ChunkMeta, PrefixHit
+from dejakv.store.base import Chunk, ChunkMeta
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,12 @@ class ExplainedToken:
 @dataclass(frozen=True)
 class Explanation:
     """`answer` from blending, `full_answer` from full computation; `report`: the cost of blending or, if nothing was blended, the
-    reason; `plans`: what each way to run the prompt takes, by the engine's costs, with the rows that the token map asks for;
-    `donor`: the earlier prompt; `settings`: the way of blending, by name."""
+    reason; `donor`: the earlier prompt; `settings`: the way of blending, by name."""
 
     tokens: tuple[ExplainedToken, ...]
     report: BlendReport
     answer: str
     full_answer: str
-    plans: str = ""
     donor: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -83,7 +79,6 @@ def explain(
     if state is None:
         raise InputError("this model's state cannot be captured: choose another model")
     chunk = Chunk(ChunkMeta("donor", "default", engine.epoch, first.token_ids, donor, donor), state)
-    costs = engine.costs()  # as they were before: the runs below are the first, and slow
     blended = engine.blend(second, [chunk], config)
     full = engine.full(second)
     completion = blended if isinstance(blended, Completion) else full
@@ -103,18 +98,7 @@ def explain(
         ExplainedToken(i, here[i], int(s), there[s], float(found.similarity[i]), i in computed, bool(needed.forced[i]))
         for i, s in enumerate(found.source)
     )
-    plans = _plans(chunk.meta, len(tokens), needed.exact, report, costs, second.piece)
-    return Explanation(tokens, report, completion.text, full.text, plans, donor, vars(config))
-
-
-def _plans(donor: ChunkMeta, tokens: int, held: int, report: BlendReport, costs: Costs | None, piece: int) -> str:
-    """What each way takes; a blend that was not made is not among them."""
-    ways = list(exact_plans(tokens, Found(prefix=(PrefixHit(donor.id, held), donor) if held else None), costs, piece))
-    if report.blended:
-        blend = Plan("blend", (donor,), kept=held)
-        took = costs.blending(report.share * tokens, tokens, blend.loaded(tokens)) if costs else None
-        ways.append(replace(blend, seconds=took))
-    return ", ".join(map(str, ways))
+    return Explanation(tokens, report, completion.text, full.text, donor, vars(config))
 
 
 def _pieces(tokenizer: Any, ids: tuple[int, ...]) -> list[str]:
@@ -153,7 +137,6 @@ def to_terminal(explained: Explanation, console: Any) -> None:
     legend = [f"{style if colours else mark or 'no mark'}: {says}" for mark, style, says in MARKS.values()]
     console.print("; ".join(legend), style="dim", markup=False, highlight=False)
     console.print(explained.summary)
-    console.print(f"plans: {explained.plans}")
     console.print(f"answer, blended: {explained.answer!r}; in full: {explained.full_answer!r}")
 
 
@@ -172,7 +155,7 @@ def to_html(explained: Explanation, model: str) -> str:
     answers = f"Answer, blended: {explained.answer}; in full: {explained.full_answer}"
     blocks = [
         Block(f"<p>{legend}</p><p>{marked}</p>"),
-        paragraph(explained.summary, answers, f"Plans: {explained.plans}", f"Donor: {explained.donor}"),
+        paragraph(explained.summary, answers, f"Donor: {explained.donor}"),
         table(Sheet("Map", columns, rows)),
         facts({"model": model, **explained.settings}, "Settings"),
     ]  # fmt: skip

@@ -10,11 +10,9 @@ from typing import Any
 
 from dejakv import __version__
 from dejakv.errors import ConfigError
-from dejakv.experiments.labels import LabelledHit, as_lines
 from dejakv.settings import shown
 
 SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS = "settings.json", "samples.jsonl", "summary.json", "disagreements.txt"
-LABELS = "labels.jsonl"
 SIGNED = "dejakv_version"
 
 
@@ -38,7 +36,7 @@ def run_folder(output: str | Path) -> Path:
     Raises: ConfigError if the folder cannot be made, or has files with these names that no run wrote.
     """
     folder = make_folder(output)
-    found = [name for name in (SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS, LABELS) if os.path.lexists(folder / name)]
+    found = [name for name in (SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS) if os.path.lexists(folder / name)]
     if found and not any(SIGNED in read_object(folder / name) for name in (SETTINGS, SUMMARY)):
         raise ConfigError(f"--output {str(output)!r} has a {found[0]} that no run wrote: give another folder")
     return folder
@@ -75,10 +73,9 @@ def write_run(
     *,
     lines: Sequence[dict[str, Any]] | None = None,
     disagreements: str | None = None,
-    labels: Sequence[LabelledHit] = (),
 ) -> Path | None:
-    """Writes the files at the end of a run: the summary, and the samples' lines, the changed answers and the
-    labelled hits if given.
+    """Writes the files at the end of a run: the summary, and the samples' lines and the changed answers
+    if given.
     Returns the folder; None without an output."""
     if output is None:
         return None
@@ -88,10 +85,6 @@ def write_run(
         replace_file(folder / SAMPLES, "".join(json.dumps(line) + "\n" for line in lines), "--output")
     if disagreements is not None:
         replace_file(folder / DISAGREEMENTS, disagreements, "--output")
-    if labels:
-        replace_file(folder / LABELS, as_lines(labels), "--output")
-    else:
-        (folder / LABELS).unlink(missing_ok=True)  # an earlier run's
     return folder
 
 

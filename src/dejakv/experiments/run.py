@@ -14,7 +14,6 @@ from dejakv.engines.open import open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
 from dejakv.experiments.compare import check_ran, compare, opened
 from dejakv.experiments.estimate import dry_run
-from dejakv.experiments.labels import LabelledHit
 from dejakv.experiments.output import locked, run_folder, write_run
 from dejakv.experiments.samples import Prompter, missing, model_is_missing, read_samples, repeated, wants_pictures
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
@@ -122,18 +121,8 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Pr
     _label(summary, settings, chosen)
     if done.stopped:
         summary["stopped_before"] = len(chosen)
-    output = write_run(settings.output, summary, disagreements=as_text(done.rows), labels=_labels(done.rows, settings))
+    output = write_run(settings.output, summary, disagreements=as_text(done.rows))
     return RunResult(summary, done.rows, output, done.stopped)
-
-
-def _labels(rows: Sequence[Row], settings: RunSettings) -> list[LabelledHit]:
-    """The labelled hits of the cache arm, in the order of their requests."""
-    hits = [(row.sample_id, row.arms["cache"].hit) for row in rows if "cache" in row.arms]
-    return [
-        replace(hit, request=sample, workload=settings.dataset, model=settings.model)
-        for sample, hit in hits
-        if hit is not None
-    ]
 
 
 def _label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Sample]) -> None:

@@ -7,7 +7,6 @@ LLAVA_IMAGE_ROOT, for the model and the embedding hook alike. A request has the 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
 from dejakv.datasets.base import Sample
@@ -44,7 +43,13 @@ class Prompter:
         self.chunk_source = chunk_source
         self.raw = raw
         if template is not None:
-            _check_template(template)
+            try:
+                template.format(question="", context="")
+            except (ValueError, LookupError, AttributeError) as error:
+                raise ConfigError(
+                    f"--prompt-template {template!r} is not valid ({error}): use {{question}} and {{context}}, and write {{{{ for a "
+                    "literal brace"
+                ) from error
 
     @classmethod
     def of(cls, settings: RunSettings, templates: Any) -> "Prompter":
@@ -92,34 +97,22 @@ class Prompter:
         content.append({"type": "text", "text": user})
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": content if sample.media else user})
-        return str(self.templates.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return self._rendered(messages)
 
     def _conversation(self, sample: Sample) -> str:
         if self.templates is None:
             return "".join(f"{role}: {text}\n" for role, text in sample.messages) + "assistant:"
         from jinja2 import TemplateError
 
-        messages = [{"role": role, "content": text} for role, text in sample.messages]
         try:
-            return str(self.templates.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            return self._rendered([{"role": role, "content": text} for role, text in sample.messages])
         except TemplateError as error:
             raise InputError(
                 f"sample {sample.id}: the model's chat template refuses the conversation ({error}): choose another model"
             ) from error
 
-
-def _check_template(template: str) -> None:
-    try:
-        parts = [(name, form, how) for _, name, form, how in Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise ConfigError(
-            f"--prompt-template {template!r} is not valid ({error}): write {{{{ for a literal brace"
-        ) from error
-    for name, form, how in parts:
-        if name not in ("question", "context") or form or how:
-            raise ConfigError(
-                f"--prompt-template {template!r} has the unknown field {name!r}: use {{question}} and {{context}}"
-            )
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return str(self.templates.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def chunk_of(sample: Sample, source: str, prompt: str) -> str:

@@ -137,13 +137,8 @@ def finished_summary(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ConfigError(f"no folder {str(folder)!r}: give the --output folder of a run")
     summary = read_object(folder / SUMMARY)
-    if not summary and (folder / SAMPLES).exists() and (folder / SETTINGS).exists():
+    if (not summary and (folder / SAMPLES).exists() and (folder / SETTINGS).exists()) or "stopped_before" in summary:
         raise ConfigError(f"the run in {str(folder)!r} was stopped before its end: finish it with dejakv run --resume")
-    if "stopped_before" in summary:
-        raise ConfigError(
-            f"the run in {str(folder)!r} was stopped after {summary.get('samples', 0) + len(summary.get('not_run', ()))} of {summary['stopped_before']} samples: "
-            "finish it with dejakv run --resume"
-        )
     if "dejakv_version" not in summary:
         raise ConfigError(f"{str(folder)!r} has no {SUMMARY} of a run: give the --output folder of a run")
     return summary

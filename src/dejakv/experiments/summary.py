@@ -13,7 +13,6 @@ import numpy as np
 from dejakv import __version__
 from dejakv.decide.plan import APPROXIMATE
 from dejakv.experiments.fidelity import Fidelity, means
-from dejakv.experiments.labels import LabelledHit
 from dejakv.records import Record
 
 
@@ -70,7 +69,6 @@ class Outcome:
     cached_answer  the donor's own answer, if a donor was used
     first_token    id of the answer's first token, None for an empty answer
     fidelity       how close it is to the `none` arm, if the engine can measure it
-    hit            the approximate plan that was chosen, and whether its answer is wrong, where that is known
     donors         names of the requests whose state the answer used, best first; one that gave several chunks is named as often
     """
 
@@ -79,7 +77,6 @@ class Outcome:
     cached_answer: str | None = None
     first_token: int | None = None
     fidelity: Fidelity | None = None
-    hit: LabelledHit | None = None
     donors: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,22 +88,20 @@ class Outcome:
             "donors": self.donors,
         }
         near = asdict(self.fidelity) if self.fidelity is not None else None
-        hit = asdict(self.hit) if self.hit is not None else None
-        return {**self.record.as_dict(), **own, "fidelity": near, "hit": hit}
+        return {**self.record.as_dict(), **own, "fidelity": near}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Outcome":
         """The inverse of `as_dict`. Raises: KeyError, TypeError."""
         record = Record(**{item.name: values[item.name] for item in fields(Record)})
         record = replace(record, order=tuple(record.order))
-        near, hit = values["fidelity"], values.get("hit")
+        near = values["fidelity"]
         return cls(
             record,
             values["text"],
             values["cached_answer"],
             values["first_token"],
             Fidelity(**near) if near is not None else None,
-            LabelledHit(**hit) if hit is not None else None,
             tuple(values.get("donors", ())),
         )
 

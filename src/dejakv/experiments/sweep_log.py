@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,38 +140,37 @@ def log_line(
     return {column: line.get(column) for column in COLUMNS}
 
 
-SHOWN = ("experiment", "hit rate", "agreement", "false hits", "computed", "TTFT p50, ms")
-"""Columns of the table for a terminal."""
-
-
-def show(lines: Iterable[Mapping[str, Any]], console: Console) -> None:
-    """Prints a row an experiment, with its error if it failed."""
-    cells, failed = [], []
-    for line in lines:
-        if line["error"]:
-            failed.append(f"failed: {line['name']}: {line['error']}")
-            cells.append([str(line["name"]), "failed", *[""] * (len(SHOWN) - 2)])
-        else:
-            found = figures(line)
-            cells.append([found[column] for column in SHOWN])
-    console.print(Sheet("sweep", SHOWN, cells).printed())
+def show(lines: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Prints a row an experiment, and the errors of those that failed."""
+    console.print(sheet(lines).printed())
     say(
         console,
         "agreement: answers equal to those of full computation; false hits: with another answer; computed: share of the prompts' tokens "
         "that the cache computed; TTFT: median of the cache",
-        *failed,
+        *failures(lines),
     )
 
 
-def figures(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row as texts, by column of the report."""
+def failures(lines: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each experiment that failed."""
+    return [f"{line['name']} failed: {line['error']}" for line in lines if line["error"]]
+
+
+def sheet(lines: Sequence[Mapping[str, Any]]) -> Sheet:
+    """A row an experiment, for a terminal and for the report."""
+    cells = [_figures(line) for line in lines]
+    return Sheet("sweep", list(cells[0]) if cells else (), [list(row.values()) for row in cells])
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row as texts, by column."""
     samples, agreement = number(row["samples"]), number(row["agreement"])
     ends = wilson(round(agreement * samples), round(samples)) if agreement is not None and samples else None
     return {
-        "experiment": str(row["name"]), "samples": figure(samples), "hit rate": share(number(row["hit_rate"])),
-        "agreement": share(agreement), "95%": interval(ends), "false hits": figure(number(row["false_hits"])),
-        "computed": share(part(row, "computed_cache", "computed_none")), "encoder runs": figure(number(row["encoder_runs_cache"])),
-        "TTFT p50, ms": figure(number(row["ttft_p50_cache"])),
+        "experiment": str(row["name"]), "samples": "failed" if row["error"] else figure(samples),
+        "hit rate": share(number(row["hit_rate"])), "agreement": share(agreement), "95%": interval(ends),
+        "false hits": figure(number(row["false_hits"])), "computed": share(part(row, "computed_cache", "computed_none")),
+        "encoder runs": figure(number(row["encoder_runs_cache"])), "TTFT p50, ms": figure(number(row["ttft_p50_cache"])),
         "of prefix caching's": share(part(row, "ttft_p50_cache", "ttft_p50_prefix")), "notes": row["notes"] or "",
     }  # fmt: skip
 

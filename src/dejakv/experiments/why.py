@@ -35,13 +35,9 @@ CANDIDATES = 3
 """Candidates of a level that are told, best first, whatever their score."""
 
 
-WORDS = 12
-"""Words of one text alone that are told of a candidate."""
-
-
 @dataclass(frozen=True)
 class Candidate:
-    """A donor that a level found. `verdicts`: what each guard said, and the words of one text alone; `trusted`: no guard rejects it."""
+    """A donor that a level found. `verdicts`: what each guard said; `trusted`: no guard rejects it."""
 
     level: str
     sample: str
@@ -135,6 +131,7 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
             decision = answer.decision or _decided(pipeline, cache, request)
             method, reason, donors = answer.record.method, answer.record.reason, donors_of(answer)
             computed = answer.record.computed_tokens
+        recorded, differs = _recorded(row, method, computed, donors)
         donor, prepared = decision.found, pipeline.engine.prepare(decision.query.request)
         told = Why(
             sample=sample_id,
@@ -150,8 +147,8 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
             reason=reason,
             costs=_costs(decision, settings.cache, prepared.piece)
             | ({method: computed} if computed is not None else {}),
-            recorded=_recorded(row),
-            differs=_differs(row, method, computed, donors),
+            recorded=recorded,
+            differs=differs,
             settings=settings,
         )
         cache.close()
@@ -194,25 +191,11 @@ def _candidates(
                 continue
             verdicts = [guard.judge(decision.query.request, meta, match) for guard in cache.finder.guards]
             said = tuple(f"{one.guard} {one.decision}s: {one.reason}" for one in verdicts)
-            said += _words_apart(decision.query.text, meta.chunk)
             trusted = any(one.decision == "accept" for one in verdicts) and all(
                 one.decision != "reject" for one in verdicts
             )
             found.append(Candidate(match.level, _name(meta), meta.chunk, match.score, said, trusted))
     return tuple(found)
-
-
-def _words_apart(text: str, other: str) -> tuple[str, ...]:
-    """The words that only one of two texts has: guards tell how many, and this page is the owner's, who has both."""
-    here, there = dict.fromkeys(text.lower().split()), dict.fromkeys(other.lower().split())
-    told: list[str] = []
-    for who, words in (
-        ("this sample", [w for w in here if w not in there]),
-        ("the other", [w for w in there if w not in here]),
-    ):
-        if words:
-            told.append(f"only in {who}: {' '.join(words[:WORDS])}{' ...' if len(words) > WORDS else ''}")
-    return tuple(told)
 
 
 def _runs(cache: HierarchicalCache, prepared: Prepared, tokenizer: Any) -> tuple[CopiedRun, ...]:
@@ -249,29 +232,20 @@ def _rows(folder: Path) -> dict[str, Row]:
         return {}
 
 
-def _recorded(row: Row | None) -> str:
+def _recorded(row: Row | None, method: str, computed: int | None, donors: tuple[str, ...]) -> tuple[str, str]:
+    """What the run noted, and where the repetition is another decision than the run's: two plans may take nearly the same time, an error
+    bound draws, and the run may have begun with a filled cache. Empty for a dry run."""
     if row is None:
-        return ""
+        return "", ""
     outcome = row.arms["cache"]
-    record = outcome.record
+    record, was = outcome.record, from_donors(outcome.donors)
     agrees = {None: "", True: ", the answer of full computation", False: ", another answer than full computation"}
-    computed = f"{record.computed_tokens} of {record.prompt_tokens} tokens computed"
-    return f"{record.provenance}, {computed}{from_donors(outcome.donors)}{agrees[row.agrees('cache')]}"
-
-
-def _differs(row: Row | None, method: str, computed: int | None, donors: tuple[str, ...]) -> str:
-    """Where the repetition is another decision than the run's, which happens where two plans take nearly the same time, where an
-    error bound drew, and where the run began with a filled cache."""
-    if row is None:
-        return ""
-    outcome = row.arms["cache"]
-    record = outcome.record
-    before, now = (record.method, record.computed_tokens, outcome.donors), (method, computed, donors)
-    if before == now:
-        return ""
-    was = f"{record.method}, {record.computed_tokens} tokens computed{from_donors(outcome.donors)}"
+    noted = f"{record.provenance}, {record.computed_tokens} of {record.prompt_tokens} tokens computed{was}{agrees[row.agrees('cache')]}"
+    if (record.method, record.computed_tokens, outcome.donors) == (method, computed, donors):
+        return noted, ""
     why = f" ({record.reason})" if record.reason else ""
-    return f"the run decided otherwise: {was}{why}; here {method}, {computed} tokens computed{from_donors(donors)}"
+    before = f"{record.method}, {record.computed_tokens} tokens computed{was}{why}"
+    return noted, f"the run decided otherwise: {before}; here {method}, {computed} tokens computed{from_donors(donors)}"
 
 
 def from_donors(names: Sequence[str]) -> str:

@@ -24,13 +24,11 @@ class Seen:
     """One of the two answers.
 
     continued  log probabilities `[tokens, vocabulary]` of given tokens after the prompt; None if the engine has none
-    computed   tokens of the prompt that were computed for it; None for an answer that was known
     """
 
     text: str
     token_ids: tuple[int, ...]
     continued: Callable[[Sequence[int]], NDArray[np.float32] | None] = lambda _: None
-    computed: int | None = None
 
 
 @dataclass(frozen=True)

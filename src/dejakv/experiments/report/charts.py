@@ -1,8 +1,6 @@
-"""Charts by matplotlib as SVG that stands in the page: its colours are the page's, light or dark, and its text is text."""
+"""Charts by matplotlib as SVG."""
 
-import html
 import io
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +10,6 @@ from dejakv.errors import MissingExtraError
 
 INK, LINE = "#24292f", "#d0d4d9"
 COLORS = ("#8a8f98", "#1f5fa8", "#c2571a", "#2e7d4f", "#8250a8", "#a8891f", "#1a8fa0", "#b03a5b")
-"""Of the page in light mode; `page.py` has those of dark mode in the same order."""
 
 _LINE = 56
 """Characters of a legend that fit below the axes."""
@@ -20,12 +17,11 @@ _LINE = 56
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure: `svg` for the page (CSS variables as colours), `alone` for a file of its own (`name`.svg)."""
+    """A figure: its SVG is in the page, and may be a file of its own (`name`.svg)."""
 
     name: str
     title: str
     svg: str
-    alone: str
 
 
 @dataclass(frozen=True)
@@ -78,21 +74,7 @@ class Figure:
         with self._pyplot.rc_context(self._style):
             self.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         self._pyplot.close(self.figure)
-        alone = _cleaned(buffer.getvalue(), self.name, self.title)
-        inlined = alone
-        for number, color in enumerate(COLORS):
-            inlined = inlined.replace(color, f"var(--c{number})")
-        return Chart(self.name, self.title, inlined.replace(INK, "var(--ink)").replace(LINE, "var(--line)"), alone)
-
-
-def _cleaned(svg: str, name: str, title: str) -> str:
-    """Without prolog and metadata, with ids of its own (several stand in one page) and a name for screen readers."""
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1).rstrip() + "\n"
+        return Chart(self.name, self.title, buffer.getvalue())
 
 
 def bars(

@@ -53,7 +53,7 @@ def make_report(sources: Sequence[Path], output: Path, svg: Path | None = None) 
     drawn: dict[Path, str] = {}
     if svg is not None:
         folder = make_folder(svg, "--svg")
-        drawn = {folder / f"{chart.name}.svg": chart.alone for section in sections for chart in section.charts}
+        drawn = {folder / f"{chart.name}.svg": chart.svg for section in sections for chart in section.charts}
         for path in drawn:
             refuse_existing(path, "--svg")
         for path, chart in drawn.items():

@@ -1,25 +1,26 @@
 """The page: sections of facts, tables, charts and texts. It loads nothing, and its own policy forbids it to."""
 
+import base64
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dejakv import __version__
-from dejakv.experiments.report.charts import COLORS, INK, LINE, Chart
+from dejakv.experiments.report.charts import INK, LINE, Chart
 from dejakv.experiments.table import Sheet
 
 GENERATOR = '<meta name="generator" content="dejakv report'
-_DARK = ("#9aa0a8", "#6ea8e8", "#f0975a", "#6cc493", "#bb94e0", "#d8bd5e", "#5cc3d2", "#e5839f")
 
 _STYLE = """
-:root{color-scheme:light dark;--ink:%s;--line:%s;--ground:#fff;--soft:#f4f5f7;%s}
-@media(prefers-color-scheme:dark){:root{--ink:#dde1e6;--line:#3b424b;--ground:#14171b;--soft:#1f242a;%s}}
+:root{color-scheme:light dark;--ink:%s;--line:%s;--ground:#fff;--soft:#f4f5f7}
+@media(prefers-color-scheme:dark){:root{--ink:#dde1e6;--line:#3b424b;--ground:#14171b;--soft:#1f242a}
+figure img{filter:invert(.9) hue-rotate(180deg)}}
 *{box-sizing:border-box}body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:68rem;padding:1rem;color:var(--ink);
 background:var(--ground);overflow-wrap:anywhere}h1{font-size:1.5rem}h2{font-size:1.25rem;margin-top:2.2rem}h3{font-size:1rem}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%%,26rem),1fr));gap:1rem}
 figure{margin:0;padding:.6rem;background:var(--soft);border-radius:8px;min-width:0;align-self:start}figcaption{font-weight:600;margin-bottom:.4rem}
-figure svg{display:block;width:100%%;height:auto;max-width:34rem}
+figure img{display:block;width:100%%;height:auto;max-width:34rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:right;white-space:nowrap}
 th:first-child,td:first-child{text-align:left}pre{background:var(--soft);padding:.6rem;border-radius:8px;white-space:pre-wrap}
@@ -56,7 +57,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
         f"<section><h2>{text(section.title)}</h2>{''.join(block.html for block in section.blocks)}</section>"
         for section in sections
     )
-    style = _STYLE % (INK, LINE, _variables(COLORS), _variables(_DARK))
+    style = _STYLE % (INK, LINE)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
@@ -88,13 +89,17 @@ def table(sheet: Sheet) -> Block:
 
 def charts(found: Sequence[Chart]) -> Block:
     """Charts beside each other, or below each other on a phone."""
-    inner = "".join(f"<figure><figcaption>{text(chart.title)}</figcaption>{chart.svg}</figure>" for chart in found)
+    inner = "".join(
+        f'<figure><figcaption>{text(chart.title)}</figcaption><img alt="{text(chart.title)}" src="{data_of("svg+xml", chart.svg.encode())}"></figure>'
+        for chart in found
+    )
     return Block(f'<div class="charts">{inner}</div>', tuple(found))
+
+
+def data_of(kind: str, content: bytes) -> str:
+    """The address of a picture that stands in the page."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def facts(values: Mapping[str, Any], title: str = "") -> Block:
     return table(Sheet(title, ("", ""), [(name, str(value)) for name, value in values.items()]))
-
-
-def _variables(colors: Sequence[str]) -> str:
-    return "".join(f"--c{number}:{color};" for number, color in enumerate(colors))

@@ -1,6 +1,5 @@
 """The section of a run: what hit, what it saved, how long requests waited, and which answers changed."""
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from dejakv.errors import DejaKVError
 from dejakv.experiments.output import SETTINGS, read_object
 from dejakv.experiments.plain_words import in_words
 from dejakv.experiments.report.charts import Chart, Series, bars, lines
-from dejakv.experiments.report.page import Block, Section, charts, command, paragraph, table, text
+from dejakv.experiments.report.page import Block, Section, charts, command, data_of, paragraph, table, text
 from dejakv.experiments.samples import read_samples
 from dejakv.experiments.samples_log import finished_rows, finished_settings
 from dejakv.experiments.settings import run_command_of
@@ -119,5 +118,4 @@ def _picture(media: Media) -> str:
     picture.thumbnail((480, 480))
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img alt="the picture of the question" src="data:image/png;base64,{data}">'
+    return f'<img alt="the picture of the question" src="{data_of("png", buffer.getvalue())}">'

@@ -9,8 +9,7 @@ from dejakv.experiments.report.charts import Chart, Series, front, lines, pareto
 from dejakv.experiments.report.page import Block, Section, charts, paragraph, table, text
 from dejakv.experiments.settings import run_command_of
 from dejakv.experiments.summary import wilson
-from dejakv.experiments.sweep_log import figures, number, part
-from dejakv.experiments.table import Sheet
+from dejakv.experiments.sweep_log import failures, number, part, sheet
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -18,14 +17,12 @@ Rows = Sequence[Mapping[str, Any]]
 def sweep_section(path: Path, found: Rows, prefix: str) -> Section:
     """`found`: the rows of `sweep_log.logged`."""
     done = [row for row in found if not row["error"]]
-    failed = [f"{row['name']} failed: {row['error']}" for row in found if row["error"]]
-    cells = [figures(row) for row in found]
-    sheet = Sheet("", list(cells[0]), [list(row.values()) for row in cells]) if cells else Sheet("", (), ())
+    failed = failures(found)
     return Section(
         f"Sweep {path.name}",
         [
             paragraph(f"{len(done)} experiments, {len(failed)} failed"),
-            table(sheet),
+            table(sheet(found)),
             charts([*_thresholds(done, prefix), *_fronts(done, prefix)]),
             paragraph(*failed),
             _commands(found),
@@ -36,26 +33,34 @@ def sweep_section(path: Path, found: Rows, prefix: str) -> Section:
 def _thresholds(done: Rows, prefix: str) -> list[Chart]:
     """Hit rate and agreement against each threshold that varies, a line for what else differs."""
     found: list[Chart] = []
-    for name in ("similarity_threshold", "prompt", "vision"):
+    every = [(_settings(row), row) for row in done]
+    for name in ("similarity threshold", "prompt", "vision"):
         groups: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
-        for row in done:
-            threshold, rest = _threshold(row, name)
-            if threshold is not None:
-                groups.setdefault(rest, []).append((threshold, row))
-        groups = {rest: group for rest, group in groups.items() if len({threshold for threshold, _ in group}) > 1}
-        if not groups:
-            continue
-        title = name.replace("_", " ") if name == "similarity_threshold" else f"threshold of the layer {name}"
+        for settings, row in every:
+            if (value := settings.get(name)) is not None:
+                rest = {key: other for key, other in settings.items() if key != name}
+                groups.setdefault(json.dumps(rest, sort_keys=True), []).append((float(value), row))
+        groups = {rest: group for rest, group in groups.items() if len({value for value, _ in group}) > 1}
+        title = f"threshold of the layer {name}" if name in ("prompt", "vision") else name
         for figure, about in (("agreement", "answers equal to full computation's"), ("hit_rate", "hit rate")):
-            series = [
-                line
-                for label, group in zip(_labels(groups), groups.values(), strict=True)
-                if (line := _series(group, figure, label))
+            made = [
+                _series(group, figure, label) for label, group in zip(_labels(groups), groups.values(), strict=True)
             ]
-            if series:
+            if series := [one for one in made if one.x]:
                 said = f"{about.capitalize()} against the {title}"
-                found.append(lines(f"{prefix}-{figure}-{name}", said, title, about, series[:8], marker="o"))
+                chart = f"{prefix}-{figure}-{name.replace(' ', '_')}"
+                found.append(lines(chart, said, title, about, series[:8], marker="o"))
     return found
+
+
+def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a row by their names in words, the threshold of each layer by the layer's name."""
+    told: dict[str, Any] = json.loads(row["settings"] or "{}")
+    layers = [layer.split(":") for layer in told.pop("cache.embedding_layers", None) or ()]
+    if not told.get("cache.semantic_text"):
+        told.pop("cache.similarity_threshold", None)
+    plain = {name.removeprefix("cache.").replace("_", " "): value for name, value in told.items() if name != "output"}
+    return plain | {layer[0]: layer[2] for layer in layers if len(layer) > 2}
 
 
 def _labels(groups: Iterable[str]) -> list[str]:
@@ -67,43 +72,18 @@ def _labels(groups: Iterable[str]) -> list[str]:
 
 
 def _said(name: str, value: Any) -> str:
-    if name == "cache.embedding_layers":
-        return " ".join(f"{layer} {threshold}" for layer, threshold in value or ())
-    plain = name.removeprefix("cache.").replace("_", " ")
-    return plain if value is True else f"no {plain}" if value is False else f"{plain} {value}"
+    return name if value is True else f"no {name}" if value is False else f"{name} {value}"
 
 
-def _series(group: Sequence[tuple[float, Mapping[str, Any]]], figure: str, label: str) -> Series | None:
+def _series(group: Sequence[tuple[float, Mapping[str, Any]]], figure: str, label: str) -> Series:
+    """The figure at each threshold where it was measured."""
     points: list[tuple[float, float, float, float]] = []
     for threshold, row in sorted(group, key=lambda item: item[0]):
         rate, samples = number(row[figure]), number(row["samples"])
         if rate is not None and samples:
-            low, high = wilson(round(rate * samples), round(samples))
-            points.append((threshold, rate, low, high))
-    if not points:
-        return None
-    x, y, low, high = (list(values) for values in zip(*points, strict=True))
+            points.append((threshold, rate, *wilson(round(rate * samples), round(samples))))
+    x, y, low, high = ([point[place] for point in points] for place in range(4))
     return Series(label, x, y, low, high)
-
-
-def _threshold(row: Mapping[str, Any], name: str) -> tuple[float | None, str]:
-    """The threshold of a row, and its other settings as text; None where that level is off."""
-    settings = json.loads(row["settings"] or "{}")
-    settings.pop("output", None)
-    if name == "similarity_threshold":
-        value = settings.pop("cache.similarity_threshold", None)
-        return (value if settings.get("cache.semantic_text") else None), json.dumps(settings, sort_keys=True)
-    layers = dict(_layer(text) for text in settings.get("cache.embedding_layers") or ())
-    value = layers.pop(name, None)
-    return value, json.dumps(
-        {**settings, "cache.embedding_layers": sorted(layers.items())}, sort_keys=True, default=str
-    )
-
-
-def _layer(text: str) -> tuple[str, float | None]:
-    name, _, rest = text.partition(":")
-    threshold = rest.partition(":")[2]
-    return name, float(threshold) if threshold else None
 
 
 def _fronts(done: Rows, prefix: str) -> list[Chart]:

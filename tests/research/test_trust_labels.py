@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
+from research.trust.labels import LabelledHit, read_labels
 
 from dejakv.errors import ConfigError, DatasetError
-from dejakv.experiments.labels import LabelledHit, read_labels, write_labels
 
 ROW = (
     '{"request": 4, "workload": "rag", "model": "smollm2-135m", "method": "blend", "setting": "default", "score": 0.97,'
@@ -20,15 +20,6 @@ def test_a_recorded_row_is_read(tmp_path: Path) -> None:
     assert wrong == [False, True, True, False]
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    hits = [
-        LabelledHit("a", "adopt", {"score": 0.9}, {"answer": True}, donor="d"),
-        LabelledHit(2, "blend", {}, {}, kl=0.0),
-    ]
-    write_labels(tmp_path / "t.jsonl", hits)
-    assert read_labels(tmp_path / "t.jsonl") == hits
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -41,7 +32,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (ROW.replace("true", "1"), "'wrong'"),
         (ROW.replace("0.0085", "Infinity"), "'kl'"),
         (ROW.replace("337", "3.5"), "'prompt_tokens'"),
-        (ROW.replace('"rag"', "7"), "'workload'"),
     ],
 )
 def test_a_line_that_is_no_hit_is_named(tmp_path: Path, line: str, said: str) -> None:

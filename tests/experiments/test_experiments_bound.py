@@ -1,21 +1,17 @@
-"""Runs under an error bound, and the table of labelled hits that runs write."""
+"""Runs under an error bound."""
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from research.trust.__main__ import main as trust_benchmark
 from tests.asking import COSTS
 from tests.bounded import DOCUMENTS, stream
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError
-from dejakv.experiments.fidelity import certainty
-from dejakv.experiments.labels import read_labels
 from dejakv.experiments.plain_words import bound_in_words
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import run_command_of, settings_from, split_settings
@@ -35,35 +31,12 @@ def ran(engine: Any, output: Path, hits: int, *, resume: bool = False, **cache: 
 
 
 @pytest.fixture(scope="module")
-def plain(docs_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return ran(docs_engine, tmp_path_factory.mktemp("plain"), HITS)
-
-
-@pytest.fixture(scope="module")
 def bounded(docs_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return ran(docs_engine, tmp_path_factory.mktemp("bounded"), PILOT + HITS, **BOUND)
 
 
-def test_without_a_bound_every_approximate_answer_is_a_labelled_hit(plain: Any) -> None:
-    hits = read_labels(plain.output / "labels.jsonl")
-    approximate = [row for row in plain.rows if row.arms["cache"].record.approximate]
-    assert [hit.request for hit in hits] == [row.sample_id for row in approximate]
-    assert len(hits) == HITS
-    assert "trust" not in plain.summary
-    for hit, row in zip(hits, approximate, strict=True):
-        cache = row.arms["cache"]
-        assert (hit.workload, hit.model, hit.method) == (RUN["dataset"], "docs-lm", "blend")
-        assert hit.wrong == {"first": not row.agrees_first("cache"), "answer": not row.agrees("cache"), "tool": False}
-        assert hit.kl == pytest.approx(cache.fidelity.kl)
-        assert (hit.computed_tokens, hit.prompt_tokens) == (cache.record.computed_tokens, cache.record.prompt_tokens)
-        assert hit.margin is not None
-        assert hit.margin >= 0
-        assert 0 < hit.features["share_rows"] < 1
-
-
 def test_a_bound_labels_holds_back_and_says_so(bounded: Any) -> None:
     trust = bounded.summary["trust"]
-    hits = read_labels(bounded.output / "labels.jsonl")
     assert json.loads((bounded.output / "summary.json").read_text())["trust"] == json.loads(json.dumps(trust))
     assert {"delta", "confidence", "gate", "explored", "served", "audited", "wrong", "upper", "lost", "rules"} <= set(
         trust
@@ -71,31 +44,8 @@ def test_a_bound_labels_holds_back_and_says_so(bounded: Any) -> None:
     held_back = sum(count for reason, count in bounded.summary["not_used"].items() if reason.startswith("error bound"))
     assert (trust["delta"], trust["explored"], trust["served"], trust["lost"]) == (0.3, PILOT + HITS, 0, 0)
     assert held_back == PILOT + HITS
-    assert [hit.wrong for hit in hits] == [{"first": False}] * (PILOT + HITS)
     assert trust["explored_wrong"] == 0
     assert not any(row.arms["cache"].record.approximate for row in bounded.rows)
-
-
-def test_labels_under_a_bound_have_all_that_a_replay_orders_by(bounded: Any, plain: Any, tmp_path: Path) -> None:
-    """A hit that was held back is told of as one that was served: by the run of its label. (Later ones had other donors: the prompts
-    that the bound computed in full.)"""
-    hits = read_labels(bounded.output / "labels.jsonl")
-    served = read_labels(plain.output / "labels.jsonl")[0]
-    assert all(hit.margin is not None and hit.entropy is not None and hit.kl is not None for hit in hits)
-    assert all(0 < hit.computed < 1 for hit in hits)
-    assert (hits[0].request, hits[0].computed_tokens) == (served.request, served.computed_tokens)
-    assert (hits[0].kl, hits[0].margin) == (pytest.approx(served.kl, abs=1e-5), pytest.approx(served.margin, abs=1e-4))
-    command = [
-        "replay",
-        str(bounded.output / "labels.jsonl"),
-        "--orders",
-        "3",
-        "--late",
-        "--bound",
-        "0.3",
-    ]
-    assert trust_benchmark([*command, "--json", str(tmp_path / "replay.json")]) == 0
-    assert json.loads((tmp_path / "replay.json").read_text())["hits"] == PILOT + HITS
 
 
 def test_labels_cost_a_request_nothing(bounded: Any) -> None:
@@ -105,15 +55,6 @@ def test_labels_cost_a_request_nothing(bounded: Any) -> None:
         if record.reason.startswith("error bound"):
             assert record.method in ("none", "prefix")
             assert record.computed_tokens == record.prompt_tokens - record.reused_tokens
-
-
-def test_a_resumed_run_has_the_labels_of_both_parts(docs_engine: Any, plain: Any) -> None:
-    before = (plain.output / "labels.jsonl").read_text()
-    lines = (plain.output / "samples.jsonl").read_text().splitlines(keepends=True)
-    (plain.output / "samples.jsonl").write_text("".join(lines[: len(DOCUMENTS) + HITS - 2]))
-    (plain.output / "labels.jsonl").unlink()
-    ran(docs_engine, plain.output, HITS, resume=True)
-    assert (plain.output / "labels.jsonl").read_text() == before
 
 
 def test_a_resumed_run_labels_whole_answers_again(
@@ -143,13 +84,6 @@ def test_a_resumed_run_labels_whole_answers_again(
     assert lengths == [6] * (PILOT + 3)
 
 
-def test_a_run_without_hits_leaves_no_table_of_an_earlier_one(docs_engine: Any, tmp_path: Path) -> None:
-    for _ in range(2):
-        ran(docs_engine, tmp_path, 1 - len(DOCUMENTS))
-        assert not (tmp_path / "labels.jsonl").exists()
-        (tmp_path / "labels.jsonl").write_text("old")
-
-
 def test_a_dry_run_draws_nothing(docs_engine: Any) -> None:
     settings = settings_from(
         "docs", {**RUN, "cache_mode": "dry-run", "max_samples": len(DOCUMENTS) + HITS}, {**CACHE, **BOUND}
@@ -173,12 +107,6 @@ def test_the_line_of_the_report() -> None:
     )
     assert line == "error bound 1.0%: closed; 300 hits computed both ways (1 wrong), 0 served"
     assert bound_in_words(None) == []
-
-
-def test_how_certain_a_distribution_is() -> None:
-    found = certainty(np.log(np.array([[0.5, 0.25, 0.25]], np.float32)))
-    assert found["margin"] == pytest.approx(np.log(2))
-    assert found["entropy"] == pytest.approx(1.5 * np.log(2))
 
 
 def test_a_bound_on_exact_reuse_is_a_mistake() -> None:

@@ -5,11 +5,12 @@
 Replayed, it says what an error bound would have done: `python -m research.trust replay TABLE.jsonl`.
 """
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from dejakv.errors import ConfigError, DatasetError
 
@@ -22,7 +23,6 @@ class LabelledHit:
     features  what was known of the plan: `trust.features.features_of`
     wrong     by what "wrong" means (`first`, `answer`, `tool`), whether it was
     kl        divergence of the first token from full computation's, in nats
-    donor     id of the donor, where there is one
     entropy, margin                 of the first token after the approximate run, in nats: known only once it has run
     prompt_tokens, computed_tokens  of the prompt, and of them computed
     """
@@ -32,12 +32,8 @@ class LabelledHit:
     method: str
     features: Mapping[str, float]
     wrong: Mapping[str, bool]
-    workload: str = ""
-    model: str = ""
-    setting: str = ""
     score: float | None = None
     kl: float | None = None
-    donor: str = ""
     prompt_tokens: int | None = None
     computed_tokens: int | None = None
     entropy: float | None = None
@@ -75,25 +71,15 @@ def read_labels(path: Path) -> list[LabelledHit]:
     return [_hit(line, f"line {number} of {path.name!r}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def write_labels(path: Path, hits: Iterable[LabelledHit]) -> None:
-    """Writes a table that `read_labels` reads. Raises: OSError."""
-    path.write_text(as_lines(hits), encoding="utf-8")
-
-
-def as_lines(hits: Iterable[LabelledHit]) -> str:
-    """The text of a table that `read_labels` reads."""
-    known = ({name: value for name, value in asdict(hit).items() if value not in (None, "")} for hit in hits)
-    return "".join(json.dumps(values, allow_nan=False) + "\n" for values in known)
+_ADAPTER = TypeAdapter(LabelledHit)
 
 
 def _hit(line: str, where: str) -> LabelledHit:
-    from pydantic import TypeAdapter, ValidationError
-
     try:
-        return TypeAdapter(LabelledHit).validate_json(line)
+        return _ADAPTER.validate_json(line)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = f"{first['loc'][0]!r}: " if first["loc"] else ""
         raise DatasetError(
-            f"{where} is no labelled hit ({field}{first['msg']}): see dejakv.experiments.labels for what one has"
+            f"{where} is no labelled hit ({field}{first['msg']}): see research.trust.labels for what one has"
         ) from error
