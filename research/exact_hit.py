@@ -5,7 +5,6 @@
 Every document is asked once by an uncached pipeline and once through a cache on disk that holds nothing in memory and was
 opened anew, in turns, so that a busy machine slows both. A time is from the request to its first token: tokenizing,
 lookup, reading and verifying the state, one token through the model. The page cache is warm. Answers must be equal.
-Bundled models load by name; `--random` takes a model's configuration with random weights.
 """
 
 import argparse
@@ -15,17 +14,13 @@ import statistics
 import tempfile
 from pathlib import Path
 
-import torch
-
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
 from dejakv_models.docs import ask, make_document, prompt_of
-from research.machine import machine, versions
-
-GOAL = 5.0
+from research.machine import measured
 
 
 def requests(engine: TransformersEngine, tokens: int, documents: int) -> list[Request]:
@@ -86,27 +81,22 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtype", default="fp32")
-    parser.add_argument("--random", action="store_true", help="random weights in place of the trained ones")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, help="also write the JSON here")
     options = parser.parse_args()
     engine = TransformersEngine.from_pretrained(options.model, dtype=options.dtype, device="cpu")
-    if options.random:
-        torch.manual_seed(0)
-        model = type(engine.model)(engine.model.config).to(engine.model.dtype).eval()
-        engine = TransformersEngine(model, engine.tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(engine, requests(engine, options.tokens, options.documents), options.repeats, folder)
-    report = {"model": options.model, "dtype": options.dtype, "machine": machine(), "versions": versions(), **found}
-    for name, value in report.items():
-        if isinstance(value, dict) and "p50" in value:
-            print(f"{name:16} p50 {value['p50']:>12,.2f}   p10 {value['p10']:>12,.2f}   p90 {value['p90']:>12,.2f}")
-        else:
-            print(f"{name:16} {value}")
-    speedup = found["speedup"]
-    assert isinstance(speedup, dict)
-    print(f"goal: {GOAL}x or more at the median: {'met' if speedup['p50'] >= GOAL else 'missed'}")
+    report = {
+        "model": options.model,
+        "dtype": options.dtype,
+        **measured("research.exact_hit"),
+        "goal": "speedup 5 or more",
+        **found,
+    }
+    text = json.dumps(report, indent=2)
+    print(text)
     if options.output:
-        options.output.write_text(json.dumps(report, indent=2))
+        options.output.write_text(text + "\n")
 
 
 if __name__ == "__main__":

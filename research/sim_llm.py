@@ -1,10 +1,10 @@
 """Top-layer reuse between similar tasks: docs-lckv against its Llama twin, in one run.
 
-    python -m research.sim_llm --twin runs/docs-llama/model --out docs/results/sim_llm.json
+    python -m research.sim_llm --twin runs/docs-llama/model --out sim_llm.json
 
-Parts, each into the file as it ends: `iterations` (how a prefill settles), `memory` (bytes a token), `tasks` (paraphrased,
-edited, unrelated tasks against the threshold), `speed` (first token on misses and hits, throughput at equal memory).
-Documents and questions are those of the documents task, with seeds that training did not use. Times are processor seconds of one thread, which other load on the machine leaves alone.
+Parts: `memory` (bytes of KV a token), `tasks` (answers to paraphrased, edited and unrelated tasks, each a forced hit: by the token map and
+by position, as in Sim-LLM), `speed` (seconds to the first token on misses and hits). Documents and questions are those of the documents
+task, with seeds that training did not use. Times are processor seconds of one thread, which other load on the machine leaves alone.
 """
 
 import argparse
@@ -12,25 +12,21 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache
 
 from dejakv.experiments.summary import wilson
 from dejakv.models import load
-from dejakv.models.lckv.cache import LCKVCache
-from dejakv.models.lckv.modeling import sequential_prefill
 from dejakv.sim_llm import SimLLMInference
-from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse
 from dejakv_models import docs
-from dejakv_models.docs import Change
-from research.machine import machine
+from research.machine import measured
 
 KINDS = ("paraphrase", "edit", "unrelated")
-THRESHOLDS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
-ANSWER = {"max_new_tokens": 3}
+MATCHINGS = ("map", "position")
+Arms = dict[str, SimLLMInference]
 
 
 class Twin:
@@ -40,253 +36,126 @@ class Twin:
         self.model, self.tokenizer = load(name)
         self.tokenizer.padding_side = "left"
 
-    def answers(self, prompts: list[str], **options: Any) -> list[str]:
+    def answers(self, prompts: list[str], max_new_tokens: int) -> list[str]:
         given = self.tokenizer(prompts, return_tensors="pt", padding=len(prompts) > 1)
-        ids, mask = given["input_ids"], given["attention_mask"]
-        made = self.model.generate(ids, attention_mask=mask, do_sample=False, **options)[:, ids.shape[1] :]
-        return [text.strip() for text in self.tokenizer.batch_decode(made, skip_special_tokens=True)]
-
-
-def changes(kind: str, documents: int, facts: int, questions: int) -> list[Change]:
-    rng = random.Random(f"sim-llm/{kind}")
-    return [docs.change(kind, docs.make_document(rng, facts), rng, questions=questions) for _ in range(documents)]
-
-
-def share(right: list[bool]) -> dict[str, Any]:
-    low, high = wilson(sum(right), len(right))
-    rate = sum(right) / len(right) if right else None
-    return {"right": sum(right), "of": len(right), "share": rate, "low": low, "high": high}
-
-
-def iterations(o: argparse.Namespace) -> Any:
-    """Largest difference of logits from token-by-token decoding, and equal next tokens, by the number of iterations."""
-    model, tokenizer = load(o.model)
-    rng = random.Random("sim-llm/iterations")
-    rows = []
-    prompts = [docs.make_document(rng, 48) for _ in range(3)]
-    texts = [docs.prompt_of(doc.text, docs.ask(doc.facts[0], rng)) for doc in prompts]
-    encoded = [tokenizer(text, return_tensors="pt")["input_ids"] for text in texts]
-    exact = [sequential_prefill(model, ids)[0] for ids in encoded]
-    for count in (1, 2, 3, 4, 5, 7, 9, 12, 16):
-        model.config.forward_passes, model.config.backward_passes = count - 1, 1
-        with torch.no_grad():
-            made = [model(ids).logits for ids in encoded]
-        far = max((a - b).abs().max().item() for a, b in zip(made, exact, strict=True))
-        last = max((a - b)[0, -1].abs().max().item() for a, b in zip(made, exact, strict=True))
-        same = statistics.mean(
-            (a.argmax(-1) == b.argmax(-1)).float().mean().item() for a, b in zip(made, exact, strict=True)
+        made = self.model.generate(
+            given["input_ids"], attention_mask=given["attention_mask"], do_sample=False, max_new_tokens=max_new_tokens
         )
-        rows.append({"iterations": count, "largest": far, "last_token": last, "same_next_token": same})
-    spread = float(exact[0].std())
-    return {"tokens": [ids.shape[1] for ids in encoded], "logit_std": spread, "rows": rows}
+        texts = self.tokenizer.batch_decode(made[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
+        return [text.strip() for text in texts]
 
 
-def memory(o: argparse.Namespace) -> Any:
-    """Bytes of KV a token, from caches as `generate` leaves them, and of what a task keeps."""
-    ids = torch.arange(10, 110)[None]
-    found = {}
-    for name in (o.model, o.twin):
-        model, _ = load(name)
-        out = model.generate(ids, max_new_tokens=1, return_dict_in_generate=True)
+def memory(o: argparse.Namespace, arms: Arms, twin: Twin) -> Any:
+    """Bytes of KV a token, from caches as `generate` leaves them."""
+    found: list[float] = []
+    for model in (arms["map"].model.model, twin.model):
+        out = model.generate(torch.arange(10, 110)[None], max_new_tokens=1, return_dict_in_generate=True)
         layers = [layer for layer in out.past_key_values.layers if layer.is_initialized]
         held = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
-        found[name] = {"bytes_a_token": held / layers[0].keys.shape[-2], "layers": len(layers)}
-    one, other = (found[name]["bytes_a_token"] for name in (o.model, o.twin))
-    return {"lckv": found[o.model], "twin": found[o.twin], "saved": 1 - one / other}
+        found.append(held / layers[0].keys.shape[-2])
+    return {"lckv": found[0], "twin": found[1], "saved": 1 - found[0] / found[1]}
 
 
-def tasks(o: argparse.Namespace) -> Any:
-    """Every case is answered in full and under forced reuse; thresholds are applied to the scores afterwards.
-
-    Cases are kept beside the results as they are made, so that a stopped run goes on, and one process can take each kind.
-    """
-    kept = o.out.with_suffix(".cases.jsonl")
-    cases = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    done = {(case["kind"], case["document"]) for case in cases}
-    arms = {m: served(o.model, matching=m, tail=o.tail) for m in ("map", "position")}
-    scorer = LlamaForCausalLMWithKVReuse(arms["map"].model.model, arms["map"].model.tokenizer, similarity="position")
-    twin = Twin(o.twin)
-    for kind in o.kinds:
-        for number, change in enumerate(changes(kind, o.documents, o.facts, o.questions)):
-            if (kind, number) in done:
-                continue
-            made = [{"kind": kind, "document": number, **case} for case in answered(change, arms, scorer, twin)]
-            with kept.open("a") as file:
-                file.writelines(json.dumps(case) + "\n" for case in made)
-            cases += made
-    by_kind = {kind: [case for case in cases if case["kind"] == kind] for kind in KINDS}
-    return {"facts": o.facts, "tail": o.tail, "kinds": {kind: summary(some) for kind, some in by_kind.items() if some}}
+def tasks(o: argparse.Namespace, arms: Arms, twin: Twin) -> Any:
+    """By kind of change: right answers in full and under forced reuse, answers of before the change, share of rows computed."""
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        rng = random.Random(f"sim-llm/{kind}")
+        cases: list[dict[str, Any]] = []
+        for _ in range(o.documents):
+            change = docs.change(kind, docs.make_document(rng, o.facts), rng, questions=o.questions)
+            cases += _answered(change, arms, twin)
+        right = {name: _share([case[name] for case in cases]) for name in ("twin", "full", *MATCHINGS)}
+        stale = {name: sum(case[f"stale {name}"] for case in cases) for name in MATCHINGS}
+        must = sum(case["must_change"] for case in cases)
+        rows = statistics.mean(case["rows"] for case in cases)
+        found[kind] = {"right": right, "stale": stale, "must_change": must, "rows_computed_map": rows}
+    return found
 
 
-def answered(
-    change: Change, arms: dict[str, SimLLMInference], scorer: LlamaForCausalLMWithKVReuse, twin: Twin
-) -> list[dict[str, Any]]:
+def _answered(change: docs.Change, arms: Arms, twin: Twin) -> list[dict[str, Any]]:
     """A case for each question about the changed document."""
     rng = random.Random(change.donor.text)
     donor = docs.prompt_of(change.donor.text, docs.ask(rng.choice(change.donor.facts), rng))
-    prompts = [docs.prompt_of(change.target.text, q.text) for q in change.questions]
-    full = arms["map"].batch_generate(prompts, enable_kv_reuse=False, **ANSWER)
-    llama = twin.answers(prompts, **ANSWER)
-    said: dict[str, Any] = {}
+    prompts = [docs.prompt_of(change.target.text, question.text) for question in change.questions]
+    said: dict[str, list[Any]] = {"twin": twin.answers(prompts, 3)}
+    said["full"] = arms["map"].batch_generate(prompts, enable_kv_reuse=False, max_new_tokens=3)
     for name, arm in arms.items():
         arm.reset_cache()
-        arm.generate(donor, **ANSWER)
-        said[name] = arm.batch_generate(prompts, **ANSWER)
-    encode = arms["map"].model.tokenizer
-    rows = []
+        arm.generate(donor, max_new_tokens=3)
+        said[name] = arm.batch_generate(prompts, max_new_tokens=3)
+    cases: list[dict[str, Any]] = []
     for i, question in enumerate(change.questions):
-        result = said["map"][i].result
-        place = scorer.similarity.score(encode(prompts[i])["input_ids"], encode(donor)["input_ids"], result.similarity)
-        row = {"must_change": question.must_change, "mean": result.similarity, "position": place}
-        row |= {"tokens": result.prompt_tokens, "rows": result.computed}
-        row |= {"full": full[i] == question.answer, "twin": llama[i] == question.answer}
-        row |= {f"by_{name}": answers[i] == question.answer for name, answers in said.items()}
-        row |= {
-            f"stale_{name}": question.must_change and answers[i] == question.old_answer
-            for name, answers in said.items()
+        must, result = question.must_change, said["map"][i].result
+        case = {name: answers[i] == question.answer for name, answers in said.items()}
+        case |= {f"stale {name}": must and said[name][i] == question.old_answer for name in MATCHINGS}
+        cases.append({**case, "must_change": must, "rows": result.computed / result.prompt_tokens})
+    return cases
+
+
+def _share(right: list[bool]) -> dict[str, Any]:
+    low, high = wilson(sum(right), len(right))
+    return {"right": sum(right), "of": len(right), "low": low, "high": high}
+
+
+def speed(o: argparse.Namespace, arms: Arms, twin: Twin) -> Any:
+    """Quartiles of the seconds to the first token on one edited document, over rounds in which every arm takes its turn."""
+    rng = random.Random("sim-llm/speed")
+    rounds: list[dict[str, float]] = []
+    for _ in range(o.rounds):
+        doc = docs.make_document(rng, 2 * o.facts)
+        changed = docs.edit(doc, rng, facts=2, questions=1)
+        prompt = docs.prompt_of(changed.target.text, changed.questions[0].text)
+        donor = docs.prompt_of(doc.text, docs.ask(doc.facts[0], rng))
+        for arm in arms.values():
+            arm.reset_cache()
+            arm.generate(donor, max_new_tokens=1)
+        runs: dict[str, Callable[[], Any]] = {
+            "twin": lambda prompt=prompt: twin.answers([prompt], 1),
+            "miss": lambda prompt=prompt: arms["map"].generate(prompt, enable_kv_reuse=False, max_new_tokens=1),
+            "hit, map": lambda prompt=prompt: arms["map"].generate(prompt, max_new_tokens=1),
+            "hit, position": lambda prompt=prompt: arms["position"].generate(prompt, max_new_tokens=1),
+            "hit, identical": lambda donor=donor: arms["map"].generate(donor, max_new_tokens=1),
         }
-        rows.append(row)
-    return rows
-
-
-def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "tokens": statistics.mean(c["tokens"] for c in cases),
-        "rows_computed_map": statistics.mean(c["rows"] / c["tokens"] for c in cases),
-        "twin_full": share([c["twin"] for c in cases]),
-        "lckv_full": share([c["full"] for c in cases]),
-        "forced": {m: share([c[f"by_{m}"] for c in cases]) for m in ("map", "position")},
-        "lost_to_full": {m: sum(c["full"] and not c[f"by_{m}"] for c in cases) for m in ("map", "position")},
-        "gained_over_full": {m: sum(c[f"by_{m}"] and not c["full"] for c in cases) for m in ("map", "position")},
-        "stale": {m: share([c[f"stale_{m}"] for c in cases if c["must_change"]]) for m in ("map", "position")},
+        rounds.append({name: _seconds(run) for name, run in runs.items()})
+    return {
+        "quartiles_s": {name: statistics.quantiles([one[name] for one in rounds], n=4) for name in rounds[0]},
+        "of_twin": {name: statistics.quantiles([one[name] / one["twin"] for one in rounds], n=4) for name in rounds[0]},
     }
-    for score in ("mean", "position"):
-        made[f"score_{score}"] = statistics.quantiles([c[score] for c in cases], n=20)
-        made[f"threshold_{score}"] = [
-            {
-                "threshold": t,
-                "hit_rate": share([c[score] >= t for c in cases]),
-                **{
-                    m: share([c[f"by_{m}"] if c[score] >= t else c["full"] for c in cases]) for m in ("map", "position")
-                },
-            }
-            for t in THRESHOLDS
-        ]
-    return made
 
 
-def served(name: str, **settings: Any) -> SimLLMInference:
-    return SimLLMInference.from_pretrained(name, similarity_threshold=-1.0, device="cpu", **settings)
-
-
-def timed(run: Any) -> float:
+def _seconds(run: Callable[[], Any]) -> float:
     began = time.process_time()
     run()
     return time.process_time() - began
 
 
-def speed(o: argparse.Namespace) -> Any:
-    """Medians and quartiles over rounds in which every arm takes its turn."""
-    first: dict[str, Any] = {}
-    for facts in o.speed_facts:
-        rng = random.Random(f"sim-llm/speed/{facts}")
-        arms = {m: served(o.model, matching=m, tail=o.tail) for m in ("map", "position")}
-        twin = Twin(o.twin)
-        rounds = [one_round(rng, facts, arms, twin) for _ in range(o.rounds)]
-        names = [name for name in rounds[0] if name != "tokens"]
-        first[str(round(statistics.mean(r["tokens"] for r in rounds)))] = {
-            "quartiles_s": {name: statistics.quantiles([r[name] for r in rounds], n=4) for name in names},
-            "of_twin": {name: statistics.quantiles([r[name] / r["twin"] for r in rounds], n=4) for name in names},
-        }
-    return {"first_token": first, "throughput": throughput(o)}
-
-
-def one_round(rng: random.Random, facts: int, arms: dict[str, SimLLMInference], twin: Twin) -> dict[str, float]:
-    """Seconds to the first token of every arm on one edited document."""
-    one = {"max_new_tokens": 1}
-    doc = docs.make_document(rng, facts)
-    changed = docs.edit(doc, rng, facts=2, questions=1)
-    prompt = docs.prompt_of(changed.target.text, changed.questions[0].text)
-    donor = docs.prompt_of(doc.text, docs.ask(doc.facts[0], rng))
-    for arm in arms.values():
-        arm.reset_cache()
-        arm.generate(donor, **one)
-    return {
-        "tokens": float(len(twin.tokenizer(prompt)["input_ids"])),
-        "twin": timed(lambda: twin.answers([prompt], **one)),
-        "lckv miss": timed(lambda: arms["map"].generate(prompt, enable_kv_reuse=False, **one)),
-        "lckv hit, map": timed(lambda: arms["map"].generate(prompt, **one)),
-        "lckv hit, position": timed(lambda: arms["position"].generate(prompt, **one)),
-        "lckv hit, identical": timed(lambda: arms["map"].generate(donor, **one)),
-    }
-
-
-def held(model: Any, batch: int, tokens: int = 500) -> Cache:
-    """A cache as after a prompt of `tokens` tokens, with random content: decoding takes the same time."""
-    layout = getattr(model.model, "layout", None)
-    cache = LCKVCache(layout) if layout is not None else DynamicCache()
-    config = model.config
-    shape = (batch, config.num_key_value_heads, tokens, config.head_dim)
-    for layer in layout.kv_layers if layout is not None else range(config.num_hidden_layers):
-        cache.update(torch.randn(shape), torch.randn(shape), layer)
-    return cache
-
-
-@torch.no_grad()
-def throughput(o: argparse.Namespace) -> Any:
-    """New tokens a second of decoding at a context of about 500, each model with as many sequences as the memory holds."""
-    made = []
-    models = {"twin": load(o.twin)[0], "lckv": load(o.model)[0]}
-    for budget in (6, 24):
-        batch = {"twin": budget, "lckv": budget * 5 // 3}
-        rates: dict[str, list[float]] = {name: [] for name in models}
-        for _ in range(max(5, o.rounds // 2)):
-            for name, model in models.items():
-                cache, token = held(model, batch[name]), torch.randint(10, 400, (batch[name], 1))
-                began = time.process_time()
-                for step in range(16):
-                    place = torch.full_like(token, 500 + step)
-                    token = model(token, past_key_values=cache, position_ids=place, use_cache=True).logits.argmax(-1)
-                rates[name].append(16 * batch[name] / (time.process_time() - began))
-        gain = [b / a - 1 for a, b in zip(rates["twin"], rates["lckv"], strict=True)]
-        made.append(
-            {
-                "sequences": batch,
-                "tokens_a_second": {name: statistics.quantiles(values, n=4) for name, values in rates.items()},
-                "gain": statistics.quantiles(gain, n=4),
-            }
-        )
-    return made
-
-
-PARTS = {"iterations": iterations, "memory": memory, "tasks": tasks, "speed": speed}
-WITHOUT_TWIN = ("iterations",)
+PARTS = {"memory": memory, "tasks": tasks, "speed": speed}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="docs-lckv")
-    parser.add_argument("--twin", help="folder of the Llama twin (`make train-lckv` trains it)")
-    parser.add_argument("--documents", type=int, default=80, help="documents of each kind")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--twin", required=True, help="folder of the Llama twin (`make train-lckv` trains it)")
+    parser.add_argument("--documents", type=int, default=20, help="documents of each kind")
     parser.add_argument("--questions", type=int, default=4, help="questions a document")
-    parser.add_argument("--facts", type=int, default=24, help="facts a document")
-    parser.add_argument("--tail", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--speed-facts", type=int, nargs="+", default=[48, 110], help="facts a document in `speed`")
-    parser.add_argument("--parts", nargs="+", choices=sorted(PARTS), default=list(PARTS))
-    parser.add_argument("--out", type=Path, default=Path("docs/results/sim_llm.json"))
+    parser.add_argument("--facts", type=int, default=24, help="facts a document; `speed` has twice as many")
+    parser.add_argument("--tail", type=int, default=32, help="tokens at a prompt's end that are always computed")
+    parser.add_argument("--rounds", type=int, default=15, help="of `speed`, at least 2")
+    parser.add_argument("--out", type=Path, help="also write the JSON here")
     o = parser.parse_args()
-    if o.twin is None and (needing := [part for part in o.parts if part not in WITHOUT_TWIN]):
-        parser.error(f"{', '.join(needing)} compare with the twin: give --twin, or --parts {' '.join(WITHOUT_TWIN)}")
-    made = json.loads(o.out.read_text()) if o.out.exists() else {}
-    for part in o.parts:
-        options = {k: v for k, v in vars(o).items() if k not in ("out", "parts", "model", "twin")}
-        made[part] = {**PARTS[part](o), "machine": machine(), "options": options}
-        o.out.write_text(
-            json.dumps(made, indent=1).replace(o.twin or "twin", "twin").replace(str(o.model), "docs-lckv") + "\n"
+    arms = {
+        name: SimLLMInference.from_pretrained(
+            o.model, similarity_threshold=-1.0, device="cpu", matching=name, tail=o.tail
         )
-        print(part, json.dumps(made[part])[:1500], flush=True)
+        for name in MATCHINGS
+    }
+    twin = Twin(o.twin)
+    found = {**measured("research.sim_llm"), **{name: part(o, arms, twin) for name, part in PARTS.items()}}
+    text = json.dumps(found, indent=1)
+    print(text)
+    if o.out:
+        o.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":
