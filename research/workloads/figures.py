@@ -39,7 +39,6 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
         "answers_equal": None,
         "kl_mean": None,
         "top1": None,
-        "blended": None,
         "missed": None,
     }
     if name != REFERENCE and REFERENCE in rows[0].arms:
@@ -50,8 +49,7 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
             **means(near),
         }
     if name not in (REFERENCE, BASE):
-        done["blended"] = _part(rows, name, "blend")
-        done["missed"] = _part(rows, name, "none", "prefix")
+        done["missed"] = _missed(rows, name)
     return done
 
 
@@ -60,19 +58,11 @@ def _method(record: Record) -> str:
     return "prefix" if record.method == "none" and record.reused_tokens else record.method
 
 
-def _part(rows: Sequence[Row], name: str, *methods: str) -> dict[str, Any]:
-    """The requests that ran in one of these ways, beside the same ones under prefix caching."""
-    part = [row for row in rows if row.arms[name].record.method in methods]
-    own = [row.arms[name].record for row in part]
-    base = [row.arms[BASE].record.ttft_ms for row in part]
-    prompts = sum(record.prompt_tokens for record in own)
-    return {
-        "requests": len(part),
-        "computed_share": sum(record.computed_tokens for record in own) / prompts if prompts else None,
-        "ttft_ms": sum(record.ttft_ms for record in own) / len(own) if own else None,
-        "prefix_ttft_ms": sum(base) / len(base) if base else None,
-        "against_prefix": paired(base, [record.ttft_ms for record in own]),
-    }
+def _missed(rows: Sequence[Row], name: str) -> dict[str, Any]:
+    """The requests for which no donor was used, beside the same ones under prefix caching."""
+    part = [row.arms for row in rows if row.arms[name].record.method in ("none", "prefix")]
+    base = [arms[BASE].record.ttft_ms for arms in part]
+    return {"requests": len(part), "against_prefix": paired(base, [arms[name].record.ttft_ms for arms in part])}
 
 
 def paired(base: Sequence[float], other: Sequence[float]) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from dejakv.blend.settings import QUALITIES
 from dejakv.experiments.output import SUMMARY, make_folder, read_object, replace_file
-from research.workloads.streams import REQUESTS
 
 NAME = "workloads"
 TITLES = {"none": "nothing reused", "prefix": "prefix caching"} | {name: f"blend {name}" for name in QUALITIES}
@@ -19,12 +18,9 @@ Streams of prompts that repeat without being identical ([workloads](../workloads
 one process, another arm first each time, each with a store of its own. Greedy, fixed seeds, one request at a time. Times to first token are
 compared with prefix caching, answers with full computation. Intervals are 95%, by bootstrap over the requests (10,000 resamples of the pairs).
 
-- *Tokens computed*: rows that went through the decoder; of a blend the mean over its layers.
-- *Requests a second*: of the answers alone. State is stored while the next request runs.
-- *Missed*: requests for which no donor was used, beside the same requests under prefix caching: the cost of a miss. *Blended*: the same
-  for those that were blended.
-- *KL*: divergence of the first token from full computation's, nats. *Same likeliest token*: along full computation's answer.
-- A dash: not measured by this engine, or nothing to compare.
+*Tokens computed*: rows that went through the decoder; of a blend the mean over its layers. *Missed*: requests for which no donor was used,
+and their time to first token by that of the same requests under prefix caching. *KL*: divergence of the first token from full computation's,
+nats. *Same likeliest*: along full computation's answer. A dash: not measured by this engine, or nothing to compare.
 
 ![Time to first token]({NAME}.png)
 """
@@ -48,58 +44,50 @@ def write(output: Path, found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
-    """The report as Markdown."""
-    return "\n".join([_ABOUT, *(_stream(summary) for summary in found)])
+    """The report as Markdown: a row for each arm of each stream, beside the same stream's prefix caching."""
+    lines = [_ABOUT, "| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|"]
+    for summary in found:
+        stream = f"{summary['workload']}, {summary['engine']}, {summary['samples']}"
+        base = summary["arms"]["prefix"]["ttft_ms"]["mean"]
+        for name, arm in summary["arms"].items():
+            if name != "prefix":
+                cells = _cells(arm, base, summary["sizes"].get(name, {}), summary["samples"])
+                lines.append(f"| {stream} | {TITLES.get(name, name)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *map(_where, found), ""])
 
 
-def _stream(summary: Mapping[str, Any]) -> str:
-    many = f", {summary['samples']} requests" if summary["samples"] != REQUESTS else ""
+_COLUMNS = (
+    "workload, engine, requests", "arm", "tokens computed, of prefix's", "TTFT mean, of prefix's, ms", "TTFT by prefix's",
+    "a request's time by prefix's", "how they ran", "first token, answer equal", "KL", "same likeliest", "missed", "stored",
+)  # fmt: skip
+
+
+def _cells(arm: Mapping[str, Any], base: float, sizes: Mapping[str, Any], samples: int) -> list[str]:
+    equal, stored, missed = arm["answers_equal"], sizes.get("store_bytes"), arm["missed"]
+    return [
+        f"{arm['computed_tokens']:,}, {_share(arm['computed_of_prefix'])}",
+        f"{arm['ttft_ms']['mean']:,.0f}, {base:,.0f}",
+        _against(arm["ttft_against_prefix"]),
+        _against(arm["latency_against_prefix"]),
+        ", ".join(f"{count} {name}" for name, count in arm["methods"].items()),
+        "-" if equal is None else f"{arm['first_token_equal']}, {equal} of {samples}",
+        "-" if arm["kl_mean"] is None else f"{arm['kl_mean']:.4f}",
+        _share(arm["top1"]),
+        f"{missed['requests']}: {_against(missed['against_prefix'])}" if missed and missed["requests"] else "-",
+        f"{stored / 1e6:,.0f} MB" if stored else "-",
+    ]
+
+
+def _where(summary: Mapping[str, Any]) -> str:
     machine, (least, most) = summary["machine"], summary["lengths"]
-    arms: Mapping[str, Any] = summary["arms"]
-    lines = [
-        f"## {summary['workload']} through {summary['engine']}{many}",
-        "",
-        f"{summary['samples']} requests of {least} to {most:,} tokens through {summary['model']}, {summary['dtype']},"
-        f" {summary['answer_tokens']} tokens of answer. In prefix blocks of earlier prompts: {_share(summary['share_prefix'])}"
-        f" of the tokens; anywhere in earlier prompts: {_share(summary['share_anywhere'])}.",
-        f"`{summary['command']}`, {summary['finished'][:10]}, {machine['cpu']}, {machine['cores_used']} of"
-        f" {machine['cores']} cores, {machine['threads']} threads, load {machine['load_average']} before and"
-        f" {machine['load_average_after']} after; {', '.join(f'{name} {value}' for name, value in summary['versions'].items())}."
-        + (" The run was stopped and went on." if summary["resumed"] else ""),
-        "",
-        "| | " + " | ".join(TITLES.get(name, name) for name in arms) + " |",
-        "|---" * (len(arms) + 1) + "|",
-    ]
-    cells = {name: _cells(arm, summary["sizes"].get(name, {}), summary["samples"]) for name, arm in arms.items()}
-    rows = [
-        f"| {title} | " + " | ".join(cells[name][title] for name in arms) + " |" for title in next(iter(cells.values()))
-    ]
-    return "\n".join([*lines, *rows, ""])
-
-
-def _cells(arm: Mapping[str, Any], sizes: Mapping[str, Any], samples: int) -> dict[str, str]:
-    """The column of an arm, by the titles of its rows."""
-    ttft, stored = arm["ttft_ms"], sizes.get("store_bytes")
-    made = {
-        "prompt tokens": f"{arm['prompt_tokens']:,}",
-        "tokens computed": f"{arm['computed_tokens']:,}",
-        "of prefix caching's": _share(arm["computed_of_prefix"]),
-        "TTFT mean, ms": f"{ttft['mean']:,.0f}",
-        "TTFT p50 / p95, ms": f"{ttft['p50']:,.0f} / {ttft['p95']:,.0f}",
-        "TTFT against prefix, ms": _difference(arm["ttft_against_prefix"]),
-        "TTFT by prefix's": _against(arm["ttft_against_prefix"]),
-        "requests a second": f"{arm['requests_per_second']:.3f}",
-        "time of a request by prefix's": _against(arm["latency_against_prefix"]),
-        "how they ran": ", ".join(f"{count} {name}" for name, count in arm["methods"].items()),
-    }
-    for title, name in (("first token equal", "first_token_equal"), ("whole answer equal", "answers_equal")):
-        made[title] = "-" if arm[name] is None else f"{arm[name]} of {samples}"
-    made["KL of the first token"] = "-" if arm["kl_mean"] is None else f"{arm['kl_mean']:.4f}"
-    made["same likeliest token"] = _share(arm["top1"])
-    made["bytes stored"] = f"{stored / 1e6:,.0f} MB" if stored else "-"
-    made["blended: TTFT / prefix's, ratio"] = _part(arm["blended"])
-    made["missed: TTFT / prefix's, ratio"] = _part(arm["missed"])
-    return made
+    return (
+        f"- `{summary['command']}`: {summary['samples']} requests of {least} to {most:,} tokens, {summary['answer_tokens']} of answer,"
+        f" {_share(summary['share_prefix'])} of the tokens in prefix blocks of earlier prompts, {_share(summary['share_anywhere'])} anywhere in"
+        f" them; {summary['model']}, {summary['dtype']}, {summary['finished'][:10]}, {machine['cpu']}, {machine['cores_used']} of"
+        f" {machine['cores']} cores, {machine['threads']} threads, load {machine['load_average']} to {machine['load_average_after']};"
+        f" {', '.join(f'{name} {value}' for name, value in summary['versions'].items())}"
+        + ("; stopped and went on" if summary["resumed"] else "")
+    )
 
 
 def _share(value: float | None) -> str:
@@ -111,20 +99,6 @@ def _against(found: Mapping[str, Any] | None) -> str:
         return "-"
     low, high = found["ratio_interval"]
     return f"{found['ratio']:.2f} ({low:.2f} to {high:.2f})"
-
-
-def _difference(found: Mapping[str, Any] | None) -> str:
-    if not found:
-        return "-"
-    low, high = found["difference_interval"]
-    return f"{found['difference']:+,.0f} ({low:+,.0f} to {high:+,.0f})"
-
-
-def _part(part: Mapping[str, Any] | None) -> str:
-    if not part or not part["requests"]:
-        return "-"
-    times = f"{part['ttft_ms']:,.0f} / {part['prefix_ttft_ms']:,.0f} ms"
-    return f"{part['requests']}: {times}, {_against(part['against_prefix'])}"
 
 
 def draw(found: Sequence[Mapping[str, Any]], folder: Path) -> bool:

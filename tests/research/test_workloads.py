@@ -114,7 +114,7 @@ def test_the_report_says_what_the_rows_say(whole: Path) -> None:
         computed = sum(values["computed_tokens"] for values in rows)
         mean = statistics.fmean(values["ttft_ms"] for values in rows)
         assert found[name]["computed_tokens"] == computed
-        assert f"{computed:,}" in page
+        assert name == "prefix" or f"{computed:,}, " in page
         assert found[name]["ttft_ms"]["mean"] == pytest.approx(mean)
         assert found[name]["ttft_ms"]["p50"] == pytest.approx(statistics.median(v["ttft_ms"] for v in rows))
         seconds = sum(values["latency_ms"] for values in rows) / 1e3
@@ -128,7 +128,7 @@ def test_the_report_says_what_the_rows_say(whole: Path) -> None:
         assert f"{against['ratio']:.2f} ({low:.2f} to {high:.2f})" in page
         equal = sum(one["first_token"] == other["first_token"] for one, other in zip(rows, arms["none"], strict=True))
         assert figures["first_token_equal"] == equal
-        assert f"{equal} of {REQUESTS}" in page
+        assert f"| {equal}, {figures['answers_equal']} of {REQUESTS} |" in page
         assert figures["answers_equal"] == sum(
             one["text"] == other["text"] for one, other in zip(rows, arms["none"], strict=True)
         )
@@ -139,8 +139,9 @@ def test_the_report_says_what_the_rows_say(whole: Path) -> None:
             if own["method"] in ("none", "prefix")
         ]
         assert figures["missed"]["requests"] == len(missed)
-        assert figures["missed"]["ttft_ms"] == pytest.approx(statistics.fmean(own for own, _ in missed))
-        assert figures["missed"]["prefix_ttft_ms"] == pytest.approx(statistics.fmean(base for _, base in missed))
+        if len(missed) > 1:
+            ratio = sum(own for own, _ in missed) / sum(base for _, base in missed)
+            assert figures["missed"]["against_prefix"]["ratio"] == pytest.approx(ratio)
         assert summary["sizes"][name]["store_bytes"] > 0
 
 
@@ -185,5 +186,5 @@ def test_arms_that_were_chosen_stand_beside_prefix_caching_alone(docs_engine: An
     (summary,) = report.summaries(tmp_path)
     assert list(summary["arms"]) == ["prefix", "default"]
     assert summary["arms"]["default"]["first_token_equal"] is None
-    assert "| whole answer equal | - | - |" in report.page([summary])
+    assert report.page([summary]).count("| docs, transformers, 6 |") == 1
     assert report.draw([summary], tmp_path)
