@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import openai
 
-from dejakv.server.app import create_app
-from dejakv.server.listen import bound, server_of
+from dejakv.server.app import bound, create_app, server_of
 from dejakv.server.settings import ServerSettings
 
 

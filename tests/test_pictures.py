@@ -10,7 +10,7 @@ from PIL import ImageFile
 from tests.picture_files import GOOD, HARMFUL, png, saved
 
 from dejakv.errors import InputError
-from dejakv.pictures import PictureLimits, checked, decoded
+from dejakv.pictures import checked, decoded
 from dejakv.request import Media
 
 
@@ -37,15 +37,15 @@ def test_what_ends_early_is_refused_when_it_is_decoded_at_the_latest(kind: str) 
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_every_limit_holds_exactly(width: int, height: int) -> None:
-    limits = PictureLimits(pixels=20_000, side=250, ratio=10)
     long, short = max(width, height), min(width, height)
-    if width * height <= 20_000 and long <= 250 and long <= 10 * short:
-        media, pixels = checked(png(width, height), "x", limits)
-        assert pixels == width * height
-        assert decoded(media).size == (width, height)
-    else:
-        with pytest.raises(InputError, match=f"x has {width} x {height} pixels: make "):
-            checked(png(width, height), "x", limits)
+    with patch.multiple("dejakv.pictures", MAX_PIXELS=20_000, MAX_SIDE=250, MAX_RATIO=10):
+        if width * height <= 20_000 and long <= 250 and long <= 10 * short:
+            media, pixels = checked(png(width, height), "x")
+            assert pixels == width * height
+            assert decoded(media).size == (width, height)
+        else:
+            with pytest.raises(InputError, match=f"x has {width} x {height} pixels: make "):
+                checked(png(width, height), "x")
 
 
 @given(st.data())

@@ -5,7 +5,6 @@ Knows no engine. Pillow is loaded when the first picture comes.
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -18,31 +17,20 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP")
 
 
-@dataclass(frozen=True)
-class PictureLimits:
-    """What a picture may be at most.
-
-    pixels  width by height: what decoding costs
-    side    the longer side
-    ratio   the longer side by the shorter: processors that scale the shorter side to a fixed length blow up a strip
-    """
-
-    pixels: int = 50_000_000
-    side: int = 32_768
-    ratio: int = 100
-
-
-LIMITS = PictureLimits()
-"""What every decoder of this package takes. The server may take less."""
+MAX_PIXELS = 50_000_000
+"""Width by height: what decoding costs."""
+MAX_SIDE = 32_768
+MAX_RATIO = 100
+"""The longer side by the shorter: processors that scale the shorter side to a fixed length blow up a strip."""
 
 before_decoding: ContextVar[Callable[[], None] | None] = ContextVar("before_decoding", default=None)
 """Called before a picture is decoded. It may raise, so that nothing is decoded for a client that left."""
 
 
-def checked(data: bytes, name: str, limits: PictureLimits = LIMITS) -> tuple[Media, int]:
+def checked(data: bytes, name: str) -> tuple[Media, int]:
     """The bytes as a medium, and its pixels (width by height), after a look at the header and the checksums; nothing is
-    decoded. Raises InputError for what is no still PNG, JPEG or WebP picture, or a larger one than `limits`."""
-    with _opened(data, name, limits) as image:
+    decoded. Raises: InputError for what is no still PNG, JPEG or WebP picture, or a too large one."""
+    with _opened(data, name) as image:
         pixels = image.width * image.height
         try:
             image.verify()
@@ -52,11 +40,11 @@ def checked(data: bytes, name: str, limits: PictureLimits = LIMITS) -> tuple[Med
 
 
 def decoded(media: Media) -> "Image":
-    """The picture in RGB. Raises InputError for what `checked` refuses, and for a picture that ends early."""
+    """The picture in RGB. Raises: InputError for what `checked` refuses, and for a picture that ends early."""
     name = media.name or f"picture {media.digest[:12]}"
     if media.modality != "image":
         raise InputError(f"{name}: {media.modality} is not supported here, give pictures (PNG, JPEG or WebP)")
-    with _opened(media.data, name, LIMITS) as image:
+    with _opened(media.data, name) as image:
         if (ask := before_decoding.get()) is not None:
             ask()
         try:
@@ -65,32 +53,32 @@ def decoded(media: Media) -> "Image":
             raise _unreadable(name, error) from error
 
 
-def _opened(data: bytes, name: str, limits: PictureLimits) -> Any:
+def _opened(data: bytes, name: str) -> Any:
     from PIL import Image
 
     try:
         image = Image.open(BytesIO(data), formats=FORMATS)
     except Exception as error:
         raise _unreadable(name, error) from error
-    try:
-        _judge(image, name, limits)
-    except InputError:
+    problem = _problem(image)
+    if problem:
         image.close()
-        raise
+        raise InputError(f"{name} {problem}")
     return image
 
 
-def _judge(image: Any, name: str, limits: PictureLimits) -> None:
+def _problem(image: Any) -> str:
+    """What is wrong with a picture's header, and the remedy; empty if nothing is."""
     width, height = image.size
-    size = f"{name} has {width} x {height} pixels"
-    if width * height > limits.pixels:
-        raise InputError(f"{size}: make it smaller than {limits.pixels:,} pixels")
-    if max(width, height) > limits.side:
-        raise InputError(f"{size}: make the longer side shorter than {limits.side:,} pixels")
-    if max(width, height) > limits.ratio * min(width, height):
-        raise InputError(f"{size}: make the longer side at most {limits.ratio} times the shorter one")
-    if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
-        raise InputError(f"{name} is animated: give one frame as a picture")
+    size = f"has {width} x {height} pixels: make"
+    if width * height > MAX_PIXELS:
+        return f"{size} it smaller than {MAX_PIXELS:,} pixels"
+    if max(width, height) > MAX_SIDE:
+        return f"{size} the longer side shorter than {MAX_SIDE:,} pixels"
+    if max(width, height) > MAX_RATIO * min(width, height):
+        return f"{size} the longer side at most {MAX_RATIO} times the shorter one"
+    animated = image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False)
+    return "is animated: give one frame as a picture" if animated else ""
 
 
 def _unreadable(name: str, error: Exception) -> InputError:

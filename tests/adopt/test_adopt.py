@@ -159,12 +159,12 @@ def test_same_picture_meets_and_uuids_are_taken_out(app, server):
     ("more", "reason"),
     [
         ({"kv_transfer_params": {"dejakv": {"mode": "off"}}}, "mode is off"),
-        ({"kv_transfer_params": {"dejakv": {"mode": "adopt", "threshold": 3}}}, "threshold 3 is no cosine"),
+        ({"kv_transfer_params": {"dejakv": {"mode": "adopt", "threshold": 3}}}, "threshold: "),
         (
             {"kv_transfer_params": {"dejakv": {"mode": "adopt", "donor": "0" * 40}}},
             "named: a donor that the request names",
         ),
-        ({"kv_transfer_params": {"dejakv": {"mode": "adopt", "tenant": "x"}}}, "unknown field 'tenant'"),
+        ({"kv_transfer_params": {"dejakv": {"mode": "adopt", "tenant": "x"}}}, "tenant: "),
         ({"kv_transfer_params": {"dejakv": {"mode": "adopt", "threshold": 0.999}}}, "threshold: score"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.serving import heeds_ctrl_c
 
-from dejakv.server.listen import bound
+from dejakv.server.app import bound
 
 SERVE = [sys.executable, "-m", "dejakv", "serve", "--model", "docs-lm"]
 

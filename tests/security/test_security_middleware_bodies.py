@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.security.upstream import CHAT, MANY, PATHS, app_of, bearer, posted, send_to
 
 from dejakv.adopt.openai_body import own
-from dejakv.http.bodies import Limits, parse_object, written
-from dejakv.http.errors import RefusedError
+from dejakv.http.bodies import Limits
 
 
 @pytest.mark.parametrize(
@@ -18,14 +17,14 @@ from dejakv.http.errors import RefusedError
     [
         (b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", 413, b"nested"),
         (b"[" * 100_000, 413, b"nested"),
-        (b'{"a":' * 65 + b"1" + b"}" * 65, 413, b"nested"),
+        (b'{"a":' * 201 + b"1" + b"}" * 201, 413, b"nested"),
         (b'{"a":[' + b"[]," * 1_000_000 + b"[]]}", 413, b"values"),
         (b'{"a":"\xff"}', 400, b"UTF-8"),
         ('{"a":1}'.encode("utf-16"), 400, b"UTF-8"),
-        (b'{"a":NaN}', 400, b"no number"),
-        (b'{"a":-Infinity}', 400, b"no number"),
+        (b'{"a":NaN}', 400, b"JSON"),
+        (b'{"a":-Infinity}', 400, b"JSON"),
         (b'{"a":' + b"9" * 5000 + b"}", 400, b"JSON"),
-        (b'{"a":"\\ud800"}', 400, b"Unicode"),
+        (b'{"a":"\\ud800"}', 400, b"surrogates in pairs"),
         (b"{not json", 400, b"JSON"),
         (b"[1]", 400, b"no JSON object"),
         (b"", 400, b"JSON"),
@@ -50,6 +49,7 @@ def test_bodies_that_are_refused(raw, status, words):
         ([(b"content-length", b"-1")], 400),
         ([(b"content-length", b"\xb2")], 400),
         ([(b"transfer-encoding", b"chunked")], 200),
+        ([(b"transfer-encoding", b"chunked"), (b"content-length", b"2")], 400),
     ],
 )
 def test_headers_of_bodies(headers, status):
@@ -154,14 +154,9 @@ def test_what_shapes_a_prompt_is_left_alone(value):
     tools = [{"type": "function", "function": {"parameters": {"properties": {"uuid": value, "cache_salt": value}}}}]
     call = {"type": "tool_use", "input": {"uuid": value, "content": value}}
     body = {"tools": tools, "messages": [{"role": "assistant", "content": [call]}], "metadata": {"uuid": value}}
-    try:
-        sent = parse_object(json.dumps(body).encode())
-        written(sent)
-    except RefusedError:
-        return
-    before = json.loads(json.dumps(sent))
-    assert own(sent, "p") == ""
-    assert sent == {**before, "cache_salt": "p"}
+    before = json.loads(json.dumps(body))
+    own(body, "p")
+    assert body == {**before, "cache_salt": "p"}
 
 
 def test_answers_of_others_are_not_continued():

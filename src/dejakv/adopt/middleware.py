@@ -11,20 +11,22 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dejakv.adopt.adopter import Adopter, AdoptRequest, Provenance
 from dejakv.adopt.embeddings import InputEmbeddings
 from dejakv.adopt.openai_body import asked_of, own, unkept, wish_of, with_text, with_wish
-from dejakv.adopt.routes import ADOPTING, CLIENT, Audience, audience
+from dejakv.adopt.routes import ADOPTING, CLIENT, audience
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.http.asgi import headers_of, replayed, route_path, with_length
-from dejakv.http.bodies import Limits, parse_object, read_body, written
+from dejakv.http.asgi import check_lengths, headers_of, replayed, route_path, with_length
+from dejakv.http.bodies import Limits, parse_json, read_body
 from dejakv.http.errors import Receive, RefusedError, Scope, Send, refuse
 from dejakv.http.keys import OPERATOR, SECRET, VARIABLE, ApiKeys, key_of
 from dejakv.request import asks_no_store
@@ -57,7 +59,6 @@ class AdoptMiddleware:
         values = json.loads(os.environ.get("DEJAKV_ADOPT") or "{}")
         if not isinstance(values, dict):
             raise ConfigError("DEJAKV_ADOPT is no JSON object: give {} or settings such as similarity_threshold")
-        values = cast(dict[str, Any], values)
         self.mode = values.pop("mode", "adopt")
         if self.mode not in ("adopt", "blend", "off"):
             raise ConfigError(f"DEJAKV_ADOPT: mode {self.mode!r} is unknown: choose adopt, blend or off")
@@ -82,54 +83,51 @@ class AdoptMiddleware:
             await self.app(scope, receive, send)
             return
         try:
-            who = audience(scope)
-            partition = self._partition(scope, who)
-            if who != "client":
+            check_lengths(scope)
+            partition = self._partition(scope)
+            if partition is None:
                 await self.app(scope, receive, send)
                 return
-            body = await asyncio.to_thread(parse_object, await read_body(scope, receive, self.limits))
+            body = parse_json(await read_body(scope, receive, self.limits))
+            if not isinstance(body, dict):
+                raise RefusedError(400, "the body is no JSON object: send {...}")
             no_store = asks_no_store(headers_of(scope, b"cache-control"))
-            asked, note = await self._rewrite(body, str(partition), scope, no_store)
+            asked, note = await self._rewrite(body, partition, scope, no_store)
             if no_store:
-                unkept(body, str(partition))
-            raw = written(body)
+                unkept(body, partition)
         except RefusedError as error:
             await refuse(scope, send, error)
             return
+        raw = json.dumps(body, ensure_ascii=False).encode()
         await self.app(with_length(scope, len(raw)), replayed(raw, receive), self._noting(send, asked, note))
 
     async def _rewrite(
         self, body: dict[str, Any], partition: str, scope: Scope, no_store: bool
     ) -> tuple[AdoptRequest | None, Provenance]:
         """Changes the body in place. Raises RefusedError."""
-        wish, adopting = wish_of(body), route_path(scope) in ADOPTING
-        problem = own(body, partition)
-        if problem:
-            raise RefusedError(400, problem)
-        if not adopting:
+        wish = wish_of(body)
+        own(body, partition)
+        if route_path(scope) not in ADOPTING:
             return None, Provenance(reason="adopt is not for this path")
         mode = wish.get("mode", self.mode)
         if mode == "blend":
             with_wish(body, {"mode": "blend", **wish})
-            return None, Provenance(reason="mode is blend")
-        if wish.get("mode") == "adopt":  # the connector behind us knows nothing of it
-            with_wish(body, _without_adopt(wish))
+        elif wish.get("mode") == "adopt":  # the connector behind us knows nothing of it
+            with_wish(body, {"mode": "exact", "no_store": wish.get("no_store") is True})
         if mode != "adopt":
             return None, Provenance(reason=f"mode is {mode}")
-        problem = _problem(wish)
-        if problem:
-            return None, Provenance(reason=problem)
         if body.get("prompt_logprobs") is not None:
             return None, Provenance(reason="prompt_logprobs are of the very prompt that is sent")
+        try:
+            choice = _Choice.model_validate(wish)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            return None, Provenance(reason=f"{first['loc'][0]}: {first['msg']}")
         asked = asked_of(body, partition)
         if isinstance(asked, str):
             return None, Provenance(reason=asked)
-        asked = replace(
-            asked,
-            threshold=wish.get("threshold"),
-            donor=wish.get("donor"),
-            no_store=no_store or bool(wish.get("no_store", False)),
-        )
+        no_store = no_store or choice.no_store
+        asked = replace(asked, threshold=choice.threshold, donor=choice.donor, no_store=no_store)
         text, note = await asyncio.to_thread(self.adopter.find, asked)
         if note.method == "adopt":
             with_text(body, text)
@@ -158,46 +156,36 @@ class AdoptMiddleware:
         except Exception:
             log.exception("a prompt could not be remembered as a donor")
 
-    def _partition(self, scope: Scope, who: Audience) -> str | None:
-        """The partition of a client's key. Raises RefusedError for a request that needs a key and brings no known one, before the
-        request is looked at any further."""
+    def _partition(self, scope: Scope) -> str | None:
+        """The partition of a client's key; None where the request is not a client's. Raises RefusedError for a request that needs a key
+        and brings no known one, before the request is looked at any further."""
+        who = audience(scope)
         if who == "everybody":
             return None
         caller = self.keys.caller(key_of(scope))
-        if who == "client":
-            if caller is None or caller.partition is None:
+        if who == "operator":
+            if caller is None or not caller.operator:
                 raise RefusedError(
-                    401,
-                    "no known API key: send one as 'Authorization: Bearer ...'",
-                    {"WWW-Authenticate": "Bearer"},
+                    403,
+                    f"{route_path(scope)} is not for clients where API keys are required: send the key that"
+                    " DEJAKV_OPERATOR_KEY holds, or use one of " + ", ".join(sorted(CLIENT)),
                 )
-            return caller.partition
-        if caller is None or not caller.operator:
-            raise RefusedError(
-                403,
-                f"{route_path(scope)} is not for clients where API keys are required: send the key that"
-                " DEJAKV_OPERATOR_KEY holds, or use one of " + ", ".join(sorted(CLIENT)),
-            )
-        return None
+            return None
+        if caller is None or caller.partition is None:
+            bearer = {"WWW-Authenticate": "Bearer"}
+            raise RefusedError(401, "no known API key: send one as 'Authorization: Bearer ...'", bearer)
+        return caller.partition
 
 
-def _problem(wish: Mapping[str, Any]) -> str:
-    """What is wrong with a request's own choice, empty if nothing is."""
-    unknown = sorted(str(name) for name in set(wish) - {"mode", "threshold", "no_store", "donor"})
-    if unknown:
-        return f"unknown field {unknown[0]!r}: a request chooses mode, threshold, no_store and donor"
-    threshold = wish.get("threshold")
-    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if threshold is not None and not (number and -1.0 <= threshold <= 1.0):
-        return f"threshold {threshold!r} is no cosine: give a number from -1 to 1"
-    if not isinstance(wish.get("no_store", False), bool):
-        return "no_store is neither true nor false"
-    return "" if isinstance(wish.get("donor"), str | None) else "donor is no string"
+class _Choice(BaseModel):
+    """What a request chooses in `kv_transfer_params.dejakv`."""
 
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-def _without_adopt(wish: Mapping[str, Any]) -> dict[str, Any]:
-    left = {name: value for name, value in wish.items() if name == "no_store" and isinstance(value, bool)}
-    return {"mode": "exact", **left}
+    mode: Any = None
+    threshold: float | None = Field(default=None, ge=-1, le=1)
+    no_store: bool = False
+    donor: str | None = None
 
 
 def _headers(note: Provenance) -> list[tuple[bytes, bytes]]:

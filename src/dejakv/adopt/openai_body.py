@@ -1,44 +1,19 @@
 """What adopt needs of an OpenAI request body: the part that varies, and a digest of all that must be equal."""
 
-import copy
 import json
 import secrets
-from typing import Any, cast
+from typing import Any
 
 from dejakv.adopt.adopter import AdoptRequest
+from dejakv.http.errors import RefusedError
 from dejakv.identity import digest_of
 
 ABOUT_THE_ANSWER = {
-    "stream",
-    "stream_options",
-    "max_tokens",
-    "max_completion_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "n",
-    "logprobs",
-    "top_logprobs",
-    "user",
-    "cache_salt",
-    "kv_transfer_params",
-    "request_id",
-    "priority",
-    "metadata",
-    "store",
-    "service_tier",
-    "ignore_eos",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-}
+    "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
+    "stop", "n", "logprobs", "top_logprobs", "user", "cache_salt", "kv_transfer_params", "request_id", "priority", "metadata", "store",
+    "service_tier", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+}  # fmt: skip
 """Fields that do not shape the prompt. Everything else does, fields that are not known included."""
-
 
 _MESSAGES = ("messages", "input", "system", "prompt", "content_parts", "items", "query")
 _PARAMETERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
@@ -50,19 +25,15 @@ def asked_of(body: dict[str, Any], partition: str) -> AdoptRequest | str:
     if isinstance(place, str):
         return place
     holder, key = place
-    text = cast(str, holder[key])
+    text = holder[key]
     if not text.strip():
         return "the varying text is empty"
     remote = _remote_media(body)
     if remote:
         return f"media at {remote} are not known by content: send them as data URLs"
     holder[key] = ""
-    try:
-        context = json.dumps(
-            {name: value for name, value in body.items() if name not in ABOUT_THE_ANSWER}, sort_keys=True
-        )
-    finally:
-        holder[key] = text
+    context = json.dumps({name: value for name, value in body.items() if name not in ABOUT_THE_ANSWER}, sort_keys=True)
+    holder[key] = text
     return AdoptRequest(partition, text, digest_of("openai", context))
 
 
@@ -74,19 +45,22 @@ def with_text(body: dict[str, Any], text: str) -> None:
     holder[key] = text
 
 
-def own(body: dict[str, Any], partition: str) -> str:
+def own(body: dict[str, Any], partition: str) -> None:
     """Makes the body the partition's, in place: whatever in it chooses a partition, a donor elsewhere, or a name under which
-    media are known is replaced or taken out. Returns why the body cannot be made the partition's, empty if it could be.
+    media are known is replaced or taken out.
 
     Media named by a client would share vLLM's own caches with others of that name. Media hashes, which `/inference/v1/generate`
     cannot do without, are hashed with the partition.
+
+    Raises: RefusedError for a body that cannot be made the partition's.
     """
     if body.get("previous_response_id") is not None:
-        return "previous_response_id names an answer that may be another client's: send the conversation itself"
+        raise RefusedError(
+            400, "previous_response_id names an answer that may be another client's: send the conversation itself"
+        )
     _own_parameters(body, partition)
     _own_messages([body.get(name) for name in _MESSAGES], partition)
     body["cache_salt"] = partition
-    return ""
 
 
 def unkept(body: dict[str, Any], partition: str) -> None:
@@ -96,21 +70,11 @@ def unkept(body: dict[str, Any], partition: str) -> None:
     body["cache_salt"] = f"{partition}-{secrets.token_hex(16)}"
 
 
-def _own_hashes(features: dict[str, Any], partition: str) -> None:
-    hashes = features.get("mm_hashes")
-    if isinstance(hashes, dict):
-        features["mm_hashes"] = {
-            kind: [digest_of("media", partition, item) for item in cast(list[Any], items) if isinstance(item, str)]
-            for kind, items in cast(dict[str, Any], hashes).items()
-            if isinstance(items, list)
-        }
-
-
 def wish_of(body: dict[str, Any]) -> dict[str, Any]:
     """What a body asks of the connector."""
     params = body.get("kv_transfer_params")
     wish = params.get("dejakv") if isinstance(params, dict) else None
-    return cast(dict[str, Any], wish) if isinstance(wish, dict) else {}
+    return wish if isinstance(wish, dict) else {}
 
 
 def with_wish(body: dict[str, Any], wish: dict[str, Any]) -> None:
@@ -127,26 +91,29 @@ def _own_parameters(holder: dict[str, Any], partition: str) -> None:
         if isinstance(params, dict) and "dejakv" in params:
             holder[name] = {"dejakv": params["dejakv"]}
     for name in _PARAMETERS:
-        inner = holder.get(name)
-        if isinstance(inner, dict):
-            _own_parameters(cast(dict[str, Any], inner), partition)
+        if isinstance(holder.get(name), dict):
+            _own_parameters(holder[name], partition)
     features = holder.get("features")
-    if isinstance(features, dict):
-        _own_hashes(cast(dict[str, Any], features), partition)
+    hashes = features.get("mm_hashes") if isinstance(features, dict) else None
+    if isinstance(features, dict) and isinstance(hashes, dict):
+        features["mm_hashes"] = {
+            kind: [digest_of("media", partition, item) for item in items if isinstance(item, str)]
+            for kind, items in hashes.items()
+            if isinstance(items, list)
+        }
 
 
 def _own_messages(value: Any, partition: str) -> None:
     """Messages and the parts of their contents, at any depth; what a tool is called with is nobody's business."""
     if isinstance(value, list):
-        for item in cast(list[Any], value):
+        for item in value:
             if isinstance(item, list | dict):  # a prompt of token ids is a long list of numbers
                 _own_messages(item, partition)
     elif isinstance(value, dict):
-        part = cast(dict[str, Any], value)
-        part.pop("uuid", None)
-        _own_parameters(part, partition)
+        value.pop("uuid", None)
+        _own_parameters(value, partition)
         for name in ("content", "output"):
-            _own_messages(part.get(name), partition)
+            _own_messages(value.get(name), partition)
 
 
 def _varying(body: dict[str, Any]) -> tuple[dict[str, Any], str] | str:
@@ -156,37 +123,28 @@ def _varying(body: dict[str, Any]) -> tuple[dict[str, Any], str] | str:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         return "neither one text prompt nor messages"
-    last = cast(Any, messages[-1])
+    last = messages[-1]
     if not isinstance(last, dict) or last.get("role") != "user":
         return "the last message is not the user's"
-    last = cast(dict[str, Any], last)
     if isinstance(last.get("content"), str):
         return last, "content"
-    content = last.get("content")
-    parts = cast(list[Any], content) if isinstance(content, list) else []
-    texts = [part for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    texts = [part for part in _parts(last) if part.get("type") == "text"]
     if len(texts) != 1 or not isinstance(texts[0].get("text"), str):
         return "the last message does not hold exactly one text"
-    return cast(dict[str, Any], texts[0]), "text"
+    return texts[0], "text"
 
 
-def _parts(body: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    messages = body.get("messages")
-    for message in cast(list[Any], messages) if isinstance(messages, list) else []:
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list):
-            found += [part for part in cast(list[Any], content) if isinstance(part, dict)]
-    return found
+def _parts(message: Any) -> list[dict[str, Any]]:
+    content = message.get("content") if isinstance(message, dict) else None
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
 def _remote_media(body: dict[str, Any]) -> str:
     """The kind of the first medium that is not in the body itself, empty if all are."""
-    for part in _parts(body):
-        for name, value in copy.copy(part).items():
-            url = value.get("url") if isinstance(value, dict) else None
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        for name, value in (item for part in _parts(message) for item in part.items()):
+            url = value.get("url") if isinstance(value, dict) else value if name.endswith("_url") else None
             if isinstance(url, str) and not url.startswith("data:"):
                 return url.split(":")[0] + " addresses"
-            if name.endswith("_url") and isinstance(value, str) and not value.startswith("data:"):
-                return value.split(":")[0] + " addresses"
     return ""

@@ -31,8 +31,7 @@ def _serve(help_all: HelpAll = False, *, given: dict[str, Any]) -> None:
     variable (--max-items: DEJAKV_MAX_ITEMS) or a line of .env; API keys and secrets are variables alone (docs/settings.md)."""
     try:
         from dejakv.server.access import keys_of
-        from dejakv.server.app import create_app
-        from dejakv.server.listen import address_of, bound, server_of
+        from dejakv.server.app import address_of, bound, create_app, server_of
     except ImportError as error:
         raise MissingExtraError(error.name or "fastapi", "server", "dejakv serve") from error
 

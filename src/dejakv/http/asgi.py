@@ -19,6 +19,13 @@ def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
     return values[0] if values else None
 
 
+def check_lengths(scope: Mapping[str, Any]) -> None:
+    """Raises: RefusedError for a request with two lengths. A proxy may have taken the other one for the body's, and what it takes for
+    body would be answered as another request (RFC 9112, 6.1)."""
+    if headers_of(scope, b"content-length") and headers_of(scope, b"transfer-encoding"):
+        raise RefusedError(400, "both Content-Length and Transfer-Encoding are given: send one of them")
+
+
 def route_path(scope: Mapping[str, Any]) -> str:
     """The path that an application's router compares: without the root path, as Starlette's `get_route_path` has it.
 

@@ -1,12 +1,16 @@
-"""Who is asking: API keys are checked before a body is read, and endpoints depend on the caller."""
+"""Who is asking and what is sent: a key is checked before a body is read, a body before it is parsed."""
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends
+from fastapi.routing import APIRoute
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
+from dejakv.http.asgi import check_lengths, headers_of, route_path
+from dejakv.http.bodies import Limits, parse_json, read_body
 from dejakv.http.errors import Receive, RefusedError, Scope, Send, refuse
 from dejakv.http.keys import ApiKeys, Caller, bearer_key
 from dejakv.request import asks_no_store
@@ -27,55 +31,53 @@ def keys_of(settings: ServerSettings) -> ApiKeys:
 class KeyGate:
     """ASGI middleware. It puts the `Caller` into the request's state: nothing in a body identifies the caller."""
 
-    def __init__(self, app: Any, keys: ApiKeys, settings: ServerSettings) -> None:
+    def __init__(self, app: Any, keys: ApiKeys) -> None:
         self.app = app
         self._keys = keys
-        self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            raise RuntimeError(f"this server speaks HTTP, not {scope['type']}")
-        names = {name for name, _ in scope["headers"]}
-        if {b"content-length", b"transfer-encoding"} <= names:
-            send = _closing(send)
-        try:
-            scope.setdefault("state", {})["caller"] = self._caller(scope)
-        except RefusedError as error:
-            await refuse(scope, send, error)
-            return
+        if scope["type"] != "lifespan":
+            try:
+                check_lengths(scope)
+                scope.setdefault("state", {})["caller"] = self._caller(scope)
+            except RefusedError as error:
+                await refuse(scope, send, error)
+                return
         await self.app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller | None:
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        size = sum(len(name) + len(value) for name, value in headers)
-        size += len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
-        if len(headers) > self._settings.max_headers or size > self._settings.max_header_bytes:
-            raise RefusedError(
-                431,
-                f"{len(headers)} headers of {size} bytes are over this server's limits of {self._settings.max_headers} "
-                f"(DEJAKV_MAX_HEADERS) and {self._settings.max_header_bytes} bytes (DEJAKV_MAX_HEADER_BYTES): send fewer",
-            )
-        given = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+        given = headers_of(scope, b"authorization")
         caller = self._keys.caller(bearer_key(given[0]) if len(given) == 1 else None)
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = route_path(scope)
         if caller is None and path not in OPEN and not path.startswith("/docs/"):
             raise RefusedError(401, "missing or unknown API key: send one header 'Authorization: Bearer KEY'", _BEARER)
         return caller
 
 
-def _closing(send: Send) -> Send:
-    """Ends the connection behind the response to a request with two lengths. A proxy may have taken the other one for the body's, and
-    what it takes for body would be answered as another request (RFC 9112, 6.1)."""
+class JsonRoute(APIRoute):
+    """A route whose body is read within `app.state.limits` and parsed strictly; FastAPI checks what is in it."""
 
-    async def closing(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-        await send(message)
+    def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
 
-    return closing
+        async def read(http: HttpRequest) -> Response:
+            if self.body_field is None:
+                return await answer(http)
+            checked = _JsonRequest(http.scope, http.receive)
+            try:
+                await checked.read(http.app.state.limits)
+            except RefusedError as error:
+                error.headers["Connection"] = "close"  # the rest of the body may still be on its way
+                raise
+            return await answer(checked)
+
+        return read
+
+
+class _JsonRequest(HttpRequest):
+    async def read(self, limits: Limits) -> None:
+        self._body = await read_body(self.scope, self.receive, limits)
+        self._json = parse_json(self._body)
 
 
 def caller_of(http: HttpRequest) -> Caller:

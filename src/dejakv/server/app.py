@@ -1,9 +1,11 @@
-"""The application: assembles the parts, starts and stops them in order."""
+"""The application: assembles the parts, starts and stops them in order; its socket is bound before the model is loaded."""
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
@@ -12,29 +14,22 @@ from dejakv import __version__
 from dejakv.build import build_cache
 from dejakv.cache import check_top_layer
 from dejakv.engines.open import open_engine, open_templates
+from dejakv.errors import ConfigError
+from dejakv.http.bodies import Limits
 from dejakv.pipeline import Pipeline
 from dejakv.server import problems, routes_cache, routes_generate, routes_openai, routes_operator
 from dejakv.server.access import KeyGate, keys_of
-from dejakv.server.bodies import Bodies, document_bodies
-from dejakv.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, Problem, PurgeRequest
+from dejakv.server.schemas import Problem
 from dejakv.server.service import Service
 from dejakv.server.settings import ServerSettings
 from dejakv.server.worker import RequestWorker
 
+MAX_VALUES = 20_000
+"""Items of lists and fields of objects in a body: messages, parts and all fields count."""
+
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": text}
-    for status, text in (
-        (400, "The request cannot be served as it is."),
-        (401, "Missing or unknown API key."),
-        (404, "The model is another one."),
-        (408, "The body came too slowly."),
-        (413, "The body is too large, too deep or has too many values."),
-        (415, "The body is not declared as JSON."),
-        (422, "The body does not fit the schema."),
-        (429, "The server is full: come again after Retry-After seconds."),
-        (431, "The headers are too many or too large."),
-        (503, "The server cannot serve this at present."),
-    )
+    "4XX": {"model": Problem, "description": "Refused: the message names the limit or the field, and the remedy."},
+    "5XX": {"model": Problem, "description": "The server cannot serve this at present."},
 }
 
 
@@ -70,10 +65,33 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
         lifespan=lifespan,
         responses=_PROBLEMS,
     )
-    app.state.bodies = Bodies(settings)
-    app.add_middleware(KeyGate, keys=keys, settings=settings)
-    document_bodies(app, GenerateRequest, CompletionRequest, ChatRequest, PurgeRequest)
-    problems.install(app, settings.retry_after)
+    app.state.limits = Limits(settings.max_body_bytes, MAX_VALUES, settings.body_seconds)
+    app.add_middleware(KeyGate, keys=keys)
+    problems.install(app)
     for routes in (routes_generate, routes_openai, routes_cache, routes_operator):
         app.include_router(routes.router)
     return app
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A listening socket; early clients wait. Raises ConfigError if the address is unavailable."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error}): stop the server that uses the port, or give another --host or --port"
+        ) from error
+
+
+def address_of(listener: socket.socket) -> str:
+    """`http://HOST:PORT` of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def server_of(app: Any, settings: ServerSettings, log_level: str) -> uvicorn.Server:
+    """uvicorn, which has `shutdown_seconds` for requests under way."""
+    seconds = int(settings.shutdown_seconds)
+    config = uvicorn.Config(app, http="h11", ws="none", timeout_graceful_shutdown=seconds, log_level=log_level)
+    return uvicorn.Server(config)

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 
 from dejakv.errors import InputError
 from dejakv.http.errors import ClientGoneError
-from dejakv.pictures import PictureLimits, checked
+from dejakv.pictures import checked
 from dejakv.request import Media
 from dejakv.server.schemas import ChatMessage, ContentPart
 from dejakv.server.settings import ServerSettings
@@ -78,13 +78,12 @@ async def pictures_of(http: HttpRequest, urls: Sequence[str], settings: ServerSe
         raise InputError(
             f"{len(urls)} pictures in one request: this server accepts {settings.max_pictures} (DEJAKV_MAX_PICTURES): send fewer"
         )
-    limits = PictureLimits(settings.max_picture_pixels, settings.max_picture_side)
     found: list[Media] = []
     total = 0
     for url in urls:
         if await http.is_disconnected():
             raise ClientGoneError
-        media, pixels = await run_in_threadpool(picture_of, url, limits)
+        media, pixels = await run_in_threadpool(picture_of, url)
         total += pixels
         if total > settings.max_request_pixels:
             raise InputError(
@@ -95,7 +94,7 @@ async def pictures_of(http: HttpRequest, urls: Sequence[str], settings: ServerSe
     return tuple(found)
 
 
-def picture_of(url: str, limits: PictureLimits) -> tuple[Media, int]:
+def picture_of(url: str) -> tuple[Media, int]:
     """The picture of a `data:image/...;base64,` URL and its pixels. Raises InputError for any other URL or file."""
     head, comma, data = url.partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
@@ -104,4 +103,4 @@ def picture_of(url: str, limits: PictureLimits) -> tuple[Media, int]:
         raw = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InputError(f"the image's base64 is damaged ({error}): encode the file again") from error
-    return checked(raw, "the image of the message", limits)
+    return checked(raw, "the image of the message")

@@ -3,6 +3,7 @@
 import logging
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -12,6 +13,12 @@ from dejakv.http.errors import RefusedError, error_object
 
 log = logging.getLogger("dejakv.server")
 
+RETRY_AFTER = "1"
+"""Seconds after which a client may try again that a full server refused."""
+_LONGEST_MESSAGE = 300
+_UNION_MEMBERS = ("body", "str", "constrained-str")
+"""As FastAPI and pydantic write them into the place of an error, beside `list[...]`."""
+
 
 def refusal_of(error: Exception) -> RefusedError:
     """What the client is told of an error. One that is not the client's is logged."""
@@ -19,6 +26,8 @@ def refusal_of(error: Exception) -> RefusedError:
         return error
     if isinstance(error, InputError):
         return RefusedError(400, str(error))
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
     if isinstance(error, HTTPException):
         return RefusedError(error.status_code, str(error.detail), error.headers)
     log.error("request failed", exc_info=error)
@@ -27,14 +36,29 @@ def refusal_of(error: Exception) -> RefusedError:
     return RefusedError(500, "the server failed on this request")
 
 
-def install(app: FastAPI, retry_after: int) -> None:
+def install(app: FastAPI) -> None:
     """Registers a handler for every error."""
 
-    async def refused(_: HttpRequest, error: Exception) -> JSONResponse:
+    async def refused(http: HttpRequest, error: Exception) -> JSONResponse:
         told = refusal_of(error)
-        wait = {"Retry-After": str(retry_after)} if told.status == 429 else {}
-        content = error_object(told.status, str(told), told.param, told.code)
-        return JSONResponse(content, told.status, {**told.headers, **wait})
+        status = told.status
+        if status == 422 and "openai" in http.scope["route"].tags:
+            status = 400  # as OpenAI's clients expect
+        wait = {"Retry-After": RETRY_AFTER} if status == 429 else {}
+        content = error_object(status, str(told), told.param, told.code)
+        return JSONResponse(content, status, {**told.headers, **wait})
 
-    for kind in (DejaKVError, HTTPException, Exception):
+    for kind in (DejaKVError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, refused)
+
+
+def _invalid(error: RequestValidationError) -> RefusedError:
+    """Names the innermost field that does not fit: of a field that may be a text or a list, it is what is wrong with the list."""
+    first = max(error.errors(), key=lambda one: len(one["loc"]))
+    parts = [str(part) for part in first["loc"]]
+    where = ".".join(part for part in parts if part not in _UNION_MEMBERS and "[" not in part)[:_LONGEST_MESSAGE]
+    where = where or "body"
+    if first["type"] == "extra_forbidden":
+        return RefusedError(422, f"{where}: not supported: leave it out", param=where, code="unsupported_parameter")
+    message = first["msg"].removeprefix("Value error, ")[:_LONGEST_MESSAGE]
+    return RefusedError(422, f"{where}: {message}", param=where, code="invalid_value")

@@ -1,18 +1,17 @@
 """`/v1/cache/...`: figures of a partition, and removing entries of it."""
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
 from dejakv.errors import InputError
 from dejakv.http.errors import RefusedError
 from dejakv.http.keys import Caller
-from dejakv.server.access import AnyCaller, Partition
-from dejakv.server.bodies import body_of, takes
+from dejakv.server.access import AnyCaller, JsonRoute, Partition
 from dejakv.server.schemas import CacheStats, ClearResponse, PurgeRequest, PurgeResponse, TrustStats
 from dejakv.server.service import AnyService, Service
 from dejakv.store.selection import Purged, Selection
 
-router = APIRouter(tags=["cache"])
+router = APIRouter(tags=["cache"], route_class=JsonRoute)
 
 _OWN = ("visual_cache_hits", "visual_cache_misses", "visual_encoder_runs", "visual_encoder_failures")
 """Figures of the encoder registry that depend only on the tenant's own requests: no sizes, evictions, waits or times."""
@@ -47,10 +46,8 @@ def clear(service: AnyService, caller: AnyCaller, partition: Partition) -> Clear
     return ClearResponse(cleared=removed if caller.operator else None)
 
 
-@router.post("/v1/cache/purge", openapi_extra=takes(PurgeRequest))
-async def purge(
-    service: AnyService, caller: AnyCaller, body: PurgeRequest = Depends(body_of(PurgeRequest))
-) -> PurgeResponse:
+@router.post("/v1/cache/purge")
+async def purge(service: AnyService, caller: AnyCaller, body: PurgeRequest) -> PurgeResponse:
     """Removes entries until no byte of them is left: a tenant's own, or for the operator anybody's."""
     if not body.all and (body.partition, body.epoch, body.donor, body.older_than) == (None,) * 4:
         raise InputError("nothing is selected: give partition, epoch, donor or older_than, or all=true")

@@ -2,27 +2,22 @@
 
 import uuid
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 
 from dejakv.decide.plan import APPROXIMATE
 from dejakv.pipeline import Answer
 from dejakv.request import Request, Sampling
-from dejakv.server.access import NoStore, Partition
-from dejakv.server.bodies import body_of, takes
-from dejakv.server.schemas import GenerateRequest, GenerateResponse, Timings
+from dejakv.server.access import JsonRoute, NoStore, Partition
+from dejakv.server.schemas import GenerateRequest, GenerateResponse, Timings, provenance
 from dejakv.server.service import AnyService, Service
 
-router = APIRouter(tags=["generate"])
+router = APIRouter(tags=["generate"], route_class=JsonRoute)
 
 
-@router.post("/v1/generate", openapi_extra=takes(GenerateRequest))
+@router.post("/v1/generate")
 async def generate(
-    http: HttpRequest,
-    service: AnyService,
-    partition: Partition,
-    no_store: NoStore,
-    body: GenerateRequest = Depends(body_of(GenerateRequest)),
+    http: HttpRequest, service: AnyService, partition: Partition, no_store: NoStore, body: GenerateRequest
 ) -> GenerateResponse:
     """Answers a prompt; with the KV of a similar earlier prompt if the request or the server's `--reuse` asks for it."""
     request = Request(
@@ -50,24 +45,12 @@ def response(answer: Answer, service: Service, request: Request, wanted: str | N
     elif record.stored or record.method == "exact":
         store_key = service.name_entry(partition, record.key, wanted)
     return GenerateResponse(
+        **provenance(record),
         text=answer.text,
         used_semshare=record.method in APPROXIMATE,
         cache_hit=record.method != "none",
         ref_key=ref_key,
         retrieved_sim=record.score,
         store_key=store_key,
-        level=record.level,
-        reuse=record.method,
-        approximate=record.approximate,
-        arithmetic=record.arithmetic,
-        bitwise=record.bitwise,
-        reason=record.reason,
-        tokens_reused=record.reused_tokens,
-        tokens_computed=record.computed_tokens,
-        timings=Timings(
-            ttft_ms=record.ttft_ms,
-            latency_ms=record.latency_ms,
-            lookup_ms=record.lookup_ms,
-            inject_ms=record.inject_ms,
-        ),
+        timings=Timings.model_validate(record, from_attributes=True),
     )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import StreamingResponse
@@ -16,15 +16,14 @@ from starlette.types import Receive, Scope, Send
 from dejakv.http.errors import RefusedError, error_object
 from dejakv.pipeline import Answer
 from dejakv.request import Media, Request, Sampling
-from dejakv.server.access import NoStore, Partition
-from dejakv.server.bodies import body_of, takes
+from dejakv.server.access import JsonRoute, NoStore, Partition
 from dejakv.server.chat import conversation, pictures_of, render
 from dejakv.server.problems import refusal_of
-from dejakv.server.schemas import NEUTRAL, ChatRequest, CompletionRequest, OpenAIRequest
+from dejakv.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest, provenance
 from dejakv.server.service import AnyService, Service
 from dejakv.server.worker import Job
 
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
 
 @router.get("/v1/models")
@@ -44,30 +43,22 @@ def _model(service: Service) -> dict[str, Any]:
     return {"id": service.model_name, "object": "model", "created": 0, "owned_by": "dejakv"}
 
 
-@router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
+@router.post("/v1/completions")
 async def completions(
-    http: HttpRequest,
-    service: AnyService,
-    partition: Partition,
-    no_store: NoStore,
-    body: CompletionRequest = Depends(body_of(CompletionRequest, invalid=400)),
+    http: HttpRequest, service: AnyService, partition: Partition, no_store: NoStore, body: CompletionRequest
 ) -> Any:
     """OpenAI's completions, one prompt a request."""
-    _check(body, service)
+    _check_model(body.model, service)
     request = _request(body, partition, no_store, body.prompt, body.prompt, body.max_tokens or 16)
     return await _serve(body, http, service, request)
 
 
-@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
+@router.post("/v1/chat/completions")
 async def chat_completions(
-    http: HttpRequest,
-    service: AnyService,
-    partition: Partition,
-    no_store: NoStore,
-    body: ChatRequest = Depends(body_of(ChatRequest, invalid=400)),
+    http: HttpRequest, service: AnyService, partition: Partition, no_store: NoStore, body: ChatRequest
 ) -> Any:
     """OpenAI's chat completions; pictures as data URLs."""
-    _check(body, service)
+    _check_model(body.model, service)
     asked = conversation(body.messages)
     service.check_length(sum(map(len, asked.texts)))
     media = await pictures_of(http, asked.pictures, service.settings)
@@ -76,21 +67,13 @@ async def chat_completions(
     return await _serve(body, http, service, _request(body, partition, no_store, prompt, chunk, tokens, media))
 
 
-def _check_model(name: str, service: Service) -> None:
-    if name != service.model_name:
+def _check_model(name: str | None, service: Service) -> None:
+    """Raises RefusedError for another model."""
+    if name not in (None, service.model_name):
         raise RefusedError(
-            404, f"this server has the model {service.model_name!r}, not {name[:80]!r}: name that one, or none",
+            404, f"this server has the model {service.model_name!r}, not {str(name)[:80]!r}: name that one, or none",
             param="model", code="model_not_found",
         )  # fmt: skip
-
-
-def _check(body: OpenAIRequest, service: Service) -> None:
-    """Raises RefusedError for another model, and for a field that cannot be served."""
-    _check_model(body.model or service.model_name, service)
-    if (refused := body.refused()) is not None:
-        name, why = refused
-        code = "unsupported_parameter" if name in NEUTRAL else "unknown_parameter"
-        raise RefusedError(400, why, param=name[:80], code=code)
 
 
 def _request(
@@ -239,18 +222,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def _provenance(answer: Answer) -> dict[str, Any]:
-    """The origin of the answer's state; `reason`: why state that was found was not used."""
+    """The origin of the answer's state."""
     record = answer.record
-    return {
-        "provenance": record.provenance,
-        "level": record.level,
-        "reuse": record.method,
-        "score": record.score,
-        "approximate": record.approximate,
-        "arithmetic": record.arithmetic,
-        "bitwise": record.bitwise,
-        "reason": record.reason,
-        "order": list(record.order),
-        "tokens_reused": record.reused_tokens,
-        "tokens_computed": record.computed_tokens,
-    }
+    more = {"provenance": record.provenance, "score": record.score, "order": list(record.order)}
+    return {**provenance(record), **more}

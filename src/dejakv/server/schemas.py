@@ -1,10 +1,10 @@
 """Requests and responses of the endpoints. The OpenAI ones follow OpenAI's API reference (completions, chat completions)."""
 
-import json
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dejakv.records import Record
 from dejakv.request import MAX_PARTS, ReuseMode
 from dejakv.server.settings import SIM_THRESHOLD
 
@@ -42,17 +42,10 @@ class Timings(BaseModel):
     inject_ms: float
 
 
-class GenerateResponse(BaseModel):
-    """`cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar donor's KV was.
-    `store_key` is null for an approximate answer, whose state is never kept as its prompt's. `reason`: why state that was found was not used,
-    or why the prompt ran exactly; empty if there is nothing to say. `arithmetic` and `bitwise`: see `Record`."""
+class Provenance(BaseModel):
+    """The origin of an answer's state, in every answer. `reason`: why state that was found was not used, or why the prompt ran exactly;
+    empty if there is nothing to say. `arithmetic` and `bitwise`: see `Record`."""
 
-    text: str
-    used_semshare: bool
-    cache_hit: bool
-    ref_key: str | None
-    retrieved_sim: float | None
-    store_key: str | None
     level: str
     reuse: str
     approximate: bool
@@ -61,6 +54,32 @@ class GenerateResponse(BaseModel):
     reason: str
     tokens_reused: int
     tokens_computed: int
+
+
+def provenance(record: Record) -> dict[str, Any]:
+    """The fields of `Provenance`."""
+    return {
+        "level": record.level,
+        "reuse": record.method,
+        "approximate": record.approximate,
+        "arithmetic": record.arithmetic,
+        "bitwise": record.bitwise,
+        "reason": record.reason,
+        "tokens_reused": record.reused_tokens,
+        "tokens_computed": record.computed_tokens,
+    }
+
+
+class GenerateResponse(Provenance):
+    """`cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar donor's KV was.
+    `store_key` is null for an approximate answer, whose state is never kept as its prompt's."""
+
+    text: str
+    used_semshare: bool
+    cache_hit: bool
+    ref_key: str | None
+    retrieved_sim: float | None
+    store_key: str | None
     timings: Timings
 
 
@@ -152,52 +171,48 @@ class ReuseOptions(BaseModel):
 
 
 WITHOUT_EFFECT = frozenset(
-    {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "user"}
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "user",
+    }
 )
-"""OpenAI's fields that change no answer, whatever they hold."""
+"""OpenAI's fields that change no answer here, whatever they hold."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # OpenAI's
-    "audio": (), "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",), "functions": ([],),
-    "logit_bias": ({},), "logprobs": (False,), "modalities": (["text"],), "n": (1,), "parallel_tool_calls": (True, False),
-    "prediction": (), "presence_penalty": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
-    "store": (False,), "suffix": ("",), "tool_choice": ("none", "auto"), "tools": ([],), "top_logprobs": (0,),
-    "verbosity": ("medium",), "web_search_options": (),
+    "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",), "logit_bias": ({},), "logprobs": (False,),
+    "modalities": (["text"],), "n": (1,), "presence_penalty": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
+    "store": (False,), "suffix": ("",), "tool_choice": ("none", "auto"), "top_logprobs": (0,), "verbosity": ("medium",),
     # vLLM's
-    "add_generation_prompt": (True,), "allowed_token_ids": (), "bad_words": ([],), "cache_salt": (), "chat_template": (),
-    "chat_template_kwargs": ({},), "continue_final_message": (False,), "documents": ([],), "ignore_eos": (False,),
-    "include_stop_str_in_output": (False,), "kv_transfer_params": (), "length_penalty": (1,), "min_p": (0,), "min_tokens": (0,),
-    "priority": (0,), "prompt_logprobs": (), "repetition_penalty": (1,), "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,), "stop_token_ids": ([],), "structured_outputs": (), "top_k": (),
-    "truncate_prompt_tokens": (), "use_beam_search": (False,),
+    "add_generation_prompt": (True,), "chat_template_kwargs": ({},), "continue_final_message": (False,), "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,), "length_penalty": (1,), "min_p": (0,), "min_tokens": (0,), "priority": (0,),
+    "repetition_penalty": (1,), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "use_beam_search": (False,),
 }  # fmt: skip
-"""Fields that are not supported, and their values that ask for nothing; null is one for all of them."""
-
-
-def unsupported(name: str, value: Any) -> str:
-    """Why a field cannot be served, with the remedy; empty if its value changes nothing."""
-    if name in WITHOUT_EFFECT:
-        return ""
-    if name not in NEUTRAL:
-        return f"there is no field {name[:80]!r} here: leave it out"
-    neutral = NEUTRAL[name]
-    if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
-        return ""
-    return f"{name} is not supported: leave it out" + (f", or send {json.dumps(neutral[0])}" if neutral else "")
+"""Values that ask for nothing, of fields that are not supported. Null and an empty list ask for nothing in any field."""
 
 
 class _Plain(BaseModel):
-    """A null is a field that is left out, and so is an empty list that no field takes."""
+    """Leaves out what asks for nothing; every other field that is not supported is refused by its name."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
+    def _asked(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        known = cls.model_fields
-        return {n: v for n, v in cast(dict[str, Any], given).items() if v is not None and (v != [] or n in known)}
+        known, fields = cls.model_fields, cast(dict[str, Any], given).items()
+        return {n: v for n, v in fields if v is not None and (n in known or not cls.asks_nothing(n, v))}
+
+    @classmethod
+    def asks_nothing(cls, name: str, value: Any) -> bool:
+        """Whether a field that is not supported may be left out."""
+        return value == []
 
 
 class StreamOptions(_Plain):
@@ -207,9 +222,7 @@ class StreamOptions(_Plain):
 
 
 class OpenAIRequest(_Plain):
-    """Common fields of completions and chat completions. Of others `refused` tells."""
-
-    model_config = ConfigDict(extra="allow")
+    """Common fields of completions and chat completions."""
 
     model: str | None = None
     max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -221,6 +234,12 @@ class OpenAIRequest(_Plain):
     stream_options: StreamOptions = StreamOptions()
     dejakv: ReuseOptions = ReuseOptions()
 
+    @classmethod
+    def asks_nothing(cls, name: str, value: Any) -> bool:
+        neutral = ([], *NEUTRAL.get(name, ()))
+        same = (value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+        return name in WITHOUT_EFFECT or any(same)
+
     @field_validator("stop", mode="before")
     @classmethod
     def _stops(cls, given: Any) -> list[str]:
@@ -229,11 +248,6 @@ class OpenAIRequest(_Plain):
         if not fits or not all(isinstance(one, str) and 0 < len(one) <= LONGEST_STOP for one in stops):
             raise ValueError(f"give a text, or a list of up to {MOST_STOPS}, of 1 to {LONGEST_STOP} characters each")
         return stops
-
-    def refused(self) -> tuple[str, str] | None:
-        """The first field that cannot be served and why, None if there is none."""
-        reasons = ((name, unsupported(name, value)) for name, value in (self.model_extra or {}).items())
-        return next(((name, why) for name, why in reasons if why), None)
 
 
 class CompletionRequest(OpenAIRequest):

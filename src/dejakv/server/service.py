@@ -33,7 +33,7 @@ class Service:
         self.templates = templates
         self.settings = settings
         self.model_name = settings.model
-        self.ends = end_tokens(worker.pipeline.engine)
+        self.ends = _end_tokens(worker.pipeline.engine)
         self._names: dict[str, FIFOCache[str, str]] = {}
 
     def submit(self, request: Request) -> Job:
@@ -131,13 +131,12 @@ def _service(http: HttpRequest) -> Service:
 AnyService = Annotated[Service, Depends(_service)]
 
 
-def end_tokens(engine: Any) -> frozenset[int]:
+def _end_tokens(engine: Any) -> frozenset[int]:
     """The ids that end an answer of the engine's model."""
-    config = getattr(getattr(engine, "model", None), "generation_config", None)
-    found = getattr(config, "eos_token_id", None)
-    if found is None:
-        found = getattr(getattr(engine, "tokenizer", None), "eos_token_id", None)
-    return frozenset(found if isinstance(found, list) else [] if found is None else [found])
+    from dejakv.engines.transformers.decoding import special_tokens
+
+    found = special_tokens(engine.model, engine.tokenizer).get("eos_token_id", [])
+    return frozenset(found if isinstance(found, list) else [found])
 
 
 def public_key(chunk_id: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from dejakv.config import FindSettings, KeepSettings, ReuseSettings, SemanticCacheConfig
 from dejakv.engines.choice import ModelChoice
 from dejakv.errors import ConfigError
-from dejakv.pictures import LIMITS
+from dejakv.pictures import MAX_PIXELS
 from dejakv.settings import AnyPath, Cosine, Count, Positive, Seconds, Within, check_fields, from_text, kinds_of
 from dejakv.trust.settings import TrustSettings
 
@@ -39,23 +39,12 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
     api_keys_file        file with one API key a line
     partition_secret     secret that partitions are named with, so that names tell nothing of keys
     operator_key         key of whoever may purge all
-    max_headers          most headers of a request
-    max_header_bytes     largest size of them
-    header_seconds       until they are complete, from the connection's beginning or the last answer
-    max_connections      open at the same time; new ones beyond it are closed at once
     max_body_bytes       largest size of a request's body
-    max_bodies_bytes     of all bodies of unanswered requests together
     body_seconds         until a body is complete
-    send_seconds         for which a client may refuse to read its answer
-    max_json_depth       nested lists and objects
-    max_json_values      items of lists and fields of objects
     max_pictures         pictures in one request
-    max_picture_pixels   of one picture
-    max_picture_side     of one picture
     max_request_pixels   of all pictures of a request
     max_new_tokens       of one answer
     max_queue            requests that wait for the model
-    retry_after          seconds after which a refused client may try again
     shutdown_seconds     for work under way at the end
     """
 
@@ -76,23 +65,12 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
     partition_secret: str | None = None
     operator_key: str | None = None
 
-    max_headers: Positive = 100
-    max_header_bytes: Kilobyte = 16 * 1024
-    header_seconds: Some = 10.0
-    max_connections: Positive = 1024
     max_body_bytes: Kilobyte = 32 * 1024**2
-    max_bodies_bytes: Kilobyte = 256 * 1024**2
     body_seconds: Some = 60.0
-    send_seconds: Some = 30.0
-    max_json_depth: Positive = 32
-    max_json_values: Positive = 20_000
     max_pictures: Count = 16
-    max_picture_pixels: Annotated[int, Within(1, LIMITS.pixels)] = LIMITS.pixels
-    max_picture_side: Annotated[int, Within(1, LIMITS.side)] = LIMITS.side
-    max_request_pixels: Positive = 2 * LIMITS.pixels
+    max_request_pixels: Positive = 2 * MAX_PIXELS
     max_new_tokens: Positive = 4096
     max_queue: Positive = 256
-    retry_after: Positive = 1
     shutdown_seconds: Some = 20.0
 
     def __post_init__(self) -> None:
@@ -106,11 +84,6 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
                 raise ConfigError(
                     f"{name}={value} is approximate, but allow_approximate=false: set {name}={exact}, or allow_approximate=true"
                 )
-        if self.max_bodies_bytes < self.max_body_bytes:
-            raise ConfigError(
-                f"max_bodies_bytes={self.max_bodies_bytes} has no room for a body of max_body_bytes={self.max_body_bytes}: "
-                "make it larger"
-            )
         _ = self.cache(1 + len(self.quotas))
 
     def cache(self, partitions: int) -> SemanticCacheConfig:

@@ -2,10 +2,9 @@
 
 import asyncio
 import threading
-import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 
 from dejakv.errors import InputError
 from dejakv.http.errors import ClientGoneError, RefusedError
@@ -26,16 +25,14 @@ class Cancelled(Exception):
 class Job:
     """A request on its way. `pieces` ends with an Answer or an exception."""
 
-    request: Request
     loop: asyncio.AbstractEventLoop
     leave: Callable[["Job"], object]
-    came: float = field(default_factory=time.monotonic)
     pieces: asyncio.Queue[str | Answer | BaseException] = field(default_factory=asyncio.Queue)
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: bool = False
 
     def cancel(self) -> None:
         """Removes it from the queue, or stops it at its next token. Safe at any time."""
-        self.cancelled.set()
+        self.cancelled = True
         self.leave(self)
 
     async def stream(self) -> AsyncIterator[str | Answer]:
@@ -69,13 +66,13 @@ class RequestWorker:
 
     def __init__(self, pipeline: Pipeline, max_queue: int, promote_after: float = 0.0) -> None:
         self.pipeline = pipeline
-        self.served = self.failed = self.refused = self.cancelled = 0
-        self.held_up, self.held_up_seconds = 0, 0.0
-        """Requests that arrived while a prompt was settled, and the seconds for which they waited for it."""
+        self.served = self.refused = self.failed = self._stopped = 0  # on the worker's thread
+        self._left = 0  # on the event loop
         self.totals = RequestTotals()
         self._max_queue, self._promote_after = max_queue, promote_after
-        self._waiting: deque[Job] = deque()
-        self._changed = threading.Condition()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._waiting: dict[Job, Request] = {}
+        """Of the threads that take a job out of it, `pop` lets one have it."""
         self._closed = False
         self._running: Job | None = None
         self._thread = threading.Thread(target=self._work, name="dejakv-engine", daemon=True)
@@ -86,81 +83,69 @@ class RequestWorker:
         return len(self._waiting)
 
     @property
+    def cancelled(self) -> int:
+        return self._left + self._stopped
+
+    @property
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._closed
 
     def submit(self, request: Request) -> Job:
         """Queues a request. Raises RefusedError (429) at once if there is no room. Call it on the event loop."""
-        job = Job(request, asyncio.get_running_loop(), self._drop)
-        with self._changed:
-            if self._closed:
-                raise RefusedError(429, _CLOSING)
-            if len(self._waiting) >= self._max_queue:
-                raise RefusedError(429, f"{self._max_queue} requests are waiting (--max-queue): try again in a moment")
-            self._waiting.append(job)
-            self._changed.notify()
+        if self._closed:
+            raise RefusedError(429, _CLOSING)
+        if len(self._waiting) >= self._max_queue:
+            raise RefusedError(429, f"{self._max_queue} requests are waiting (--max-queue): try again in a moment")
+        job = Job(asyncio.get_running_loop(), self._leave)
+        self._waiting[job] = request
+        self._jobs.put(job)
         return job
 
     def close(self, seconds: float) -> None:
         """Finishes queued requests, for at most `seconds`, stops the rest, then finishes the saves."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._closed = True
+        self._jobs.put(None)
         self.pipeline.stop_settling()
         self._thread.join(seconds)
-        if self._thread.is_alive():
-            for job in list(self._waiting):
-                if self._drop(job):
-                    job.put(RefusedError(429, _CLOSING))
-            if (running := self._running) is not None:
-                running.cancel()
+        for job in list(self._waiting):
+            if self._leave(job):
+                job.put(RefusedError(429, _CLOSING))
+        if (running := self._running) is not None:
+            running.cancel()
             self._thread.join(_LAST_TOKEN_SECONDS)
         if self.pipeline.cache is not None:
             self.pipeline.cache.close()
 
-    def _drop(self, job: Job) -> bool:
-        """Removes a waiting job, so that its place is free at once."""
-        with self._changed:
-            if found := job in self._waiting:
-                self._waiting.remove(job)
-                self.cancelled += 1
-            return found
-
-    def _next(self, seconds: float | None) -> Job | None:
-        """The next job; waits for one, at most so many seconds. None if none came, or the queue is closed and empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed, seconds)
-            self._running = self._waiting.popleft() if self._waiting else None
-            return self._running
+    def _leave(self, job: Job) -> bool:
+        """Takes a job out of the queue: its place and its prompt are free at once. False if it does not wait any more."""
+        found = self._waiting.pop(job, None) is not None
+        self._left += found
+        return found
 
     def _work(self) -> None:
         pause = self._promote_after
-        began = ended = 0.0
         while True:
-            job = self._next(pause if self.pipeline.waiting else None)
-            if job is not None:
-                pause = self._promote_after
-                if began <= job.came < ended:
-                    self.held_up += 1
-                    self.held_up_seconds += ended - job.came
-                self._serve(job)
-                self._running = job = None  # at once: it holds the prompt
-            elif self._closed:
-                return
-            else:
-                pause, began = 0.0, time.monotonic()
+            try:
+                job = self._running = self._jobs.get(timeout=pause if self.pipeline.waiting else None)
+            except Empty:
                 self.pipeline.settle_one()
-                ended = time.monotonic()
+                pause = 0.0
+                continue
+            if job is None:
+                return
+            if (request := self._waiting.pop(job, None)) is not None:
+                pause = self._promote_after
+                self._serve(job, request)
+            self._running = job = request = None  # at once: it holds the prompt
 
-    def _serve(self, job: Job) -> None:
+    def _serve(self, job: Job, request: Request) -> None:
         try:
-            answer = self._answer(job)
+            answer = self._answer(job, request)
             self.totals.add(answer.record)
             self.served += 1
             job.put(answer)
         except Cancelled:
-            with self._changed:
-                self.cancelled += 1
+            self._stopped += 1
             job.put(ClientGoneError())
         except InputError as error:
             self.refused += 1
@@ -169,9 +154,9 @@ class RequestWorker:
             self.failed += 1
             job.put(error)
 
-    def _answer(self, job: Job) -> Answer:
+    def _answer(self, job: Job, request: Request) -> Answer:
         def go_on() -> None:
-            if job.cancelled.is_set():
+            if job.cancelled:
                 raise Cancelled
 
         def on_token(_token: int, text: str) -> None:
@@ -182,6 +167,6 @@ class RequestWorker:
         go_on()
         token = before_decoding.set(go_on)
         try:
-            return self.pipeline.answer(job.request, on_token=on_token)
+            return self.pipeline.answer(request, on_token=on_token)
         finally:
             before_decoding.reset(token)
