@@ -33,7 +33,6 @@ REQUESTS: list[tuple[str, str, bytes]] = [
     ("POST", CHAT, json.dumps({"messages": [{"role": "user", "content": ""}] * 5000}).encode()),
     ("POST", GENERATE, json.dumps({"prompt": LONG}).encode()),
     ("POST", GENERATE, json.dumps({"prompt": "x", "store_key": "a" * 100_000}).encode()),
-    ("POST", f"{COMPLETE}?{'&'.join(f'a{n}=b' for n in range(5000))}", b'{"prompt":"x"}'),
     ("GET", f"/{'a' * 60_000}", b""),
     ("GET", "/docs/%2e%2e/%2e%2e/%2e%2e/etc/passwd", b""),
     ("POST", "/v1/admin", b"{}"),
