@@ -78,7 +78,7 @@ def purge_command(
 
     from dejakv.errors import ConfigError
     from dejakv.store.claim import FORMAT, purge_folder
-    from dejakv.store.open import folders_of, format_of, open_store
+    from dejakv.store.open import folders_of, open_store
     from dejakv.store.selection import Purged, Selection
 
     selection = Selection(partition, epoch, tuple(donor or ()), older_than)
@@ -87,12 +87,11 @@ def purge_command(
     purged = Purged()
     with ExitStack() as stack:
         # All of them are opened before anything is removed: one that is no cache is a mistake in the command.
-        folders = [folder for given in cache_dir for folder in folders_of(given)]
+        folders = {folder: format for given in cache_dir for folder, format in folders_of(given).items()}
         if everything and selection == Selection() and not dry_run:
-            older = [folder for folder in folders if format_of(folder) != FORMAT]
-            for folder in older:
+            for folder in [folder for folder, format in folders.items() if format != FORMAT]:
                 typer.echo(f"removed {purge_folder(folder)} files of an older format from {folder}")
-            folders = [folder for folder in folders if folder not in older]
+                del folders[folder]
         stores = [stack.enter_context(closing(open_store(folder))) for folder in folders]
         for number, store in enumerate(stores):
             wanted = selection.of_others(purged) if number else selection

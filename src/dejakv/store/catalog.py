@@ -11,7 +11,6 @@ between leaves objects that the next one deletes, and no row without its object.
 """
 
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -100,23 +99,16 @@ class Catalog:
     """Thread-safe: one connection for reading and one for writing, so that no reader waits for a writer, of this or another
     process. Methods raise `sqlite3.Error`. Those that take `sql` are used within a `transaction`.
 
-    path                 None: in memory
-    admit, noted_damage  see `Connection`
+    path          None: in memory
+    noted_damage  see `Connection`
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        *,
-        admit: Callable[[], None] = lambda: None,
-        noted_damage: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, path: Path | None, *, noted_damage: Callable[[], None] = lambda: None) -> None:
         self._noted_damage = noted_damage
-        self._writer = Connection(path, _WRITE_SECONDS, admit=admit, noted_damage=noted_damage)
+        self._writer = Connection(path, _WRITE_SECONDS, noted_damage=noted_damage)
         self._reader = self._writer
         if path is not None:
-            self._reader = Connection(path, _READ_SECONDS, admit=admit, noted_damage=noted_damage)
-        self._journal = threading.Lock()
+            self._reader = Connection(path, _READ_SECONDS, noted_damage=noted_damage)
         self._version = (-1, -1)
         self._seen = 0
         self._news: list[tuple[str, bool]] = []
@@ -320,28 +312,25 @@ class Catalog:
             if version != self._version:
                 self._read_journal(sql)
                 self._version = version
-            if not self._news and self._complete:
-                return [], True
-            with self._journal:
-                news, complete = self._news, self._complete
-                self._news, self._complete = [], True
+            news, complete = self._news, self._complete
+            self._news, self._complete = [], True
         return news, complete
 
     def _commit(self, sql: sqlite3.Connection) -> None:
         # This transaction's own removals are no news from elsewhere. They are marked as seen before the commit, without keeping
-        # the lock for which readers would wait: until the commit they cannot see them anyway.
+        # the readers' lock: until the commit they cannot see them anyway.
         last = _last_removed(sql)
-        with self._journal:
+        with self._reader.lock:
             before, self._seen = self._seen, max(self._seen, last)
         try:
             sql.execute("COMMIT")
         except BaseException:
-            with self._journal:
+            with self._reader.lock:
                 self._seen, self._version = before, (-1, -1)
             raise
 
     def _read_journal(self, sql: sqlite3.Connection) -> None:
-        with self._journal:
+        with self._reader.lock:
             query = "SELECT seq, id, id IN (SELECT id FROM records) FROM removed WHERE seq > ? ORDER BY seq"
             found = sql.execute(query, (self._seen,)).fetchall()
             if found:

@@ -1,45 +1,106 @@
-"""Decides which folders are stores, and which may become one, and deletes stores. Nothing is opened, swept or removed in any other folder.
+"""The folder of a store: what is in it, who may use it, and how it is deleted.
 
-A folder is a store if it has DejaKV's marker, or nothing but what a store has: then it gets one. An empty folder becomes a store. Any
-other is refused.
+A folder with DejaKV's marker is a store. An empty or missing one becomes a store, and any other is refused. Other files in a store's folder
+are never opened or removed, and no link in it is followed.
+
+<folder>/dejakv-store.json  the marker
+<folder>/catalog.sqlite     the index, with the descriptions of prompts
+<folder>/segments/ab/...    one safetensors file a segment
+<folder>/temporary/...      files that are being written
+<folder>/tp-0-of-2/...      separate stores, one for each tensor-parallel rank
+<folder>/trust.sqlite       evidence on approximate answers (`dejakv.trust.ledger`)
+<folder>/trust-....lock     held by a process that waits for labels
 """
 
 import fcntl
 import json
 import os
 import re
-import secrets
-import sqlite3
+import stat
 import time
-import weakref
-from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dejakv.errors import StoreError
-from dejakv.store import names
-from dejakv.store.catalog import TABLES
-from dejakv.store.connection import connect
-from dejakv.store.counters import logger
-from dejakv.store.directory import Directory, is_our_file
-from dejakv.store.names import MARKER, NEW_MARKER
 
+FORMAT = 3
+"""Of the whole folder. Formats 1 and 2 had a file for each prompt, or for what prompts shared."""
+MARKER = "dejakv-store.json"
+CATALOG = "catalog.sqlite"
+CATALOG_FILES = (CATALOG, f"{CATALOG}-wal", f"{CATALOG}-shm", f"{CATALOG}.damaged")
+DAMAGED = CATALOG_FILES[-1]
+SEGMENTS = "segments"
+TEMPORARY = "temporary"
+NOT_FOR_OTHERS = 0o022
+"""Mode bits that let others change a file."""
 MOUNTS = Path("/proc/self/mountinfo")
-SHARED = frozenset(
-    "afs autofs.nfs beegfs ceph cifs coda davfs gfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs pvfs2 smb2 smb3 smbfs wekafs".split()
+NETWORKS = frozenset(
+    "afs beegfs ceph cifs coda gfs2 glusterfs gpfs lustre nfs nfs4 ocfs2 orangefs pvfs2 smb2 smb3 smbfs wekafs"
+    " fuse.blobfuse fuse.blobfuse2 fuse.ceph-fuse fuse.gcsfuse fuse.glusterfs fuse.goofys fuse.juicefs fuse.moosefs fuse.rclone"
+    " fuse.s3fs fuse.seaweedfs fuse.sshfs".split()
 )
-SHARED_BY_FUSE = frozenset(
-    "blobfuse blobfuse2 ceph-fuse curlftpfs gcsfuse glusterfs goofys juicefs moosefs mfs rclone s3fs seaweedfs sshfs".split()
+
+_NEW_MARKER = f"{MARKER}.new"
+_LOCK_SECONDS = 30.0
+_RANK = re.compile(r"tp-[0-9]+-of-[0-9]+")
+_SEGMENT = re.compile(r"[0-9a-f]{32}\.safetensors")
+_GROUP = re.compile(r"[0-9a-f]{2}")
+_OUR_FILES = re.compile(
+    r"segments/[0-9a-f]{2}/[0-9a-f]{32}\.safetensors|temporary/[0-9a-f-]+\.safetensors"
+    r"|catalog\.sqlite(-wal|-shm|\.damaged)?|dejakv-store\.json\.new"
+    r"|trust(-[1-9])?\.sqlite(-wal|-shm|-journal)?|trust-[0-9a-f]{16}\.lock"
+    r"|chunks/[0-9a-f]{2}/[0-9a-f]{32}-[0-9a-f]{8}\.safetensors"
+    r"|quarantine/([0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{8}\.safetensors|catalog-catalog\.sqlite(-wal|-shm)?)"
 )
-"""What stands behind `fuse.`."""
+"""What a purge of a folder deletes, also of the formats 1 and 2; the marker is deleted last."""
+_OUR_FOLDERS = re.compile(r"(segments|chunks)(/[0-9a-f]{2})?|temporary|quarantine")
+
+
+def file_of(segment: str) -> tuple[str, str]:
+    """Folder below `segments` and name of a segment's file."""
+    return segment[:2], f"{segment}.safetensors"
+
+
+def is_segment(file: str) -> bool:
+    """Whether it is the name of a segment's file."""
+    return _SEGMENT.fullmatch(file) is not None
+
+
+def is_group(name: str) -> bool:
+    """Whether it is the name of a folder below `segments`."""
+    return _GROUP.fullmatch(name) is not None
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Whether this user owns it and nobody else may change it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & NOT_FOR_OTHERS
+
+
+def is_our_file(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and is_ours(status)
+
+
+def open_file(path: str | Path, flags: int) -> int:
+    """A descriptor of a file. Follows no link and waits for no other end of a pipe. Raises: OSError"""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
+def own_folder(path: Path) -> Path:
+    """Makes a folder if it is missing. Raises: StoreError for a link or another user's, OSError."""
+    with suppress(FileExistsError):
+        path.mkdir(0o700)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise StoreError(f"{path} is a link or another user's, and is not followed: remove it, or give another folder")
+    return path
 
 
 def refuse_network(folder: Path) -> None:
     """Raises: StoreError for a folder, there or not yet, on a file system that other machines may use too."""
     kind = kind_of(folder)
-    if kind in SHARED or (kind.startswith("fuse.") and kind.removeprefix("fuse.") in SHARED_BY_FUSE):
+    if kind in NETWORKS:
         raise StoreError(
             f"{folder} is on a network file system ({kind}), where a store's catalog is not safe: give a folder on a disk of this"
             " machine"
@@ -49,229 +110,108 @@ def refuse_network(folder: Path) -> None:
 def kind_of(folder: Path) -> str:
     """The type of the file system on which the folder is, or will be, as the kernel calls it; empty where the system does not tell."""
     try:
-        lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
         path = folder.resolve()
+        device = next(one for one in (path, *path.parents) if one.exists()).stat().st_dev
+        lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
     except (OSError, RuntimeError):
         return ""
-    best, kind = -1, ""
     for line in lines:
         before, _, after = line.partition(" - ")
-        fields = before.split()
-        if len(fields) < 5 or not after:
-            continue
-        mounted = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4]))
-        if path.is_relative_to(mounted) and len(mounted.parts) >= best:  # the latest of several in one place
-            best, kind = len(mounted.parts), after.split()[0]
-    return kind
-
-
-FORMAT = 3
-"""Of the whole folder. Formats 1 and 2 had a file for each prompt, or for what prompts shared."""
-_FORMATS = (1, 2, FORMAT)
-_MAX_BYTES = 4096
-_TABLES_OF = {version: {"chunks", "totals", "removed"} for version in (1, 2)} | {FORMAT: TABLES}
-_LOCK_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Marker:
-    """Content of the marker."""
-
-    id: str
-    format: int = FORMAT
+        if after and before.split()[2:3] == [f"{os.major(device)}:{os.minor(device)}"]:
+            return after.split()[0]
+    return ""
 
 
 @contextmanager
-def entrance(folder: Path, *, make: bool = False) -> Generator[Directory]:
-    """A folder of this user, locked: processes open or purge it one at a time. `make`: create it if it is missing.
+def entrance(folder: Path, *, make: bool = False) -> Generator[Path]:
+    """The real path of a folder of this user, locked: processes open or purge it one at a time. `make`: create it if it is missing.
 
     Raises: StoreError if it belongs to another user or another process keeps it locked, OSError.
     """
-    directory = _locked(folder, make)
+    descriptor, path = _locked(folder, make)
     try:
-        yield directory
+        yield path
     finally:
         # Explicitly: a child forked meanwhile would keep the lock of a descriptor that is only closed.
-        fcntl.flock(directory.descriptor, fcntl.LOCK_UN)
-        directory.close()
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
-def identify(directory: Directory) -> Marker | None:
-    """The marker of a store; an old store gets one. None for an empty folder. Call it inside `entrance`.
+def format_of(path: Path) -> int | None:
+    """The format of the store in a folder; None for one that may become a store. Call it inside `entrance`.
 
-    Raises: StoreError for any other folder and for a store of a newer format, OSError.
+    Raises: StoreError for any other folder, and for a marker that is damaged, not this user's, or of an unknown format; OSError.
     """
-    marker = read_marker(directory)
-    if marker is not None:
-        return marker
-    found = [name for name in directory.names() if name != names.NEW_MARKER and not _is_store_below(directory, name)]
-    if not found:
-        return None
-    stranger = _stranger(directory, found)
-    if stranger is None and _has_state(directory):
-        logger.info("the store in %s had lost its marker", directory.path)
-        return write_marker(directory, 2 if names.OLD_CHUNKS in found else FORMAT)
-    raise StoreError(
-        f"{directory.path} holds other files ({stranger or names.CATALOG}) and no {names.MARKER}, so it is not a cache of "
-        "DejaKV and is left alone: give a new or empty folder for the cache"
-    )
-
-
-def _locked(folder: Path, make: bool) -> Directory:
-    while True:
-        if make:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory = Directory.open(folder)
-        try:
-            if os.fstat(directory.descriptor).st_uid != os.geteuid():
-                raise StoreError(
-                    f"{folder} belongs to another user: stored state reveals prompts, so give a folder of your own"
-                )
-            _lock(directory)
-            if directory.is_in_place():
-                return directory
-        except BaseException:
-            directory.close()
-            raise
-        directory.close()  # purged since it was opened
-
-
-def _lock(directory: Directory) -> None:
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(directory.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                raise StoreError(
-                    f"another process has kept {directory.path} locked for {_LOCK_SECONDS:.0f} s: end it, or try again"
-                ) from error
-            time.sleep(0.005)
-
-
-def _is_store_below(directory: Directory, name: str) -> bool:
-    """Whether it is a separate store: tensor-parallel ranks have their stores below the one of a single rank."""
-    with directory.inside(name) as below:
-        return below is not None and any(is_our_file(below.status(file)) for file in (names.MARKER, names.CATALOG))
-
-
-def _has_state(directory: Directory) -> bool:
-    """Whether there is a catalog of ours: a database of that name alone may be anybody's."""
-    if not is_our_file(directory.status(names.CATALOG)):
-        return False
-    # Without a log it is opened in a mode that creates no files beside it.
-    log = directory.status(names.CATALOG_PARTS[1])
-    mode = "ro" if log is not None and log.st_size else "ro&immutable=1"
     try:
-        with closing(connect(directory.path / names.CATALOG, mode)) as sql:
-            version = sql.execute("PRAGMA user_version").fetchone()[0]
-            tables = {name for (name,) in sql.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error as error:
-        logger.warning("%s is not recognised as a catalog: %s", directory.path / names.CATALOG, error)
-        return False
-    return tables - {"sqlite_sequence"} == _TABLES_OF.get(version)
-
-
-def _stranger(directory: Directory, found: list[str]) -> str | None:
-    """A file there that no store has, if any."""
-    files = {*names.CATALOG_PARTS, names.DAMAGED}
-    for name in found:
-        if name in files or names.is_evidence(name):
-            if not is_our_file(directory.status(name)):
-                return name
-        elif name in (names.SEGMENTS, names.OLD_CHUNKS):
-            with directory.inside(name) as chunks:
-                groups = chunks.names() if chunks else [""]
-                for group in groups:
-                    with (chunks or directory).inside(group) as inner:
-                        members = inner.names() if inner and names.is_group(group) else [""]
-                    known = names.name_of if name == names.SEGMENTS else names.old_name_of
-                    strange = [member for member in members if known(group, member) is None]
-                    if strange:
-                        return os.path.join(name, group, strange[0])
-        elif name in (names.TEMPORARY, names.OLD_QUARANTINE):
-            fits = names.is_temporary if name == names.TEMPORARY else names.is_old_set_aside
-            with directory.inside(name) as inner:
-                strange = [member for member in (inner.names() if inner else [""]) if not fits(member)]
-            if strange:
-                return os.path.join(name, strange[0])
-        else:
-            return name
-    return None
-
-
-def read_marker(directory: Directory) -> Marker | None:
-    """The marker of a folder, or None if it has none.
-
-    Raises: StoreError if it belongs to another user, is damaged, or has a format unknown to this version.
-    """
-    status = directory.status(MARKER)
-    if status is None:
+        descriptor = open_file(path / MARKER, os.O_RDONLY)
+    except FileNotFoundError:
+        strange = [name for name in os.listdir(path) if name != _NEW_MARKER and not _is_store(path / name)]
+        if strange:
+            raise StoreError(
+                f"{path} holds other files ({strange[0]}) and no {MARKER}, so it is not a cache of DejaKV and is left alone: give a "
+                "new or empty folder for the cache"
+            ) from None
         return None
-    if not is_our_file(status):
+    except OSError as error:
         raise StoreError(
-            f"{directory.path / MARKER} is not a file that only you may change, so somebody else may have made this cache: "
-            "give another folder"
-        )
-    descriptor = directory.open_file(MARKER, os.O_RDONLY)
+            f"{path / MARKER} is a link or cannot be read ({error.strerror}): give another folder"
+        ) from error
     try:
-        raw = os.read(descriptor, _MAX_BYTES)
+        ours, raw = is_our_file(os.fstat(descriptor)), os.read(descriptor, 4096)
     finally:
         os.close(descriptor)
+    if not ours:
+        raise StoreError(
+            f"{path / MARKER} is not a file that only you may change, so somebody else may have made this cache: give another folder"
+        )
     try:
         said: Any = json.loads(raw)
     except (ValueError, RecursionError):
         said = None
     match said:
-        case {"format": int(number), "id": str(id)} if number in _FORMATS:
-            return Marker(id, number)
         case {"format": int(number)} if number > FORMAT:
             raise StoreError(
-                f"the store in {directory.path} has format {number}, made by a newer DejaKV; this one knows {FORMAT}: "
-                "update DejaKV, or give another folder"
+                f"the store in {path} has format {number}, made by a newer DejaKV; this one knows {FORMAT}: update DejaKV, or give "
+                "another folder"
             )
+        case {"format": int(number)} if number > 0:
+            return number
         case _:
             raise StoreError(
-                f"{directory.path / MARKER} is damaged: remove this one file, so that the store is recognised by what is in it, "
-                "or give another folder"
+                f'{path / MARKER} is damaged: write {{"format": {FORMAT}}} into it if the folder has {SEGMENTS}/, or give another folder'
             )
 
 
-def write_marker(directory: Directory, format: int = FORMAT) -> Marker:
-    """Makes a folder a store. Call it while no other process can. Raises: OSError."""
-    marker = Marker(secrets.token_hex(16), format)
-    directory.remove(NEW_MARKER)  # left by a process killed here
-    descriptor = directory.open_file(NEW_MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+def write_marker(path: Path) -> None:
+    """Makes a folder a store. Call it inside `entrance`. Raises: OSError."""
+    new = path / _NEW_MARKER
+    new.unlink(missing_ok=True)  # left by a process killed here
+    descriptor = open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        os.write(descriptor, _text(marker))
+        os.write(descriptor, json.dumps({"format": FORMAT}).encode() + b"\n")
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.rename(NEW_MARKER, MARKER, src_dir_fd=directory.descriptor, dst_dir_fd=directory.descriptor)
-    return marker
-
-
-def _text(marker: Marker) -> bytes:
-    return json.dumps(asdict(marker)).encode() + b"\n"
+    new.rename(path / MARKER)
 
 
 class InUse:
-    """Locked from the opening of a store to its close. A forked child has no lock until it uses the store.
+    """A shared lock on a file, until it is closed: on a store's marker, so that nobody deletes or repairs the store meanwhile. Children
+    of `fork` hold it too.
 
     Raises: OSError; BlockingIOError while another process deletes or repairs the store.
     """
 
-    def __init__(self, directory: Directory, name: str = MARKER) -> None:
-        self._directory = directory
-        self._name = name
-        self._descriptor = -1
-        self._take()
-        self._marker = os.fstat(self._descriptor)
-        _all.add(self)
+    def __init__(self, file: Path) -> None:
+        self._descriptor = open_file(file, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise
 
     def alone(self) -> bool:
-        """Whether no other process uses the store; then none can until `share`. Call it inside the folder's entrance."""
+        """Whether nobody else has a lock on it; then nobody can until `share`."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -282,39 +222,15 @@ class InUse:
     def share(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
 
-    def renew(self) -> None:
-        """Takes the lock in a process that has none yet. Raises: sqlite3.OperationalError if the store is gone."""
-        if self._descriptor >= 0:
-            return
-        try:
-            self._take()
-        except OSError as error:
-            raise sqlite3.OperationalError(f"the store in {self._directory.path} no longer exists: {error}") from error
-        if not os.path.samestat(self._marker, os.fstat(self._descriptor)):
-            self.close()
-            raise sqlite3.OperationalError(f"the store in {self._directory.path} has been replaced by another one")
-
-    @property
-    def left(self) -> bool:
-        """Whether this process has no lock: it is closed, or was taken by the parent of a fork."""
-        return self._descriptor < 0
-
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1
+        os.close(self._descriptor)
 
-    def _take(self) -> None:
-        self._descriptor = self._directory.open_file(self._name, os.O_RDONLY)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise
 
-    def __del__(self) -> None:
-        if getattr(self, "_descriptor", -1) >= 0:
-            self.close()
+def ranks_in(path: Path) -> list[Path]:
+    """The folders of tensor-parallel ranks in a folder."""
+    return [
+        path / name for name in sorted(os.listdir(path)) if _RANK.fullmatch(name) and not (path / name).is_symlink()
+    ]
 
 
 def purge_folder(folder: str | Path) -> int:
@@ -328,74 +244,73 @@ def purge_folder(folder: str | Path) -> int:
     try:
         if not folder.exists():
             return 0
-        with entrance(folder) as directory:
+        with entrance(folder) as path:
             # Ranks may have stores below a folder that is not a store itself.
-            removed = _purge_ranks(directory) if identify(directory) is None else _purge_alone(directory)
-            if removed and not directory.names():
-                # By its real path: a link given by the user stays, and then leads nowhere.
-                os.rmdir(directory.path)
+            removed = (_delete if format_of(path) is not None else _delete_ranks)(path)
+            if removed and not os.listdir(path):
+                path.rmdir()  # a link given by the user stays, and then leads nowhere
             return removed
     except OSError as error:
         raise StoreError(f"the store in {folder} cannot be deleted ({error}): check its permissions") from error
 
 
-def _purge_alone(directory: Directory) -> int:
-    in_use = InUse(directory)
+def _delete(path: Path) -> int:
+    in_use = InUse(path / MARKER)
     try:
         if not in_use.alone():
-            raise StoreError(f"the store in {directory.path} is in use: close it in every process before it is deleted")
-        return _purge(directory)
+            raise StoreError(f"the store in {path} is in use: close it in every process before it is deleted")
+        removed = _delete_ranks(path)
+        for inside, _, files, descriptor in os.fwalk(path, topdown=False):
+            ours = [file for file in files if _OUR_FILES.fullmatch(os.path.relpath(f"{inside}/{file}", path))]
+            for file in ours:
+                os.unlink(file, dir_fd=descriptor)
+            removed += len(ours)
+            if _OUR_FOLDERS.fullmatch(os.path.relpath(inside, path)):
+                with suppress(OSError):  # it holds other files
+                    os.rmdir(inside)
+        os.unlink(path / MARKER)
+        return removed + 1
     finally:
         in_use.close()
 
 
-def _purge(directory: Directory) -> int:
-    removed = _purge_ranks(directory)
-    for name, known in ((names.SEGMENTS, names.name_of), (names.OLD_CHUNKS, names.old_name_of)):
-        with directory.inside(name) as groups:
-            removed += _purge_groups(groups, known) if groups else 0
-        directory.remove_directory(name)
-    for name, fits in ((names.TEMPORARY, names.is_temporary), (names.OLD_QUARANTINE, names.is_old_set_aside)):
-        with directory.inside(name) as files:
-            removed += sum(files.remove(n) for n in files.names() if fits(n)) if files else 0
-        directory.remove_directory(name)
-    removed += sum(map(directory.remove, filter(names.is_evidence, directory.names())))
-    # The marker is removed last: an interrupted purge leaves a store.
-    for name in (*names.CATALOG_PARTS, names.DAMAGED, names.NEW_MARKER, names.MARKER):
-        removed += directory.remove(name)
-    return removed
-
-
-def _purge_ranks(directory: Directory) -> int:
-    return sum(_purge_rank(directory, name) for name in filter(names.is_rank, directory.names()))
-
-
-def _purge_rank(directory: Directory, name: str) -> int:
-    with directory.inside(name) as below:
-        if below is None:
-            return 0
-        with entrance(below.path) as rank:
-            removed = _purge_alone(rank) if identify(rank) is not None else 0
-    directory.remove_directory(name)
-    return removed
-
-
-def _purge_groups(groups: Directory, known: Callable[[str, str], str | None]) -> int:
+def _delete_ranks(path: Path) -> int:
     removed = 0
-    for group in filter(names.is_group, groups.names()):
-        with groups.inside(group) as files:
-            removed += sum(files.remove(n) for n in files.names() if known(group, n)) if files else 0
-        groups.remove_directory(group)
+    for below in ranks_in(path):
+        with entrance(below) as rank:
+            removed += _delete(rank) if format_of(rank) is not None else 0
+        with suppress(OSError):
+            below.rmdir()
     return removed
 
 
-_all: weakref.WeakSet[InUse] = weakref.WeakSet()
+def _is_store(path: Path) -> bool:
+    return not path.is_symlink() and (path / MARKER).is_file()
 
 
-def _after_fork_in_child() -> None:
-    # Closing the child's copy leaves the parent its lock.
-    for sign in list(_all):
-        sign.close()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _locked(folder: Path, make: bool) -> tuple[int, Path]:
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        if make:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder.resolve(strict=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                raise StoreError(
+                    f"{folder} belongs to another user: stored state reveals prompts, so give a folder of your own"
+                )
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(path.lstat(), os.fstat(descriptor)):  # not purged since it was opened
+                return descriptor, path
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise StoreError(
+                    f"another process has kept {path} locked for {_LOCK_SECONDS:.0f} s: end it, or try again"
+                ) from error
+            time.sleep(0.005)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)

@@ -9,6 +9,7 @@ A child of `fork` has none of its parent's locks, but a copy of SQLite's list of
 So every connection is closed before a fork, and reopened by the next process that uses it.
 """
 
+import itertools
 import os
 import sqlite3
 import threading
@@ -81,7 +82,7 @@ class Connection:
         path: Path | None,
         wait: float,
         *,
-        admit: Callable[[], None],
+        admit: Callable[[], None] = lambda: None,
         noted_damage: Callable[[], None] = lambda: None,
         prepare: Callable[[sqlite3.Connection], None] = set_up,
     ) -> None:
@@ -94,6 +95,7 @@ class Connection:
         self._closed = False
         self.lock = threading.RLock()
         self.openings = 0
+        self.number = next(_numbers)
         _all.add(self)
 
     @contextmanager
@@ -143,7 +145,11 @@ class Connection:
         if self.path is None:
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         else:
-            connection = connect(self.path, "rw", self._wait)
+            uri = f"file:{quote(os.fsencode(self.path))}?mode=rw"
+            connection = sqlite3.connect(
+                uri, timeout=self._wait, isolation_level=None, check_same_thread=False, uri=True
+            )
+            connection.text_factory = _text
         try:
             self._prepare(connection)
         except BaseException:
@@ -154,29 +160,20 @@ class Connection:
         return connection
 
 
-def connect(path: Path, mode: str, wait: float = 0.0) -> sqlite3.Connection:
-    """A bare connection; `mode` as in https://www.sqlite.org/uri.html: `rw`, `rwc`, `ro`, `ro&immutable=1`.
-
-    Text that is not UTF-8 is decoded to surrogates instead of an error: `records.decode_meta` checks for them.
-    """
-    uri = f"file:{quote(os.fsencode(path))}?mode={mode}"
-    connection = sqlite3.connect(uri, timeout=wait, isolation_level=None, check_same_thread=False, uri=True)
-    connection.text_factory = _text
-    return connection
-
-
 def _text(raw: bytes) -> str:
+    """Text that is not UTF-8 is decoded to surrogates instead of an error."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()
+_numbers = itertools.count()
 _one_fork = threading.Lock()
 _held: list[Connection] = []
 
 
 def _before_fork() -> None:
     _one_fork.acquire()
-    for connection in list(_all):
+    for connection in sorted(_all, key=lambda one: one.number):  # who holds two locks took the earlier one first
         connection.lock.acquire()
         _held.append(connection)
         if connection.path is not None:

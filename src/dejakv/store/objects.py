@@ -8,22 +8,20 @@ import errno
 import fcntl
 import mmap
 import os
-import stat
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.store import names
 from dejakv.store.base import CorruptChunk
-from dejakv.store.directory import Directory, is_ours
+from dejakv.store.claim import SEGMENTS, TEMPORARY, file_of, is_group, is_our_file, is_segment, open_file, own_folder
 from dejakv.store.memory import MemoryTier
-from dejakv.store.names import file_of
 
 Bytes = NDArray[np.uint8]
 MAP_FROM_BYTES = 1 << 20
@@ -123,25 +121,30 @@ class Folder:
     size, time or place than when it was mapped is mapped again. An I/O error of the disk under a map kills the process.
     """
 
-    def __init__(self, root: Directory) -> None:
-        self._segments = root.own(names.SEGMENTS)
-        self._temporary = root.own(names.TEMPORARY)
+    def __init__(self, root: Path) -> None:
+        self._segments, self._temporary = own_folder(root / SEGMENTS), own_folder(root / TEMPORARY)
         self._kept: OrderedDict[str, tuple[tuple[int, ...], Bytes]] = OrderedDict()
         self._lock = threading.Lock()
 
     def put(self, name: str, parts: Sequence[Any]) -> None:
         group, file = file_of(name)
+        temporary = self._temporary / file
         try:
-            descriptor = self._new(file)
+            descriptor = _created(temporary)
             try:
                 for part in parts:
                     rest = memoryview(part).cast("B")
                     while rest:
                         rest = rest[os.write(descriptor, rest) :]
                 os.fsync(descriptor)
-                self._publish(group, file)
+                folder = self._segments / group
+                with suppress(FileExistsError):
+                    folder.mkdir(0o700)
+                if folder.is_symlink():
+                    raise OSError(errno.ELOOP, "a link is not followed", str(folder))
+                temporary.rename(folder / file)
             except BaseException:
-                self._temporary.remove(file)
+                temporary.unlink(missing_ok=True)
                 raise
             finally:
                 os.close(descriptor)
@@ -153,10 +156,9 @@ class Folder:
             kept = self._kept.get(name)
             if kept is not None:
                 self._kept.move_to_end(name)
-        path = "/".join(file_of(name))
         if kept is not None:
             with suppress(OSError):
-                if _signature(os.stat(path, dir_fd=self._segments.descriptor, follow_symlinks=False)) == kept[0]:
+                if _signature(os.lstat("/".join((str(self._segments), *file_of(name))))) == kept[0]:
                     return kept[1]
             self._forget(name)
         descriptor = self._open(name)
@@ -185,75 +187,60 @@ class Folder:
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
-            group, file = file_of(name)
             self._forget(name)
             try:
-                with self._segments.inside(group) as folder:
-                    if folder is not None:
-                        os.unlink(file, dir_fd=folder.descriptor)
-            except (FileNotFoundError, IsADirectoryError):
+                os.unlink(self._path(name))
+            except (Missing, FileNotFoundError, IsADirectoryError):
                 continue
             except OSError as error:
                 raise Unknown(error) from error
 
     def list(self) -> Iterator[str]:
         try:
-            for group in filter(names.is_group, self._segments.names()):
-                with self._segments.inside(group) as folder:
-                    for file in folder.names() if folder is not None else ():
-                        name = names.name_of(group, file)
-                        if name is not None:
-                            yield name
+            for group in filter(is_group, os.listdir(self._segments)):
+                folder = self._segments / group
+                for file in os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else ():
+                    if is_segment(file) and file.startswith(group):
+                        yield file.removesuffix(".safetensors")
         except OSError as error:
             raise Unknown(error) from error
 
     def sweep(self) -> None:
         """Removes what killed processes were writing. Raises: OSError if it cannot be listed."""
-        for file in filter(names.is_temporary, self._temporary.names()):
+        for file in filter(is_segment, os.listdir(self._temporary)):
             with suppress(OSError):
-                descriptor = self._temporary.open_file(file, os.O_RDONLY)
+                descriptor = open_file(self._temporary / file, os.O_RDONLY)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self._temporary.remove(file)
+                    os.unlink(self._temporary / file)
                 finally:
                     os.close(descriptor)
 
     def close(self) -> None:
         with self._lock:
             self._kept.clear()
-        self._segments.close()
-        self._temporary.close()
 
     def _checked(self, descriptor: int, name: str) -> os.stat_result:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or not is_ours(status):
+        if not is_our_file(status):
             raise CorruptChunk(f"{name} is not a file that only this user can have written")
         return status
-
-    def _publish(self, group: str, file: str) -> None:
-        """Gives a written file its name."""
-        with self._segments.sub(group, make=True) as folder:
-            os.rename(file, file, src_dir_fd=self._temporary.descriptor, dst_dir_fd=folder.descriptor)
 
     def _forget(self, name: str) -> None:
         with self._lock:
             self._kept.pop(name, None)
 
-    def _new(self, file: str) -> int:
-        while True:
-            descriptor = self._temporary.open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_nlink:
-                return descriptor
-            os.close(descriptor)  # swept between its creation and its lock
+    def _path(self, name: str) -> str:
+        """The place of a file. Raises: Missing if its folder is a link, which is not followed."""
+        group, file = file_of(name)
+        folder = f"{self._segments}/{group}"
+        if os.path.islink(folder):
+            raise Missing(name)
+        return f"{folder}/{file}"
 
     def _open(self, name: str) -> int:
-        group, file = file_of(name)
         try:
-            with self._segments.inside(group) as folder:
-                if folder is None:
-                    raise Missing(name)
-                return folder.open_file(file, os.O_RDONLY)
+            return open_file(self._path(name), os.O_RDONLY)
         except FileNotFoundError as error:
             raise Missing(name) from error
         except OSError as error:
@@ -306,6 +293,16 @@ class InFront:
         with self._lock:
             self._held.put(name, data, data.size)
         return data
+
+
+def _created(path: Path) -> int:
+    """A descriptor of a new file, locked so that no other process takes it for a left one."""
+    while True:
+        descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # swept between its creation and its lock
 
 
 def _signature(status: os.stat_result) -> tuple[int, ...]:

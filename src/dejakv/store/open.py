@@ -9,15 +9,28 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dejakv.errors import ConfigError, StoreError
 from dejakv.settings import refuse_redis
-from dejakv.store import names
 from dejakv.store.age import Clock
 from dejakv.store.age import now as steady
 from dejakv.store.budgets import Admission, Budget, Parts, PolicyName, named_parts
 from dejakv.store.catalog import Catalog
-from dejakv.store.claim import FORMAT, InUse, entrance, identify, refuse_network, write_marker
-from dejakv.store.connection import connect, is_damage
+from dejakv.store.claim import (
+    CATALOG,
+    CATALOG_FILES,
+    DAMAGED,
+    FORMAT,
+    MARKER,
+    NOT_FOR_OTHERS,
+    InUse,
+    entrance,
+    format_of,
+    is_our_file,
+    open_file,
+    ranks_in,
+    refuse_network,
+    write_marker,
+)
+from dejakv.store.connection import is_damage
 from dejakv.store.counters import logger
-from dejakv.store.directory import NOT_FOR_OTHERS, Directory, is_our_file
 from dejakv.store.objects import Folder, InFront, Objects
 from dejakv.store.store import Store
 
@@ -101,17 +114,20 @@ def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Stor
     )
 
 
-def folders_of(folder: str | Path) -> list[Path]:
-    """The folder of a store, and those of tensor-parallel ranks below it; nothing is created.
+def folders_of(folder: str | Path) -> dict[Path, int]:
+    """The folder of a store, and those of tensor-parallel ranks below it, with their formats; nothing is created.
 
     Raises: StoreError if it is none, or cannot be read; ConfigError for a Redis address.
     """
     refuse_redis(str(folder))
     folder = Path(folder)
+    found: dict[Path, int] = {}
     try:
-        with entrance(folder) as directory:
-            found = [folder] if identify(directory) is not None else []
-            found += [folder / name for name in sorted(directory.names()) if names.is_rank(name)]
+        with entrance(folder) as path:
+            for one, below in ((folder, path), *((folder / rank.name, rank) for rank in ranks_in(path))):
+                format = format_of(below)
+                if format is not None:
+                    found[one] = format
     except OSError as error:
         raise StoreError(f"{folder} cannot be read ({error.strerror}): give the folder of a cache") from error
     if not found:
@@ -119,27 +135,28 @@ def folders_of(folder: str | Path) -> list[Path]:
     return found
 
 
-def format_of(folder: Path) -> int:
-    """The format of the store in a folder. Raises: StoreError if it is none."""
-    with entrance(folder) as directory:
-        marker = identify(directory)
-    return FORMAT if marker is None else marker.format
-
-
 def _open_folder(folder: Path, memory_bytes: int, fill: Fill, more: dict[str, Any]) -> Store:
     refuse_network(folder)
     try:
-        with entrance(folder, make=True) as inside:
-            marker = identify(inside)
-            if marker is not None and marker.format != FORMAT:
+        with entrance(folder, make=True) as path:
+            format = format_of(path)
+            if format not in (None, FORMAT):
                 raise StoreError(
-                    f"the store in {folder} has format {marker.format}, of an older DejaKV, and this one reads {FORMAT}: remove it "
+                    f"the store in {folder} has format {format}, of an older DejaKV, and this one reads {FORMAT}: remove it "
                     f"with `dejakv cache purge --cache-dir {folder} --all`, or give another folder"
                 )
-            _make_private(inside)
-            if marker is None:
-                write_marker(inside)
-            return _open_inside(inside, memory_bytes, fill, more)
+            _make_private(path)
+            if format is None:
+                write_marker(path)
+            in_use = InUse(path / MARKER)
+            try:
+                files = Folder(path)
+                files.sweep()
+                objects: Objects = InFront(files, memory_bytes, fill) if memory_bytes else files
+                return _with_catalog(path, in_use, objects, more | {"release": in_use.close})
+            except BaseException:
+                in_use.close()
+                raise
     except BlockingIOError as error:
         raise StoreError(f"the store in {folder} is being deleted by another process: try again") from error
     except (OSError, sqlite3.Error) as error:
@@ -148,90 +165,58 @@ def _open_folder(folder: Path, memory_bytes: int, fill: Fill, more: dict[str, An
         ) from error
 
 
-def _open_inside(inside: Directory, memory_bytes: int, fill: Fill, more: dict[str, Any]) -> Store:
-    root = Directory.open(inside.path)
-    try:
-        in_use = InUse(root)
-        try:
-            files = Folder(root)
-            files.sweep()
-            objects: Objects = InFront(files, memory_bytes, fill) if memory_bytes else files
-
-            def release() -> None:
-                in_use.close()
-                root.close()
-
-            return _with_catalog(root, in_use, objects, more | {"release": release})
-        except BaseException:
-            in_use.close()
-            raise
-    except BaseException:
-        root.close()
-        raise
-
-
-def _with_catalog(root: Directory, in_use: InUse, objects: Objects, more: dict[str, Any]) -> Store:
+def _with_catalog(path: Path, in_use: InUse, objects: Objects, more: dict[str, Any]) -> Store:
     """The store with its catalog, which is made again from the objects if it is missing or damaged."""
+    catalog_file, damaged = path / CATALOG, path / DAMAGED
 
     def note_damage() -> None:
         try:
-            os.close(root.open_file(names.DAMAGED, os.O_WRONLY | os.O_CREAT))
+            os.close(open_file(damaged, os.O_WRONLY | os.O_CREAT))
         except OSError as error:
-            logger.warning("the damage of the catalog of %s cannot be recorded: %s", root.path, error)
+            logger.warning("the damage of the catalog of %s cannot be recorded: %s", path, error)
 
     def store() -> Store:
-        catalog = Catalog(root.path / names.CATALOG, admit=in_use.renew, noted_damage=note_damage)
+        catalog = Catalog(catalog_file, noted_damage=note_damage)
         try:
             return Store(objects, catalog, **more)
         except BaseException:
             catalog.close()
             raise
 
-    for name in (*names.CATALOG_PARTS, names.DAMAGED):
-        status = root.status(name)
-        if status is not None and not is_our_file(status):
+    for name in CATALOG_FILES:
+        if os.path.lexists(path / name) and not is_our_file((path / name).lstat()):
             raise StoreError(
-                f"{root.path / name} is not a file that only you may change, so somebody else may have made this cache: give "
+                f"{path / name} is not a file that only you may change, so somebody else may have made this cache: give "
                 "another folder"
             )
     cause: object = "it was found damaged when it was last used"
-    known = root.status(names.CATALOG) is not None
-    if known and root.status(names.DAMAGED) is None:
+    known = catalog_file.exists()
+    if known and not damaged.exists():
         try:
             return store()
         except sqlite3.Error as error:
-            if not is_damage(error) and not _says_read_only_but_is_not(root, error):
+            # With one damaged byte in the header SQLite takes a file for one that only a newer version may write.
+            read_only = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
+            if not is_damage(error) and not (read_only and os.access(catalog_file, os.W_OK)):
                 raise
             cause = error
     if not in_use.alone():
         raise StoreError(
-            f"the catalog of {root.path} is missing or damaged ({cause}) and other processes use it: end them, or give "
-            "another folder"
+            f"the catalog of {path} is missing or damaged ({cause}) and other processes use it: end them, or give another folder"
         )
     if known:
-        logger.warning("the catalog of %s is made again from the stored objects: %s", root.path, cause)
-    for name in (*names.CATALOG_PARTS, names.DAMAGED):
-        root.remove(name)
-    # SQLite creates the file, and no descriptor of it is ever closed here: see `connection`.
-    connect(root.path / names.CATALOG, "rwc").close()
-    os.chmod(names.CATALOG, 0o600, dir_fd=root.descriptor)
+        logger.warning("the catalog of %s is made again from the stored objects: %s", path, cause)
+    for name in CATALOG_FILES:
+        (path / name).unlink(missing_ok=True)
+    os.close(open_file(catalog_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     made = store()
     in_use.share()
     return made
 
 
-def _make_private(directory: Directory) -> None:
-    mode = stat.S_IMODE(os.fstat(directory.descriptor).st_mode)
+def _make_private(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
     if mode & NOT_FOR_OTHERS:
-        logger.warning(
-            "others could write to %s: files in it that others own or may change are not read",
-            directory.path,
-        )
+        logger.warning("others could write to %s: files in it that others own or may change are not read", path)
     if mode & 0o077:
-        os.fchmod(directory.descriptor, 0o700)
-
-
-def _says_read_only_but_is_not(root: Directory, error: sqlite3.Error) -> bool:
-    """With one damaged byte in the header SQLite takes a file for one that only a newer version may write."""
-    code = getattr(error, "sqlite_errorcode", 0)
-    return code == sqlite3.SQLITE_READONLY and os.access(names.CATALOG, os.W_OK, dir_fd=root.descriptor)
+        path.chmod(0o700)

@@ -114,7 +114,7 @@ class Store:
         self._metas: FIFOCache[str, tuple[int, ChunkMeta]] = FIFOCache(_METAS)
         self._changes = 0
         self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
-        self._closed = self._warned = self._traces = False
+        self._closed = self._ended = self._warned = self._traces = False
         self._reconcile()
 
     # Writing
@@ -133,7 +133,8 @@ class Store:
         the prompt's id before the last part; a prefix that is there serves."""
         meta = chunk.meta
         with self._lock:
-            reason = None if chunk.first else self._gate.unwanted(meta.id, meta.num_tokens)
+            reason = "error" if self._ended else None
+            reason = reason or (None if chunk.first else self._gate.unwanted(meta.id, meta.num_tokens))
             reason = reason or self._gate.overrate(chunk.tensor.nbytes, refuse=not chunk.first)
         if reason is None:
             try:
@@ -218,6 +219,7 @@ class Store:
         if closed:
             return
         self._worker.close()
+        self._ended = True
         self._settle(wait=True)
         self._catalog.close()
         self._verified.clear()

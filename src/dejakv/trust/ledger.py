@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dejakv.errors import StoreError
-from dejakv.store.claim import InUse, entrance
+from dejakv.store.claim import InUse, entrance, is_our_file, open_file
 from dejakv.store.connection import Connection
-from dejakv.store.directory import Directory, is_our_file
 from dejakv.trust.draw import ClassKey, Draw
 from dejakv.trust.evidence import Counts, State, Tally
 
@@ -80,6 +79,7 @@ class Ledger:
         """Held during each operation. A gate uses it as its own, so that a fork finds neither half done."""
         self._process = ""
         self._sign: InUse | None = None
+        self._pid = 0
         """Locks the file of that name. A child of fork has no lock, and gives itself another name."""
         if self._folder is not None and not self._folder.is_dir():
             raise StoreError(f"{folder} cannot keep evidence: it is no folder; give one that you may write to")
@@ -160,7 +160,7 @@ class Ledger:
         """Closes the file for good."""
         with self.lock:
             self._connection.close()
-            if self._folder is not None and self._sign is not None and not self._sign.left:
+            if self._folder is not None and self._sign is not None and self._pid == os.getpid():
                 (self._folder / _lock_name(self._process)).unlink(missing_ok=True)
                 self._sign.close()
 
@@ -200,12 +200,13 @@ class Ledger:
 
     def _named(self) -> str:
         """The name of this process. Call it in a transaction, so that no other process finds the name before its lock."""
-        if self._folder is not None and (self._sign is None or self._sign.left):
-            self._process = secrets.token_hex(8)
-            with Directory.open(self._folder) as folder:
-                name = _lock_name(self._process)
-                os.close(folder.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-                self._sign = InUse(folder, name)
+        if self._folder is not None and (self._sign is None or self._pid != os.getpid()):
+            if self._sign is not None:
+                self._sign.close()  # a child of fork; its parent keeps the lock
+            self._process, self._pid = secrets.token_hex(8), os.getpid()
+            file = self._folder / _lock_name(self._process)
+            os.close(open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            self._sign = InUse(file)
         return self._process
 
     def _lives(self, process: str) -> bool:
@@ -213,16 +214,16 @@ class Ledger:
             return process == self._process
         if not re.fullmatch("[0-9a-f]{16}", process):
             return False
-        with Directory.open(self._folder) as folder:
-            try:
-                sign = InUse(folder, _lock_name(process))
-            except OSError:
-                return False
-            ended = sign.alone()
-            sign.close()
-            if ended:
-                folder.remove(_lock_name(process))
-            return not ended
+        file = self._folder / _lock_name(process)
+        try:
+            sign = InUse(file)
+        except OSError:
+            return False
+        ended = sign.alone()
+        sign.close()
+        if ended:
+            file.unlink(missing_ok=True)
+        return not ended
 
 
 def _lock_name(process: str) -> str:

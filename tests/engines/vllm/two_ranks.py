@@ -9,7 +9,7 @@ import pytest
 from tests.reliability.crash_program import rows_and_files
 
 from dejakv.store.base import Chunk
-from dejakv.store.names import file_of
+from dejakv.store.claim import file_of
 from dejakv.store.open import open_store
 
 RANKS = ("tp-0-of-2", "tp-1-of-2")
