@@ -40,7 +40,7 @@ class Noting:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
     made = Ahead()
-    for name in ("dejakv.cache.now", "dejakv.idle.now"):
+    for name in ("dejakv.cache.now", "dejakv.decide.queue.now", "dejakv.idle.now"):
         monkeypatch.setattr(name, made)
     return made
 

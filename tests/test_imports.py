@@ -71,3 +71,16 @@ def test_the_core_knows_no_torch(package: str) -> None:
         if within(module, "torch") or within(module, "transformers")
     ]
     assert not heavy
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    names = {
+        ".".join(("dejakv", *file.relative_to(SOURCE).with_suffix("").parts)): file for file in SOURCE.rglob("*.py")
+    }
+    graph = {name: {other for other in imports_of(file) if other in names} - {name} for name, file in names.items()}
+    while leaves := [name for name, known in graph.items() if not known]:
+        for name in leaves:
+            del graph[name]
+        for known in graph.values():
+            known.difference_update(leaves)
+    assert not graph, "these import each other, or modules that do"

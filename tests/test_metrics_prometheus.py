@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dejakv.decide.counts import CacheCounts
+from dejakv.decide.queue import QueueCounts
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.idle import QueueCounts
 from dejakv.metrics import CacheCollector, RequestTotals
 from dejakv.records import Record
 from dejakv.store.base import StoreStats

@@ -7,7 +7,7 @@ from tests.trust.gates import gate_of, hit, opened, pilot
 
 from dejakv.decide.levels.base import Query
 from dejakv.decide.plan import Ask, Decision, Found, Plan
-from dejakv.idle import PREFILL, QueueCounts, SettlingQueue
+from dejakv.decide.queue import PREFILL, QueueCounts, SettlingQueue
 from dejakv.request import Media, Request
 from dejakv.store.base import ChunkMeta
 from dejakv.trust.differs import Seen, differs_of
@@ -57,7 +57,7 @@ def test_only_labelled_draws_wait() -> None:
 
 
 def test_without_room_the_oldest_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dejakv.idle.MOST_LABELS", 2)
+    monkeypatch.setattr("dejakv.decide.queue.MOST_LABELS", 2)
     gate = exploring()
     waiting = labels(gate)
     for prompt in "abc":
@@ -68,7 +68,7 @@ def test_without_room_the_oldest_is_lost(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_bytes_are_bounded_and_one_large_request_waits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would otherwise never be labelled, and large requests may be wrong more often than others."""
-    monkeypatch.setattr("dejakv.idle.MOST_BYTES", 100)
+    monkeypatch.setattr("dejakv.decide.queue.MOST_BYTES", 100)
     gate = exploring()
     waiting = labels(gate)
     noted(waiting, "x" * 60)
@@ -105,7 +105,7 @@ def test_without_room_a_shadow_is_lost_before_any_audit(monkeypatch: pytest.Monk
     """An audit that is lost counts as wrong."""
     gate = opened()
     gate._random = lambda: 0.0
-    monkeypatch.setattr("dejakv.idle.MOST_LABELS", 2)
+    monkeypatch.setattr("dejakv.decide.queue.MOST_LABELS", 2)
     waiting = labels(gate)
     audit, shadow = noted(waiting), hit(gate, 0.99)
     assert (audit.served, shadow.served, shadow.labelled) == (True, False, True)
@@ -196,23 +196,23 @@ def test_partitions_are_cleared_apart() -> None:
 
 
 def test_the_oldest_are_dropped_beyond_either_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dejakv.idle.MOST_PROMOTIONS", 3)
+    monkeypatch.setattr("dejakv.decide.queue.MOST_PROMOTIONS", 3)
     prompts = promoting(SettlingQueue(), "12345")
     assert prompts.counts == QueueCounts(promotions=3, dropped=2)
     assert taken(prompts) == "543"
-    monkeypatch.setattr("dejakv.idle.MOST_BYTES", 250)
+    monkeypatch.setattr("dejakv.decide.queue.MOST_BYTES", 250)
     large = promoting(SettlingQueue(), "123", media=(Media(bytes(100)),))
     assert large.counts == QueueCounts(promotions=2, dropped=1)
     assert taken(large) == "32"
     assert taken(promoting(large, "4")) == "4"
-    monkeypatch.setattr("dejakv.idle.MOST_BYTES", 50)
+    monkeypatch.setattr("dejakv.decide.queue.MOST_BYTES", 50)
     too_large = promoting(SettlingQueue(), "1", media=(Media(bytes(100)),))
     assert too_large.counts == QueueCounts(promotions=0, dropped=1)
 
 
 def test_a_prompt_that_waits_too_long_is_not_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([1000.0, 1050.0, 1070.0, 1070.0])
-    monkeypatch.setattr("dejakv.idle.now", lambda: next(clock))
+    monkeypatch.setattr("dejakv.decide.queue.now", lambda: next(clock))
     waiting = promoting(SettlingQueue(), "12", ttl=60.0)
     assert waiting.counts.promotions == 2
     item = waiting.take_promotion()

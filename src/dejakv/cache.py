@@ -20,10 +20,10 @@ from dejakv.decide.guards.base import Guard
 from dejakv.decide.levels.base import Level, Match
 from dejakv.decide.levels.fusion import FusionStates
 from dejakv.decide.plan import Ask, Decision, Plan, PlanGuard
+from dejakv.decide.queue import SettlingQueue
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
 from dejakv.identity import check_partition, check_scope, rows_key
-from dejakv.idle import SettlingQueue
 from dejakv.records import Record, greedy_note
 from dejakv.request import Request, forget
 from dejakv.store.age import now, remaining, shortest

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from dejakv.decide.counts import CacheCounts
+from dejakv.decide.queue import QueueCounts
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import MissingExtraError
-from dejakv.idle import QueueCounts
 from dejakv.records import Record
 from dejakv.store.base import StoreStats
 from dejakv.trust.report import TrustReport

@@ -6,8 +6,9 @@ import numpy as np
 
 from dejakv.blend.blend import find, not_worth
 from dejakv.blend.forced import Need
+from dejakv.blend.maps import token_map
 from dejakv.blend.settings import BlendConfig
-from dejakv.blend.token_map import Donors, token_map, with_prefix
+from dejakv.blend.token_map import Donors, with_prefix
 
 TEXT = np.arange(100, 180)
 OTHER = np.arange(500, 560)

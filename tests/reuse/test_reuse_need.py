@@ -3,8 +3,9 @@
 import numpy as np
 
 from dejakv.blend.forced import need
+from dejakv.blend.maps import token_map
 from dejakv.blend.sentences import segments
-from dejakv.blend.token_map import Donors, token_map
+from dejakv.blend.token_map import Donors
 
 TABLE = np.random.default_rng(3).standard_normal((400, 48)).astype(np.float32)
 ENDS = np.array([9], dtype=np.int64)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.blend.forced import need
-from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs, long_runs, new_text, stretches, token_map
+from dejakv.blend.maps import token_map
+from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs, long_runs, new_text, stretches
 
 HELD, NEW = np.arange(1000, 1100), np.arange(5000, 5060)
 EVERY_TOKEN = np.array([9])

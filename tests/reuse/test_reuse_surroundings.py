@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dejakv.blend.maps import token_map
 from dejakv.blend.recomputed import LEAST, NEAR, surroundings_of
-from dejakv.blend.token_map import Donors, TokenMap, token_map
+from dejakv.blend.token_map import Donors, TokenMap
 
 ONE, TWO, THREE = np.arange(100, 140), np.arange(200, 260), np.arange(300, 330)
 

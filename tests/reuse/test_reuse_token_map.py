@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dejakv.blend.maps import token_map
 from dejakv.blend.settings import MAPS
-from dejakv.blend.token_map import Donors, token_map
+from dejakv.blend.token_map import Donors
 from dejakv.errors import ConfigError, InputError
 
 TABLE = np.random.default_rng(3).standard_normal((400, 48)).astype(np.float32)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dejakv.blend.forced import Need, need
+from dejakv.blend.maps import token_map
 from dejakv.blend.recomputed import count_of
 from dejakv.blend.settings import BlendConfig, too_dear
-from dejakv.blend.token_map import Donors, Embed, Ids, TokenMap, token_map, with_prefix
+from dejakv.blend.token_map import Donors, Embed, Ids, TokenMap, with_prefix
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,4 @@
-"""Token maps: the donor token whose KV entries stand in for each token of a prompt. The map decides the quality of a blend more than the
-ranking of tokens does.
-
-| name        | takes                                                                              |
-| `context`   | the longest common context; where that is short, the nearest embedding near it     |
-| `embedding` | the nearest embedding anywhere (SemShareKV, arXiv 2509.24832), exact cosine         |
-| `lsh`       | the same by random hyperplanes                                                      |
-"""
+"""Token maps: the donor token whose KV entries stand in for each token of a prompt, and what is read off a map."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.blend.settings import MAPS
-from dejakv.errors import ConfigError, InputError
-from dejakv.vectors.base import normalized
-
-BITS = 256
-"""Of a signature of the `lsh` map."""
+from dejakv.errors import InputError
 
 Ids = NDArray[np.int64]
 Embed = Callable[[Any], NDArray[np.float32]]
@@ -189,48 +177,3 @@ def long_runs(marked: NDArray[np.bool_], least: int) -> tuple[tuple[int, int], .
     ((0, 2),)
     """
     return tuple((first, stop) for first, stop in stretches(marked) if stop - first >= least)
-
-
-def embedding_map(target: Ids, donors: Donors, embed: Embed, *, hashed: bool = False) -> TokenMap:
-    """Map each token to its first equal, or to the donor token with the nearest input embedding, at any place. Media fit themselves alone.
-
-    hashed  nearest by random hyperplanes: the fewest bits of a signature differ, and the similarity is cos(pi differing / bits). It
-            agrees with exact cosine .65 of the time at 128 bits, .82 at 256, .95 at 1024 (hidden size 1024)
-    """
-    known, first = np.unique(donors.ids, return_index=True)
-    wanted, inverse = np.unique(target, return_inverse=True)
-    at = np.minimum(np.searchsorted(known, wanted), known.size - 1)
-    equal = known[at] == wanted
-    source, score = np.where(equal, first[at], 0), equal.astype(np.float32)
-    new, real = np.flatnonzero(~equal & (wanted >= 0)), np.flatnonzero(known >= 0)
-    if new.size and real.size:
-        mine, theirs = normalized(embed(wanted[new])), normalized(embed(known[real]))
-        if hashed:
-            planes = np.random.default_rng(0).standard_normal((theirs.shape[1], BITS)).astype(np.float32)
-            agree = np.sign(mine @ planes) @ np.sign(theirs @ planes).T / BITS
-            similar = np.cos(np.pi * (1 - agree) / 2).astype(np.float32)
-        else:
-            similar = mine @ theirs.T
-        best = similar.argmax(1)
-        source[new] = first[real[best]]
-        score[new] = similar[np.arange(new.size), best].clip(0, 1)
-    return TokenMap(source[inverse], score[inverse], np.zeros(len(target), dtype=np.int64))
-
-
-def token_map(
-    name: str, target: Sequence[int] | Ids, donors: Donors, embed: Embed, *, ends: Ids | None = None
-) -> TokenMap:
-    """Make the named map. `ends`: ids of tokens that end a sentence.
-
-    Raises: ConfigError for an unknown name, InputError for an empty target.
-    """
-    from dejakv.blend.context_map import context_map
-
-    ids = np.asarray(target, dtype=np.int64)
-    if ids.size == 0:
-        raise InputError("an empty prompt has no token map: give at least one token")
-    if name == "context":
-        return context_map(ids, donors, embed, ends=ends)
-    if name not in MAPS:
-        raise ConfigError(f"token map {name!r} is unknown: choose one of {', '.join(MAPS)}")
-    return embedding_map(ids, donors, embed, hashed=name == "lsh")

@@ -10,8 +10,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from dejakv.blend.maps import token_map
 from dejakv.blend.settings import TOP_LAYER_TAIL
-from dejakv.blend.token_map import Donors, Embed, Ids, token_map, with_prefix
+from dejakv.blend.token_map import Donors, Embed, Ids, with_prefix
 from dejakv.errors import ConfigError
 from dejakv.settings import MAX_SHARE, Positive, Share, check_fields
 

@@ -1,21 +1,19 @@
 """The error bound, as an observer: what it leaves of the plan that was chosen, and the label that waits."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.plan import Decision, Method, Plan, Trial
+from dejakv.decide.queue import SettlingQueue
 from dejakv.request import Prepared, Request
 from dejakv.trust.differs import Differs, Seen
 from dejakv.trust.draw import Draw
 from dejakv.trust.features import LATE_BLEND, TIME_SHARE, certainty, features_of, orders
 from dejakv.trust.gate import Gate
-
-if TYPE_CHECKING:
-    from dejakv.idle import SettlingQueue
 
 BOUND = "error bound"
 """How the reason begins where the bound does not let an approximate plan run."""
@@ -28,7 +26,7 @@ class ErrorBound:
     queue   where would-be hits wait for their labels; None: their draws are the caller's business
     """
 
-    def __init__(self, gate: Gate, config: SemanticCacheConfig, queue: "SettlingQueue | None" = None) -> None:
+    def __init__(self, gate: Gate, config: SemanticCacheConfig, queue: SettlingQueue | None = None) -> None:
         self._gate = gate
         self._config = config
         self._queue = queue

@@ -1,0 +1,213 @@
+"""Requests that wait to be settled in idle time, in bounds, and the removals that such work heeds."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from dejakv.decide.plan import Decision
+from dejakv.request import Request, Sampling
+from dejakv.store.age import now
+from dejakv.trust.differs import Differs, Seen
+from dejakv.trust.draw import Draw
+from dejakv.trust.gate import Gate
+
+MOST_LABELS, MOST_PROMOTIONS = 256, 64
+"""Would-be hits that wait for their label, and prompts that wait to be computed exactly, at once."""
+
+MOST_BYTES = 64 << 20
+"""Bytes of text and pictures of what waits, of each kind."""
+
+PREFILL = Sampling(max_new_tokens=1)
+"""An answer of one token: it is the state that is wanted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion:
+    """A prompt that was answered approximately, by its exact key.
+
+    epoch  of the model that answered it
+    came   seconds since 1970 in which it was asked
+    ttl    seconds from then on for which it may wait and its state be used, 0 without a limit
+    """
+
+    key: str
+    request: Request
+    epoch: str
+    came: float
+    ttl: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        request = self.request
+        return len(request.prompt) + len(request.chunk) + sum(len(item.data) for item in request.media)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label(Promotion):
+    """A would-be hit that waits for its label, by the id of its draw: the way that was not taken is to run. A *shadow* was answered in
+    full, an *audit* approximately.
+
+    decision  how it was to be run
+    answer    what was answered, if that is one of the two answers to be compared; None: both must run
+    """
+
+    draw: Draw
+    decision: Decision
+    answer: Seen | None = None
+
+
+@dataclass(frozen=True)
+class QueueCounts:
+    """What waits now, `labels` None without an error bound, and promotions `dropped` since the start for want of room."""
+
+    labels: int | None = None
+    promotions: int = 0
+    dropped: int = 0
+
+
+W = TypeVar("W", bound=Promotion)
+
+
+class SettlingQueue:
+    """What waits to be settled, in bounds, and the removals that such work heeds. Thread-safe.
+
+    gate, differs  of an error bound, which learns from labels; without them nothing is labelled
+
+    The oldest label is made first, since labels count in the order of their draws. If there is no room the oldest is lost, a shadow before
+    any audit, since an audit that is lost counts as wrong: it stays or goes by what comes after it, and not by its own outcome. A request
+    that alone is too large waits alone. Of promotions the newest is made first, and the oldest are dropped: they stay approximate until
+    they come again.
+    """
+
+    def __init__(self, gate: Gate | None = None, differs: Differs | None = None) -> None:
+        self.gate = gate
+        self.differs = differs
+        self.closed = False
+        """Whether nothing is to be labelled any more."""
+        self._labels: dict[str, Label] = {}
+        self._promotions: dict[str, Promotion] = {}
+        self._dropped = 0
+        self._removals: list[str | None] = []
+        self._lock = threading.Lock()
+
+    def label(self, draw: Draw, request: Request, epoch: str, decision: Decision) -> None:
+        """A labelled draw waits from before its request runs: a client who leaves when it sees the answer changes nothing."""
+        if not draw.labelled:
+            return
+        label = Label(key=draw.id, request=request, epoch=epoch, came=now(), draw=draw, decision=decision)
+        waiting = self._labels
+        lost: list[Label] = []
+        with self._lock:
+            if self.closed:
+                lost = [label]
+            else:
+                waiting[draw.id] = label
+                while len(waiting) > 1 and _full(waiting, MOST_LABELS):
+                    shadows = (id for id, other in waiting.items() if not other.draw.served and id != draw.id)
+                    lost.append(waiting.pop(next(shadows, next(iter(waiting)))))
+        self._lose(lost)
+
+    def answered(self, draw: Draw, answer: Seen | None, *, approximate: bool) -> None:
+        """What the request was answered, None where both answers must run; `approximate`: whether that was approximately. A plan to
+        reuse that ended in an exact answer is no approximate answer, and nothing that is labelled."""
+        with self._lock:
+            label = self._labels.get(draw.id)
+            if label is None:
+                return
+            if approximate == draw.served:
+                self._labels[draw.id] = replace(label, answer=answer)
+                return
+            del self._labels[draw.id]
+        self._lose(
+            [replace(label, draw=replace(draw, served=False))]
+        )  # nothing approximate was served that could be wrong
+
+    def take_label(self) -> Label | None:
+        """The oldest, which waits no longer; None if there is none. Its taker calls `learn` or `lose`."""
+        with self._lock:
+            return self._labels.pop(next(iter(self._labels))) if self._labels else None
+
+    def learn(self, label: Label, wrong: bool, tried: Mapping[str, float] | None = None) -> None:
+        """The outcome of one that was taken. `tried`: what running its plan showed, for a late draw."""
+        assert self.gate is not None
+        self.gate.learn(label.draw, wrong, tried)
+
+    def lose(self, label: Label) -> None:
+        """One that was taken cannot be labelled, for a reason that its outcome has no part in: see `Gate.lost`."""
+        assert self.gate is not None
+        self.gate.lost(label.draw)
+
+    def promote(self, decision: Decision) -> None:
+        """The prompt was answered approximately. One that waits already becomes the newest. Nothing waits of a request of which nothing
+        is kept."""
+        if decision.ask.no_store:
+            return
+        entry, waiting = decision.entry, self._promotions
+        request = replace(decision.query.request, sampling=PREFILL, metadata={})
+        with self._lock:
+            waiting.pop(entry.id, None)
+            waiting[entry.id] = Promotion(key=entry.id, request=request, epoch=entry.epoch, came=now(), ttl=entry.ttl)
+            while _full(waiting, MOST_PROMOTIONS):
+                del waiting[next(iter(waiting))]
+                self._dropped += 1
+
+    def take_promotion(self) -> Promotion | None:
+        """The newest, which waits no longer; None if there is none. Its request may keep its state for the time that is left of its own."""
+        with self._lock:
+            while self._promotions:
+                _, item = self._promotions.popitem()
+                left = item.came + item.ttl - now()
+                if not item.ttl:
+                    return item
+                if left > 0:
+                    return replace(item, request=replace(item.request, ttl=left))
+            return None
+
+    def removing(self, partition: str | None) -> None:
+        """A purge or clearing begins, of a partition or of all: work that began before it is not stored."""
+        self._removals.append(partition)
+
+    def mark(self) -> int:
+        """Now, for `removed_since`. Taken before it is known of which partition the work will be."""
+        return len(self._removals)
+
+    def removed_since(self, mark: int, partition: str) -> bool:
+        """Whether a removal that may concern the partition has begun after the mark."""
+        return any(removed in (None, partition) for removed in self._removals[mark:])
+
+    def clear(self, partition: str | None) -> None:
+        """Forgets one partition's requests, None for all: labels are lost."""
+        with self._lock:
+            lost = _popped(self._labels, partition)
+            _popped(self._promotions, partition)
+        self._lose(lost)
+
+    def close(self) -> None:
+        """Whatever waits for its label is lost, and what comes later."""
+        with self._lock:
+            self.closed = True
+            lost = _popped(self._labels, None)
+        self._lose(lost)
+
+    @property
+    def counts(self) -> QueueCounts:
+        with self._lock:
+            labels = len(self._labels) if self.gate is not None else None
+            return QueueCounts(labels, len(self._promotions), self._dropped)
+
+    def __len__(self) -> int:
+        return len(self._labels) + len(self._promotions)
+
+    def _lose(self, labels: Sequence[Label]) -> None:
+        for label in labels:
+            self.lose(label)
+
+
+def _full(waiting: Mapping[str, Promotion], most: int) -> bool:
+    return len(waiting) > most or sum(item.nbytes for item in waiting.values()) > MOST_BYTES
+
+
+def _popped(waiting: dict[str, W], partition: str | None) -> list[W]:
+    gone = [key for key, item in waiting.items() if partition in (None, item.request.partition)]
+    return [waiting.pop(key) for key in gone]
