@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from research.trust.replay import replayed
 from scipy.stats import binom
+from tests.trust.many_gates import replayed
 
 from dejakv.trust.evidence import State, Terms
 from dejakv.trust.rules import times_of

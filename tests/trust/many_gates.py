@@ -1,6 +1,6 @@
 """One class's hits in many orders at once: what a gate would have done with each, step by step as `evidence.State` does it.
 
-For knowing before a gate is switched on. Labels are there at once, and nothing is lost.
+Labels are there at once, and nothing is lost.
 """
 
 from dataclasses import dataclass
