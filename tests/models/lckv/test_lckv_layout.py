@@ -24,7 +24,7 @@ def test_layers_that_share_a_lower_layers_kv_are_not_condensed():
     assert not KVLayout.parse("0_0_2_2", 4).loop
 
 
-@pytest.mark.parametrize("text", ["0", "0_1_4_4_4", "2_2_2", "0_3_3s_3_4"])
+@pytest.mark.parametrize("text", ["0", "0_1_4_4_4", "2_2_2", "0_3_3_3_4"])
 def test_layouts_read_back(text):
     layers = text.count("_") + 1
     layout = KVLayout.parse(text, layers)
@@ -37,6 +37,7 @@ def test_layouts_read_back(text):
     [
         ("full_attention", "cannot be read"),
         ("0_-1_2", "cannot be read"),
+        ("0_1s_2", "cannot be read"),
         ("0_1", "names 2 layers"),
         ("0_1_3", "no KV of its own"),
         ("1_0_2", "no KV of its own"),

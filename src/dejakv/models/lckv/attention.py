@@ -1,4 +1,6 @@
-"""Attention to the KV of another layer, and the decoder layer around it. Parameter names are those of a Llama."""
+"""Attention to the KV of another layer: which keys a row may see, and the decoder layer. Parameter names are those of a Llama."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -7,6 +9,56 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rot
 
 from dejakv.models.lckv.cache import KV
 from dejakv.models.lckv.configuration import LCKVLlamaConfig
+
+
+@dataclass(frozen=True)
+class Masks:
+    """`causal` [batch, 1, rows, keys] true where a row sees a key; `places` [batch, 1, rows, 1] the row's own key."""
+
+    causal: torch.Tensor
+    places: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, attention_mask: torch.Tensor | None, batch: int, past: int, tokens: int, device: torch.device
+    ) -> "Masks":
+        """All rows of `tokens` new tokens behind `past` held ones.
+
+        attention_mask  None, [batch, past + tokens] (0 is padding), or [batch, 1, tokens, past + tokens] of booleans,
+                        which replaces causality. Raises: ValueError for another shape
+        """
+        places = torch.arange(past, past + tokens, device=device)[None, None, :, None].expand(batch, 1, tokens, 1)
+        keys = torch.arange(past + tokens, device=device)
+        if attention_mask is not None and attention_mask.ndim == 4:
+            if attention_mask.dtype != torch.bool or attention_mask.shape[-2:] != (tokens, past + tokens):
+                raise ValueError(
+                    f"a mask of shape {tuple(attention_mask.shape)} and {attention_mask.dtype} does not fit {tokens} "
+                    f"tokens behind {past}: give booleans [batch, 1, {tokens}, {past + tokens}]"
+                )
+            return cls(attention_mask.expand(batch, -1, -1, -1), places)
+        causal = keys <= places
+        if attention_mask is not None:
+            if attention_mask.shape != (batch, past + tokens):
+                raise ValueError(
+                    f"attention_mask of shape {tuple(attention_mask.shape)} does not fit a batch of {batch} with "
+                    f"{past} tokens held and {tokens} new: give [{batch}, {past + tokens}]"
+                )
+            causal = causal & attention_mask.to(device).bool()[:, None, None, :]
+        return cls(causal, places)
+
+    def pick(self, rows: torch.Tensor) -> "Masks":
+        """The rows [batch, r] alone, counted among the new tokens."""
+        index = rows[:, None, :, None]
+        return Masks(
+            self.causal.gather(2, index.expand(-1, 1, -1, self.causal.shape[-1])), self.places.gather(2, index)
+        )
+
+    def view(self, *, strict: bool) -> torch.Tensor:
+        """Booleans [batch, 1, rows, keys] for one kind of layer. `strict` masks the diagonal."""
+        if not strict:
+            return self.causal
+        keys = torch.arange(self.causal.shape[-1], device=self.causal.device)
+        return self.causal & (keys != self.places)
 
 
 def rotated(states: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -26,7 +78,6 @@ class LCKVAttention(nn.Module):
         self.layer, self.head_dim = layer, dim
         self.target = layout.targets[layer]
         self.strict = layout.attends_above(layer) or config.force_nodiag
-        self.window = config.sliding_window if layout.windowed[layer] else None
         self.computes_kv = layer in layout.kv_layers
         self.dropout = float(config.attention_dropout or 0.0)
         self.q_proj = nn.Linear(hidden, heads * dim, bias=bias)
@@ -41,9 +92,6 @@ class LCKVAttention(nn.Module):
     def keys_values(self, normed: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> KV:
         """This layer's keys, rotated, and values, each [batch, kv heads, rows, dim]."""
         return rotated(self._heads(self.k_proj(normed)), place), self._heads(self.v_proj(normed))
-
-    def queries(self, normed: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return rotated(self._heads(self.q_proj(normed)), place)
 
     def forward(
         self,
@@ -63,7 +111,7 @@ class LCKVAttention(nn.Module):
             blind = ~seen.any(-1, keepdim=True)
             # A row without a key would be NaN: it sees all of them, and is cleared afterwards.
             out = F.scaled_dot_product_attention(
-                self.queries(normed, place),
+                rotated(self._heads(self.q_proj(normed)), place),
                 *kv,
                 attn_mask=seen | blind,
                 dropout_p=self.dropout if self.training else 0.0,

@@ -17,7 +17,6 @@ class LCKVLlamaConfig(LlamaConfig):
     forward_passes     iterations of a prefill or training step without gradient (m in the paper)
     backward_passes    iterations after them, with gradient in training (b)
     prefill_tolerance  a prefill stops early once no element of the condensed layers' KV changes by more than this; 0: never
-    sliding_window     tokens that windowed layers see
     force_nodiag       no layer of a token sees that token's own KV
     """
 
@@ -27,7 +26,6 @@ class LCKVLlamaConfig(LlamaConfig):
     forward_passes: int = 7
     backward_passes: int = 2
     prefill_tolerance: float = 0.0
-    sliding_window: int | None = 4096
     force_nodiag: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:

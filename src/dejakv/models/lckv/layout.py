@@ -9,28 +9,27 @@ from dejakv.errors import ConfigError
 
 @dataclass(frozen=True)
 class KVLayout:
-    """`targets[i]` is the layer whose KV layer i attends to; `windowed[i]`, whether through a sliding window.
+    """`targets[i]` is the layer whose KV layer i attends to.
 
     A layer that attends to itself is ordinary. One that attends to a higher layer is condensed: for a token, the KV of
     that layer exists only after the token has passed it, so a condensed layer sees earlier tokens alone.
     """
 
     targets: tuple[int, ...]
-    windowed: tuple[bool, ...]
 
     @classmethod
     def parse(cls, text: str, layers: int) -> "KVLayout":
-        """`0_3_3_3_4`, one number a layer; a trailing `s` marks a sliding window.
+        """`0_3_3_3_4`, one number a layer. A sliding window (`3s`) is refused.
 
         Raises: ConfigError for another notation, another number of layers, or a target that does not attend to itself.
         """
         parts = text.split("_")
-        if not all(re.fullmatch(r"\d+s?", part) for part in parts):
+        if not all(re.fullmatch(r"\d+", part) for part in parts):
             raise ConfigError(
                 f"the KV layout {text!r} cannot be read: give one layer number for each layer, joined by '_', for "
                 f"example {'_'.join(map(str, range(layers)))!r} for an ordinary model"
             )
-        targets = tuple(int(part.rstrip("s")) for part in parts)
+        targets = tuple(map(int, parts))
         if len(targets) != layers:
             raise ConfigError(
                 f"the KV layout {text!r} names {len(targets)} layers, the model has {layers}: give a number for each"
@@ -41,10 +40,10 @@ class KVLayout:
                     f"in the KV layout {text!r} layer {layer} attends to layer {target}, which has no KV of its own: "
                     "choose a layer that attends to itself"
                 )
-        return cls(targets, tuple(part.endswith("s") for part in parts))
+        return cls(targets)
 
     def __str__(self) -> str:
-        return "_".join(f"{t}{'s' if w else ''}" for t, w in zip(self.targets, self.windowed, strict=True))
+        return "_".join(map(str, self.targets))
 
     @property
     def layers(self) -> int:

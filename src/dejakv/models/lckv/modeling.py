@@ -9,10 +9,9 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from dejakv.models.lckv.attention import LCKVDecoderLayer
+from dejakv.models.lckv.attention import LCKVDecoderLayer, Masks
 from dejakv.models.lckv.cache import LCKVCache, length
 from dejakv.models.lckv.configuration import LCKVLlamaConfig
-from dejakv.models.lckv.masks import Masks
 from dejakv.models.lckv.passes import HiddenRows, Iterations, Passes
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from transformers.cache_utils import Cache
 
-from dejakv.models.lckv.attention import LCKVDecoderLayer
+from dejakv.models.lckv.attention import LCKVDecoderLayer, Masks
 from dejakv.models.lckv.cache import KV, GivenRows, held
 from dejakv.models.lckv.layout import KVLayout
-from dejakv.models.lckv.masks import Masks
 
 Place = tuple[torch.Tensor, torch.Tensor]
 
@@ -85,7 +84,7 @@ class Passes:
             if attention.computes_kv:
                 self._note(number, attention.keys_values(normed, rows.place), rows.index)
             kv = self._with_past(attention.target)
-            seen = rows.masks.view(strict=attention.strict, window=attention.window)
+            seen = rows.masks.view(strict=attention.strict)
             if kv is not None:
                 seen = seen[..., : kv[0].shape[-2]]
             hidden = hidden + attention(normed, rows.place, kv, seen)
