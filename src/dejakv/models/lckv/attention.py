@@ -93,6 +93,9 @@ class LCKVAttention(nn.Module):
         """This layer's keys, rotated, and values, each [batch, kv heads, rows, dim]."""
         return rotated(self._heads(self.k_proj(normed)), place), self._heads(self.v_proj(normed))
 
+    def queries(self, normed: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return rotated(self._heads(self.q_proj(normed)), place)
+
     def forward(
         self,
         normed: torch.Tensor,
@@ -111,7 +114,7 @@ class LCKVAttention(nn.Module):
             blind = ~seen.any(-1, keepdim=True)
             # A row without a key would be NaN: it sees all of them, and is cleared afterwards.
             out = F.scaled_dot_product_attention(
-                rotated(self._heads(self.q_proj(normed)), place),
+                self.queries(normed, place),
                 *kv,
                 attn_mask=seen | blind,
                 dropout_p=self.dropout if self.training else 0.0,
