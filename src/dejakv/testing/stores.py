@@ -176,31 +176,27 @@ class StoreTests:
             assert store.delete(chunk.meta.id)
             return held
 
-    def test_max_entries_evicts_the_least_recently_used(self, tmp_path: Path) -> None:
-        chunks = [make_chunk(number) for number in range(4)]
-        with closing(self.make_store(tmp_path / "store", max_entries=3)) as store:
-            gone = told_by(store)
-            for chunk in chunks[:3]:
-                store.put(chunk)
-            store.get(chunks[0].meta.id)
-            assert store.put(chunks[3])
-            assert gone == [chunks[1].meta.id]
-            assert ids(store) == {chunks[number].meta.id for number in (0, 2, 3)}
-            assert store.stats().evictions == {"entries": 1}
-
-    @pytest.mark.parametrize("limit", ["max_entries", "max_bytes"])
-    def test_lfu_evicts_the_least_often_used(self, tmp_path: Path, limit: str) -> None:
+    @pytest.mark.parametrize(
+        ("policy", "limit", "left"),
+        [("lru", "entries", (0, 2, 3)), ("lfu", "entries", (0, 1, 3)), ("lfu", "bytes", (0, 1, 3))],
+    )
+    def test_the_least_recently_or_least_often_used_leaves(
+        self, tmp_path: Path, policy: str, limit: str, left: tuple[int, ...]
+    ) -> None:
         """The uses of an entry that is put again count."""
         chunks = [make_chunk(number) for number in range(4)]
-        most = 3 if limit == "max_entries" else 3 * self.size(tmp_path / "probe", chunks[0]) + 512
-        with closing(self.make_store(tmp_path / "store", policy="lfu", **{limit: most})) as store:
+        most = 3 if limit == "entries" else 3 * self.size(tmp_path / "probe", chunks[0]) + 512
+        with closing(self.make_store(tmp_path / "store", policy=policy, **{f"max_{limit}": most})) as store:
+            gone = told_by(store)
             for chunk in chunks[:3]:
                 store.put(chunk)
             for number in (0, 0, 0, 1, 1, 2):
                 store.get(chunks[number].meta.id)
             assert store.put(make_chunk(0, seed=9))
             assert store.put(chunks[3])
-            assert ids(store) == {chunks[number].meta.id for number in (0, 1, 3)}
+            assert ids(store) == {chunks[number].meta.id for number in left}
+            assert set(gone) == {chunk.meta.id for chunk in chunks} - ids(store)
+            assert store.stats().evictions == {limit: 1}
 
     def test_max_bytes_holds_and_evicts_as_many_as_it_takes(self, tmp_path: Path) -> None:
         small, large = make_chunk(0, nbytes=4096), make_chunk(9, nbytes=12000)
@@ -208,21 +204,13 @@ class StoreTests:
         with closing(self.make_store(tmp_path / "store", max_bytes=4 * size + 1024)) as store:
             for number in range(4):
                 assert store.put(make_chunk(number, nbytes=4096))
-            assert store.stats().entries == 4
+            for number in (3, 5):  # larger than the budget
+                assert store.put(make_chunk(number, nbytes=40_000)) is False
+            assert (store.stats().entries, store.stats("p").refused) == (4, {"too_large": 2})
             assert store.put(large)
             assert store.stats().bytes <= 4 * size + 1024
-            assert store.get(large.meta.id) is not None
             assert store.stats().evictions == {"bytes": -(-(large_size - 1024) // size)}
-            assert store.get(make_chunk(3).meta.id) is not None
-
-    def test_what_is_larger_than_the_budget_is_refused_and_evicts_nothing(self, tmp_path: Path) -> None:
-        kept = make_chunk(1)
-        with closing(self.make_store(tmp_path / "store", max_bytes=20_000)) as store:
-            assert store.put(kept)
-            assert store.put(make_chunk(2, nbytes=40_000)) is False
-            assert store.put(make_chunk(1, nbytes=40_000)) is False
-            assert store.get(kept.meta.id) is not None
-            assert store.stats("p").refused == {"too_large": 2}
+            check_whole(store, [large, make_chunk(3, nbytes=4096)])
 
     def test_a_conversation_longer_than_the_budget_of_entries_is_stored(self, tmp_path: Path) -> None:
         chunks = turns(8)

@@ -36,15 +36,6 @@ def test_the_papers_iterations_come_near(ids):
     assert near < 0.01 * exact.std() < far
 
 
-def test_a_tolerance_stops_early(ids):
-    model = tiny("0_1_4_4_4", forward_passes=30, prefill_tolerance=1e-3)
-    with torch.no_grad():
-        rows = model.model.rows(model.model.embed_tokens(ids), None, None, 0)
-        passes = model.model.passes(None, ids.shape[1])
-        passes.settle(passes.once(rows, model.model.layout.bottom), model.model.iterations)
-    assert 2 < passes.iterations < ids.shape[1]
-
-
 def test_a_prompt_in_two_parts_equals_the_whole(model, ids):
     model.config.forward_passes = 30
     cache = LCKVCache(model.model.layout)

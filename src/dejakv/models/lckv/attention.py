@@ -29,22 +29,17 @@ class Masks:
         """
         places = torch.arange(past, past + tokens, device=device)[None, None, :, None].expand(batch, 1, tokens, 1)
         keys = torch.arange(past + tokens, device=device)
-        if attention_mask is not None and attention_mask.ndim == 4:
-            if attention_mask.dtype != torch.bool or attention_mask.shape[-2:] != (tokens, past + tokens):
-                raise ValueError(
-                    f"a mask of shape {tuple(attention_mask.shape)} and {attention_mask.dtype} does not fit {tokens} "
-                    f"tokens behind {past}: give booleans [batch, 1, {tokens}, {past + tokens}]"
-                )
+        if attention_mask is None:
+            return cls(keys <= places, places)
+        shape = tuple(attention_mask.shape)
+        if shape == (batch, past + tokens):
+            return cls((keys <= places) & attention_mask.to(device).bool()[:, None, None, :], places)
+        if len(shape) == 4 and shape[-2:] == (tokens, past + tokens) and attention_mask.dtype == torch.bool:
             return cls(attention_mask.expand(batch, -1, -1, -1), places)
-        causal = keys <= places
-        if attention_mask is not None:
-            if attention_mask.shape != (batch, past + tokens):
-                raise ValueError(
-                    f"attention_mask of shape {tuple(attention_mask.shape)} does not fit a batch of {batch} with "
-                    f"{past} tokens held and {tokens} new: give [{batch}, {past + tokens}]"
-                )
-            causal = causal & attention_mask.to(device).bool()[:, None, None, :]
-        return cls(causal, places)
+        raise ValueError(
+            f"attention_mask of shape {shape} and {attention_mask.dtype} does not fit a batch of {batch} with {past} tokens held "
+            f"and {tokens} new: give [{batch}, {past + tokens}], or booleans [{batch}, 1, {tokens}, {past + tokens}]"
+        )
 
     def pick(self, rows: torch.Tensor) -> "Masks":
         """The rows [batch, r] alone, counted among the new tokens."""

@@ -16,7 +16,6 @@ class LCKVLlamaConfig(LlamaConfig):
                        it `layer_types`, a name that transformers 5 has for something else; both are read
     forward_passes     iterations of a prefill or training step without gradient (m in the paper)
     backward_passes    iterations after them, with gradient in training (b)
-    prefill_tolerance  a prefill stops early once no element of the condensed layers' KV changes by more than this; 0: never
     force_nodiag       no layer of a token sees that token's own KV
     """
 
@@ -25,7 +24,6 @@ class LCKVLlamaConfig(LlamaConfig):
     kv_layout: str | None = None
     forward_passes: int = 7
     backward_passes: int = 2
-    prefill_tolerance: float = 0.0
     force_nodiag: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -38,11 +38,6 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
         self.layout = config.layout
         self.post_init()
 
-    @property
-    def iterations(self) -> Iterations:
-        """Those that the configuration asks for."""
-        return Iterations(self.config.forward_passes, self.config.backward_passes, self.config.prefill_tolerance)
-
     def passes(self, cache: Cache | None, tokens: int) -> Passes:
         return Passes(self.layout, cast(Any, self.layers), cache, tokens)
 
@@ -82,7 +77,7 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         if use_cache and past_key_values is None:
             past_key_values = LCKVCache(self.layout)
-        given, how = None, self.iterations
+        given, how = None, Iterations(self.config.forward_passes, self.config.backward_passes)
         if isinstance(past_key_values, LCKVCache):
             given, past_key_values.given = past_key_values.given, None
             if past_key_values.settled:

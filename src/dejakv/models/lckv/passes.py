@@ -24,12 +24,11 @@ ROUNDING = 16
 
 @dataclass(frozen=True)
 class Iterations:
-    """How often the loop runs: `without_gradient`, then `with_gradient`; it stops early at a change of at most `tolerance`, or,
-    `until_settled`, at one that rounding alone can make."""
+    """How often the loop runs: `without_gradient`, then `with_gradient`. `until_settled`: it stops early at a change that rounding
+    alone can make."""
 
     without_gradient: int
     with_gradient: int
-    tolerance: float = 0.0
     until_settled: bool = False
 
     @classmethod
@@ -108,7 +107,7 @@ class Passes:
             with torch.no_grad() if blind else nullcontext():
                 after = self.once(rows, self.layout.loop)
             self.iterations = number + 1
-            if not torch.is_grad_enabled() and self._is_settled(before, how):
+            if how.until_settled and not torch.is_grad_enabled() and self._is_settled(before):
                 break
         return after
 
@@ -147,12 +146,8 @@ class Passes:
             return past or new
         return torch.cat([past[0], new[0]], -2), torch.cat([past[1], new[1]], -2)
 
-    def _is_settled(self, before: dict[int, KV], how: Iterations) -> bool:
-        if not how.tolerance and not how.until_settled:
-            return False
+    def _is_settled(self, before: dict[int, KV]) -> bool:
         pairs = [(a, b) for i, kv in before.items() for a, b in zip(kv, self.new[i], strict=True)]
         change = max((a.float() - b.float()).abs().max().item() for a, b in pairs)
-        if not how.until_settled:
-            return change <= how.tolerance
         largest = max(now.abs().max().item() for _, now in pairs)
         return change <= ROUNDING * torch.finfo(pairs[0][1].dtype).eps * largest
