@@ -11,8 +11,7 @@ from transformers import GenerationConfig
 from research.training.docs_data import Batch, make_batch
 from research.training.docs_model import Helpers, Losses, build, run
 from research.training.docs_tokenizer import save_tokenizer
-from research.training.loop import Trainer, make_parser
-from research.training.loop import run as run_trainer
+from research.training.loop import Trainer, make_parser, start
 
 LEVELS = (4, 8, 14, 24, 40, 64, 90, 120, 150, 180)
 """Most facts of a document, step by step: a level is left when enough answers are right."""
@@ -100,7 +99,7 @@ def docs_parser(name: str, about: str | None, **defaults: Any) -> argparse.Argum
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_trainer(DocsTrainer, docs_parser("docs", __doc__, out="runs/docs-lm"), arguments)
+    start(DocsTrainer, docs_parser("docs", __doc__, out="runs/docs-lm"), arguments)
 
 
 if __name__ == "__main__":

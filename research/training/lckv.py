@@ -18,7 +18,7 @@ from dejakv.models.lckv.passes import Iterations
 from research.training.docs import DocsTrainer, docs_parser
 from research.training.docs_data import Batch
 from research.training.docs_model import SUPERVISED_LAYER, Losses, answered, attended, question_mask
-from research.training.loop import run
+from research.training.loop import start
 
 LAYOUT = "0_1_4_4_4"
 """Two ordinary layers at the bottom (the paper's w = 2), and all above attend to the KV of the top."""
@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--twin", action="store_true", help="the ordinary Llama of the same layers")
     parser.add_argument("--start", default="docs-lm", help="model whose weights both start from")
     parser.add_argument("--level", type=int, default=3, help="level of the curriculum to start at")
-    run(LCKVTrainer, parser, arguments)
+    start(LCKVTrainer, parser, arguments)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def make_parser(name: str, about: str | None, **defaults: Any) -> argparse.Argum
     return parser
 
 
-def run(trainer: type[Trainer], parser: argparse.ArgumentParser, arguments: list[str] | None) -> None:
+def start(trainer: type[Trainer], parser: argparse.ArgumentParser, arguments: list[str] | None) -> None:
     """Parses the command line and trains."""
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

@@ -8,7 +8,7 @@ import torch
 
 from dejakv_models.shapes_programs import TYPES
 from dejakv_models.shapes_scene import MAX_THINGS
-from research.training.loop import Trainer, make_parser, run
+from research.training.loop import Trainer, make_parser, start
 from research.training.shapes_batches import Batches, adapted
 from research.training.shapes_learner import Average, Heads, losses
 from research.training.shapes_model import build_model, build_processor, export
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--pictures", type=int, default=16, help="pictures a step")
     parser.add_argument("--questions", type=int, default=12, help="questions behind each picture")
     parser.add_argument("--eval-batches", type=int, default=3)
-    run(ShapesTrainer, parser, arguments)
+    start(ShapesTrainer, parser, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the vLLM connector saves and costs, each case beside the same work without it, on the CPU or a GPU.
+"""What the vLLM connector saves and costs, each benchmark beside the same work without it, on the CPU or a GPU.
 
     .venv-vllm/bin/python -m research.vllm ttft --pairs 2                      # exact hits and blends against full prefill
     .venv-vllm/bin/python -m research.vllm ttft --model llama-3.1-8b --lengths 1000 8000 32000

@@ -10,17 +10,17 @@ from typing import Any
 
 import research.vllm as package
 from research.machine import measured
-from research.vllm.cases import CASES
+from research.vllm.benchmarks import BENCHMARKS
 from research.vllm.server import MODELS
 
 
 def main() -> None:
-    """Runs the arms of a case in turns and prints one JSON object; with `--arm`, one run of that arm."""
+    """Runs the arms of a benchmark in turns and prints one JSON object; with `--arm`, one run of that arm."""
     parser = argparse.ArgumentParser(
         prog="python -m research.vllm", description=package.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"{name}: {case.about}" for name, case in CASES.items()),
+        epilog="\n".join(f"{name}: {one.about}" for name, one in BENCHMARKS.items()),
     )  # fmt: skip
-    parser.add_argument("case", choices=CASES)
+    parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument(
         "--model", choices=MODELS, default=MODELS[0], help="its weights are random if it is not bundled"
     )
@@ -35,18 +35,18 @@ def main() -> None:
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--pair", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    case = CASES[given.case]
+    chosen = BENCHMARKS[given.benchmark]
     if given.arm:
-        print("RESULT " + json.dumps(case.worker(given.arm, given.pair, given)))
+        print("RESULT " + json.dumps(chosen.worker(given.arm, given.pair, given)))
         return
-    arms = [arm for arm in case.arms if given.only in (None, arm)]
+    arms = [arm for arm in chosen.arms if given.only in (None, arm)]
     results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     for pair in range(given.pairs):
         for turn in range(len(arms)):
             arm = arms[(turn + pair) % len(arms)]
             results[arm].append(_spawn(arm, pair, given.threads))
-    told = {"case": given.case, "model": given.model, "pairs": given.pairs, **measured("research.vllm")}
-    text = json.dumps({**told, **case.report(results, given)}, indent=2)
+    told = {"benchmark": given.benchmark, "model": given.model, "pairs": given.pairs, **measured("research.vllm")}
+    text = json.dumps({**told, **chosen.report(results, given)}, indent=2)
     print(text)
     if given.output:
         given.output.write_text(text + "\n")

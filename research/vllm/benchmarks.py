@@ -1,6 +1,6 @@
-"""The cases: what each arm does in its process, and the figures of all its runs.
+"""The benchmarks: what each arm does in its process, and the figures of all its runs.
 
-A case is `arms`, `worker(arm, pair, given)`, whose result is JSON, and `report(results, given)` of the results by arm.
+A benchmark is `arms`, `worker(arm, pair, given)`, whose result is JSON, and `report(results, given)` of the results by arm.
 """
 
 import argparse
@@ -39,8 +39,8 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Case:
-    """One case. `about`: its help."""
+class Benchmark:
+    """One benchmark. `about`: its help."""
 
     about: str
     arms: Sequence[str]
@@ -261,12 +261,12 @@ def decoding_report(results: Results, given: argparse.Namespace) -> Result:
     }
 
 
-CASES = {
-    "ttft": Case("first token in full, of an exact hit, of a blend", ("similarity", "prophet"), ttft_worker, ttft_report),
-    "misses": Case("the cost of requests that reuse nothing", ("plain", "exact"), served(misses, 8), served_report),
-    "workload": Case(
+BENCHMARKS = {
+    "ttft": Benchmark("first token in full, of an exact hit, of a blend", ("similarity", "prophet"), ttft_worker, ttft_report),
+    "misses": Benchmark("the cost of requests that reuse nothing", ("plain", "exact"), served(misses, 8), served_report),
+    "workload": Benchmark(
         "a whole stream, all requests counted", ("plain", "exact", "blend"),
         served(workload, 1, num_gpu_blocks_override=200), served_report,
     ),
-    "decoding": Case("others decode while blends arrive", ("both",), decoding_worker, decoding_report),
+    "decoding": Benchmark("others decode while blends arrive", ("both",), decoding_worker, decoding_report),
 }  # fmt: skip
