@@ -11,8 +11,7 @@ from tests.bounded import BOUNDED, answers_to, hits, says, taught
 from dejakv import attach
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.choice import ModelChoice
-from dejakv.engines.open import open_engine
+from dejakv.engines.open import ModelChoice, open_engine
 from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.experiments.vllm_engine import open_vllm
 from dejakv.pipeline import Pipeline

@@ -8,8 +8,7 @@ from typing import Any
 from dejakv.blend.settings import QUALITIES
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
-from dejakv.engines.choice import EngineName
-from dejakv.engines.open import open_templates
+from dejakv.engines.open import EngineName, open_templates
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.samples import Prompter, read_samples, repeated
 from dejakv.experiments.settings import Arm, RunSettings, settings_from

@@ -135,12 +135,6 @@ def repeated_in_fp32(docs: TransformersEngine, ids: torch.Tensor) -> list[Record
     return records
 
 
-@pytest.mark.parametrize("length", [PIECE, PIECE + 90, 2 * PIECE + 188])
-def test_docs_lm(docs: TransformersEngine, length: int) -> None:
-    ids = ids_of(length, docs.model.config.vocab_size)
-    repeated(docs.model, docs.tokenizer, ids, torch.cat([ids, ids_of(60, 200)], 1))
-
-
 @pytest.mark.parametrize("length", [PIECE, 2 * PIECE + 70])
 def test_smollm2(smollm2: Path, length: int) -> None:
     engine = TransformersEngine.from_pretrained(str(smollm2), dtype="bf16", device="cpu", check=False)

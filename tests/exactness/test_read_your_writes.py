@@ -2,9 +2,6 @@
 stored is."""
 
 import random
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 from tests.asking import ADOPT, COSTS, DOCUMENT, OTHER, request, wordings
-from tests.serving import Running, until
+from tests.serving import until
 
 import dejakv
 from dejakv import SemanticCacheConfig
 from dejakv.build import build_cache
 from dejakv.pipeline import Pipeline
-from dejakv.request import Request, Sampling
-from dejakv.server.settings import ServerSettings
+from dejakv.request import Request
 from dejakv.store.base import Chunk
 from dejakv.store.open import open_store
 from dejakv.store.selection import Selection
@@ -94,13 +90,6 @@ def test_repeats_and_longer_prompts_hit_at_once(name: str, docs_engine: Any, tmp
             assert again.token_ids == first.token_ids
             assert more.record.method == "prefix"
             assert more.token_ids == Pipeline(docs_engine).answer(longer(prompt(text))).token_ids
-
-
-def test_prompts_that_share_a_beginning_hit_at_once(docs_engine: Any, tmp_path: Path) -> None:
-    with serving(docs_engine, replace(PLAIN, cache_dir=str(tmp_path / "kv"))) as pipeline:
-        for question in wordings() * 2:
-            answer = pipeline.answer(request(question))
-        assert answer.record.method == "exact"
 
 
 def test_a_store_that_does_not_write_holds_up_neither_answers_nor_hits(docs_engine: Any) -> None:
@@ -227,44 +216,3 @@ def test_attach_hits_at_once(docs_engine: Any) -> None:
             assert torch.equal(*both)
         store.opened.set()
     assert [record.method for record in records] == ["none", "exact"] * 3
-
-
-def test_the_server_hits_at_once(docs_engine: Any, tmp_path: Path) -> None:
-    settings = ServerSettings(max_new_tokens=64, cache_dir=str(tmp_path / "kv"))
-    with Running(settings, docs_engine) as server:
-        for text in TEXTS:
-            asked = {"prompt": prompt(text).prompt, "temperature": 0, "max_new_tokens": 4}
-            first, again = (server.http.post("/v1/generate", json=asked).json() for _ in range(2))
-            assert (first["reuse"], again["reuse"], again["tokens_computed"]) == ("none", "exact", 1)
-            assert again["text"] == first["text"]
-
-
-PROGRAM = """
-import os, signal, sys
-from dejakv import SemanticCacheConfig
-from dejakv.build import build_cache
-from dejakv.engines.transformers import TransformersEngine
-from dejakv.pipeline import Pipeline
-from dejakv.request import Request, Sampling
-engine = TransformersEngine.from_pretrained("docs-lm", device="cpu")
-cache = build_cache(SemanticCacheConfig(semantic_text=False, cache_dir=sys.argv[1]), engine)
-pipeline = Pipeline(engine, cache)
-for number, prompt in enumerate(sys.argv[2:]):
-    pipeline.answer(Request("", prompt, prompt, sampling=Sampling(4)))
-    if not number:
-        cache.flush()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_killed_process_loses_only_what_was_queued(docs_engine: Any, tmp_path: Path) -> None:
-    folder, texts = str(tmp_path / "kv"), [prompt(text).prompt for text in TEXTS[:3]]
-    killed = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM, folder, *texts], capture_output=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    with serving(docs_engine, replace(PLAIN, cache_dir=folder)) as pipeline:
-        for number, text in enumerate(texts):
-            wanted = Request("", text, text, sampling=Sampling(4))
-            answer = pipeline.answer(wanted)
-            assert answer.record.method == "exact" or number
-            assert answer.token_ids == Pipeline(docs_engine).answer(wanted).token_ids
-        assert pipeline.cache.store.stats().corrupt == 0  # type: ignore[union-attr]

@@ -292,6 +292,17 @@ def test_lora_switched_merged_and_scaled_is_reused() -> None:
             assert served.ask() == (0, 6)
 
 
+def test_after_a_restart_the_same_weights_with_another_alpha_find_nothing(tmp_path: Path) -> None:
+    config = SemanticCacheConfig(semantic_text=False, cache_dir=str(tmp_path / "cache"))
+    found: list[tuple[int, int]] = []
+    for alpha in (16, 64, 16):
+        lora = peft.LoraConfig(r=4, lora_alpha=alpha, target_modules=["q_proj"], init_lora_weights=False)
+        torch.manual_seed(1)
+        with Steered(peft.get_peft_model(tiny(), lora).eval(), config=config) as served:
+            found.append(served.ask())
+    assert found == [(0, 0), (0, 0), (0, 6)]
+
+
 PROMPT_LEARNING = {
     "prompt tuning": lambda: peft.PromptTuningConfig(
         num_virtual_tokens=4, prompt_tuning_init="RANDOM", task_type="CAUSAL_LM"

@@ -8,11 +8,9 @@ from tests.running import blended
 
 from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.settings import SELECTORS, BlendConfig
-from dejakv.blend.token_store import LRUCacheStore, make_item
 from dejakv.engines.base import Engine
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError
-from dejakv.experiments.explain import explain, to_html, to_terminal
 from dejakv.request import Request, Sampling
 from dejakv.store.base import Chunk, ChunkMeta
 from dejakv_models.docs import Document, change, edit, make_document, merge, prompt_of, unrelated
@@ -131,47 +129,6 @@ def test_sentence_ends_are_found_in_a_tokenizer(engine):
     assert {".", "?", "!"} <= set(pieces)
     assert all(piece.endswith((".", "?", "!")) for piece in pieces)
     assert sentence_ends(object()) is None
-
-
-def test_explain_shows_where_each_token_came_from(engine):
-    from rich.console import Console
-
-    donor = "<s> Ann lives in Rome. Bob works as a baker. <q> Where does Ann live? <a>"
-    target = donor.replace("Rome", "Oslo")
-    explained = explain(engine, donor, target, BlendConfig(selector="similarity", share=0.0), max_new_tokens=2)
-    changed = next(token for token in explained.tokens if token.text == "oslo")
-    assert (changed.source_text, changed.forced, changed.computed, changed.same) == ("rome", True, 1.0, False)
-    kept = next(token for token in explained.tokens if token.text == "baker")
-    assert (kept.source, kept.computed, kept.forced) == (kept.position, 0.0, False)
-    assert "took the donor's state" in explained.summary
-    page = to_html(explained, "docs-lm")
-    assert page.startswith("<!doctype html>")
-    assert "<td>4</td><td>rome</td>" in page
-    assert "<script" not in page
-    console = Console(record=True, width=200)
-    to_terminal(explained, console)
-    shown = console.export_text()
-    assert "oslo" in shown
-    assert "plans: full " in shown
-
-
-def test_the_html_page_escapes_what_it_shows(engine):
-    explained = explain(engine, "<s> a < b . <q> a ? <a>", "<s> a < c . <q> a ? <a>", BlendConfig(max_share=1.0))
-    assert "title" in to_html(explained, "docs-lm")
-    assert "<s>" not in to_html(explained, "docs-lm")
-
-
-def test_items_of_the_online_store_are_donors(engine):
-    rng = random.Random(10)
-    made = edit(make_document(rng, 8), rng, questions=1)
-    ready = prepared(engine, made.donor, "Where does Ann live?")
-    store = LRUCacheStore(epoch=engine.epoch)
-    item = make_item(engine, ready, engine.run(ready).capture())
-    store.put(item)
-    target = prepared(engine, made.target, made.questions[0].text)
-    found = store.search(engine.embed_tokens(target.token_ids).mean(0), 0.8)
-    assert found is not None
-    assert blended(engine, target, [found[0].chunk()]).text == engine.run(target).text
 
 
 def test_a_blend_may_be_declined_by_its_first_token(engine):

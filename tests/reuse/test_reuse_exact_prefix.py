@@ -1,11 +1,8 @@
 """What a donor shares with a prompt from its first token on is the prompt's own state: nothing of it is computed in a blend."""
 
-from dataclasses import replace
-
 import numpy as np
 
-from dejakv.blend.blend import find, not_worth
-from dejakv.blend.forced import Need
+from dejakv.blend.blend import find
 from dejakv.blend.maps import token_map
 from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_map import Donors, with_prefix
@@ -51,12 +48,3 @@ def test_the_longest_prefix_of_several_donors_is_taken() -> None:
     found, held = with_prefix(map, PROMPT, donors, [True, True, True, True])
     assert held == 70
     assert (donors.number[found.source[:70]] == 2).all()
-
-
-def test_the_share_is_of_the_rows_behind_the_prefix() -> None:
-    forced = np.zeros(100, bool)
-    forced[-5:] = True
-    needed = Need(forced, forced, 5, ~forced, exact=50)
-    config = BlendConfig(share=0.2, max_computed=0.1)
-    assert not not_worth(config, needed)
-    assert "20% of the rows would be computed, and no more than 10% pay" in not_worth(config, replace(needed, exact=0))

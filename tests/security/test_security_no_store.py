@@ -16,8 +16,7 @@ from tests.serving import stored, until
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.engines.choice import ModelChoice
-from dejakv.engines.open import open_engine
+from dejakv.engines.open import ModelChoice, open_engine
 from dejakv.request import keeping
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings

@@ -15,8 +15,7 @@ from tests.serving import Running, until
 from tests.soak import rounds
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.choice import ModelChoice
-from dejakv.engines.open import open_engine
+from dejakv.engines.open import ModelChoice, open_engine
 from dejakv.engines.transformers import prompts as engine_pictures
 from dejakv.http.errors import ClientGoneError
 from dejakv.pictures import decoded

@@ -9,8 +9,7 @@ from fastapi.testclient import TestClient
 from tests.serving import stored
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.choice import ModelChoice
-from dejakv.engines.open import open_engine
+from dejakv.engines.open import ModelChoice, open_engine
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
 from dejakv_models.shapes import ShapesDataset

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from dejakv.config import LEFT, FindSettings, KeepSettings, ReuseSettings, SemanticCacheConfig
 from dejakv.datasets.registry import OPTIONS, check_name
-from dejakv.engines.choice import ModelChoice
+from dejakv.engines.open import ModelChoice
 from dejakv.errors import ConfigError, command
 from dejakv.models import names
 from dejakv.settings import AnyPath, Count, Folder, Positive, Within, from_mapping, from_text, kinds_of, shown

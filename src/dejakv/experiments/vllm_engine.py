@@ -40,8 +40,7 @@ from dejakv.engines.base import (
     Refusal,
     settings_of,
 )
-from dejakv.engines.choice import ModelChoice
-from dejakv.engines.open import connector_folder
+from dejakv.engines.open import ModelChoice, connector_folder
 from dejakv.engines.vllm.bind import EXTENSION
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError, DejaKVError, InputError, MissingExtraError, ModelError, requirements_of

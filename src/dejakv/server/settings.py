@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from dejakv.config import FindSettings, KeepSettings, ReuseSettings, SemanticCacheConfig
-from dejakv.engines.choice import ModelChoice
+from dejakv.engines.open import ModelChoice
 from dejakv.errors import ConfigError
 from dejakv.pictures import MAX_PIXELS
 from dejakv.settings import AnyPath, Cosine, Count, Positive, Seconds, Within, check_fields, from_text, kinds_of

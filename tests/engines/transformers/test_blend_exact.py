@@ -1,11 +1,9 @@
 """Where blending must be exact, it is: everything recomputed, an identical donor, a donor that merely moved."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from tests.engines.transformers import blend_models as models
 
 from dejakv.blend.forced import Need
 from dejakv.blend.settings import SELECTORS, BlendConfig
@@ -15,12 +13,6 @@ from dejakv.engines.transformers.blending import PlannedBlend, plan_cache, rearr
 from dejakv.engines.transformers.kv import captured, plain_cache
 from dejakv.errors import InputError, ModelError
 from dejakv.store.base import Tensor
-
-_spec = importlib.util.spec_from_file_location("blend_models", Path(__file__).with_name("blend_models.py"))
-assert _spec is not None
-assert _spec.loader is not None
-models = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(models)
 
 N = 40
 

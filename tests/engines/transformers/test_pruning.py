@@ -10,8 +10,7 @@ from tests.asking import DOCUMENT, request
 from dejakv.blend.prune import PruneConfig
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.choice import ModelChoice
-from dejakv.engines.open import open_engine
+from dejakv.engines.open import ModelChoice, open_engine
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import ConfigError
 from dejakv.experiments.run import run

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_transformers import image_model, text_model, tokenizer
-from transformers import LogitsProcessor, LogitsProcessorList, TextIteratorStreamer
+from transformers import LogitsProcessor, LogitsProcessorList
 
 import dejakv
 from dejakv.build import build_cache
@@ -147,27 +147,6 @@ def test_a_hit_does_not_hand_out_the_stores_memory(way: Any, more: dict[str, Any
     cache.close()
 
 
-def test_the_state_of_a_prefix_hit_is_the_callers_own_too() -> None:
-    model = text_model("llama")
-    longer = inputs(PROMPT + " and how many are left of it")
-    with busy_cache() as (store, cache):
-        store.free.set()
-        records: list[Record] = []
-        with dejakv.attach(model, tokenizer(), cache=cache, on_record=records.append):
-            model.generate(**inputs(), **RETURNED)
-            cache.flush()
-            store.free.clear()
-            model.generate(**inputs(OTHER), **RETURNED)
-            given = model.generate(**longer, **RETURNED)
-            assert records[-1].method == "prefix"
-            written_to(model, given.past_key_values)
-            store.free.set()
-            cache.flush()
-            again = model.generate(**longer, **RETURNED)
-            assert records[-1].method == "exact"
-    assert torch.equal(again.sequences, type(model).generate(model, **longer, **RETURNED).sequences)
-
-
 def test_without_the_cache_in_the_output_state_is_copied_behind_the_answer() -> None:
     model = text_model("llama")
     options = {**RETURNED, "return_dict_in_generate": False}
@@ -178,20 +157,6 @@ def test_without_the_cache_in_the_output_state_is_copied_behind_the_answer() -> 
         store.free.set()
         cache.flush()
         assert torch.equal(model.generate(**inputs(), **options), first)
-
-
-def test_a_streamed_answers_cache_is_the_callers_own_too() -> None:
-    model, words = text_model("llama"), tokenizer()
-    streamer = TextIteratorStreamer(words)
-    with busy_cache() as (store, cache), dejakv.attach(model, words, cache=cache):
-        model.generate(**inputs(OTHER), **RETURNED)
-        given = model.generate(**inputs(), **RETURNED, streamer=streamer)
-        assert "".join(streamer) == words.decode(given.sequences[0])
-        written_to(model, given.past_key_values)
-        store.free.set()
-        cache.flush()
-        again = model.generate(**inputs(), **RETURNED)
-    assert torch.equal(again.sequences, alone(model).sequences)
 
 
 class Broken(LogitsProcessor):

@@ -11,7 +11,7 @@ from tiny_transformers import WAYS, chunk_of, request, text_engine, tokenizer, v
 
 from dejakv.blend.top_layer import TopLayerConfig
 from dejakv.cache import check_top_layer
-from dejakv.engines.base import Engine, Refusal
+from dejakv.engines.base import Refusal
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.engines.transformers.decoding import pruning_of
 from dejakv.errors import ModelError
@@ -145,14 +145,6 @@ def test_it_is_not_pruned_and_not_blended(engine):
     assert "blend cannot work with LCKV" in done.details["blend"].reason
 
 
-def test_engines_say_what_they_can(engine):
-    assert engine.no_top_layer() == ""
-    other = Engine()
-    other.name = "other"
-    assert "other has no top_layer: use the transformers engine" in other.no_top_layer()
-    assert "other cannot blend" in other.blend(prepared(engine, LONGER), [], CONFIG).reason
-
-
 def test_an_ordinary_model_is_refused():
     from dejakv.config import SemanticCacheConfig
 
@@ -161,11 +153,7 @@ def test_an_ordinary_model_is_refused():
     with pytest.raises(ModelError, match=r"every layer attends to its own KV.*docs-lckv.*reuse=blend"):
         check_top_layer(llama, SemanticCacheConfig(reuse="top_layer"))
     check_top_layer(llama, SemanticCacheConfig(reuse="blend"))
-
-
-def test_an_ordinary_model_is_refused_by_request_too():
-    engine = text_engine("llama")
-    done = engine.blend(prepared(engine, LONGER), [donor_of(engine)], CONFIG)
+    done = llama.blend(prepared(llama, LONGER), [donor_of(llama)], CONFIG)
     assert "every layer attends to its own KV" in done.reason
 
 

@@ -71,17 +71,6 @@ def test_answers_equal_those_of_transformers(name: str, sampling: Sampling) -> N
         assert begun(engine, prepared, chunk, tokens).token_ids == whole.token_ids
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral_window", "opt"])
-def test_another_prompt_continues_from_a_shared_prefix(name: str) -> None:
-    engine = text_engine(name)
-    donor = engine.prepare(request(PROMPT))
-    chunk = chunk_of(engine, donor, engine.run(donor))
-    other = engine.prepare(request(PROMPT[:40] + " yes no one two three"))
-    shared = next(i for i, (a, b) in enumerate(zip(donor.token_ids, other.token_ids, strict=False)) if a != b)
-    assert shared > 5
-    assert begun(engine, other, chunk, shared).token_ids == engine.run(other).token_ids
-
-
 def test_state_survives_numpy_and_back_bit_for_bit(tmp_path: Any) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         engine = text_engine("qwen2", dtype)
@@ -126,14 +115,6 @@ def test_low_precision_reuses_whole_pieces_and_gives_the_same_bits(dtype: torch.
     for tokens, taken in ((piece - 1, 0), (piece, piece), (n - 1, piece)):
         assert torch.equal(logits(engine, prepared, ([chunk], tokens)), expected)
         assert begun(engine, prepared, chunk, tokens).computed_tokens == n - taken
-
-
-def test_eager_attention_reuses_exactly_too() -> None:
-    engine = text_engine("gemma2", attn="eager")
-    prepared = engine.prepare(request(PROMPT))
-    whole = engine.run(prepared)
-    chunk = chunk_of(engine, prepared, whole)
-    assert begun(engine, prepared, chunk, 11).token_ids == whole.token_ids
 
 
 def test_state_of_another_model_is_refused() -> None:

@@ -5,12 +5,9 @@ import inspect
 import statistics
 import textwrap
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from tests.running import asking, begun, blended
+from tests.running import blended
 
 from dejakv.blend.settings import BlendConfig
 from dejakv.build import build_cache
@@ -47,39 +44,6 @@ def chunk_of(engine: TransformersEngine, prepared: Prepared) -> Chunk:
     return Chunk(meta, tensor)
 
 
-def first_logits(engine: TransformersEngine, prepared: Prepared, *start: Any) -> torch.Tensor:
-    options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True, "do_sample": False}
-    return engine.compute(asking(prepared, **options, pad_token_id=2), *start).details["output"].logits[0][0].float()
-
-
-def test_the_text_is_of_the_length_that_is_promised(engine: TransformersEngine) -> None:
-    for count in (3, 4):
-        assert 300 <= len(engine.prepare(request(PASSAGES[:count])).token_ids) <= 800
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-def test_an_exact_hit_answers_what_full_prefill_answers(engine: TransformersEngine, beams: int) -> None:
-    prepared = engine.prepare(request(PASSAGES[:3], num_beams=beams))
-    chunk, n = chunk_of(engine, prepared), len(prepared.token_ids)
-    whole = engine.run(prepared)
-    hit = begun(engine, prepared, chunk, n - 1)
-    assert hit.computed_tokens == 1
-    assert hit.token_ids == whole.token_ids
-    assert len(whole.text.split()) > 5
-
-
-def test_a_prefix_hit_answers_what_full_prefill_answers(engine: TransformersEngine) -> None:
-    donor = engine.prepare(request(PASSAGES[:3]))
-    other = engine.prepare(request([*PASSAGES[:2], PASSAGES[4]], "Name the function that merges sorted inputs."))
-    pairs = zip(donor.token_ids, other.token_ids, strict=False)
-    shared = next(index for index, (a, b) in enumerate(pairs) if a != b)
-    assert 100 < shared < len(other.token_ids) - 30
-    whole = engine.run(other)
-    hit = begun(engine, other, chunk_of(engine, donor), shared)
-    assert hit.computed_tokens == len(other.token_ids) - shared
-    assert hit.token_ids == whole.token_ids
-
-
 def test_exact_through_the_pipeline(engine: TransformersEngine) -> None:
     """Twice the same request, and one that shares its beginning: the cache's answers are those without it."""
     cache = build_cache(SemanticCacheConfig(semantic_text=False), engine)
@@ -93,14 +57,6 @@ def test_exact_through_the_pipeline(engine: TransformersEngine) -> None:
         assert answer.token_ids == plain.answer(asked).token_ids
     assert methods == ["none", "prefix", "exact", "exact"]
     cache.close()
-
-
-def test_blending_with_every_row_computed_is_full_prefill(engine: TransformersEngine) -> None:
-    donor = engine.prepare(request(PASSAGES[:3]))
-    prepared = engine.prepare(request([PASSAGES[2], PASSAGES[0], PASSAGES[1]]))
-    got = blended(engine, prepared, [chunk_of(engine, donor)], BlendConfig(share=1.0))
-    assert got.details["blend"].share == 1.0
-    assert got.token_ids == engine.run(prepared).token_ids
 
 
 def test_blending_an_identical_donor_is_exact(engine: TransformersEngine) -> None:
@@ -122,27 +78,3 @@ def test_blending_moved_passages_computes_a_part_and_stays_near(engine: Transfor
     assert report.share < 0.8
     assert got.capture() is None
     assert got.token_ids == engine.run(prepared).token_ids
-
-
-def test_bfloat16_stays_within_its_own_rounding(smollm2: Path, engine: TransformersEngine) -> None:
-    """Computing in bfloat16 moves logits; a reused prefix moves them by no bit more. The weights are the same."""
-    half = TransformersEngine.from_pretrained("smollm2-135m", dtype="bf16")
-    assert half.epoch != engine.epoch
-    prepared = half.prepare(request(PASSAGES[:3] * 4))
-    assert len(prepared.token_ids) > half.piece
-    chunk = chunk_of(half, prepared)
-    assert chunk.tensor.dtype == "BF16"
-    exact = first_logits(engine, prepared)
-    full, hit = first_logits(half, prepared), first_logits(half, prepared, [chunk], len(prepared.token_ids) - 1)
-    noise = (full - exact).abs().max()
-    assert 0 < noise < exact.std()
-    assert torch.equal(hit, full)
-
-
-def test_the_state_of_a_hit_is_the_state_of_a_prefill(engine: TransformersEngine) -> None:
-    prepared = engine.prepare(request(PASSAGES[:2]))
-    chunk = chunk_of(engine, prepared)
-    again = begun(engine, prepared.sampled(Sampling(1)), chunk, len(prepared.token_ids) - 1).capture()
-    assert again is not None
-    np.testing.assert_array_equal(again.data[..., :-1, :], chunk.tensor.data[..., :-1, :])
-    np.testing.assert_allclose(again.data, chunk.tensor.data, atol=2e-4)

@@ -4,7 +4,7 @@ import pytest
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Engine
-from dejakv.engines.choice import ModelChoice
+from dejakv.engines.open import ModelChoice
 from dejakv.errors import ConfigError
 from dejakv.experiments.vllm_engine import VLLMEngine, open_vllm
 from dejakv.request import Request

@@ -28,28 +28,21 @@ State = Sequence[tuple[int, Stored]]
 """KV entries of one donor: stacked tensors (`Chunk.tensor`), each with the number of its first row. They hold all mapped rows."""
 
 
-@dataclass(frozen=True)
-class MadeOf:
-    """Origin of a blend. `metas`: of the donors, in the order of `donors`."""
-
-    target: Ids
-    donors: Donors
-    found: TokenMap
-    metas: Sequence[ChunkMeta]
-
-
 @dataclass
 class PlannedBlend:
-    """A cache that is ready for its prefill (see `Planned`).
+    """A cache that is ready for its prefill.
 
-    made_of  origin, if recomputed tokens are to be kept
-    asked    tokens computed by the question's own pass, to rank the others
+    asked   tokens computed by the question's own pass, to rank the others
+    target  the prompt's tokens, pictures among them
+    metas   of the donors, if recomputed tokens are to be kept
     """
 
     cache: BlendCache
-    made_of: MadeOf | None = None
-    label: str = ""
+    donors: Donors
+    found: TokenMap
     asked: int = 0
+    target: Ids | None = None
+    metas: Sequence[ChunkMeta] = ()
 
     def computed_tokens(self) -> int:
         """Prompt tokens computed, the question's pass included."""
@@ -66,18 +59,17 @@ class PlannedBlend:
     def rows(self) -> ComputedRows | None:
         """Return the new text among the recomputed tokens, for later blends, after the run; None if there is too little of it to be
         found again."""
-        if self.made_of is None:
+        if self.target is None:
             return None
-        made_of, rows = self.made_of, self.cache.rows
+        rows = self.cache.rows
         computed = np.full(self.cache.tokens, rows is None)
         if rows is not None:
             computed[rows.cpu().numpy()] = True
-        fresh = new_text(made_of.target, made_of.donors, made_of.found, GUARANTEED)
+        fresh = new_text(self.target, self.donors, self.found, GUARANTEED)
         runs = long_runs(computed & fresh, GUARANTEED)
         if not runs:
             return None
-        used = np.unique(made_of.donors.number[made_of.found.source]).tolist()
-        metas = [made_of.metas[number] for number in used]
+        metas = [self.metas[number] for number in np.unique(self.donors.number[self.found.source]).tolist()]
         generation = 1 + max(meta.generation for meta in metas)
         return ComputedRows(runs, tuple(meta.id for meta in metas), generation, self._captured)
 
@@ -122,7 +114,7 @@ def plan_blend(
         states = [[(part.first, part.tensor) for part in own] for own in parts]
         planned = plan_cache(model, prepared.token_ids, states, held, found, needed, config)
         if model.fixed:  # else a key's rotation depends on its prompt's length as well, which a run does not know
-            planned.made_of = MadeOf(target, held, found, metas)
+            planned.target, planned.metas = target, metas
         return planned, report
     return None, BlendReport(tokens, reason=UNREADABLE)
 
@@ -179,7 +171,7 @@ def plan_cache(
     if plan.asks:
         plan = plan.with_attention(question_attention(model, target, layers, plan, needed.tail))
         asked = needed.tail
-    return PlannedBlend(BlendCache(layers, plan), asked=asked)
+    return PlannedBlend(BlendCache(layers, plan), donors, found, asked)
 
 
 def rearrange(
@@ -198,7 +190,10 @@ def rearrange(
                 or state.shape[1] != len(model.layers)
                 or start + state.shape[3] > donors.lengths[index]
             ):
-                raise _foreign(part, donors.lengths[index], model)
+                raise ModelError(
+                    f"a donor's state of shape {tuple(part.shape)} does not fit {donors.lengths[index]} tokens of a model of "
+                    f"{len(model.layers)} layers: it is of another model"
+                )
             if out is None:
                 shape = (*state.shape[:3], tokens, state.shape[4])
                 out = room_for(shape, dtype, device)
@@ -211,13 +206,6 @@ def rearrange(
         _move(model, out[0], rows, places + first_position[index], stops[index])
     assert out is not None
     return out
-
-
-def _foreign(state: Stored, length: int, model: BlendModel) -> ModelError:
-    return ModelError(
-        f"a donor's state of shape {tuple(state.shape)} does not fit {length} tokens of a model of {len(model.layers)} layers: "
-        "it is of another model"
-    )
 
 
 def _move(model: BlendModel, keys: Tensor, rows: Ids, source: Ids, length: int) -> None:

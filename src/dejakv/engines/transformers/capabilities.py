@@ -21,6 +21,7 @@ ATTENTION = ("sdpa", "eager")
 _PLAIN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _TOKENS, _SPLIT = 24, 13
 """Of the check at loading: the length of the prompt, and the number of its tokens that are reused."""
+_FAILURES = (DejaKVError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 
@@ -32,11 +33,9 @@ class Capabilities:
     images: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def including(self, name: str) -> "Capabilities":
-        return replace(self, **{name: True})
-
     def without(self, name: str, reason: str) -> "Capabilities":
-        return replace(self, **{name: False}, reasons={**self.reasons, name: reason})
+        """The same, but for what this reason speaks against; with it where the reason is empty."""
+        return replace(self, **{name: not reason}, reasons={**self.reasons, name: reason} if reason else self.reasons)
 
 
 def without_adapter_wrapper(model: Any) -> Any:
@@ -65,15 +64,13 @@ def from_config(model: Any) -> Capabilities:
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{type(model).__name__} is an encoder-decoder: only decoder language models are supported")
-    found = Capabilities()
     kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - _PLAIN_LAYERS
+    reason = ""
     if kinds:
         reason = f"layers of type {', '.join(sorted(kinds))} keep a state that is no per-token KV"
-        found = found.without("reuse", reason)
     elif not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         reason = f"{type(model).__name__} does not use a dynamic KV cache"
-        found = found.without("reuse", reason)
-    return found
+    return Capabilities().without("reuse", reason)
 
 
 @torch.inference_mode()
@@ -90,16 +87,12 @@ def self_check(model: Any, found: Capabilities) -> Capabilities:
         whole = _last_logits(model, ids, cache, 0)
         state = captured(cache, _TOKENS)
         if state is None:
-            reason = "its layers differ in shape, so no single tensor holds its KV"
-            return found.without("reuse", reason)
+            return found.without("reuse", "its layers differ in shape, so no single tensor holds its KV")
         held = filled_cache([state], _SPLIT, ids.device, model.dtype, empty_cache(layout_of(model)))
         resumed = _last_logits(model, ids, held, _SPLIT)
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-        reason = f"the load-time self-check failed: {type(error).__name__}: {error}"
-        return found.without("reuse", reason)
-    if reason := disagreement(whole, resumed, model.dtype, "logits from reused state"):
-        return found.without("reuse", reason)
-    return found
+    except _FAILURES as error:
+        return found.without("reuse", f"the load-time self-check failed: {type(error).__name__}: {error}")
+    return found.without("reuse", disagreement(whole, resumed, model.dtype, "logits from reused state"))
 
 
 def disagreement(expected: torch.Tensor, got: torch.Tensor, dtype: torch.dtype, what: str) -> str:
@@ -139,9 +132,6 @@ def some_tokens(model: Any, count: int) -> torch.Tensor:
     return torch.tensor([chosen], device=model.get_input_embeddings().weight.device)
 
 
-_FAILURES = (DejaKVError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
-
-
 @torch.inference_mode()
 def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilities:
     """A small picture through the model's own path must give the logits of ours, whole and from reused state.
@@ -154,19 +144,16 @@ def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilit
     try:
         ids, spans = image_text_ids(vision.book, prompt, (media,))
         prepared = Prepared(Request("", prompt, prompt, (media,)), tuple(ids), spans)
-        expected = _own_path(model, vision, prompt, media)
-        cache = plain_cache()
-        reason = disagreement(
-            expected, _our_path(model, vision, prepared, cache, 0), model.dtype, "logits with given features"
-        )
-        if not reason and found.reuse:
-            state = captured(cache, len(ids))
-            for split in (spans[0].start + spans[0].length // 2, len(ids) - 1):
-                if state is None or reason:
-                    break
-                resumed = filled_cache([state], split, model.get_input_embeddings().weight.device, model.dtype)
-                got = _our_path(model, vision, prepared, resumed, split)
-                reason = disagreement(expected, got, model.dtype, f"logits from the state of {split} tokens")
+        expected, device = _own_path(model, vision, prompt, media), model.get_input_embeddings().weight.device
+        cache, state = plain_cache(), None
+        for split in (0, spans[0].start + spans[0].length // 2, len(ids) - 1) if found.reuse else (0,):
+            held = filled_cache([state], split, device, model.dtype) if state is not None else cache
+            got = _our_path(model, vision, prepared, held, split)
+            if reason := disagreement(expected, got, model.dtype, f"logits from the state of {split} tokens"):
+                break
+            state = captured(cache, len(ids)) if state is None else state
+            if state is None:
+                break
     except _FAILURES as error:
         reason = f"the load-time self-check with a picture failed: {type(error).__name__}: {error}"
     finally:
@@ -174,7 +161,7 @@ def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilit
         getattr(vision.base, "__dict__", {}).pop("rope_deltas", None)
         if hasattr(vision.base, "get_rope_index"):
             vision.base.rope_deltas = None
-    return found.without("images", reason) if reason else found.including("images")
+    return found.without("images", reason)
 
 
 def _own_path(model: Any, vision: Vision, prompt: str, media: Media) -> torch.Tensor:

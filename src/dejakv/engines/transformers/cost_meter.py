@@ -81,48 +81,39 @@ class CostMeter:
         self.timed = False
         self._forward = forward
         self._operation, self._byte, self._blend = Rate(COUNTED), Rate(0.0), Rate(BLEND_ROWS)
-        self._costs: Costs | None = None
-        """As of the last observation."""
 
     def time(self) -> None:
         """Times the model and the memory, once; a fraction of a second."""
         if not self.timed and self._forward is not None:
             self._operation = Rate(self._of_operation(self._forward))
             self._byte = Rate(COPIES * _copy_seconds())
-        self.timed, self._costs = True, None
+        self.timed = True
 
     def costs(self) -> Costs:
-        if self._costs is None:
-            operation, shape = self._operation.value, self.shape
-            self._costs = Costs(
-                row=operation * shape.row, pair=operation * shape.pair, byte=self._byte.value,
-                blend=operation * shape.row * self._blend.value, whole=shape.whole, masked=MASKED,
-                token_bytes=shape.token_bytes,
-            )  # fmt: skip
-        return self._costs
+        operation, shape = self._operation.value, self.shape
+        return Costs(
+            row=operation * shape.row, pair=operation * shape.pair, byte=self._byte.value,
+            blend=operation * shape.row * self._blend.value, whole=shape.whole, masked=MASKED, token_bytes=shape.token_bytes,
+        )  # fmt: skip
 
     def computed(self, rows: int, tokens: int, seconds: float) -> None:
         """A prompt of which so many rows were computed, the rest loaded."""
         if seconds >= LEAST_SECONDS:
             self._operation.add(seconds / self._operations(rows, tokens))
-            self._costs = None
         if rows == tokens:
             self._blend.missed()
             self._byte.missed()
-            self._costs = None
 
     def blended(self, rows: float, tokens: int, seconds: float) -> None:
         """A prompt of which so many rows were computed, the mean over layers, in a blend."""
         if seconds >= LEAST_SECONDS:
             left = seconds - self.costs().rows(rows, tokens)
             self._blend.add(left / (self._operation.value * tokens * self.shape.row))
-            self._costs = None
 
     def loaded(self, nbytes: int, seconds: float) -> None:
         """State of so many bytes, from the store into the engine."""
         if nbytes >= LEAST_BYTES:
             self._byte.add(seconds / nbytes)
-            self._costs = None
 
     def _operations(self, rows: int, tokens: int) -> float:
         counted = Costs(row=self.shape.row, pair=self.shape.pair, whole=self.shape.whole, masked=MASKED)

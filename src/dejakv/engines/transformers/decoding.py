@@ -3,13 +3,11 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache
-from transformers.generation.streamers import BaseStreamer
 
 from dejakv.blend.attention_probe import AttentionProbe
 from dejakv.blend.prune import PrunableDynamicCache, PruneConfig, check_prunable, install_hooks
@@ -21,21 +19,8 @@ from dejakv.models.lckv.layout import layout_of
 from dejakv.request import Request, Sampling
 
 
-@dataclass
-class FirstToken:
-    """When the call began and when its first token was there, in seconds of `perf_counter`."""
-
-    began: float = field(default_factory=time.perf_counter)
-    first: float | None = None
-
-    def tick(self) -> None:
-        if self.first is None:
-            self.first = time.perf_counter()
-
-
 class Detokenizer:
-    """Text piece by piece. A piece that ends inside a character is held back until the character is complete, so the
-    pieces joined are the text (without a last character that was never completed)."""
+    """Text piece by piece. A piece that ends inside a character is held back until the character is complete."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -56,37 +41,41 @@ class Detokenizer:
         return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-class TokenStream(BaseStreamer):
-    """Passes tokens on as they are sampled, and notes when the first came. Not for beams (transformers refuses it)."""
+class Told:
+    """Passes tokens on, and knows whether there was any."""
 
-    def __init__(self, clock: FirstToken, tokenizer: Any, on_token: OnToken | None) -> None:
-        self._clock = clock
+    def __init__(self, on_token: OnToken | None) -> None:
         self._on_token = on_token
-        self._pieces = Detokenizer(tokenizer)
-        self._prompt_seen = False
+        self.any = False
 
-    def put(self, value: torch.Tensor) -> None:
-        if not self._prompt_seen:
-            self._prompt_seen = True
-            return
-        self._clock.tick()
+    def __call__(self, token: int, text: str) -> None:
+        self.any = True
         if self._on_token is not None:
-            for token in value.reshape(-1).tolist():
-                self._on_token(token, self._pieces.add(token))
-
-    def end(self) -> None:
-        return
+            self._on_token(token, text)
 
 
-class FirstStep(StoppingCriteria):
-    """Never stops; notes the first step, for beams."""
+class Steps(StoppingCriteria):
+    """Never stops. Notes when the run began and when its first token was there, in seconds of `perf_counter`, and passes the tokens of a
+    single row on as they come.
 
-    def __init__(self, clock: FirstToken) -> None:
-        self._clock = clock
+    rows  that `generate` makes of the prompt: beams, or sequences asked for
+    """
+
+    def __init__(self, rows: int, tokenizer: Any, on_token: OnToken | None) -> None:
+        self.began = time.perf_counter()
+        self.first: float | None = None
+        self.rows, self._pieces, self._on_token = rows, Detokenizer(tokenizer), on_token
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        self._clock.tick()
+        self.first = self.first or time.perf_counter()
+        if self.rows == 1:
+            self.tell(int(input_ids[0, -1]))
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+    def tell(self, token: int) -> None:
+        """Passes a token on, with its text."""
+        if self._on_token is not None:
+            self._on_token(token, self._pieces.add(token))
 
 
 class StopTexts(StoppingCriteria):
@@ -129,29 +118,14 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def generate(
-    model: Any,
-    ids: torch.Tensor,
-    cache: Cache | None,
-    arguments: Mapping[str, Any],
-    *,
-    clock: FirstToken,
-    tokenizer: Any,
-    on_token: OnToken | None = None,
-) -> Any:
+def generate(model: Any, ids: torch.Tensor, cache: Cache | None, arguments: Mapping[str, Any], steps: Steps) -> Any:
     """Continues `ids` `[1, n]` from a cache that holds its first tokens (None: the model's own); what `generate` returns.
 
     It is the class's `generate` that is called: the object's own may be the one that called this (see `attach`).
     """
-    arguments = dict(arguments)
-    if cache is not None:
-        arguments["past_key_values"] = cache
-    if arguments.get("streamer") is None and width(model, arguments) == 1:
-        arguments["streamer"] = TokenStream(clock, tokenizer, on_token)
-    else:
-        criteria = arguments.get("stopping_criteria") or []
-        arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, FirstStep(clock)])
-    return type(model).generate(model, input_ids=ids, **arguments)
+    criteria = StoppingCriteriaList([*(arguments.get("stopping_criteria") or []), steps])
+    held = {"past_key_values": cache} if cache is not None else {}
+    return type(model).generate(model, input_ids=ids, **{**arguments, **held, "stopping_criteria": criteria})
 
 
 @torch.no_grad()
@@ -163,15 +137,9 @@ def prefill(
     place = positions if positions is not None else torch.arange(n, device=ids.device)[None]
     last = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
     model(
-        input_ids=ids[:, held:],
-        past_key_values=cache,
-        attention_mask=torch.ones_like(ids),
-        position_ids=place[..., held:n],
-        use_cache=True,
-        return_dict=True,
-        **last,
-        **features,
-    )
+        input_ids=ids[:, held:], past_key_values=cache, attention_mask=torch.ones_like(ids), position_ids=place[..., held:n],
+        use_cache=True, return_dict=True, **last, **features,
+    )  # fmt: skip
 
 
 def special_tokens(model: Any, tokenizer: Any) -> dict[str, Any]:

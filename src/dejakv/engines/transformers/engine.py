@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -52,12 +53,12 @@ from dejakv.engines.transformers.capabilities import (
 )
 from dejakv.engines.transformers.continuation import continued
 from dejakv.engines.transformers.cost_meter import CostMeter, Shape, forward_of
-from dejakv.engines.transformers.decoding import Declined, FirstToken, may_prune, prefill_pruned, pruning_of
-from dejakv.engines.transformers.generate_call import PROMPT_KEYS, Arguments, GenerateCall, Pictures, rows_of
+from dejakv.engines.transformers.decoding import Declined, Steps, may_prune, prefill_pruned, pruning_of
+from dejakv.engines.transformers.generate_call import PROMPT_KEYS, Arguments, GenerateCall, rows_of
 from dejakv.engines.transformers.hidden_keys import ROWS, left_out
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache
 from dejakv.engines.transformers.loading import DTYPES, load
-from dejakv.engines.transformers.prompts import image_text_ids, positions, spans_of, text_ids, vision_base
+from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids, vision_base
 from dejakv.engines.transformers.top_layer import PlannedTopLayer, plan_top_layer, why_not
 from dejakv.engines.transformers.vision import Vision, given_features
 from dejakv.engines.transformers.watch import ModelWatch
@@ -105,7 +106,7 @@ class TransformersEngine(Engine):
         self.vision = Vision.of(self.model, processor, encoder_cache) if processor is not None else None
         if self.vision is not None:
             self.capabilities = (
-                check_pictures(self.model, self.vision, self.capabilities) if check else found.including("images")
+                check_pictures(self.model, self.vision, self.capabilities) if check else found.without("images", "")
             )
         if not self.capabilities.reuse:
             _log.warning("nothing is reused: %s", self.capabilities.reasons.get("reuse", ""))
@@ -185,7 +186,7 @@ class TransformersEngine(Engine):
         else:
             ids, spans = self._tokenized(request)
             self._check_length(len(ids))
-        own_epoch = self._epoch_for(len(ids)) if self._watch.tables else ""
+        own_epoch = self._epoch_for(len(ids)) if self._watch.by_length else ""
         return Prepared(request, tuple(ids), tuple(spans), epoch=own_epoch, piece=self.piece)
 
     def _tokenized(self, request: Request) -> tuple[Sequence[int], Sequence[Span]]:
@@ -209,7 +210,7 @@ class TransformersEngine(Engine):
         if plan.method in PIECEWISE:
             donors = [StoredDonor(store, meta) for meta in plan.donors]
             return self.blend(prepared, donors, settings_of(plan), on_token=on_token, accept=plan.accept)
-        began, told, donor = time.perf_counter(), _Told(on_token), plan.donors[0]
+        began, told, donor = time.perf_counter(), decoding.Told(on_token), plan.donors[0]
         tokens = plan.reused if plan.method == "prefix" else len(donor.token_ids) - 1
         parts = store.get_parts(donor.id, [(0, tokens)])
         if not parts:
@@ -237,7 +238,7 @@ class TransformersEngine(Engine):
         accept: Accept | None = None,
     ) -> Completion | Refusal:
         """See `Engine.blend`."""
-        began, told = time.perf_counter(), _Told(on_token)
+        began, told = time.perf_counter(), decoding.Told(on_token)
         report = BlendReport(len(prepared.token_ids), reason=UNREADABLE)
         partial: PlannedBlend | PlannedTopLayer | None = None
         try:
@@ -313,13 +314,13 @@ class TransformersEngine(Engine):
         planned: PlannedBlend | PlannedTopLayer | None,
         on_token: OnToken | None,
     ) -> Completion:
-        clock, n, spans = FirstToken(), len(prepared.token_ids), prepared.spans
+        beams, n, spans = decoding.width(self.model, arguments), len(prepared.token_ids), prepared.spans
+        steps = Steps(beams, self.tokenizer, on_token)
         self._check_model(prepared.epoch, n)
         piece = self.piece
         ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
-        cache, held = (planned.cache, 0) if planned is not None else self._begun(parts, held, prepared)
-        loaded = parts[0].tensor.nbytes // parts[0].tensor.shape[3] * held if held else 0
-        inject = time.perf_counter() - clock.began
+        cache, held, loaded = (planned.cache, 0, 0) if planned is not None else self._begun(parts, held, prepared)
+        inject = time.perf_counter() - steps.began
         rows, runs, place = None, 0, None
         if self.vision is not None:
             place = self.vision.positions(ids, prepared)
@@ -327,7 +328,6 @@ class TransformersEngine(Engine):
                 rows, runs = self.vision.rows(prepared, held)
         elif self._base is not None:
             place = positions(self._base, ids)
-        beams = decoding.width(self.model, arguments)
         # What leaves keys out divides the rows in its own way.
         visible: Any = nullcontext
         if n - held > ROWS and (planned is not None or piece == 1):
@@ -356,9 +356,7 @@ class TransformersEngine(Engine):
             given = {**arguments, **features, "attention_mask": torch.ones_like(ids)}
             if place is not None:
                 given["position_ids"] = place
-            output = decoding.generate(
-                self.model, ids, used, given, clock=clock, tokenizer=self.tokenizer, on_token=on_token
-            )
+            output = decoding.generate(self.model, ids, used, given, steps)
         # A model that changed while it ran made state that is of neither.
         kept = bool(self.epoch) and (n - held <= 1 or self._watch.check(turn=False))
         if (beams > 1 or used is not cache) and n in pieces(n + 1, piece, spans):
@@ -366,23 +364,22 @@ class TransformersEngine(Engine):
         self._follow()
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         tokens = tuple(sequences[0, n:].tolist())
-        if beams > 1 and on_token is not None:
-            texts = decoding.Detokenizer(self.tokenizer)
+        if beams > 1:
             for token in tokens:
-                on_token(token, texts.add(token))
+                steps.tell(token)
         now = time.perf_counter()
         arithmetic = next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), "")
         computed = planned.computed_tokens() if planned is not None else n - held
-        if planned is None and clock.first and not runs and beams == 1:
-            self._meter.computed(computed, n, clock.first - clock.began - inject)
+        if planned is None and steps.first and not runs and beams == 1:
+            self._meter.computed(computed, n, steps.first - steps.began - inject)
         return Completion(
             text=self.tokenizer.decode(tokens, skip_special_tokens=True),
             token_ids=tokens,
             prompt_tokens=n,
             computed_tokens=computed,
             encoder_runs=runs,
-            ttft_s=(clock.first or now) - clock.began,
-            latency_s=now - clock.began,
+            ttft_s=(steps.first or now) - steps.began,
+            latency_s=now - steps.began,
             inject_s=inject,
             bytes_loaded=loaded,
             capture=lambda: captured(cache, n) if cache is not None and kept and planned is None else None,
@@ -458,7 +455,7 @@ class TransformersEngine(Engine):
         """Why a call of `generate` must go to the model as it is; empty if single prompts can serve it."""
         images = self.vision is not None and self.capabilities.images
         reason = call.why_untouched(images)
-        if not reason and self._watch.tables and call.padded:
+        if not reason and self._watch.by_length and call.padded:
             reason = "the rows of a padded batch share one rotary table"
         reason = reason or self._watch.momentary()
         if not reason and not self.capabilities.reuse:
@@ -469,29 +466,18 @@ class TransformersEngine(Engine):
         """The prompts of a call of `generate` as requests with these numbers; their pixels are kept for the run. Raises: InputError for a
         prompt that is too long, ValueError for pixels that do not fit it."""
         options = {name: value for name, value in call.given.items() if name not in PROMPT_KEYS}
-        rows = rows_of(
-            {**call.given, "attention_mask": call.mask},
-            self.vision.book.image_token_id if self.vision is not None else None,
-        )
-        return [
-            self._request_of(tokens, pictures, partition, f"generate-{number}", options)
-            for (tokens, pictures), number in zip(rows, numbers, strict=False)
-        ]
-
-    def _request_of(
-        self, token_ids: tuple[int, ...], pictures: Pictures, partition: str, name: str, arguments: Mapping[str, Any]
-    ) -> GenerateCall:
-        self._check_length(len(token_ids))
-        media, spans = tuple(item for item, _, _ in pictures), ()
-        if pictures and self.vision is not None:
-            book = self.vision.book_of(partition)
-            book.make_room(len(pictures))
-            for item, picture, pixels in pictures:
-                book.add(item.digest, picture, {name: part.clone() for name, part in pixels.items()})
-            known = [picture for _, picture, _ in pictures]
-            spans = spans_of(token_ids, book.image_token_id, known, [item.digest for item in media])
-        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return GenerateCall(name, text, text, media, partition, token_ids=token_ids, spans=spans, arguments=arguments)
+        token = self.vision.book.image_token_id if self.vision is not None else None
+        made: list[GenerateCall] = []
+        for (ids, pictures), number in zip(
+            rows_of({**call.given, "attention_mask": call.mask}, token), numbers, strict=False
+        ):
+            self._check_length(len(ids))
+            media, spans = tuple(item for item, _, _ in pictures), ()
+            if pictures and self.vision is not None:
+                spans = self.vision.book_of(partition).given(ids, pictures)
+            text, name = self.tokenizer.decode(ids, skip_special_tokens=True), f"generate-{number}"
+            made.append(GenerateCall(name, text, text, media, partition, token_ids=ids, spans=spans, arguments=options))
+        return made
 
     def _check_length(self, tokens: int) -> None:
         """Raises InputError for a prompt without tokens, and for one that leaves no room for an answer."""
@@ -511,43 +497,33 @@ class TransformersEngine(Engine):
             raise ModelChangedError("the model was changed since state was looked up for it: look it up again")
 
     def _epoch_for(self, tokens: int) -> str:
-        return self._watch.tables.epoch_of(self._watch.epoch, tokens)
+        return self._watch.tables.epoch_of(self._watch.epoch, tokens) if self._watch.by_length else self._watch.epoch
 
     def _follow(self) -> None:
         if self.vision is not None:
             self.vision.follow(self._watch.encoder_epoch)
 
-    def _begun(self, parts: Sequence[Chunk], held: int, prepared: Prepared) -> tuple[Cache | None, int]:
-        """A prompt's cache, and how many of its first tokens it holds: those of the parts that the model continues from.
+    def _begun(self, parts: Sequence[Chunk], held: int, prepared: Prepared) -> tuple[Cache | None, int, int]:
+        """A prompt's cache, how many of its first tokens it holds, those of the parts that the model continues from, and their bytes.
 
         None: the model's own cache, where ours may not hold what its layers keep. Raises: ModelError for state of another model.
         """
         if not self.capabilities.reuse or not self.epoch:
-            return None, 0
-        cache, n = empty_cache(self._layout), len(prepared.token_ids)
+            return None, 0, 0
+        n, device, piece = len(prepared.token_ids), self.device, self.piece
         if not parts:
-            return cache, 0
-        if any(part.meta.epoch not in ("", self._epoch_for(n)) for part in parts):
+            return empty_cache(self._layout), 0, 0
+        epoch = self._epoch_for(n)
+        if any(part.meta.epoch not in ("", epoch) for part in parts):
             raise ModelError(
                 "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
             )
-        held = reusable(held, n, self.piece, prepared.spans)
-        if not held or not self._watch.tables.continues(held, n):
-            return cache, 0
-        return filled_cache(consecutive(parts, 0, held), held, self.device, self.model.dtype, cache), held
-
-
-class _Told:
-    """Passes tokens on, and knows whether there was any."""
-
-    def __init__(self, on_token: OnToken | None) -> None:
-        self._on_token = on_token
-        self.any = False
-
-    def __call__(self, token: int, text: str) -> None:
-        self.any = True
-        if self._on_token is not None:
-            self._on_token(token, text)
+        held = reusable(held, n, piece, prepared.spans)
+        if not held or (self._watch.by_length and not self._watch.tables.continues(held, n)):
+            return empty_cache(self._layout), 0, 0
+        states = consecutive(parts, 0, held)
+        loaded = sum(map(attrgetter("nbytes"), states))
+        return filled_cache(states, held, device, self.model.dtype, empty_cache(self._layout)), held, loaded
 
 
 def _compiled(model: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from cachetools import FIFOCache, LRUCache
+from torch import Tensor
 
 from dejakv.errors import InputError, ModelError
 from dejakv.identity import Span
@@ -44,7 +45,7 @@ class PictureBook:
     image_token_id: int | None = None
     held: int = 4
     _known: LRUCache[str, Picture] = field(default_factory=lambda: LRUCache(_KNOWN))
-    _pixels: FIFOCache[str, Mapping[str, torch.Tensor]] = field(init=False)
+    _pixels: FIFOCache[str, Mapping[str, Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._pixels = FIFOCache(self.held)
@@ -64,19 +65,22 @@ class PictureBook:
     def known(self, digest: str) -> Picture | None:
         return self._known.get(digest)
 
-    def make_room(self, pictures: int) -> None:
-        """Keeps the pixels of so many pictures, if these are more than `held`."""
-        if pictures > self._pixels.maxsize:
-            larger: FIFOCache[str, Mapping[str, torch.Tensor]] = FIFOCache(pictures)
+    def given(
+        self, ids: Sequence[int], pictures: Sequence[tuple[Media, Picture, Mapping[str, Tensor]]]
+    ) -> tuple[Span, ...]:
+        """Takes in the pictures of a prompt that somebody else processed, all of whose pixels are kept; their spans."""
+        if len(pictures) > self._pixels.maxsize:
+            larger: FIFOCache[str, Mapping[str, Tensor]] = FIFOCache(len(pictures))
             larger.update(self._pixels)
             self._pixels = larger
+        for item, picture, pixels in pictures:
+            self._known[item.digest] = picture
+            self._pixels[item.digest] = {name: part.clone() for name, part in pixels.items()}
+        return spans_of(
+            ids, self.image_token_id, [known for _, known, _ in pictures], [item.digest for item, _, _ in pictures]
+        )
 
-    def add(self, digest: str, picture: Picture, pixels: Mapping[str, torch.Tensor]) -> None:
-        """Takes in a picture that somebody else processed."""
-        self._known[digest] = picture
-        self._pixels[digest] = pixels
-
-    def pixels(self, media: Media) -> Mapping[str, torch.Tensor]:
+    def pixels(self, media: Media) -> Mapping[str, Tensor]:
         """The processor's output for one picture: `pixel_values` and whatever else the tower takes."""
         found = self._pixels.get(media.digest)
         if found is None:
@@ -84,7 +88,7 @@ class PictureBook:
             found = self._pixels[media.digest]
         return found
 
-    def held_pixels(self, digest: str) -> Mapping[str, torch.Tensor] | None:
+    def held_pixels(self, digest: str) -> Mapping[str, Tensor] | None:
         return self._pixels.get(digest)
 
     def _process(self, media: Media) -> None:
@@ -100,8 +104,8 @@ class PictureBook:
         rows = ids.count(self.image_token_id)
         grid = out.get("image_grid_thw")
         picture = Picture(rows, self._expansion(ids), _grid(grid) if grid is not None else None)
-        kept = {key: value for key, value in out.items() if key not in _TEXT_KEYS and isinstance(value, torch.Tensor)}
-        self.add(media.digest, picture, kept)
+        kept = {key: value for key, value in out.items() if key not in _TEXT_KEYS and isinstance(value, Tensor)}
+        self._known[media.digest], self._pixels[media.digest] = picture, kept
 
     def _expansion(self, ids: list[int]) -> str:
         """The expanded text, if it consists of the tokenizer's own added tokens, which no context changes."""
@@ -116,7 +120,7 @@ class PictureBook:
         return "".join(tokens) if tokens and all(token in added for token in tokens) else ""
 
 
-def _grid(sizes: torch.Tensor) -> tuple[int, int, int]:
+def _grid(sizes: Tensor) -> tuple[int, int, int]:
     time, height, width = (int(side) for side in sizes[0])
     return time, height, width
 
@@ -124,14 +128,8 @@ def _grid(sizes: torch.Tensor) -> tuple[int, int, int]:
 def image_token_of(model: Any, processor: Any) -> tuple[str, int] | None:
     """The placeholder a prompt carries for a picture, and the id of the tokens that stand for the tower's rows."""
     config = model.config
-    token_id = next(
-        (
-            value
-            for name in ("image_token_id", "image_token_index")
-            if (value := getattr(config, name, None)) is not None
-        ),
-        None,
-    )
+    token_id = getattr(config, "image_token_id", None)
+    token_id = getattr(config, "image_token_index", None) if token_id is None else token_id
     tokenizer = getattr(processor, "tokenizer", None)
     if token_id is None or tokenizer is None:
         return None
@@ -147,7 +145,7 @@ def vision_base(model: Any) -> Any:
     return next((module for module in found if module is not model), found[0] if found else None)
 
 
-def run_tower(base: Any, pixels: Mapping[str, torch.Tensor], rows: int) -> tuple[torch.Tensor, bool]:
+def run_tower(base: Any, pixels: Mapping[str, Tensor], rows: int) -> tuple[Tensor, bool]:
     """One picture through tower and projector.
 
     Returns its rows, `[rows, hidden]`, or `[1 + layers, rows, hidden]` where the decoder takes features at several layers
@@ -164,7 +162,7 @@ def run_tower(base: Any, pixels: Mapping[str, torch.Tensor], rows: int) -> tuple
     with torch.inference_mode():
         out = type(base).get_image_features(base, **inputs, return_dict=True)
     pooled = out.pooler_output
-    whole = isinstance(pooled, torch.Tensor)
+    whole = isinstance(pooled, Tensor)
     flat = (
         pooled.reshape(-1, pooled.shape[-1])
         if whole
@@ -177,7 +175,7 @@ def run_tower(base: Any, pixels: Mapping[str, torch.Tensor], rows: int) -> tuple
         )
     deep = getattr(out, "deepstack_features", None)
     if deep is not None:
-        layers = [part if isinstance(part, torch.Tensor) else torch.cat(list(part)) for part in deep]
+        layers = [part if isinstance(part, Tensor) else torch.cat(list(part)) for part in deep]
         flat = torch.stack([flat, *layers])
     return flat.cpu(), whole
 
@@ -233,11 +231,11 @@ def spans_of(
 
 def positions(
     base: Any,
-    ids: torch.Tensor,
+    ids: Tensor,
     image_token: int | None = None,
     spans: Sequence[Span] = (),
     book: PictureBook | None = None,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Positions of the whole prompt where they are not simply 0..n-1: `[4, 1, n]` for M-RoPE (text, time, height, width).
 
     They are made from the whole prompt, so that a run that starts from reused state has the positions it would have had.

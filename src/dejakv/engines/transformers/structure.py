@@ -32,7 +32,6 @@ from dejakv.engines.transformers.libraries import (
     of_library,
     source_digest,
 )
-from dejakv.engines.transformers.tables import changes_with_length, made_anew
 from dejakv.identity import digest_of
 
 IGNORED = frozenset(vars(nn.Module())) - {"training"} | {
@@ -377,3 +376,19 @@ class _Watcher:
         self._quiet = [_Watched(one.held, None) for one in self._quiet]  # values that are equal, or do not count
         self._flatten()
         return True
+
+
+def by_length(kind: str) -> bool:
+    """Whether rotary tables of this kind depend on a prompt's length."""
+    return "dynamic" in kind or kind in ("longrope", "su")
+
+
+def changes_with_length(module: nn.Module) -> bool:
+    """Whether a rotary module makes its table anew for the length of each prompt."""
+    kinds = vars(module).get("rope_type", "")
+    return any(by_length(str(kind)) for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]))
+
+
+def made_anew(name: str) -> bool:
+    """Whether such a module writes the attribute of this name for each prompt."""
+    return name.endswith(("inv_freq", "max_seq_len_cached", "attention_scaling")) and "original" not in name
