@@ -20,7 +20,6 @@ from dejakv.build import build_cache
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request
 from dejakv.store.base import Chunk
-from dejakv.store.open import open_store
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
 from dejakv_models.docs import make_document, prompt_of
@@ -39,13 +38,6 @@ class Slow(Store):
     def put(self, chunk: Chunk) -> bool:
         assert self.opened.wait(60), "nobody opened the store"
         return super().put(chunk)
-
-
-class Broken(Store):
-    """Fails to write."""
-
-    def put(self, chunk: Chunk) -> bool:
-        raise OSError("the disk is gone")
 
 
 @contextmanager
@@ -171,36 +163,11 @@ def test_a_purge_removes_what_is_queued(how: str, docs_engine: Any) -> None:
         assert pipeline.answer(longer(prompt(TEXTS[0], partition="p"))).record.method == "none"
 
 
-def test_what_is_deleted_while_it_is_queued_is_not_stored_later(docs_engine: Any) -> None:
-    store = Slow()
-    with serving(docs_engine, store=store) as pipeline:
-        cache = pipeline.cache
-        assert cache is not None
-        keys = [pipeline.answer(prompt(text)).record.key for text in TEXTS[:3]]
-        assert all(cache.store.delete(key) for key in keys if key)
-        assert pipeline.answer(longer(prompt(TEXTS[0]))).record.method == "none"
-        store.opened.set()
-        cache.flush()
-        assert [meta.prompt for meta in store.metas()] == [longer(prompt(TEXTS[0])).prompt]
-
-
 def test_what_is_queued_expires(docs_engine: Any) -> None:
     with serving(docs_engine, store=Slow()) as pipeline:
         key = pipeline.answer(prompt(TEXTS[0], ttl=0.05)).record.key
         until(lambda: pipeline.cache.store.meta(key) is None)  # type: ignore[union-attr, arg-type]
         assert pipeline.answer(prompt(TEXTS[0])).record.method == "none"
-
-
-@pytest.mark.parametrize("store", [open_store(max_bytes=1000), Broken()])
-def test_what_a_store_does_not_take_is_a_miss_once_it_is_known(store: Any, docs_engine: Any) -> None:
-    with serving(docs_engine, store=store) as pipeline:
-        for _ in range(2):
-            first = pipeline.answer(prompt(TEXTS[0]))
-            pipeline.cache.flush()  # type: ignore[union-attr]
-            assert first.record.method == "none"
-        assert pipeline.answer(longer(prompt(TEXTS[0]))).record.method == "none"
-        pipeline.cache.flush()  # type: ignore[union-attr]
-        assert list(pipeline.cache.store.metas()) == []  # type: ignore[union-attr]
 
 
 def test_attach_hits_at_once(docs_engine: Any) -> None:

@@ -21,26 +21,19 @@ PROMPT = "what colour is the cube beside the red cone, and how many green balls 
 def stock(engine: TransformersEngine, prepared: Prepared, sampling: Sampling) -> list[int]:
     """What transformers alone answers."""
     ids = torch.tensor([prepared.token_ids])
-    options: dict[str, Any] = {
-        "max_new_tokens": sampling.max_new_tokens,
-        "num_beams": sampling.num_beams,
-        "pad_token_id": 1,
-    }
+    options: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens, "num_beams": sampling.num_beams}
     if not sampling.greedy:
         options |= {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
         torch.manual_seed(sampling.seed or 0)
-    return engine.model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :].tolist()
+    return engine.model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=1, **options)[
+        0, ids.shape[1] :
+    ].tolist()
 
 
 def logits(engine: TransformersEngine, prepared: Prepared, start: tuple[list[Chunk], int] | tuple[()]) -> torch.Tensor:
-    options = {
-        "max_new_tokens": 2,
-        "output_logits": True,
-        "return_dict_in_generate": True,
-        "do_sample": False,
-        "pad_token_id": 1,
-    }
-    return torch.cat(engine.compute(asking(prepared, **options), *start).details["output"].logits)
+    options = {"output_logits": True, "return_dict_in_generate": True, "do_sample": False, "pad_token_id": 1}
+    done = engine.compute(asking(prepared, max_new_tokens=2, **options), *start)
+    return torch.cat(done.details["output"].logits)
 
 
 @pytest.mark.parametrize("name", TEXT)

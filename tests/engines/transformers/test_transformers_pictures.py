@@ -45,15 +45,11 @@ def own_inputs(engine: TransformersEngine, prepared: Prepared) -> dict[str, Any]
 
 
 def stock(engine: TransformersEngine, prepared: Prepared, sampling: Sampling, **more: Any) -> Any:
-    options: dict[str, Any] = {
-        "max_new_tokens": sampling.max_new_tokens,
-        "num_beams": sampling.num_beams,
-        "pad_token_id": 1,
-    }
+    options: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens, "num_beams": sampling.num_beams}
     if not sampling.greedy:
         options |= {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
         torch.manual_seed(sampling.seed or 0)
-    return engine.model.generate(**own_inputs(engine, prepared), **options, **more)
+    return engine.model.generate(**own_inputs(engine, prepared), pad_token_id=1, **options, **more)
 
 
 @contextmanager

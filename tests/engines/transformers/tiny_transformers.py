@@ -18,59 +18,27 @@ from dejakv.store.base import Chunk, ChunkMeta, Tensor
 
 WORDS = "what colour is the cube beside the red cone how many balls are there left of it yes no one two three green"
 SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
-}
-SPECIAL = [
-    "<s>",
-    "</s>",
-    "<image>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<IMG_CONTEXT>",
-    "<img>",
-    "</img>",
-]
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+}  # fmt: skip
+TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+NAMED = {
+    "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>", "start_image_token": "<img>", "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+}  # fmt: skip
+SPECIAL = ["<s>", "</s>", "<image>", *NAMED.values()]
 
 
 def tokenizer() -> Any:
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    raw.train_from_iterator(
-        [WORDS],
-        trainers.BpeTrainer(
-            vocab_size=320,
-            special_tokens=SPECIAL,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="</s>",
-        model_max_length=512,
-        extra_special_tokens={
-            "image_token": "<|image_pad|>",
-            "video_token": "<|video_pad|>",
-            "vision_start_token": "<|vision_start|>",
-            "vision_end_token": "<|vision_end|>",
-            "start_image_token": "<img>",
-            "end_image_token": "</img>",
-            "context_image_token": "<IMG_CONTEXT>",
-        },
-    )
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=letters, show_progress=False)
+    raw.train_from_iterator([WORDS], trainer)
+    ends = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
+    return hf.PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=512, extra_special_tokens=NAMED, **ends)
 
 
 def vocabulary() -> int:
@@ -110,29 +78,13 @@ def image_models() -> dict[str, Callable[[], tuple[Any, Any]]]:
 
     def llava() -> tuple[Any, Any]:
         config = hf.LlavaConfig(
-            vision_config={
-                "model_type": "clip_vision_model",
-                "hidden_size": 16,
-                "intermediate_size": 24,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "image_size": 16,
-                "patch_size": 4,
-                "projection_dim": 16,
-            },
+            vision_config={**TOWER, "model_type": "clip_vision_model", "image_size": 16, "patch_size": 4, "projection_dim": 16},
             text_config={"model_type": "llama", "vocab_size": v, **SMALL},
-            image_token_index=ids["<|image_pad|>"],
-            vision_feature_layer=-1,
-        )
+            image_token_index=ids["<|image_pad|>"], vision_feature_layer=-1,
+        )  # fmt: skip
         images = hf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
-        processor = hf.LlavaProcessor(
-            image_processor=images,
-            tokenizer=tok,
-            patch_size=4,
-            vision_feature_select_strategy="default",
-            num_additional_image_tokens=1,
-        )
-        return hf.LlavaForConditionalGeneration(config), processor
+        cut = {"patch_size": 4, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+        return hf.LlavaForConditionalGeneration(config), hf.LlavaProcessor(image_processor=images, tokenizer=tok, **cut)
 
     def qwen2_5_vl() -> tuple[Any, Any]:
         config = hf.Qwen2_5_VLConfig(
@@ -154,19 +106,10 @@ def image_models() -> dict[str, Callable[[], tuple[Any, Any]]]:
 
     def internvl() -> tuple[Any, Any]:
         config = hf.InternVLConfig(
-            vision_config={
-                "hidden_size": 16,
-                "intermediate_size": 24,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "image_size": [16, 16],
-                "patch_size": [4, 4],
-            },
+            vision_config={**TOWER, "image_size": [16, 16], "patch_size": [4, 4]},
             text_config={"model_type": "qwen2", "vocab_size": v, **SMALL},
-            image_token_id=ids["<IMG_CONTEXT>"],
-            image_seq_length=4,
-            downsample_ratio=0.5,
-        )
+            image_token_id=ids["<IMG_CONTEXT>"], image_seq_length=4, downsample_ratio=0.5,
+        )  # fmt: skip
         images = hf.GotOcr2ImageProcessorPil(
             size={"height": 16, "width": 16}, crop_to_patches=True, min_patches=1, max_patches=2
         )

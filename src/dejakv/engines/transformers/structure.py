@@ -126,8 +126,9 @@ class Structure:
             return _name(value) if known else self._unknown(f"{path} is the class {_name(value)}")
         if isinstance(value, _CODE):
             return self._code(value, path)
-        if isinstance(value, types.BuiltinFunctionType) and in_library(str(value.__module__)):
-            return f"{value.__module__}.{value.__qualname__}"
+        if isinstance(value, types.BuiltinFunctionType):
+            name = f"{value.__module__}.{value.__qualname__}"
+            return name if in_library(name) else self._unknown(f"{path} is {name}, which is no library's code")
         if id(value) in self._seen:
             return f"object {self._seen[id(value)][0]}"
         self._note(value)
