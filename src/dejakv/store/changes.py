@@ -129,13 +129,6 @@ def torn(sql: sqlite3.Connection, records: Collection[int]) -> list[tuple[int, i
     return found
 
 
-def move_links(sql: sqlite3.Connection, old: int, new: int, records: Collection[int]) -> None:
-    """Lets all records but these have their rows from another segment."""
-    found = [n for (n,) in sql.execute("SELECT record FROM links WHERE segment = ?", (old,)) if n not in records]
-    query = "UPDATE links SET segment = ? WHERE segment = ? AND record = ?"
-    sql.executemany(query, [(new, old, record) for record in found])
-
-
 def make_room(
     sql: sqlite3.Connection,
     order: str,

@@ -1,10 +1,9 @@
-"""Common to all stores: statistics by partition, and listeners for entries that left."""
+"""What a store counts, by partition, and listeners for entries that left."""
 
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from dejakv.store.base import StoreStats
 
@@ -18,95 +17,40 @@ FAILED_WRITES = {
 """Reasons of refusals that are failures of the disk, in words."""
 
 
-def _counter() -> Counter[str]:
-    return Counter()
-
-
-@dataclass
-class _Counts:
-    hits: int = 0
-    misses: int = 0
-    puts: int = 0
-    corrupt: int = 0
-    refused: Counter[str] = field(default_factory=_counter)
-    evictions: Counter[str] = field(default_factory=_counter)
-
-
 class Counters:
-    """Thread-safe. A miss for an unknown id belongs to no partition: it counts only in the total (`partition=None`).
+    """Figures by partition and of all. Thread-safe.
 
     lock  the store's; not held by who counts
     """
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
-        self._total = _Counts()
-        self._by_partition: dict[str, _Counts] = {}
+        self._counts: Counter[tuple[str | None, str, str]] = Counter()
 
-    def hit(self, partition: str) -> None:
+    def add(self, figure: str, partition: str | None = None, reason: str = "") -> None:
+        """Counts one more for a figure of `StoreStats`. Without a partition (of an unknown id) only the total counts it."""
         with self._lock:
-            for counts in self._both(partition):
-                counts.hits += 1
+            for of in {None, partition}:
+                self._counts[of, figure, reason] += 1
 
-    def miss(self, partition: str | None = None) -> None:
+    def stats(self, partition: str | None, entries: int, nbytes: int) -> StoreStats:
+        """A copy, with the store's present content."""
         with self._lock:
-            for counts in self._both(partition):
-                counts.misses += 1
-
-    def put(self, partition: str) -> None:
-        with self._lock:
-            for counts in self._both(partition):
-                counts.puts += 1
-
-    def corrupt(self, partition: str | None = None) -> None:
-        with self._lock:
-            for counts in self._both(partition):
-                counts.corrupt += 1
-
-    def refused(self, partition: str, reason: str) -> None:
-        with self._lock:
-            for counts in self._both(partition):
-                counts.refused[reason] += 1
-
-    def evicted(self, partition: str, reason: str) -> None:
-        with self._lock:
-            for counts in self._both(partition):
-                counts.evictions[reason] += 1
-
-    def stats(self, partition: str | None, *, entries: int, bytes: int) -> StoreStats:
-        """A copy of the counters with the store's present content."""
-        with self._lock:
-            counts = self._total if partition is None else self._by_partition.get(partition, _Counts())
-            return StoreStats(
-                entries=entries,
-                bytes=bytes,
-                hits=counts.hits,
-                misses=counts.misses,
-                puts=counts.puts,
-                refused=dict(counts.refused),
-                evictions=dict(counts.evictions),
-                corrupt=counts.corrupt,
-            )
-
-    def _both(self, partition: str | None) -> list[_Counts]:
-        if partition is None:
-            return [self._total]
-        return [self._total, self._by_partition.setdefault(partition, _Counts())]
+            own = {(figure, why): n for (of, figure, why), n in self._counts.items() if of == partition}
+        plain = {figure: own.get((figure, ""), 0) for figure in ("hits", "misses", "puts", "corrupt")}
+        refused, evictions = (
+            {why: n for (one, why), n in own.items() if one == each} for each in ("refused", "evictions")
+        )
+        return StoreStats(entries, nbytes, **plain, refused=refused, evictions=evictions)
 
 
-class Listeners:
+class Listeners(list[Callable[[str], None]]):
     """Functions called with the id of an entry that left. Call `tell` without holding a lock of the store."""
-
-    def __init__(self) -> None:
-        self._functions: list[Callable[[str], None]] = []
-
-    def add(self, listener: Callable[[str], None]) -> None:
-        self._functions.append(listener)
 
     def tell(self, ids: Iterable[str]) -> None:
         """A failing listener is logged; the others are still called."""
         for id in ids:
-            for listener in list(self._functions):
+            for listener in list(self):
                 try:
                     listener(id)
                 except Exception:

@@ -6,8 +6,7 @@ arrays: token ids (uint32) and the vectors (float32) in the order of their names
 
 import hashlib
 import json
-import math
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -19,18 +18,6 @@ from dejakv.store.base import ChunkMeta, CorruptChunk
 _DIGEST = 16
 _TEXT_FIELDS = ("id", "partition", "epoch", "prompt", "chunk", "space", "kind", "embedder")
 _COUNTS = ("nbytes", "position", "generation")
-
-
-@dataclass(frozen=True)
-class _Section:
-    offset: int
-    raw: bytes
-
-    def take(self, count: int, dtype: str) -> tuple[Any, "_Section"]:
-        if count < 0:
-            raise ValueError("a negative count")
-        array = np.frombuffer(self.raw, dtype=dtype, count=count, offset=self.offset)
-        return array, _Section(self.offset + array.nbytes, self.raw)
 
 
 def encode_meta(meta: ChunkMeta) -> bytes:
@@ -66,6 +53,7 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:026.9f}"
 
 
+@lru_cache(1024)
 def decode_meta(blob: bytes) -> ChunkMeta:
     """The meta in a blob of `encode_meta`. Raises: CorruptChunk."""
     content = blob[_DIGEST:]
@@ -74,11 +62,14 @@ def decode_meta(blob: bytes) -> ChunkMeta:
     length = int.from_bytes(content[:4], "little")
     try:
         described: Any = json.loads(content[4 : 4 + length].decode("utf-8", "surrogatepass"))
-        tokens, rest = _Section(4 + length, content).take(described["tokens"], "<u4")
+        at = 4 + length
+        tokens = np.frombuffer(content, "<u4", described["tokens"], at)
+        at += tokens.nbytes
         vectors: dict[str, Any] = {}
         for name, count in described["vectors"]:
-            vectors[name], rest = rest.take(count, "<f4")
-        meta = ChunkMeta(
+            vectors[name] = np.frombuffer(content, "<f4", count, at)
+            at += 4 * count
+        return ChunkMeta(
             **{name: described[name] for name in _TEXT_FIELDS},
             token_ids=tuple(cast(list[int], tokens.tolist())),
             spans=tuple(Span(*span) for span in described["spans"]),
@@ -91,43 +82,3 @@ def decode_meta(blob: bytes) -> ChunkMeta:
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptChunk("the description of a chunk has another version") from error
-    wrong = _mistyped(meta)
-    if wrong:
-        raise CorruptChunk(f"the description of a chunk has a wrong {wrong}")
-    return meta
-
-
-def _mistyped(meta: ChunkMeta) -> str:
-    """The first field that holds what no description holds: the checksum has no key, so that anybody can make one."""
-    texts: dict[str, object] = {name: getattr(meta, name) for name in _TEXT_FIELDS}
-    if meta.answer is not None:
-        texts["answer"] = meta.answer
-    for name, text in texts.items():
-        if not isinstance(text, str) or not _is_unicode(text):
-            return name
-    for name in _COUNTS:
-        number: object = getattr(meta, name)
-        if type(number) is not int or not 0 <= number < 2**63:
-            return name
-    for name in ("created", "ttl"):
-        seconds: Any = getattr(meta, name)
-        if type(seconds) not in (int, float) or not math.isfinite(seconds):
-            return name
-    if not isinstance(cast(object, meta.metadata), dict):
-        return "metadata"
-    for span in meta.spans:
-        place: tuple[object, ...] = (span.start, span.length, span.digest)
-        if (
-            tuple(map(type, place)) != (int, int, str)
-            or not 0 <= span.start <= span.start + span.length <= meta.num_tokens
-        ):
-            return "span"
-    return ""
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

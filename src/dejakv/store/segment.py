@@ -15,21 +15,26 @@ import base64
 import hashlib
 import json
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.identity import Span
-from dejakv.store.base import KV, NUMPY_DTYPES, CorruptChunk, Tensor, check
-from dejakv.store.keys import SIZE, ends_of
+from dejakv.identity import BLOCK_TOKENS, Span
+from dejakv.store.base import KV, NUMPY_DTYPES, ChunkMeta, CorruptChunk, Tensor, check
+from dejakv.store.keys import SIZE, Keys, ends_of
 from dejakv.store.records import seconds_text
 
 FORMAT = "dejakv-segment-3"
 HEAD = 16 << 10
 """Bytes at the beginning of an object that hold the description of most."""
 NEVER = 1e18
+MOST_TOKENS = 256
+MOST_BYTES = 32 << 20
+"""Of one segment. A short prefix of a long segment would cost a check of all of it, and rows that nobody wants would stay for those
+that somebody does."""
 _ALIGNMENT = 64
 _ROW_WORDS = 521
 _BLOCK_ROWS = 256
@@ -81,6 +86,29 @@ class Segment:
     @property
     def due(self) -> float:
         return self.created + self.ttl if self.ttl else NEVER
+
+
+def cut(
+    meta: ChunkMeta, keys: Keys, start: int, stop: int, row_bytes: int, cuts: Collection[int] = ()
+) -> list[Segment]:
+    """Segments, without names yet, for rows `start` to `stop - 1` of a prompt: at most `MOST_TOKENS` and `MOST_BYTES` each.
+
+    cuts  rows at which one has to begin
+    """
+    most = max(BLOCK_TOKENS, min(MOST_TOKENS, MOST_BYTES // max(1, row_bytes)) // BLOCK_TOKENS * BLOCK_TOKENS)
+    made: list[Segment] = []
+    while start < stop:
+        end = min([stop, start // most * most + most, *(cut for cut in cuts if cut > start)])
+        inside = tuple(s for s in meta.spans if s.start < end and s.start + s.length > start)
+        named = tuple(keys.at(one) for one in ends_of(start, end, inside))
+        made.append(
+            Segment(
+                "", meta.partition, meta.epoch, KV, start, end, keys.at(start), named,
+                keys.ids[start:end].tobytes(), inside, meta.id, created=meta.created, ttl=meta.ttl,
+            )
+        )  # fmt: skip
+        start = end
+    return made
 
 
 def encode(segment: Segment, tensor: Tensor) -> tuple[Segment, list[NDArray[np.uint8] | bytes]]:

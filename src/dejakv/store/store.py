@@ -9,8 +9,7 @@ stored prefix has. What a prompt begins with is found by the names of its blocks
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,30 +38,23 @@ from dejakv.store.budgets import POLICIES, Admission, AdmissionGate, Budget, NoR
 from dejakv.store.catalog import Catalog, Piece, reason_of
 from dejakv.store.changes import Gone
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
-from dejakv.store.keys import Keys, ends_of
+from dejakv.store.keys import Keys
 from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
+from dejakv.store.reconcile import is_there, reconcile
 from dejakv.store.records import decode_meta, encode_meta
-from dejakv.store.segment import HEAD, NEVER, NeedMore, Segment, described, encode, opened
+from dejakv.store.removal import Choose, loose, remove
+from dejakv.store.segment import NEVER, Segment, cut, encode, opened
 from dejakv.store.selection import DONORS, PROMPT, Purged, Selection, chosen, counted
 from dejakv.store.worker import After, Capture, Complete, Queued, Worker, WriterStats
 
-MOST_TOKENS = 256
-MOST_BYTES = 32 << 20
-"""Of one segment. A short prefix of a long segment would cost a check of all of it, and rows that nobody wants would stay for those
-that somebody does."""
 Uses = dict[tuple[str, tuple[int, ...]], int]
 """How often records (by id) and their segments were used, in the order of the last uses."""
 _PENDING_USES = 256
-_METAS = 1024
 _VERIFIED = 4096
 
 
 class Refused(StoreError):
     """A chunk is not taken; its text is the reason."""
-
-
-class _DryRun(Exception):
-    """Ends a transaction without a change."""
 
 
 class _TryAgain(Exception):
@@ -106,15 +98,11 @@ class Store:
         self._counters = Counters(self._lock)
         self._listeners = Listeners()
         self._worker = Worker(self._work, self._tick, queue)
-        self._queued: dict[str, Queued] = {}
-        self._outcomes = WriterStats()
         self._uses = Uses()
         self._condemned: dict[int, str] = {}
         self._lost: set[str] = set()
-        self._metas: FIFOCache[str, tuple[int, ChunkMeta]] = FIFOCache(_METAS)
-        self._changes = 0
         self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
-        self._closed = self._ended = self._warned = self._traces = False
+        self._closed = self._warned = self._traces = False
         self._reconcile()
 
     # Writing
@@ -125,7 +113,7 @@ class Store:
         with self._lock:
             reason = self._gate.unwanted(id, tokens)
         if reason is not None:
-            self._counters.refused(partition, reason)
+            self._counters.add("refused", partition, reason)
         return reason is None
 
     def put(self, chunk: Chunk) -> bool:
@@ -133,7 +121,7 @@ class Store:
         the prompt's id before the last part; a prefix that is there serves."""
         meta = chunk.meta
         with self._lock:
-            reason = "error" if self._ended else None
+            reason = "error" if self._closed else None
             reason = reason or (None if chunk.first else self._gate.unwanted(meta.id, meta.num_tokens))
             reason = reason or self._gate.overrate(chunk.tensor.nbytes, refuse=not chunk.first)
         if reason is None:
@@ -149,9 +137,9 @@ class Store:
                 logger.warning("a chunk cannot be stored: %s", str(error))
                 reason = "invalid"
         if reason is None:
-            self._counters.put(meta.partition)
+            self._counters.add("puts", meta.partition)
             return True
-        self._counters.refused(meta.partition, reason)
+        self._counters.add("refused", meta.partition, reason)
         if reason in FAILED_WRITES and not self._warned:
             self._warned = True
             logger.warning(
@@ -183,29 +171,12 @@ class Store:
             return False
         state = capture() if at_once else None
         item = Queued(meta, (lambda: state) if at_once else capture, complete, after)
-        with self._lock:
-            before = self._queued.get(meta.id)
-            accepted = not self._closed
-            if accepted:
-                self._queued[meta.id] = item
-        if accepted and background and not self._worker.offer(item):
-            accepted = False
-            with self._lock:
-                if self._queued.get(meta.id) is item:
-                    del self._queued[meta.id]
-                    if before is not None:
-                        self._queued[meta.id] = before
-        self._count("submitted")
-        if not accepted:
-            self._count("dropped")
-        elif not background:
-            self._work(item)
-        return accepted
+        return self._worker.submit(item, background)
 
     @property
     def outcomes(self) -> WriterStats:
         """What came of the submissions."""
-        return self._outcomes
+        return self._worker.outcomes
 
     def flush(self) -> None:
         """Returns when everything submitted before is stored or refused, and uses are noted."""
@@ -214,12 +185,10 @@ class Store:
 
     def close(self) -> None:
         """Stores what waits; later submissions are dropped."""
-        with self._lock:
-            closed, self._closed = self._closed, True
-        if closed:
+        if self._closed:
             return
         self._worker.close()
-        self._ended = True
+        self._closed = True
         self._settle(wait=True)
         self._catalog.close()
         self._verified.clear()
@@ -260,9 +229,8 @@ class Store:
                 parts = self._load(meta, pieces, rows, again) if pieces else None
                 if parts is not None:
                     self._used(id, [piece.n for piece in pieces])
-                    self._counters.hit(meta.partition)
+                    self._counters.add("hits", meta.partition)
                     return parts
-                self._forget(id)  # another process may have replaced it
             if meta is not None and self._condemned:
                 with self._lock:  # what replaces the record takes its id out again, once that is committed
                     if any(piece.n in self._condemned for piece in self._catalog.pieces(record)):
@@ -270,7 +238,7 @@ class Store:
         except sqlite3.Error as error:
             meta = None
             logger.warning("the catalog cannot be read: %s", error)
-        self._counters.miss(meta.partition if meta is not None else None)
+        self._counters.add("misses", meta.partition if meta is not None else None)
         return None
 
     def find(
@@ -280,7 +248,7 @@ class Store:
         description of the prompt that it was stored for; of the prefix alone, if that prompt has left. No use of it is noted."""
         most = len(token_ids) - (not whole)
         best: tuple[PrefixHit, ChunkMeta] | None = None
-        for item in reversed(list(self._queued.values())):
+        for item in reversed(self._worker.waiting()):
             meta = item.meta
             if (meta.kind, meta.partition, meta.epoch) == (KV, partition, epoch) and self._usable(meta.id):
                 tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans), most)
@@ -322,10 +290,11 @@ class Store:
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         """Descriptions of all, those that wait first."""
         seen: set[str] = set()
-        for id, item in list(self._queued.items()):
-            if partition in (None, item.meta.partition) and epoch in (None, item.meta.epoch) and self._usable(id):
-                seen.add(id)
-                yield item.meta
+        for item in self._worker.waiting():
+            meta = item.meta
+            if partition in (None, meta.partition) and epoch in (None, meta.epoch) and self._usable(meta.id):
+                seen.add(meta.id)
+                yield meta
         try:
             for row in self._catalog.records(partition, epoch, self._clock()):
                 meta = None if row.id in seen or row.id in self._lost else self._decoded(row.n, row.about)
@@ -364,11 +333,11 @@ class Store:
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
             entries = held = 0
-        return self._counters.stats(partition, entries=entries, bytes=held)
+        return self._counters.stats(partition, entries, held)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         """Calls `listener(id)` after an entry left the store for any reason (evicted, deleted, corrupt), by any process."""
-        self._listeners.add(listener)
+        self._listeners.append(listener)
 
     def notice(self) -> bool:
         """Tells the listeners which entries other processes have removed. False if some may have been missed.
@@ -376,12 +345,6 @@ class Store:
         Raises: sqlite3.Error"""
         news, complete = self._catalog.removed_elsewhere()
         if news or not complete:
-            with self._lock:
-                self._changes += 1
-                for id, _ in news:
-                    self._metas.pop(id, None)
-                if not complete:
-                    self._metas.clear()
             self._verified.clear()  # so that no map keeps the bytes of what others removed
             self._listeners.tell(id for id, back in news if not back)
         return complete
@@ -395,8 +358,7 @@ class Store:
             for piece in self._catalog.chain(*prefix, self._clock())[-1:]:
                 self._condemn(piece.n, "it is not wanted")
             return True
-        with self._lock:
-            waited = self._queued.pop(id, None) is not None
+        waited = self._worker.drop(id)
         try:
             query = "SELECT n FROM records WHERE id = ?"
             gone = self._remove(lambda sql: ([n for (n,) in sql.execute(query, (id,))], []))
@@ -410,10 +372,8 @@ class Store:
 
     def clear(self, partition: str | None = None) -> int:
         """Removes all entries, of one partition or of all; how many there were."""
-        with self._lock:
-            waiting = [id for id, item in self._queued.items() if partition in (None, item.meta.partition)]
-            for id in waiting:
-                del self._queued[id]
+        waiting = [item.meta.id for item in self._worker.waiting() if partition in (None, item.meta.partition)]
+        waiting = [id for id in waiting if self._worker.drop(id)]
         gone = Gone()
         query = "SELECT n FROM {} WHERE ?1 IS NULL OR partition = ?1"
 
@@ -437,7 +397,7 @@ class Store:
         """
         self.flush()
         wanted: list[ChunkMeta] = []
-        loose: list[int] = []
+        parts: list[int] = []
 
         def choose(sql: sqlite3.Connection) -> tuple[list[int], list[int]]:
             query = "SELECT n, about FROM records WHERE ?1 IS NULL OR partition = ?1"
@@ -447,19 +407,20 @@ class Store:
             wanted[:] = chosen([meta for meta in found.values() if meta is not None], selection, self._clock())
             damaged = [n for n, meta in found.items() if meta is None]
             records = [*damaged, *(numbers[meta.id] for meta in wanted)]
-            loose[:] = self._loose(sql, selection, [meta.id for meta in wanted], records)
-            return records, loose
+            parts[:] = loose(sql, selection, [meta.id for meta in wanted], records, self._clock())
+            return records, parts
 
         try:
             gone = self._remove(choose, dry_run=dry_run)
             if not dry_run:
+                decode_meta.cache_clear()
                 self._discard()
                 self._catalog.empty_log()
         except (sqlite3.Error, Unknown) as error:
             raise StoreError(
                 f"entries could not be removed ({error}): make the store writable and purge again"
             ) from error
-        return replace(counted(wanted), parts=len(loose), bytes=gone.nbytes)
+        return replace(counted(wanted), parts=len(parts), bytes=gone.nbytes)
 
     def sweep(self) -> int:
         """Removes what has expired, and the traces of it; how many entries."""
@@ -510,34 +471,14 @@ class Store:
             begin = piece.stop
         if begin < chunk.first:
             raise Refused("parent")
-        segments = self._cut(
-            meta, keys, begin, chunk.stop, cuts, chunk.tensor.nbytes // max(1, chunk.stop - chunk.first)
-        )
+        row = chunk.tensor.nbytes / max(1, chunk.stop - chunk.first)
+        segments = cut(meta, keys, begin, chunk.stop, int(row), cuts)
         data, first = chunk.tensor.data, chunk.first
         tensors = [Tensor(data[:, :, :, one.start - first : one.stop - first], chunk.tensor.dtype) for one in segments]
         about = None
         if chunk.stop == meta.num_tokens:
-            row = chunk.tensor.nbytes / max(1, chunk.stop - chunk.first)
             about = encode_meta(replace(meta, nbytes=round(row * meta.num_tokens)))
         return self._write(meta, about, chain, segments, tensors)
-
-    def _cut(
-        self, meta: ChunkMeta, keys: Keys, start: int, stop: int, cuts: Collection[int], row_bytes: int
-    ) -> list[Segment]:
-        most = max(BLOCK_TOKENS, min(MOST_TOKENS, MOST_BYTES // max(1, row_bytes)) // BLOCK_TOKENS * BLOCK_TOKENS)
-        made: list[Segment] = []
-        while start < stop:
-            end = min([stop, start // most * most + most, *(cut for cut in cuts if cut > start)])
-            inside = tuple(s for s in meta.spans if s.start < end and s.start + s.length > start)
-            named = tuple(keys.at(one) for one in ends_of(start, end, inside))
-            made.append(
-                Segment(
-                    "", meta.partition, meta.epoch, KV, start, end, keys.at(start), named,
-                    keys.ids[start:end].tobytes(), inside, meta.id, created=meta.created, ttl=meta.ttl,
-                )
-            )  # fmt: skip
-            start = end
-        return made
 
     def _write(
         self, meta: ChunkMeta, about: bytes | None, chain: list[Piece], segments: list[Segment], tensors: list[Tensor]
@@ -563,7 +504,7 @@ class Store:
                 for one in written:
                     # A process that opened the store meanwhile took it for one left over, and indexed or removed it.
                     found = sql.execute("SELECT n FROM segments WHERE name = ?", (one.name,)).fetchone()
-                    if found is None and (_leaves(sql, one.name) or not self._exists(one.name)):
+                    if found is None and (_leaves(sql, one.name) or not is_there(self._objects, one.name)):
                         raise _TryAgain
                     n = found[0] if found else changes.add_segment(sql, one)
                     pieces.append(Piece(n, one.name, one.start, one.stop, one.stop, one.due, one.record))
@@ -590,13 +531,11 @@ class Store:
             raise
         for why, one in evicted:
             for _, partition in one.records:
-                self._counters.evicted(partition, why)
+                self._counters.add("evictions", partition, why)
         self._left(gone)
-        with self._lock:
-            self._metas.pop(meta.id, None)
-            if about is not None:
+        if about is not None:
+            with self._lock:
                 self._lost.discard(meta.id)
-            self._changes += 1
         if meta.ttl and self._background:
             self._worker.wake()
         return True
@@ -621,22 +560,9 @@ class Store:
         if id in self._lost:
             return 0, None
         self.notice()
-        with self._lock:
-            known, changes = self._metas.get(id), self._changes
-        if known is not None:
-            return (0, None) if known[1].ttl and is_expired(known[1], self._clock()) else known
         row = self._catalog.record(id, self._clock())
         meta = self._decoded(row.n, row.about) if row is not None else None
-        if row is None or meta is None:
-            return 0, None
-        with self._lock:
-            if changes == self._changes:
-                self._metas[id] = row.n, meta
-        return row.n, meta
-
-    def _forget(self, id: str) -> None:
-        with self._lock:
-            self._metas.pop(id, None)
+        return (0, None) if row is None or meta is None else (row.n, meta)
 
     def _load(self, meta: ChunkMeta, pieces: Sequence[Piece], rows: Rows | None, again: bool) -> list[Chunk] | None:
         parts: list[Chunk] = []
@@ -691,7 +617,7 @@ class Store:
             self._condemned[number] = why
         if not known:
             logger.warning("a damaged segment is removed: %s", why)
-            self._counters.corrupt(partition)
+            self._counters.add("corrupt", partition)
         self._settle(wait=False)
 
     def _named(self, id: str, tokens: int, key: bytes) -> tuple[ChunkMeta | None, list[Piece]]:
@@ -725,7 +651,7 @@ class Store:
                 self._lost.clear()
         for _ in missing:
             logger.warning("a segment is removed: its object is missing")
-            self._counters.corrupt()
+            self._counters.add("corrupt")
         self._left(gone)
 
     def _used(self, id: str, chain: Sequence[int]) -> None:
@@ -758,90 +684,21 @@ class Store:
                 self._condemned[-number] = str(error)
             if not known:
                 logger.warning("a damaged description is removed: %s", str(error))
-                self._counters.corrupt()
+                self._counters.add("corrupt")
             return None
 
     # How it leaves
 
-    def _remove(
-        self, choose: Callable[[sqlite3.Connection], tuple[list[int], list[int]]], *, dry_run: bool = False
-    ) -> Gone:
-        """Removes the records and segments that `choose` names, by number, with the rows that no other record has. What others
-        share of a segment that leaves is stored anew for them. Raises: sqlite3.Error, Unknown"""
-        gone = Gone()
-        for full in (False, True):
-            try:
-                with self._catalog.transaction() as sql:
-                    records, segments = choose(sql)
-                    for number, stop in changes.torn(sql, records) if not dry_run else ():
-                        self._keep_beginning(sql, number, stop, records)
-                    gone = changes.remove(sql, records, segments, tear=not dry_run)
-                    if dry_run:
-                        raise _DryRun
-                    if full:
-                        self._objects.delete(gone.objects)  # the commit needs room
-                break
-            except _DryRun:
-                return gone
-            except sqlite3.Error as error:
-                if full or reason_of(error) not in ("full", "error"):
-                    raise
-                # The log cannot grow where the disk is full: what is in it is written back.
-                with suppress(sqlite3.Error):
-                    self._catalog.empty_log()
-        self._left(gone)
+    def _remove(self, choose: Choose, *, dry_run: bool = False) -> Gone:
+        """See `removal.remove`."""
+        gone = remove(self._objects, self._catalog, choose, dry_run=dry_run)
+        if not dry_run:
+            self._left(gone)
         return gone
-
-    def _keep_beginning(self, sql: sqlite3.Connection, number: int, stop: int, leaving: Collection[int]) -> None:
-        (name,) = sql.execute("SELECT name FROM segments WHERE n = ?", (number,)).fetchone()
-        try:
-            whole, tensor = opened(self._objects.get(name), name)
-            ends = [end for end in ends_of(whole.start, whole.stop, whole.spans) if end <= stop]
-            record = sql.execute(
-                f"SELECT r.id FROM links l JOIN records r ON r.n = l.record WHERE l.segment = ? AND r.n NOT IN ({','.join('?' * len(leaving))}) LIMIT 1",
-                (number, *leaving),
-            ).fetchone()
-            inside = tuple(span for span in whole.spans if span.start < stop)
-            part = replace(
-                whole, name=secrets.token_hex(16), stop=stop, keys=whole.keys[: len(ends)], spans=inside,
-                ids=whole.ids[: 4 * (stop - whole.start)], record=record[0] if record else "",
-            )  # fmt: skip
-            if not ends or ends[-1] != stop:
-                return
-            rows = Tensor(tensor.data[:, :, :, : stop - whole.start], tensor.dtype)
-            part, buffers = encode(part, rows)
-            self._objects.put(part.name, buffers)
-        except (CorruptChunk, Missing, Unknown) as error:
-            logger.warning("rows that prompts share leave with one of them: %s", error)
-            return
-        new = changes.add_segment(sql, part)
-        changes.move_links(sql, number, new, leaving)
-
-    def _loose(
-        self, sql: sqlite3.Connection, selection: Selection, ids: Sequence[str], records: Collection[int]
-    ) -> list[int]:
-        """Segments that no record needs and a purge takes: of prompts that have left, or were never finished."""
-        free = "NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
-        if selection.donors or selection.media:
-            named = {*selection.donors, *ids}
-            found: set[int] = set()
-            for id in named:
-                query = f"SELECT n FROM segments s WHERE record = ? AND (?2 IS NULL OR partition = ?2) AND {free}"
-                found |= {n for (n,) in sql.execute(query, (id, selection.partition))}
-            own = [
-                n for record in records for (n,) in sql.execute("SELECT segment FROM links WHERE record = ?", (record,))
-            ]
-            ends = [n for n in own if not changes.needed(sql, n, records)]
-            return sorted(found | changes.below(sql, [*found, *ends]))
-        rows = sql.execute(f"SELECT n, partition, epoch, created FROM segments s WHERE {free}").fetchall()
-        return [n for n, of, epoch, born in rows if selection.takes(of, epoch, born, self._clock())]
 
     def _left(self, gone: Gone) -> None:
         """Forgets removed entries, deletes their objects and tells the listeners. Call it after the commit, without a lock."""
         with self._lock:
-            self._changes += 1
-            for id, _ in gone.records:
-                self._metas.pop(id, None)
             for name in gone.objects:
                 self._verified.pop(name, None)
         if gone.objects:
@@ -862,78 +719,26 @@ class Store:
         self._catalog.deleted(names)
 
     def _reconcile(self) -> None:
-        """Finishes what killed processes were removing, indexes objects without a row, drops rows without an object, meets the
-        budget and removes what has expired.
-
-        An object that cannot be read now stays. One that another process is about to index may be indexed or removed: it sees
-        that in its own transaction, and tries again."""
-        damaged = 0
+        """Brings rows and objects together, and meets the budget."""
+        budget = self._budget
         try:
-            present = set(self._objects.list())
+            gone, damaged = reconcile(self._objects, self._catalog, self._clock())
             with self._catalog.transaction() as sql:
-                known = dict(sql.execute("SELECT name, n FROM segments").fetchall())
-                leaving = "SELECT name FROM leaving"
-                present.difference_update(name for (name,) in sql.execute(leaving))
-                # Again: what was written since the listing has its row already.
-                lost = [n for name, n in known.items() if name not in present and not self._exists(name)]
-                gone = changes.evict(sql, lost)
-                damaged += sum(self._index(sql, name) for name in present if name not in known)
-                gone += changes.remove(sql, *changes.expired(sql, self._clock()))
-                budget = self._budget
                 room = changes.make_room(sql, self._order, budget.max_bytes, budget.max_entries)
-                for _, partition in room.records:
-                    self._counters.evicted(partition, "bytes" if budget.max_bytes else "entries")
-                gone += room
-                gone.objects += [name for (name,) in sql.execute(leaving)]
             due = self._catalog.next_due()
         except Unknown as error:
             logger.warning("the store is not compared with its objects: %s", error)
             return
+        for _, partition in room.records:
+            self._counters.add("evictions", partition, "bytes" if budget.max_bytes else "entries")
+        gone += room
         self._left(gone)
         if damaged:
             logger.warning("%d damaged objects are removed", damaged)
         for _ in range(damaged):
-            self._counters.corrupt()
+            self._counters.add("corrupt")
         if due is not None and self._background:
             self._worker.wake()
-
-    def _exists(self, name: str) -> bool:
-        try:
-            self._objects.head(name, 8)
-        except Missing:
-            return False
-        except (Unknown, CorruptChunk):
-            return True
-        return True
-
-    def _index(self, sql: sqlite3.Connection, name: str) -> int:
-        """Adds an object that has no row, and its record if it says it; 1 for a damaged one, which is removed."""
-        need = HEAD
-        try:
-            while True:
-                head, size = self._objects.head(name, need)
-                try:
-                    segment = described(head, size)[0]
-                    break
-                except NeedMore as more:
-                    need = more.args[0]
-            if segment.name != name:
-                raise CorruptChunk("it is another one")
-            meta = decode_meta(segment.about) if segment.about else None
-        except CorruptChunk:
-            sql.execute("INSERT INTO leaving VALUES (?)", (name,))
-            return 1
-        except (Missing, Unknown):
-            return 0
-        if meta is not None and sql.execute("SELECT 1 FROM records WHERE id = ?", (meta.id,)).fetchone():
-            sql.execute("INSERT INTO leaving VALUES (?)", (name,))  # an older one, or one that was never finished
-            return 0
-        n = changes.add_segment(sql, segment)
-        if meta is not None:
-            piece = Piece(n, name, segment.start, segment.stop, segment.stop)
-            columns = (meta.id, meta.partition, meta.epoch, meta.kind)
-            changes.add_record(sql, segment.about, columns, segment.created, segment.due, [piece])
-        return 0
 
     # The worker
 
@@ -951,7 +756,7 @@ class Store:
         return wait
 
     def _usable(self, id: str) -> Queued | None:
-        item = self._queued.get(id)
+        item = self._worker.get(id)
         return item if item is not None and not is_expired(item.meta, self._clock()) else None
 
     def _waiting(self, id: str) -> Chunk | None:
@@ -964,47 +769,36 @@ class Store:
         except Exception:  # the worker counts it
             return None
         if chunk is not None:
-            self._counters.hit(chunk.meta.partition)
+            self._counters.add("hits", chunk.meta.partition)
         return chunk
 
     def _work(self, item: Queued) -> None:
+        id = item.meta.id
         try:
             outcome = self._store(item)
-            left = self._leave(item)
+            left = self._worker.leave(item)
             if outcome == "stored" and left:
                 outcome = "dropped"
-                self.delete(item.meta.id)  # removed while it was being stored
-            self._count(outcome)
+                self.delete(id)  # removed while it was being stored
+            self._worker.count(outcome)
             if outcome == "stored" and item.after is not None:
-                item.after(self.meta(item.meta.id) or item.meta)
+                item.after(self.meta(id) or item.meta)
         except Exception:
-            self._leave(item)
-            self._count("errors")
+            self._worker.leave(item)
+            self._worker.count("errors")
             logger.exception("a chunk could not be made or stored")
-        if self.meta(item.meta.id) is None:
-            self._listeners.tell([item.meta.id])
+        if self.meta(id) is None:
+            self._listeners.tell([id])
 
     def _store(self, item: Queued) -> str:
         """Stores a chunk; the name of its outcome."""
-        if self._queued.get(item.meta.id) is not item:
+        if self._worker.get(item.meta.id) is not item:
             return "dropped"
         meta = item.meta if item.complete is None else item.complete(item.meta)
         chunk = None if meta is None else item.chunk()
         if meta is None or chunk is None:
             return "empty"
         return "stored" if self.put(Chunk(replace(meta, nbytes=chunk.tensor.nbytes), chunk.tensor)) else "refused"
-
-    def _leave(self, item: Queued) -> bool:
-        """Takes a chunk out of the queue's view. True if it was removed before."""
-        with self._lock:
-            known = self._queued.get(item.meta.id)
-            if known is item:
-                del self._queued[item.meta.id]
-            return known is None
-
-    def _count(self, name: str) -> None:
-        with self._lock:
-            self._outcomes = replace(self._outcomes, **{name: getattr(self._outcomes, name) + 1})
 
 
 def _is_exact(chunk: Chunk) -> bool:

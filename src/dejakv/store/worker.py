@@ -3,9 +3,9 @@
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.counters import logger
@@ -38,45 +38,88 @@ class Queued:
         self.meta = meta
         self.complete = complete
         self.after = after
-        self._capture: Capture | None = capture
-        self._tensor: Tensor | None = None
-        self._lock = threading.Lock()
+        self._captures = [capture]
+        self._state: Future[Tensor | None] = Future()
 
     def chunk(self) -> Chunk | None:
-        with self._lock:
-            if self._capture is not None:
-                capture, self._capture = self._capture, None
-                self._tensor = capture()
-            tensor = self._tensor
+        """The chunk with its state, None if there is none. Raises what `capture` raised."""
+        try:
+            capture = self._captures.pop()
+        except IndexError:  # another thread has it
+            pass
+        else:
+            try:
+                self._state.set_result(capture())
+            except BaseException as error:
+                self._state.set_exception(error)
+        tensor = self._state.result()
         return None if tensor is None else Chunk(replace(self.meta, nbytes=tensor.nbytes), tensor)
 
 
 class Worker:
     """Runs `work` for each item, one after another, and `tick` when nothing waits and its time has come. Thread-safe.
 
-    tick  returns after how many seconds it wants to be called again, None: not before `wake`
-    most  items that may wait
+    work   stores an item, calls `leave` and then `count`
+    tick   returns after how many seconds it wants to be called again, None: not before `wake`
+    most   items that may wait
     """
 
-    def __init__(self, work: Callable[[Any], object], tick: Callable[[], float | None], most: int) -> None:
+    def __init__(self, work: Callable[[Queued], object], tick: Callable[[], float | None], most: int) -> None:
+        self.outcomes = WriterStats()
         self._work = work
         self._tick = tick
-        self._queue: queue.Queue[Any] = queue.Queue(most)
+        self._queue: queue.Queue[Queued | Callable[[], object] | None] = queue.Queue(most)
+        self._waiting: dict[str, Queued] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
 
-    def offer(self, item: Any) -> bool:
-        """False if the queue is full, or closed: never waits."""
+    def submit(self, item: Queued, background: bool) -> bool:
+        """False if the queue is full, or closed: never waits. Without `background` it is done before this returns."""
+        id = item.meta.id
         with self._lock:
-            if self._closed:
-                return False
-            try:
-                self._queue.put_nowait((item,))
-            except queue.Full:
-                return False
-            self._start()
-        return True
+            accepted, before = not self._closed, self._waiting.get(id)
+            if accepted:
+                self._waiting[id] = item
+            if accepted and background:
+                try:
+                    self._queue.put_nowait(item)
+                    self._start()
+                except queue.Full:
+                    accepted = False
+                    del self._waiting[id]
+                    if before is not None:
+                        self._waiting[id] = before
+        self.count("submitted")
+        if not accepted:
+            self.count("dropped")
+        elif not background:
+            self._work(item)
+        return accepted
+
+    def waiting(self) -> list[Queued]:
+        """What is not stored yet, the oldest first."""
+        return list(self._waiting.values())
+
+    def get(self, id: str) -> Queued | None:
+        return self._waiting.get(id)
+
+    def drop(self, id: str) -> bool:
+        """Takes back what is not stored yet; False if there is nothing of this id."""
+        with self._lock:
+            return self._waiting.pop(id, None) is not None
+
+    def leave(self, item: Queued) -> bool:
+        """Takes an item out of what waits. True if it was dropped before."""
+        with self._lock:
+            known = self._waiting.get(item.meta.id)
+            if known is item:
+                del self._waiting[item.meta.id]
+            return known is None
+
+    def count(self, outcome: str) -> None:
+        with self._lock:
+            self.outcomes = replace(self.outcomes, **{outcome: getattr(self.outcomes, outcome) + 1})
 
     def wake(self) -> None:
         """Has `tick` called soon."""
@@ -84,10 +127,10 @@ class Worker:
             if not self._closed:
                 self._start()
                 with suppress(queue.Full):  # it comes after an item
-                    self._queue.put_nowait(())
+                    self._queue.put_nowait(lambda: None)
 
     def flush(self) -> None:
-        """Returns when everything offered before is done."""
+        """Returns when everything submitted before is done."""
         self._queue.join()
 
     def close(self) -> None:
@@ -108,17 +151,17 @@ class Worker:
     def _run(self) -> None:
         wait: float | None = None
         while True:
-            item: Any = ()
             taken = True
+            item: Queued | Callable[[], object] | None = None
             try:
                 item = self._queue.get(timeout=None if wait is None else min(max(0.0, wait), LONGEST_WAIT))
             except queue.Empty:
                 taken = False
             try:
-                if item is None:
+                if taken and item is None:
                     return
-                if item:
-                    self._work(item[0])
+                if isinstance(item, Queued):
+                    self._work(item)
                 wait = self._tick()
             except Exception:  # nobody waits for it, and the next may succeed
                 wait = LONGEST_WAIT

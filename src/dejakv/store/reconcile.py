@@ -1,0 +1,76 @@
+"""Brings the rows of a catalog and its objects together when a store is opened."""
+
+import sqlite3
+from contextlib import suppress
+
+from dejakv.store import changes
+from dejakv.store.base import CorruptChunk
+from dejakv.store.catalog import Catalog, Piece
+from dejakv.store.changes import Gone
+from dejakv.store.objects import Missing, Objects, Unknown
+from dejakv.store.records import decode_meta
+from dejakv.store.segment import HEAD, NeedMore, Segment, described
+
+
+def reconcile(objects: Objects, catalog: Catalog, now: float) -> tuple[Gone, int]:
+    """Finishes what killed processes were removing, indexes objects without a row, drops rows without an object, and removes what has
+    expired; what has left, and how many objects were damaged.
+
+    An object that cannot be read now stays. One that another process is about to index may be indexed or removed: it sees
+    that in its own transaction, and tries again. Raises: sqlite3.Error; Unknown if objects cannot be listed.
+    """
+    damaged = 0
+    present = set(objects.list())
+    with catalog.transaction() as sql:
+        known = dict(sql.execute("SELECT name, n FROM segments").fetchall())
+        leaving = "SELECT name FROM leaving"
+        present.difference_update(name for (name,) in sql.execute(leaving))
+        # Looked at again: what was written since the listing has its row already.
+        lost = [n for name, n in known.items() if name not in present and not is_there(objects, name)]
+        gone = changes.evict(sql, lost)
+        for name in present.difference(known):
+            try:
+                with suppress(Missing, Unknown):
+                    _index(sql, *_read(objects, name))
+            except CorruptChunk:
+                damaged += 1
+                sql.execute("INSERT INTO leaving VALUES (?)", (name,))
+        gone += changes.remove(sql, *changes.expired(sql, now))
+        gone.objects += [name for (name,) in sql.execute(leaving)]
+    return gone, damaged
+
+
+def is_there(objects: Objects, name: str) -> bool:
+    """Whether there is an object, as far as it can be told."""
+    try:
+        objects.head(name, 8)
+    except Missing:
+        return False
+    except (Unknown, CorruptChunk):
+        return True
+    return True
+
+
+def _read(objects: Objects, name: str) -> tuple[str, Segment]:
+    need = HEAD
+    while True:
+        head, size = objects.head(name, need)
+        try:
+            return name, described(head, size)[0]
+        except NeedMore as more:
+            need = more.args[0]
+
+
+def _index(sql: sqlite3.Connection, name: str, segment: Segment) -> None:
+    """Adds an object that has no row, and its record if it says it. Raises: CorruptChunk"""
+    if segment.name != name:
+        raise CorruptChunk("it is another one")
+    meta = decode_meta(segment.about) if segment.about else None
+    if meta is not None and sql.execute("SELECT 1 FROM records WHERE id = ?", (meta.id,)).fetchone():
+        sql.execute("INSERT INTO leaving VALUES (?)", (name,))  # an older one, or one that was never finished
+        return
+    n = changes.add_segment(sql, segment)
+    if meta is not None:
+        piece = Piece(n, name, segment.start, segment.stop, segment.stop)
+        columns = (meta.id, meta.partition, meta.epoch, meta.kind)
+        changes.add_record(sql, segment.about, columns, segment.created, segment.due, [piece])
