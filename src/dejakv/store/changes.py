@@ -4,7 +4,7 @@ A record leaves with the segments that no other record has all of. A segment lea
 """
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dejakv.store.age import SKEW
@@ -13,6 +13,8 @@ from dejakv.store.catalog import Piece, alive, totals
 from dejakv.store.keys import SIZE
 from dejakv.store.segment import Segment
 
+Uses = dict[tuple[str, tuple[int, ...]], int]
+"""How often records (by id) and their segments were used, in the order of the last uses."""
 _JOURNAL_ROWS = 10_000
 
 
@@ -24,10 +26,13 @@ class Gone:
     objects: list[str] = field(default_factory=list[str])
     nbytes: int = 0
 
-    def __iadd__(self, other: "Gone") -> "Gone":
+    def add(self, other: "Gone") -> None:
         self.records += other.records
         self.objects += other.objects
         self.nbytes += other.nbytes
+
+    def __iadd__(self, other: "Gone") -> "Gone":
+        self.add(other)
         return self
 
 
@@ -79,7 +84,7 @@ def add_record(
     return _delete_segments(sql, loose)
 
 
-def touch(sql: sqlite3.Connection, uses: Mapping[tuple[str, tuple[int, ...]], int]) -> None:
+def touch(sql: sqlite3.Connection, uses: Uses) -> None:
     """Notes uses of records, by id, and of their segments: the end first, so that the beginning is the last to leave."""
     for (id, chain), hits in uses.items():
         clock = _tick(sql, len(chain) + 1)
@@ -184,6 +189,10 @@ def below(sql: sqlite3.Connection, segments: Iterable[int]) -> set[int]:
             found |= new
             waiting += new
     return found
+
+
+def is_there(sql: sqlite3.Connection, segment: int) -> bool:
+    return sql.execute("SELECT 1 FROM segments WHERE n = ?", (segment,)).fetchone() is not None
 
 
 def needed(sql: sqlite3.Connection, segment: int, without: Collection[int]) -> bool:

@@ -2,26 +2,24 @@
 
     store.put(chunk); store.find(partition, epoch, token_ids); store.get(id); store.purge(Selection(partition="p"))
 
-A prompt's exact state is cut into segments of at most `MOST_TOKENS` tokens, and of each prompt only those are stored that no
+A prompt's exact state is cut into segments of at most 256 tokens, and of each prompt only those are stored that no
 stored prefix has. What a prompt begins with is found by the names of its blocks, whoever stored it.
 """
 
-import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cachetools import FIFOCache
 
 from dejakv.errors import InputError, StoreError
-from dejakv.identity import BLOCK_TOKENS, common_prefix, exact_key
+from dejakv.identity import BLOCK_TOKENS, common_prefix
 from dejakv.store import changes
 from dejakv.store.age import Clock, is_expired
 from dejakv.store.age import now as steady
 from dejakv.store.base import (
-    AXIS,
     KV,
     Chunk,
     ChunkMeta,
@@ -30,35 +28,25 @@ from dejakv.store.base import (
     Rows,
     StoreStats,
     Tensor,
-    check,
     check_alike,
     joined,
 )
-from dejakv.store.budgets import POLICIES, Admission, AdmissionGate, Budget, NoRoom
+from dejakv.store.budgets import POLICIES, Admission, AdmissionGate, Budget
 from dejakv.store.catalog import Catalog, Piece, reason_of
 from dejakv.store.changes import Gone
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
 from dejakv.store.keys import Keys
+from dejakv.store.notes import Notes
 from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
-from dejakv.store.reconcile import is_there, reconcile
-from dejakv.store.records import decode_meta, encode_meta
+from dejakv.store.reconcile import reconcile
+from dejakv.store.records import decode_meta
 from dejakv.store.removal import Choose, loose, remove
-from dejakv.store.segment import NEVER, Segment, cut, encode, opened
-from dejakv.store.selection import DONORS, PROMPT, Purged, Selection, chosen, counted
+from dejakv.store.segment import opened
+from dejakv.store.selection import Purged, Selection, chosen, counted
 from dejakv.store.worker import After, Capture, Complete, Queued, Worker, WriterStats
+from dejakv.store.writing import Refused, write
 
-Uses = dict[tuple[str, tuple[int, ...]], int]
-"""How often records (by id) and their segments were used, in the order of the last uses."""
-_PENDING_USES = 256
 _VERIFIED = 4096
-
-
-class Refused(StoreError):
-    """A chunk is not taken; its text is the reason."""
-
-
-class _TryAgain(Exception):
-    """What a transaction builds on has left."""
 
 
 class Store:
@@ -89,7 +77,6 @@ class Store:
         self._objects = objects or Memory()
         self._catalog = catalog or Catalog(None)
         self._budget = budget or Budget()
-        self._order = POLICIES[self._budget.policy]
         self._gate = AdmissionGate(admission or Admission())
         self._clock = clock
         self._background = background
@@ -98,9 +85,7 @@ class Store:
         self._counters = Counters(self._lock)
         self._listeners = Listeners()
         self._worker = Worker(self._work, self._tick, queue)
-        self._uses = Uses()
-        self._condemned: dict[int, str] = {}
-        self._lost: set[str] = set()
+        self._notes = Notes(self._catalog, self._counters, self._left, self._lock)
         self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
         self._closed = self._warned = self._traces = False
         self._reconcile()
@@ -181,7 +166,7 @@ class Store:
     def flush(self) -> None:
         """Returns when everything submitted before is stored or refused, and uses are noted."""
         self._worker.flush()
-        self._settle(wait=True)
+        self._notes.settle(wait=True)
 
     def close(self) -> None:
         """Stores what waits; later submissions are dropped."""
@@ -189,7 +174,7 @@ class Store:
             return
         self._worker.close()
         self._closed = True
-        self._settle(wait=True)
+        self._notes.settle(wait=True)
         self._catalog.close()
         self._verified.clear()
         self._objects.close()
@@ -228,13 +213,11 @@ class Store:
                     break
                 parts = self._load(meta, pieces, rows, again) if pieces else None
                 if parts is not None:
-                    self._used(id, [piece.n for piece in pieces])
+                    self._notes.used(id, [piece.n for piece in pieces])
                     self._counters.add("hits", meta.partition)
                     return parts
-            if meta is not None and self._condemned:
-                with self._lock:  # what replaces the record takes its id out again, once that is committed
-                    if any(piece.n in self._condemned for piece in self._catalog.pieces(record)):
-                        self._lost.add(id)
+            if meta is not None:
+                self._notes.lose(id, [piece.n for piece in self._catalog.pieces(record)])
         except sqlite3.Error as error:
             meta = None
             logger.warning("the catalog cannot be read: %s", error)
@@ -297,7 +280,7 @@ class Store:
                 yield meta
         try:
             for row in self._catalog.records(partition, epoch, self._clock()):
-                meta = None if row.id in seen or row.id in self._lost else self._decoded(row.n, row.about)
+                meta = None if row.id in seen or self._notes.is_lost(row.id) else self._notes.decoded(row.n, row.about)
                 if meta is not None:
                     yield meta
         except sqlite3.Error as error:
@@ -312,7 +295,7 @@ class Store:
         try:
             for row in self._catalog.records(None, None, self._clock(), after=last):
                 last = row.n
-                meta = self._decoded(row.n, row.about)
+                meta = self._notes.decoded(row.n, row.about)
                 if meta is not None:
                     metas.append(meta)
         except sqlite3.Error as error:
@@ -322,7 +305,7 @@ class Store:
     def touch(self, id: str) -> None:
         """Notes a use that nothing was read for."""
         try:
-            self._used(id, [piece.n for piece in self._catalog.pieces(self._described(id)[0])])
+            self._notes.used(id, [piece.n for piece in self._catalog.pieces(self._described(id)[0])])
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
 
@@ -356,7 +339,7 @@ class Store:
         prefix = _prefix_of(id)
         if prefix is not None:
             for piece in self._catalog.chain(*prefix, self._clock())[-1:]:
-                self._condemn(piece.n, "it is not wanted")
+                self._notes.damaged(piece.n, "it is not wanted")
             return True
         waited = self._worker.drop(id)
         try:
@@ -402,7 +385,7 @@ class Store:
         def choose(sql: sqlite3.Connection) -> tuple[list[int], list[int]]:
             query = "SELECT n, about FROM records WHERE ?1 IS NULL OR partition = ?1"
             rows = sql.execute(query, (selection.partition,)).fetchall()
-            found = {n: self._decoded(n, about) for n, about in rows}
+            found = {n: self._notes.decoded(n, about) for n, about in rows}
             numbers = {meta.id: n for n, meta in found.items() if meta is not None}
             wanted[:] = chosen([meta for meta in found.values() if meta is not None], selection, self._clock())
             damaged = [n for n, meta in found.items() if meta is None]
@@ -435,133 +418,31 @@ class Store:
                 logger.warning("traces of expired entries are removed later: %s", error)
         return len(gone.records)
 
-    # How a chunk is stored
-
     def _put(self, chunk: Chunk) -> None:
-        check(chunk.tensor)
-        meta = replace(chunk.meta, nbytes=chunk.tensor.nbytes, created=chunk.meta.created or self._clock())
-        if _is_exact(chunk):
-            while not self._put_prompt(meta, chunk):
-                pass  # what it continues has left meanwhile
-            return
-        if chunk.rows is not None:
-            raise Refused("invalid")
-        about = encode_meta(meta)
-        count = chunk.tensor.shape[AXIS] if len(chunk.tensor.shape) > AXIS else 0
-        segment = Segment(
-            "", meta.partition, meta.epoch, meta.kind, 0, count, record=meta.id, position=meta.position,
-            generation=meta.generation, lineage=(*meta.metadata.get(DONORS, ()), meta.metadata.get(PROMPT, "")),
-            created=meta.created, ttl=meta.ttl, about=about,
-        )  # fmt: skip
-        while not self._write(meta, about, [], [segment], [chunk.tensor]):
-            pass
-
-    def _put_prompt(self, meta: ChunkMeta, chunk: Chunk) -> bool:
-        """False if it has to be tried again."""
-        keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
-        due = meta.created + meta.ttl if meta.ttl else NEVER
-        chain, cuts, begin = list[Piece](), set[int](), 0
-        for piece in self._catalog.longest(keys, chunk.stop, self._clock(), further=False):
-            if piece.stop < piece.end and piece.due < due:
-                cuts.add(
-                    piece.stop
-                )  # it leaves before this prompt does: its rows are stored again, apart from the others
-                break
-            chain.append(piece)
-            begin = piece.stop
-        if begin < chunk.first:
-            raise Refused("parent")
-        row = chunk.tensor.nbytes / max(1, chunk.stop - chunk.first)
-        segments = cut(meta, keys, begin, chunk.stop, int(row), cuts)
-        data, first = chunk.tensor.data, chunk.first
-        tensors = [Tensor(data[:, :, :, one.start - first : one.stop - first], chunk.tensor.dtype) for one in segments]
-        about = None
-        if chunk.stop == meta.num_tokens:
-            about = encode_meta(replace(meta, nbytes=round(row * meta.num_tokens)))
-        return self._write(meta, about, chain, segments, tensors)
-
-    def _write(
-        self, meta: ChunkMeta, about: bytes | None, chain: list[Piece], segments: list[Segment], tensors: list[Tensor]
-    ) -> bool:
-        """Objects, then rows. `about`: the record; None for a part of a prompt that is not the last. False: to be tried again."""
-        least = len(about or b"") + sum(tensor.nbytes for tensor in tensors)
-        limits = self._budget.limits(meta.partition)
-        if any(0 < most < least for _, most, _ in limits):
-            raise Refused("too_large")
-        written: list[Segment] = []
-        gone = Gone()
-        uses = self._take_uses()
+        uses = self._notes.take_uses()
         try:
-            for segment, tensor in zip(segments, tensors, strict=True):
-                encoded, parts = encode(replace(segment, name=secrets.token_hex(16)), tensor)
-                written.append(encoded)
-                self._objects.put(encoded.name, parts)
-            with self._catalog.transaction() as sql:
-                changes.touch(sql, uses)
-                if any(not _there(sql, piece.n) for piece in chain):
-                    raise _TryAgain
-                pieces = list(chain)
-                for one in written:
-                    # A process that opened the store meanwhile took it for one left over, and indexed or removed it.
-                    found = sql.execute("SELECT n FROM segments WHERE name = ?", (one.name,)).fetchone()
-                    if found is None and (_leaves(sql, one.name) or not is_there(self._objects, one.name)):
-                        raise _TryAgain
-                    n = found[0] if found else changes.add_segment(sql, one)
-                    pieces.append(Piece(n, one.name, one.start, one.stop, one.stop, one.due, one.record))
-                if about is not None:
-                    columns = (meta.id, meta.partition, meta.epoch, meta.kind)
-                    due = meta.created + meta.ttl if meta.ttl else NEVER
-                    gone += changes.add_record(sql, about, columns, meta.created, due, pieces)
-                changes.touch(sql, {("", tuple(piece.n for piece in pieces)): 1})
-                keep = {piece.n for piece in pieces}
-                evicted = [
-                    (why, changes.make_room(sql, self._order, nbytes, entries, of, keep, meta.id))
-                    for of, nbytes, entries in limits
-                    for why in ("quota" if of is not None else "bytes" if nbytes else "entries",)
-                ]
-                for _, one in evicted:
-                    gone += one
-        except BaseException as error:
-            self._put_back(uses)
-            self._undo(written)
-            if isinstance(error, _TryAgain):
-                return False
-            if isinstance(error, NoRoom):
-                raise Refused("too_large") from error
+            written = write(self._objects, self._catalog, self._budget, chunk, self._clock(), uses)
+        except BaseException:
+            self._notes.put_back(uses)
             raise
-        for why, one in evicted:
-            for _, partition in one.records:
-                self._counters.add("evictions", partition, why)
-        self._left(gone)
-        if about is not None:
-            with self._lock:
-                self._lost.discard(meta.id)
-        if meta.ttl and self._background:
+        for partition, why in written.evicted:
+            self._counters.add("evictions", partition, why)
+        self._left(written.gone)
+        if chunk.stop == chunk.meta.num_tokens:
+            self._notes.found(chunk.meta.id)
+        if chunk.meta.ttl and self._background:
             self._worker.wake()
-        return True
-
-    def _undo(self, written: Iterable[Segment]) -> None:
-        """Removes objects of a change that did not come about. If that is not known, they are indexed or removed at the next
-        opening."""
-        try:
-            names = [one.name for one in written if not self._listed(one.name)]
-            self._objects.delete(names)
-        except (Unknown, sqlite3.Error) as error:
-            logger.info("objects without a row are left: %s", error)
-
-    def _listed(self, name: str) -> bool:
-        return bool(self._catalog.read("SELECT 1 FROM segments WHERE name = ?", (name,)))
 
     # How it is read
 
     def _described(self, id: str) -> tuple[int, ChunkMeta | None]:
         """The number and the description of a record. The number says which rows are its own: a record that replaces it has another
         one. Raises: sqlite3.Error"""
-        if id in self._lost:
+        if self._notes.is_lost(id):
             return 0, None
         self.notice()
         row = self._catalog.record(id, self._clock())
-        meta = self._decoded(row.n, row.about) if row is not None else None
+        meta = self._notes.decoded(row.n, row.about) if row is not None else None
         return (0, None) if row is None or meta is None else (row.n, meta)
 
     def _load(self, meta: ChunkMeta, pieces: Sequence[Piece], rows: Rows | None, again: bool) -> list[Chunk] | None:
@@ -581,7 +462,7 @@ class Store:
             try:
                 check_alike(part, parts[0].tensor if parts else tensor)
             except CorruptChunk as error:
-                self._condemn(piece.n, str(error), meta.partition)
+                self._notes.damaged(piece.n, str(error), meta.partition)
                 return None
             parts.append(part)
         return parts
@@ -600,25 +481,12 @@ class Store:
             return tensor
         except Missing:
             if not again:
-                # It is counted when its row is found to be there still: another may just be removing both.
-                with self._lock:
-                    self._condemned.setdefault(piece.n, "")
-                self._settle(wait=False)
+                self._notes.missing(piece.n)
         except CorruptChunk as error:
-            self._condemn(piece.n, str(error))
+            self._notes.damaged(piece.n, str(error))
         except Unknown as error:
             logger.warning("object %s cannot be read: %s", piece.name, error)
         return None
-
-    def _condemn(self, number: int, why: str, partition: str | None = None) -> None:
-        """Removes a damaged segment, now or when nobody else writes."""
-        with self._lock:
-            known = number in self._condemned
-            self._condemned[number] = why
-        if not known:
-            logger.warning("a damaged segment is removed: %s", why)
-            self._counters.add("corrupt", partition)
-        self._settle(wait=False)
 
     def _named(self, id: str, tokens: int, key: bytes) -> tuple[ChunkMeta | None, list[Piece]]:
         """The description of a prefix, as far as it is known, and the pieces that it consists of."""
@@ -627,65 +495,6 @@ class Store:
             return None, []
         found = self._catalog.read("SELECT partition, epoch FROM segments WHERE n = ?", (pieces[-1].n,))
         return (ChunkMeta(id, found[0][0], found[0][1], (0,) * tokens, "", "") if found else None), pieces
-
-    def _settle(self, *, wait: bool) -> None:
-        """Writes the changes left pending by reads."""
-        uses, condemned = self._take_uses(), dict(self._condemned)
-        if not uses and not condemned:
-            return
-        try:
-            with self._catalog.transaction(wait=wait) as sql:
-                changes.touch(sql, uses)
-                missing = [n for n, why in condemned.items() if not why and _there(sql, n)]
-                gone = changes.remove(sql, [-n for n in condemned if n < 0])
-                gone += changes.evict(sql, [n for n in condemned if n > 0])
-        except sqlite3.Error as error:
-            self._put_back(uses)
-            if wait:
-                logger.warning("uses and damage cannot be noted: %s", error)
-            return
-        with self._lock:
-            for n in condemned:
-                self._condemned.pop(n, None)
-            if not self._condemned:
-                self._lost.clear()
-        for _ in missing:
-            logger.warning("a segment is removed: its object is missing")
-            self._counters.add("corrupt")
-        self._left(gone)
-
-    def _used(self, id: str, chain: Sequence[int]) -> None:
-        with self._lock:
-            use = (id, tuple(chain))
-            self._uses[use] = (
-                self._uses.pop(use, 0) + 1
-            )  # a dictionary keeps the order of insertion: that of the last uses
-            full = len(self._uses) >= _PENDING_USES
-        if full:
-            self._settle(wait=False)
-
-    def _take_uses(self) -> Uses:
-        with self._lock:
-            uses, self._uses = self._uses, {}
-        return uses
-
-    def _put_back(self, uses: Uses) -> None:
-        with self._lock:
-            newer, self._uses = self._uses, uses
-            for use, count in newer.items():
-                self._uses[use] = self._uses.pop(use, 0) + count
-
-    def _decoded(self, number: int, about: bytes) -> ChunkMeta | None:
-        try:
-            return decode_meta(about)
-        except CorruptChunk as error:
-            with self._lock:
-                known = -number in self._condemned
-                self._condemned[-number] = str(error)
-            if not known:
-                logger.warning("a damaged description is removed: %s", str(error))
-                self._counters.add("corrupt")
-            return None
 
     # How it leaves
 
@@ -724,7 +533,7 @@ class Store:
         try:
             gone, damaged = reconcile(self._objects, self._catalog, self._clock())
             with self._catalog.transaction() as sql:
-                room = changes.make_room(sql, self._order, budget.max_bytes, budget.max_entries)
+                room = changes.make_room(sql, POLICIES[budget.policy], budget.max_bytes, budget.max_entries)
             due = self._catalog.next_due()
         except Unknown as error:
             logger.warning("the store is not compared with its objects: %s", error)
@@ -799,27 +608,6 @@ class Store:
         if meta is None or chunk is None:
             return "empty"
         return "stored" if self.put(Chunk(replace(meta, nbytes=chunk.tensor.nbytes), chunk.tensor)) else "refused"
-
-
-def _is_exact(chunk: Chunk) -> bool:
-    """Whether it is exact state of the prompt that its id names, row by row: only such state is shared."""
-    meta, shape = chunk.meta, chunk.tensor.shape
-    if meta.kind != KV or meta.position or meta.generation or len(shape) != 5 or not meta.token_ids:
-        return False
-    if shape[AXIS] != chunk.stop - chunk.first or not 0 <= chunk.first < chunk.stop <= meta.num_tokens:
-        return False
-    try:
-        return meta.id == exact_key(meta.partition, meta.epoch, meta.token_ids, [span.digest for span in meta.spans])
-    except InputError:
-        return False
-
-
-def _there(sql: sqlite3.Connection, number: int) -> bool:
-    return sql.execute("SELECT 1 FROM segments WHERE n = ?", (number,)).fetchone() is not None
-
-
-def _leaves(sql: sqlite3.Connection, name: str) -> bool:
-    return sql.execute("SELECT 1 FROM leaving WHERE name = ?", (name,)).fetchone() is not None
 
 
 def _prefix_id(tokens: int, key: bytes) -> str:

@@ -1,0 +1,165 @@
+"""Writes a chunk: objects, then their rows in one transaction."""
+
+import secrets
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from dejakv.errors import InputError, StoreError
+from dejakv.identity import exact_key
+from dejakv.store import changes
+from dejakv.store.base import AXIS, KV, Chunk, ChunkMeta, Tensor, check
+from dejakv.store.budgets import POLICIES, Budget, NoRoom
+from dejakv.store.catalog import Catalog, Piece
+from dejakv.store.changes import Gone, Uses
+from dejakv.store.counters import logger
+from dejakv.store.keys import Keys
+from dejakv.store.objects import Objects, Unknown
+from dejakv.store.reconcile import is_there
+from dejakv.store.records import encode_meta
+from dejakv.store.segment import NEVER, Segment, cut, encode
+from dejakv.store.selection import DONORS, PROMPT
+
+
+class Refused(StoreError):
+    """A chunk is not taken; its text is the reason."""
+
+
+class _TryAgain(Exception):
+    """What a transaction builds on has left."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a put came to: what left for it, and (partition, limit) of each record evicted."""
+
+    gone: Gone = field(default_factory=Gone)
+    evicted: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be written: a record (None: of a prompt whose last part has not come), the pieces that are there and the new ones."""
+
+    meta: ChunkMeta
+    about: bytes | None
+    chain: list[Piece]
+    segments: list[Segment]
+    tensors: list[Tensor]
+
+
+def write(objects: Objects, catalog: Catalog, budget: Budget, chunk: Chunk, now: float, uses: Uses) -> Written:
+    """Stores a chunk, of a prompt's exact state only what no stored prefix has, and notes `uses`. Nothing has changed if it raises.
+
+    Raises: Refused, NoRoom, sqlite3.Error, Unknown, and StoreError or InputError for a chunk that is none.
+    """
+    check(chunk.tensor)
+    meta = replace(chunk.meta, nbytes=chunk.tensor.nbytes, created=chunk.meta.created or now)
+    if chunk.rows is not None and not _is_exact(chunk):
+        raise Refused("invalid")
+    while True:
+        work = _prompt(catalog, meta, chunk, now) if _is_exact(chunk) else _alone(meta, chunk)
+        least = len(work.about or b"") + sum(tensor.nbytes for tensor in work.tensors)
+        if any(0 < most < least for _, most, _ in budget.limits(meta.partition)):
+            raise Refused("too_large")
+        segments: list[Segment] = []
+        try:
+            for segment, tensor in zip(work.segments, work.tensors, strict=True):
+                encoded, parts = encode(replace(segment, name=secrets.token_hex(16)), tensor)
+                segments.append(encoded)
+                objects.put(encoded.name, parts)
+            with catalog.transaction() as sql:
+                changes.touch(sql, uses)
+                return _rows(sql, objects, budget, work, segments)
+        except BaseException as error:
+            _undo(objects, catalog, segments)
+            if isinstance(error, NoRoom):
+                raise Refused("too_large") from error
+            if not isinstance(error, _TryAgain):
+                raise
+
+
+def _is_exact(chunk: Chunk) -> bool:
+    """Whether it is exact state of the prompt that its id names, row by row: only such state is shared."""
+    meta, shape = chunk.meta, chunk.tensor.shape
+    if meta.kind != KV or meta.position or meta.generation or len(shape) != 5 or not meta.token_ids:
+        return False
+    if shape[AXIS] != chunk.stop - chunk.first or not 0 <= chunk.first < chunk.stop <= meta.num_tokens:
+        return False
+    try:
+        return meta.id == exact_key(meta.partition, meta.epoch, meta.token_ids, [span.digest for span in meta.spans])
+    except InputError:
+        return False
+
+
+def _alone(meta: ChunkMeta, chunk: Chunk) -> _Work:
+    """Rows of a blend, or a named tensor: one segment without keys."""
+    about = encode_meta(meta)
+    count = chunk.tensor.shape[AXIS] if len(chunk.tensor.shape) > AXIS else 0
+    segment = Segment(
+        "", meta.partition, meta.epoch, meta.kind, 0, count, record=meta.id, position=meta.position,
+        generation=meta.generation, lineage=(*meta.metadata.get(DONORS, ()), meta.metadata.get(PROMPT, "")),
+        created=meta.created, ttl=meta.ttl, about=about,
+    )  # fmt: skip
+    return _Work(meta, about, [], [segment], [chunk.tensor])
+
+
+def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float) -> _Work:
+    keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
+    chain, cuts, begin = list[Piece](), set[int](), 0
+    for piece in catalog.longest(keys, chunk.stop, now, further=False):
+        if piece.stop < piece.end and piece.due < _due(meta):
+            # It leaves before this prompt does: its rows are stored again, apart from the others.
+            cuts.add(piece.stop)
+            break
+        chain.append(piece)
+        begin = piece.stop
+    if begin < chunk.first:
+        raise Refused("parent")
+    row = chunk.tensor.nbytes / max(1, chunk.stop - chunk.first)
+    segments = cut(meta, keys, begin, chunk.stop, int(row), cuts)
+    data, first = chunk.tensor.data, chunk.first
+    tensors = [Tensor(data[:, :, :, one.start - first : one.stop - first], chunk.tensor.dtype) for one in segments]
+    last = chunk.stop == meta.num_tokens
+    about = encode_meta(replace(meta, nbytes=round(row * meta.num_tokens))) if last else None
+    return _Work(meta, about, chain, segments, tensors)
+
+
+def _rows(sql: sqlite3.Connection, objects: Objects, budget: Budget, work: _Work, segments: list[Segment]) -> Written:
+    meta, pieces = work.meta, list(work.chain)
+    if not all(changes.is_there(sql, piece.n) for piece in pieces):
+        raise _TryAgain
+    for one in segments:
+        # A process that opened the store meanwhile took it for one left over, and indexed or removed it.
+        found = sql.execute("SELECT n FROM segments WHERE name = ?", (one.name,)).fetchone()
+        leaves = sql.execute("SELECT 1 FROM leaving WHERE name = ?", (one.name,)).fetchone()
+        if found is None and (leaves or not is_there(objects, one.name)):
+            raise _TryAgain
+        n = found[0] if found else changes.add_segment(sql, one)
+        pieces.append(Piece(n, one.name, one.start, one.stop, one.stop, one.due, one.record))
+    written = Written()
+    if work.about is not None:
+        columns = (meta.id, meta.partition, meta.epoch, meta.kind)
+        written.gone.add(changes.add_record(sql, work.about, columns, meta.created, _due(meta), pieces))
+    numbers = tuple(piece.n for piece in pieces)
+    changes.touch(sql, {("", numbers): 1})
+    for of, nbytes, entries in budget.limits(meta.partition):
+        why = "quota" if of is not None else "bytes" if nbytes else "entries"
+        room = changes.make_room(sql, POLICIES[budget.policy], nbytes, entries, of, set(numbers), meta.id)
+        written.evicted.extend((partition, why) for _, partition in room.records)
+        written.gone.add(room)
+    return written
+
+
+def _due(meta: ChunkMeta) -> float:
+    return meta.created + meta.ttl if meta.ttl else NEVER
+
+
+def _undo(objects: Objects, catalog: Catalog, segments: Iterable[Segment]) -> None:
+    """Removes objects of a change that did not come about. If that is not known, they are indexed or removed at the next
+    opening."""
+    try:
+        query = "SELECT 1 FROM segments WHERE name = ?"
+        objects.delete([one.name for one in segments if not catalog.read(query, (one.name,))])
+    except (Unknown, sqlite3.Error) as error:
+        logger.info("objects without a row are left: %s", error)
