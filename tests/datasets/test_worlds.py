@@ -253,7 +253,11 @@ def test_a_stream_of_pictures_says_what_it_repeats() -> None:
     assert len(stream) == len({s.id for s in stream}) == 300
     by_id, origins = {s.id: s for s in stream}, [s.fields["origin"] for s in stream]
     assert min(map(origins.count, ("exact", "paraphrase", "other-image", "near-duplicate"))) >= 5
+    plain = {s.fields["imageId"]: s.media[0].digest for s in stream if not s.fields["reencoded"]}
+    assert any(s.fields["reencoded"] for s in stream)
     for again in stream:
+        if again.fields["imageId"] in plain:
+            assert (again.media[0].digest != plain[again.fields["imageId"]]) == again.fields["reencoded"]
         origin, first = again.fields["origin"], by_id.get(again.fields["of"])
         if first is None:
             continue
