@@ -22,7 +22,7 @@ workloads: $(VENV)/.installed-report $(VENV)/.model .venv-vllm/.installed
 	$(OFFLINE) $(VLLM_BIN)/python -m research.workloads --engine vllm
 	$(BIN)/python -m research.workloads --report
 
-## levels, thresholds, guards and ways of reuse, each alone, and a report of them; under 20 minutes, and it goes on where it was stopped
+## levels, thresholds, guards and ways of reuse, each alone, and a report of them; about half an hour, and it goes on where it was stopped
 ablation: $(VENV)/.installed-report $(VENV)/.model
 	mkdir -p runs/ablation
 	for name in shapes smollm2; do \

@@ -13,11 +13,8 @@ from dejakv.experiments.settings import about, preset, preset_names, settings_fr
     ("setting", "says"),
     [
         ({"similarity_threshold": 1.5}, "-1 to 1"),
-        ({"similarity_threshold": -1.01}, "-1 to 1"),
         ({"reuse": "magic"}, "exact, adopt, blend"),
         ({"media": "similar"}, "vision:DIM:THRESHOLD to embedding_layers .--embedding-layer."),
-        ({"policy": "random"}, "lru, lfu"),
-        ({"max_bytes": -1}, "negative"),
         ({"blend_share": 1.2}, "0 to 1"),
         ({"blend_quality": "best"}, "strict, default, loose"),
         ({"levels": ["package.module:level"]}, "is a list: give a tuple"),
@@ -26,10 +23,6 @@ from dejakv.experiments.settings import about, preset, preset_names, settings_fr
 def test_a_wrong_setting_names_the_remedy(setting: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         SemanticCacheConfig(**setting)
-
-
-def test_a_threshold_of_zero_is_a_threshold() -> None:
-    assert SemanticCacheConfig(similarity_threshold=0.0).similarity_threshold == 0.0
 
 
 def test_a_file_where_a_folder_is_needed(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def measure(stream: Stream, output: Path, watch: Progress, engine: Any = None) -
     folder = make_folder(output / stream.name)
     state = folder / _STATE
     _check_state(state)
-    log = SamplesLog(folder, stream.told(), chosen, resume=True)
+    log = SamplesLog(folder, stream.told(), chosen)
     before = machine()
     try:
         shutil.rmtree(state, ignore_errors=True)

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 from tests.asking import COSTS
 from tests.bounded import DOCUMENTS, stream
-from typer.testing import CliRunner
 
-from dejakv.cli.main import typer_app
-from dejakv.errors import ConfigError
 from dejakv.experiments.plain_words import bound_in_words
 from dejakv.experiments.run import run
-from dejakv.experiments.settings import run_command_of, settings_from, split_settings
+from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Progress
 from dejakv.request import Request
 from dejakv.trust.rules import PILOT
@@ -107,44 +104,3 @@ def test_the_line_of_the_report() -> None:
     )
     assert line == "error bound 1.0%: closed; 300 hits computed both ways (1 wrong), 0 served"
     assert bound_in_words(None) == []
-
-
-def test_a_bound_on_exact_reuse_is_a_mistake() -> None:
-    with pytest.raises(ConfigError, match="reuse is exact"):
-        settings_from("docs", {}, {"error_bound": 0.01, "reuse": "exact"})
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--error-bound", "0"],
-        ["--error-bound", "1"],
-        ["--error-bound", "0.1", "--confidence", "1"],
-        ["--error-bound", "0.1", "--explore-share", "0"],
-        ["--error-bound", "0.1", "--audit-share", "0"],
-        ["--error-bound", "0.1", "--differs", "somehow"],
-        ["--error-bound", "0.1", "--differs", "no_such_module_of_anybody:f"],
-        ["--error-bound", "0.1", "--trust-groups", "nobody"],
-        ["--error-bound", "0.1", "--prune", "snapkv"],
-    ],
-)
-def test_run_refuses_wrong_settings_before_anything_is_loaded(wrong: list[str]) -> None:
-    result = CliRunner().invoke(typer_app, ["run", "--preset", "docs", "--reuse", "blend", *wrong])
-    assert isinstance(result.exception, ConfigError)
-
-
-def test_a_command_names_the_bound_again() -> None:
-    run_part, cache_part = split_settings(
-        {
-            "model": "docs-lm",
-            "reuse": "blend",
-            "error_bound": 0.02,
-            "differs": "kl:0.05",
-            "trust_groups": ["a=b,c", "d=e"],
-        },
-        "a log",
-    )
-    settings = settings_from(None, run_part, cache_part)
-    command = run_command_of(settings.named())
-    for part in ("--error-bound 0.02", "--differs kl:0.05", "--trust-groups a=b,c --trust-groups d=e"):
-        assert part in command

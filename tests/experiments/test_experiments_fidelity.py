@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.experiments.compare import noise_floor
-from dejakv.experiments.fidelity import Fidelity, fidelity, means
+from dejakv.experiments.fidelity import Fidelity, fidelity, means, noise_floor
 from dejakv.experiments.plain_words import bound_in_words
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Progress
 from dejakv.request import Request, Sampling
 from dejakv.trust.gate import Gate
 from dejakv.trust.settings import TrustSettings
@@ -49,8 +47,8 @@ def test_a_run_says_how_near_it_stayed(docs_engine: Any) -> None:
 
 def test_an_engine_without_a_twin_has_no_noise_floor(docs_engine: Any) -> None:
     request = Request("r", "Ann lives in Paris.", "", sampling=Sampling(2))
-    assert noise_floor(object(), [request], Progress()) is None
-    assert noise_floor(docs_engine, [], Progress()) is None
+    assert noise_floor(object(), [request]) is None
+    assert noise_floor(docs_engine, []) is None
 
 
 def test_the_noise_floor_stands_beside_the_bound() -> None:

@@ -143,7 +143,7 @@ class Meanwhile(Progress):
         if done == 3:
             for resume in (True, False):
                 with pytest.raises(ConfigError) as error:
-                    run(self.again[0], engine=self.again[1], resume=resume, keep_earlier=True)
+                    run(self.again[0], engine=self.again[1], resume=resume)
                 self.said.append(str(error.value))
 
 
@@ -155,4 +155,4 @@ def test_a_folder_has_one_run_at_a_time(engine: Any, tmp_path: Path) -> None:
     for said in meanwhile.said:
         assert "under way" in said
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == SAMPLES
-    assert run(settings, engine=engine, keep_earlier=True).earlier
+    assert run(settings, engine=engine).earlier

@@ -80,7 +80,7 @@ def _run(
 
     settings = settings_given(preset, given, set_ or (), config)
     with watching(Console(stderr=True), log_samples=log_samples) as watch:
-        result = run(settings, watch, resume=resume, keep_earlier=True)
+        result = run(settings, watch, resume=resume)
     if result.earlier:
         typer.echo(f"the run in {result.output} is finished, and was not measured again: {REMEDY} to do that", err=True)
     show(result.summary, result.rows, disagreements=show_disagreements)

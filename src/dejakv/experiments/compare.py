@@ -5,24 +5,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from dejakv.build import build_cache
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
 from dejakv.engines.open import open_engine
 from dejakv.errors import InputError
-from dejakv.experiments.fidelity import STEPS, Fidelity, fidelity, means
+from dejakv.experiments.fidelity import STEPS, fidelity, noise_floor
 from dejakv.experiments.samples import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import Arm, RunSettings
 from dejakv.experiments.summary import Outcome, Progress, Row, exact_of
-from dejakv.idle import seen
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.counters import FAILED_WRITES
-from dejakv.trust.differs import Differs, differs_of
+from dejakv.trust.differs import differs_of
 from dejakv.vectors.base import Closes
 
 
@@ -117,7 +114,8 @@ def compare(
     if settings.noise_floor and not stopped:
         able = [sample for sample, row in zip(chosen, rows, strict=True) if not row.error]
         requests = [prompter.request(sample, sampling) for sample in able[: settings.noise_floor]]
-        sizes["noise_floor"] = noise_floor(engine, requests, watch, differs_of(settings.cache.differs))
+        watch.stage(f"noise floor over {len(requests)} prompts")
+        sizes["noise_floor"] = noise_floor(engine, requests, differs_of(settings.cache.differs))
     close_all(pipelines)
     return Compared(rows, sizes, stopped)
 
@@ -278,36 +276,3 @@ def opened(settings: RunSettings) -> Iterator[Any]:
     finally:
         if isinstance(engine, Closes):
             engine.close()
-
-
-def noise_floor(
-    engine: Any, requests: Sequence[Request], watch: Progress, differs: Differs | None = None
-) -> dict[str, Any] | None:
-    """Full computation in the engine's dtype against the other one of fp32 and bf16, along its own answers: `kl_mean`,
-    `top1`, `samples`, `dtype` of the other, and `wrong`, the share of answers that differ by `differs`. None
-    for an engine without a twin."""
-    from dejakv.engines.transformers.continuation import twin_of
-    from dejakv.engines.transformers.engine import TransformersEngine  # imports torch, only if needed
-
-    if not requests or not isinstance(engine, TransformersEngine):
-        return None
-    watch.stage(f"noise floor over {len(requests)} prompts")
-    plain = engine.for_arm("none")
-    other = twin_of(plain)
-    found: list[Fidelity] = []
-    wrong: list[bool] = []
-    for request in requests:
-        prepared = plain.prepare(request)
-        full, twin = plain.full(prepared), other.full(other.prepare(request))
-        tokens = full.token_ids[:STEPS]
-        value = fidelity(full.continued(tokens), twin.continued(tokens))
-        if value is not None:
-            found.append(value)
-        if differs is not None:
-            wrong.append(differs.wrong(request, seen(full), seen(twin)))
-    return {
-        **means(found),
-        "samples": len(found),
-        "dtype": str(other.model.dtype).removeprefix("torch."),
-        "wrong": float(np.mean(wrong)) if wrong else None,
-    }

@@ -42,14 +42,13 @@ def run(
     engine: Any = None,
     *,
     resume: bool = False,
-    keep_earlier: bool = False,
 ) -> RunResult:
     """Runs the comparison (or the dry run). With an output folder, `samples.jsonl` grows with each finished sample, and
     `summary.json` and `disagreements.txt` follow at the end, also after an interrupt.
 
-    resume        continue the stopped run of the same settings in the output folder; start a new one if there is none
-    keep_earlier  a finished run of the same settings in that folder is the result, and any other is an error; otherwise it is
-                  replaced
+    A finished run of the same settings in that folder is the result, and any other is an error: none is replaced.
+
+    resume  continue the stopped run of the same settings in the output folder; start a new one if there is none
 
     Raises: ConfigError, DatasetError, ModelError, each naming the flag to change.
     """
@@ -62,16 +61,14 @@ def run(
         raise DatasetError(f"the data set {settings.dataset!r} has no samples: check --dataset-path and --split")
     settings = replace(settings, implied=(*settings.implied, *told(settings.dataset_path, len(read), more)))
     if settings.output is None:
-        return _alone(settings, chosen, watch, engine, resume, keep_earlier)
+        return _alone(settings, chosen, watch, engine, resume)
     busy = f"a run is under way in --output {settings.output!r}: wait until it ends, or give another folder"
     with locked(run_folder(settings.output), "--output", busy):  # before the work, not after it
-        return _alone(settings, chosen, watch, engine, resume, keep_earlier)
+        return _alone(settings, chosen, watch, engine, resume)
 
 
-def _alone(
-    settings: RunSettings, chosen: Sequence[Sample], watch: Progress, engine: Any, resume: bool, keep_earlier: bool
-) -> RunResult:
-    if keep_earlier and (found := earlier_run(settings, chosen, resume=resume)) is not None:
+def _alone(settings: RunSettings, chosen: Sequence[Sample], watch: Progress, engine: Any, resume: bool) -> RunResult:
+    if (found := earlier_run(settings, chosen, resume=resume)) is not None:
         return RunResult(*found, Path(settings.output or ""), earlier=True)
     if settings.cache_mode == "shares" or (
         engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings)
@@ -81,10 +78,10 @@ def _alone(
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
     _check_pictures(settings, chosen)
     if engine is not None:
-        return _run(settings, chosen, engine, watch, resume)
+        return _run(settings, chosen, engine, watch)
     watch.stage(f"loading {settings.model}")
     with opened(settings) as engine:
-        return _run(settings, chosen, engine, watch, resume)
+        return _run(settings, chosen, engine, watch)
 
 
 def _check_pictures(settings: RunSettings, chosen: Sequence[Sample]) -> None:
@@ -97,17 +94,13 @@ def _check_pictures(settings: RunSettings, chosen: Sequence[Sample]) -> None:
         )
 
 
-def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Progress, resume: bool) -> RunResult:
+def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Progress) -> RunResult:
     prompter = Prompter.of(settings, open_templates(settings))
     if settings.cache_mode == "dry-run":
         summary, lines = dry_run(settings, chosen, engine, prompter, watch)
         _label(summary, settings, chosen)
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
-    log = (
-        SamplesLog(Path(settings.output), settings.named(), chosen, resume=resume)
-        if settings.output is not None
-        else None
-    )
+    log = SamplesLog(Path(settings.output), settings.named(), chosen) if settings.output is not None else None
     try:
         with cache_folder(settings) as inside:
             done = compare(inside, chosen, engine, prompter, watch, log)

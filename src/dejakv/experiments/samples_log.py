@@ -25,21 +25,22 @@ _FREE = ("output", "implied", SIGNED)
 """Settings that may differ between a run and its resumption, or follow from others."""
 
 
+REMEDY = "give another --output, or remove it first"
+
+
 class SamplesLog:
     """The log of one run in a folder. Each line is complete on disk before the next sample starts.
 
     told  settings of the run, by name (`RunSettings.named`)
-    rows  the samples that an earlier, stopped run of the same settings finished; empty unless `resume`
+    rows  the samples that an earlier, stopped run in this folder finished
 
-    Raises: ConfigError if the folder cannot be written, or if `resume` finds a run with other settings.
+    Raises: ConfigError if the folder cannot be written, or has a run with other settings.
     """
 
-    def __init__(
-        self, folder: Path, told: Mapping[str, Any], chosen: Sequence[Sample], *, resume: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, told: Mapping[str, Any], chosen: Sequence[Sample]) -> None:
         self._path = run_folder(folder) / SAMPLES
         try:
-            self.rows = self._finished(folder, told, chosen) if resume else []
+            self.rows = self._finished(folder, told, chosen) if read_object(folder / SETTINGS) else []
             write_settings(folder, dict(told))
             if not self.rows:
                 replace_file(self._path, "", "--output")
@@ -93,17 +94,9 @@ class SamplesLog:
 
 
 def check_same(folder: Path, told: Mapping[str, Any]) -> None:
-    """Raises: ConfigError if the run in the folder had other settings, or they are unknown."""
-    before = read_object(folder / SETTINGS)
-    if not before:
-        raise ConfigError(
-            f"--resume: {folder} has no readable {SETTINGS}, so the settings of the stopped run are unknown:"
-            " run without --resume"
-        )
-    if changed := changed_settings(before, told):
-        raise ConfigError(
-            f"the run in {folder} had other settings ({', '.join(changed)}): give the same ones, or another --output"
-        )
+    """Raises: ConfigError if the run in the folder had other settings."""
+    if changed := changed_settings(read_object(folder / SETTINGS), told):
+        raise ConfigError(f"the run in {str(folder)!r} had other settings ({', '.join(changed)}): {REMEDY}")
 
 
 def changed_settings(before: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
@@ -156,9 +149,6 @@ def finished_rows(folder: Path) -> tuple[Row, ...]:
         ) from error
 
 
-REMEDY = "give another --output, or remove it first"
-
-
 def earlier_run(
     settings: RunSettings, chosen: Sequence[Sample], *, resume: bool
 ) -> tuple[dict[str, Any], tuple[Row, ...]] | None:
@@ -168,11 +158,16 @@ def earlier_run(
     Raises: ConfigError with the remedy, for another run or a stopped one.
     """
     folder = Path(settings.output or "")
-    told, summary, path = read_object(folder / SETTINGS), read_object(folder / SUMMARY), folder / SAMPLES
-    if settings.output is None or not told or not path.exists() or not path.stat().st_size:
+    summary, path = read_object(folder / SUMMARY), folder / SAMPLES
+    if settings.output is None or not path.exists() or not path.stat().st_size:
         return None
-    if changed := changed_settings(told, settings.named()):
-        raise ConfigError(f"--output {str(folder)!r} has a run with other settings ({', '.join(changed)}): {REMEDY}")
+    if not read_object(folder / SETTINGS):  # as a dry run leaves it
+        if resume and "cache_mode" not in summary:
+            raise ConfigError(
+                f"--resume: {str(folder)!r} has no readable {SETTINGS} of a stopped run: run without --resume"
+            )
+        return None
+    check_same(folder, settings.named())
     if "samples" not in summary or "stopped_before" in summary:
         if resume:
             return None

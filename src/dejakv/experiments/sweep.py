@@ -88,7 +88,7 @@ def _line(experiment: Experiment, watch: Progress) -> dict[str, Any]:
     """
     name, settings, notes = experiment
     try:
-        result = run(settings, watch)
+        result = run(settings, watch, resume=settings.output is not None)
     except DejaKVError as error:
         why = str(error)
     except Exception as error:  # an experiment may run foreign code; its failure is its own row

@@ -14,10 +14,9 @@ from rich.console import Console
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.output import locked, make_folder, replace_file
-from dejakv.experiments.plain_words import figure, interval, share
+from dejakv.experiments.plain_words import figure, share
 from dejakv.experiments.samples_log import changed_settings
 from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.summary import wilson
 from dejakv.experiments.table import Sheet, say
 from dejakv.settings import shown
 
@@ -146,7 +145,7 @@ def show(lines: Sequence[Mapping[str, Any]], console: Console) -> None:
     say(
         console,
         "agreement: answers equal to those of full computation; false hits: with another answer; computed: share of the prompts' tokens "
-        "that the cache computed; TTFT: median of the cache",
+        "that the cache computed; TTFT: median of the cache, and over that of prefix caching",
         *failures(lines),
     )
 
@@ -156,23 +155,22 @@ def failures(lines: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"{line['name']} failed: {line['error']}" for line in lines if line["error"]]
 
 
+COLUMNS_SHOWN = ("experiment", "hit rate", "agreement", "false hits", "computed", "TTFT p50, ms", "of prefix caching's")
+
+
 def sheet(lines: Sequence[Mapping[str, Any]]) -> Sheet:
-    """A row an experiment, for a terminal and for the report."""
-    cells = [_figures(line) for line in lines]
-    return Sheet("sweep", list(cells[0]) if cells else (), [list(row.values()) for row in cells])
-
-
-def _figures(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row as texts, by column."""
-    samples, agreement = number(row["samples"]), number(row["agreement"])
-    ends = wilson(round(agreement * samples), round(samples)) if agreement is not None and samples else None
-    return {
-        "experiment": str(row["name"]), "samples": "failed" if row["error"] else figure(samples),
-        "hit rate": share(number(row["hit_rate"])), "agreement": share(agreement), "95%": interval(ends),
-        "false hits": figure(number(row["false_hits"])), "computed": share(part(row, "computed_cache", "computed_none")),
-        "encoder runs": figure(number(row["encoder_runs_cache"])), "TTFT p50, ms": figure(number(row["ttft_p50_cache"])),
-        "of prefix caching's": share(part(row, "ttft_p50_cache", "ttft_p50_prefix")), "notes": row["notes"] or "",
-    }  # fmt: skip
+    """A row an experiment, for a terminal and for the report; the notes too, where there are any."""
+    noted = any(line["notes"] for line in lines)
+    rows = [
+        [
+            str(line["name"]), "failed" if line["error"] else share(number(line["hit_rate"])), share(number(line["agreement"])),
+            figure(number(line["false_hits"])), share(part(line, "computed_cache", "computed_none")),
+            figure(number(line["ttft_p50_cache"])), share(part(line, "ttft_p50_cache", "ttft_p50_prefix")),
+            *([line["notes"] or ""] if noted else []),
+        ]
+        for line in lines
+    ]  # fmt: skip
+    return Sheet("sweep", (*COLUMNS_SHOWN, "notes") if noted else COLUMNS_SHOWN, rows)
 
 
 def number(value: Any) -> float | None:

@@ -31,7 +31,7 @@ class Sheet(NamedTuple):
         table = Table(title=Text(self.title))
         for place, column in enumerate(self.columns):
             words = place == 0 or any(row[place][:1].isalpha() for row in self.rows)
-            table.add_column(column, justify="left" if words else "right")
+            table.add_column(column, justify="left" if words else "right", overflow="fold")
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table

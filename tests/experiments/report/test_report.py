@@ -12,10 +12,9 @@ from tests.experiments.report.browser import measured, shot
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.estimate import estimate
-from dejakv.experiments.report.charts import pareto
 from dejakv.experiments.report.make import make_report
 from dejakv.experiments.run import run
-from dejakv.experiments.settings import run_command_of, settings_from
+from dejakv.experiments.settings import settings_from
 from dejakv.experiments.sweep import sweep
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -98,9 +97,9 @@ def test_the_page_is_whole_and_loads_nothing(report: Path) -> None:
 def test_what_each_section_tells(report: Path) -> None:
     page = report.read_text()
     for words in (
-        "Run run: shapes-vlm on shapes", "Hits by level", "Time to first token of all requests", "Pictures encoded",
+        "Run run: shapes-vlm on shapes", "hits by level", "Time to first token of all requests", "encoder runs",
         "computed in full", 'src="data:image/png', "dejakv run --model shapes-vlm", "--media ignore", "Run dry:", "would-be hits",
-        "Sweep sweep.csv", "against the similarity threshold", "Speed against agreement", "bad failed:", "Settings for log.jsonl",
+        "Sweep sweep.csv", "against the similarity threshold", "bad failed:", "Settings for log.jsonl",
         "recommended: reuse=exact",
     ):  # fmt: skip
         assert words in page, words
@@ -204,17 +203,3 @@ def test_sources_that_are_none(name: str, content: str | None, says: str, tmp_pa
     with pytest.raises(ConfigError, match=says):
         make_report([tmp_path / name], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
-
-
-def test_the_pareto_front_has_what_no_other_point_beats() -> None:
-    points = {"a": (1.0, 0.9), "b": (2.0, 0.95), "c": (2.0, 0.9), "d": (3.0, 0.95), "e": (1.0, 0.9)}
-    assert pareto(points) == ["a", "b", "e"]
-
-
-def test_the_command_of_a_run_gives_its_settings_again() -> None:
-    given = {"max_samples": 3, "arms": ("none", "cache")}
-    cache = {"reuse": "blend", "semantic_text": False, "embedding_layers": ["prompt:auto:0.5"], "second_sight": True}
-    line = run_command_of(json.loads(json.dumps(settings_from(None, given, cache).named(), default=str)))
-    for words in ("--max-samples 3", "--arms none,cache", "--reuse blend", "--disable-semantic-cache",
-                  "--embedding-layer prompt:auto:0.5", "--second-sight"):  # fmt: skip
-        assert words in line

@@ -1,41 +1,16 @@
 """From folders and logs to the page: what each source is, its section, and the files that are written."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.advice import in_plain_words, settings_sheet
 from dejakv.experiments.output import SAMPLES, SUMMARY, make_folder, read_object, refuse_existing, replace_file
-from dejakv.experiments.report.charts import Series, lines
-from dejakv.experiments.report.page import GENERATOR, Section, charts, page, paragraph, table
+from dejakv.experiments.report.page import GENERATOR, Section, page, paragraph, table
 from dejakv.experiments.report.run_section import run_section
 from dejakv.experiments.report.sweep_section import sweep_section
 from dejakv.experiments.samples_log import finished_summary
 from dejakv.experiments.sweep_log import logged
-
-
-def estimate_section(found: Mapping[str, Any], prefix: str) -> Section:
-    """Hits against false hits by level and threshold, and the recommendation."""
-    rows: Sequence[Mapping[str, Any]] = found["rows"]
-    series: list[list[Series]] = [[], []]
-    for guard, label in ((True, "words checked"), (False, "words not checked")):
-        chosen = [row for row in rows if row["level"] == "semantic_text" and row["lexical_guard"] is guard]
-        for place, (rate, ends) in enumerate((("hit_rate", "hit_interval"), ("false_hit_rate", "false_hit_interval"))):
-            known = [row for row in chosen if row[rate] is not None]
-            if known:
-                low, high = ([row[ends][end] for row in known] for end in (0, 1))
-                x = [row["threshold"] for row in known]
-                series[place].append(Series(label, x, [row[rate] for row in known], low, high))
-    titles = (("hits", "Hit rate of similar texts"), ("false", "Of the judged hits, false ones"))
-    drawn = [
-        lines(f"{prefix}-{name}", f"{title}, with 95% intervals", "least cosine", "share", part, marker="o")
-        for (name, title), part in zip(titles, series, strict=True)
-        if part
-    ]
-    blocks = [paragraph(*in_plain_words(found)), charts(drawn), table(settings_sheet(found))]
-    return Section(f"Settings for {found['log']}", blocks)
-
 
 ESTIMATE = "estimate.json"
 
@@ -81,7 +56,7 @@ def sections_of(source: Path, prefix: str) -> list[Section]:
     if not source.exists():
         raise ConfigError(f"no file or folder {str(source)!r}: give the folder of a run, or the log of a sweep")
     estimate = source / ESTIMATE if source.is_dir() else source
-    found = [_estimated(estimate, f"{prefix}-estimate")] if estimate.name == ESTIMATE and estimate.exists() else []
+    found = [_estimated(estimate)] if estimate.name == ESTIMATE and estimate.exists() else []
     if (source / SUMMARY).exists() or (source / SAMPLES).exists():
         return [run_section(source, finished_summary(source), f"{prefix}-run"), *found]
     if found:
@@ -93,12 +68,14 @@ def sections_of(source: Path, prefix: str) -> list[Section]:
     return [sweep_section(source, logged(source), f"{prefix}-sweep")]
 
 
-def _estimated(path: Path, prefix: str) -> Section:
+def _estimated(path: Path) -> Section:
+    """Hits against false hits by level and threshold, and the recommendation."""
     found = read_object(path)
     foreign = f"{str(path)!r} was not written by this version, or is damaged"
     if not isinstance(found.get("rows"), list) or not found["rows"]:
         raise ConfigError(f"{foreign} (it has no rows): make it again")
     try:
-        return estimate_section(found, prefix)
+        blocks = [paragraph(*in_plain_words(found)), table(settings_sheet(found))]
+        return Section(f"Settings for {found['log']}", blocks)
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:  # a file of another shape
         raise ConfigError(f"{foreign} ({type(error).__name__}: {error}): make it again") from error

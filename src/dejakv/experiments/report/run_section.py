@@ -9,12 +9,12 @@ from dejakv.datasets.base import Sample
 from dejakv.errors import DejaKVError
 from dejakv.experiments.output import SETTINGS, read_object
 from dejakv.experiments.plain_words import in_words
-from dejakv.experiments.report.charts import Chart, Series, bars, lines
+from dejakv.experiments.report.charts import Chart, Series, lines
 from dejakv.experiments.report.page import Block, Section, charts, command, data_of, paragraph, table, text
 from dejakv.experiments.samples import read_samples
 from dejakv.experiments.samples_log import finished_rows, finished_settings
 from dejakv.experiments.settings import run_command_of
-from dejakv.experiments.summary import Row, wilson
+from dejakv.experiments.summary import Row
 from dejakv.experiments.table import NO_CHANGE, changed_answers, origin, sheets_of
 from dejakv.pictures import decoded
 from dejakv.request import Media
@@ -23,42 +23,14 @@ MOST_DISAGREEMENTS = 8
 
 
 def run_section(folder: Path, summary: Mapping[str, Any], prefix: str) -> Section:
-    """`prefix` distinguishes the names of the charts. Raises: ConfigError if the samples of a live run are missing."""
+    """`prefix` distinguishes the name of the chart. Raises: ConfigError if the samples of a live run are missing."""
     blocks = [paragraph(*summary.get("implied", ()), *in_words(summary)), *map(table, sheets_of(summary))]
     if "arms" in summary:
         rows = [row for row in finished_rows(folder) if not row.error]
-        drawn = [*_levels(summary, prefix), *_savings(summary, prefix), *_waiting(rows, prefix)]
-        blocks += [charts(drawn), *_changed(folder, rows)]
-    else:
-        blocks.append(charts(_levels(summary, prefix)))
+        blocks += [charts(_waiting(rows, prefix)), *_changed(folder, rows)]
     if told := read_object(folder / SETTINGS):
         blocks.append(command(run_command_of(told)))
     return Section(f"Run {folder.name}: {summary['model']} on {summary['dataset']}", blocks)
-
-
-def _levels(summary: Mapping[str, Any], prefix: str) -> list[Chart]:
-    samples = summary["samples"]
-    counts = {level: row["hits"] for level, row in summary.get("by_level", {}).items()}
-    if "cache" in summary.get("arms", ()):
-        counts["exact prefix"] = summary["prefix_hits"]
-    if not samples or not counts:
-        return []
-    ends = {level: wilson(count, samples) for level, count in counts.items()}
-    values = {level: count / samples for level, count in counts.items()}
-    title = "Hits by level" if "arms" in summary else "Would-be hits by level"
-    return [bars(f"{prefix}-levels", title, "share of requests, with 95% intervals", values, ends)]
-
-
-def _savings(summary: Mapping[str, Any], prefix: str) -> list[Chart]:
-    found: list[Chart] = []
-    for key, title, unit in (
-        ("computed_tokens", "Prompt tokens computed", "tokens"),
-        ("encoder_runs", "Pictures encoded", "encoder runs"),
-    ):
-        values = {name: arm[key] for name, arm in summary["arms"].items()}
-        if key == "computed_tokens" or any(values.values()):
-            found.append(bars(f"{prefix}-{key}", title, unit, values))
-    return found
 
 
 def _waiting(rows: Sequence[Row], prefix: str) -> list[Chart]:

@@ -1,15 +1,15 @@
-"""The section of a sweep: a row an experiment, agreement and hits against the threshold, and the Pareto front."""
+"""The section of a sweep: a row an experiment, and agreement and hits against the threshold."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dejakv.experiments.report.charts import Chart, Series, front, lines, pareto
+from dejakv.experiments.report.charts import Chart, Series, lines
 from dejakv.experiments.report.page import Block, Section, charts, paragraph, table, text
 from dejakv.experiments.settings import run_command_of
 from dejakv.experiments.summary import wilson
-from dejakv.experiments.sweep_log import failures, number, part, sheet
+from dejakv.experiments.sweep_log import failures, number, sheet
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -23,7 +23,7 @@ def sweep_section(path: Path, found: Rows, prefix: str) -> Section:
         [
             paragraph(f"{len(done)} experiments, {len(failed)} failed"),
             table(sheet(found)),
-            charts([*_thresholds(done, prefix), *_fronts(done, prefix)]),
+            charts(_thresholds(done, prefix)),
             paragraph(*failed),
             _commands(found),
         ],
@@ -84,26 +84,6 @@ def _series(group: Sequence[tuple[float, Mapping[str, Any]]], figure: str, label
             points.append((threshold, rate, *wilson(round(rate * samples), round(samples))))
     x, y, low, high = ([point[place] for point in points] for place in range(4))
     return Series(label, x, y, low, high)
-
-
-def _fronts(done: Rows, prefix: str) -> list[Chart]:
-    """Speed against agreement: time to first token, and tokens computed."""
-    found: list[Chart] = []
-    for key, label, of, whole in (
-        ("ttft", "median TTFT over prefix caching's", "ttft_p50_cache", "ttft_p50_prefix"),
-        ("tokens", "tokens computed, share of the prompts'", "computed_cache", "computed_none"),
-    ):
-        points = {
-            str(row["name"]): (ratio, agreement)
-            for row in done
-            if (ratio := part(row, of, whole)) is not None and (agreement := number(row["agreement"])) is not None
-        }
-        if len(points) > 1:
-            best = sorted(pareto(points), key=lambda name: points[name])[:8]
-            names = ", ".join(f"{place} {name}" for place, name in enumerate(best, 1))
-            title = f"Speed against agreement ({names})"
-            found.append(front(f"{prefix}-front-{key}", title, label, "answers equal to full computation's", points))
-    return found
 
 
 def _commands(found: Rows) -> Block:
