@@ -6,9 +6,6 @@
 Nothing is registered globally, nothing carries a partition's name: a scrape is the operator's view.
 """
 
-import threading
-from bisect import bisect_left
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -21,7 +18,8 @@ from dejakv.store.base import StoreStats
 from dejakv.trust.report import TrustReport
 
 try:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client import CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise MissingExtraError("prometheus-client", "metrics", "exporting figures to Prometheus") from error
@@ -31,6 +29,8 @@ BUCKETS: Final = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 
 Figures = Mapping[str, tuple[str, str]]
 """By a name in some statistics: the name of the metric, and its meaning."""
+Labelled = Mapping[str, tuple[str, str, str]]
+"""Of counts by reason, level or guard also the label."""
 
 ENCODER: Final[Figures] = {
     "hits": ("visual_cache_hits", "Encoder outputs served without running the encoder."),
@@ -54,11 +54,23 @@ ENCODER_NOW: Final[Figures] = {
     "max_bytes": ("visual_cache_max_bytes", "Budget of encoder outputs in bytes."),
     "waiting_callers": ("visual_cache_waiting_callers", "Callers that wait for somebody else's encoder run."),
 }
+ENCODER_BY: Final[Labelled] = {
+    "evictions": ("visual_cache_evictions", "Encoder outputs that left memory, by reason.", "reason"),
+    "refusals": ("visual_cache_refusals", "Encoder outputs not kept in memory, by reason.", "reason"),
+}
 STORE: Final[Figures] = {
     "hits": ("store_hits", "Chunks that were found."),
     "misses": ("store_misses", "Chunks that were not found."),
     "puts": ("store_puts", "Chunks that were stored."),
     "corrupt": ("store_corrupt", "Damaged chunks that were set aside."),
+}
+STORE_NOW: Final[Figures] = {
+    "entries": ("store_entries", "Chunks held."),
+    "bytes": ("store_bytes", "Bytes held."),
+}
+STORE_BY: Final[Labelled] = {
+    "evictions": ("store_evictions", "Chunks that left, by reason.", "reason"),
+    "refused": ("store_refused", "Chunks not stored, by reason.", "reason"),
 }
 TOKENS: Final[Figures] = {
     "prompt_tokens": ("prompt_tokens", "Tokens of the prompts."),
@@ -84,6 +96,10 @@ LEVELS: Final[Figures] = {
     "unpromoted": ("promotions_failed", "Such prompts that could not be."),
     "rows_kept": ("rows_kept", "Rows of blended prompts kept for later blends."),
 }
+LEVELS_BY: Final[Labelled] = {
+    "hits": ("level_hits", "Donors found and trusted, by level.", "level"),
+    "rejections": ("guard_rejections", "Donors that were not trusted, by guard.", "guard"),
+}
 TRUST_NOW: Final[Figures] = {
     "delta": ("trust_bound", "Largest share of wrong answers that is allowed."),
     "rules": ("trust_rules_open", "Rules that let approximate answers through."),
@@ -100,45 +116,36 @@ TIMES: Final[Figures] = {
     "lookup_ms": ("lookup_seconds", "Time to find a donor."),
 }
 
+Source = Callable[[], Any]
+
 
 class RequestTotals:
     """Sums over records, kept as requests are served. Thread-safe; memory does not grow with requests."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._served: Counter[tuple[str, str]] = Counter()
-        self._sums: Counter[str] = Counter()
-        self._buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS) + 1))
-        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._registry = made = CollectorRegistry()
+        self._served = Counter("dejakv_requests", "Requests by what was reused.", ["method", "level"], registry=made)
+        self._sums = {
+            name: Counter(f"dejakv_{exported}", about, registry=made) for name, (exported, about) in TOKENS.items()
+        }
+        self._times = {
+            name: Histogram(f"dejakv_{exported}", about, registry=made, buckets=BUCKETS)
+            for name, (exported, about) in TIMES.items()
+        }
 
     def add(self, record: Record) -> None:
         """Counts one served request."""
-        with self._lock:
-            self._served[record.method, record.level] += 1
-            for name in TOKENS:
-                self._sums[name] += getattr(record, name)
-            for name in TIMES:
-                seconds = getattr(record, name) / 1000
-                self._buckets[name][bisect_left(BUCKETS, seconds)] += 1
-                self._seconds[name] += seconds
+        self._served.labels(record.method, record.level).inc()
+        for name, total in self._sums.items():
+            total.inc(getattr(record, name))
+        for name, seconds in self._times.items():
+            seconds.observe(getattr(record, name) / 1000)
 
     def metrics(self) -> Iterator[Metric]:
         """The sums as Prometheus metrics."""
-        with self._lock:
-            requests = CounterMetricFamily(
-                "dejakv_requests", "Requests by what was reused.", labels=["method", "level"]
-            )
-            for labels, count in self._served.items():
-                requests.add_metric(labels, count)
-            yield requests
-            for name, (exported, about) in TOKENS.items():
-                yield CounterMetricFamily(f"dejakv_{exported}", about, value=self._sums[name])
-            for name, (exported, about) in TIMES.items():
-                total, buckets = 0, list[tuple[str, float]]()
-                for bound, count in zip([*map(str, BUCKETS), "+Inf"], self._buckets[name], strict=True):
-                    total += count
-                    buckets.append((bound, total))
-                yield HistogramMetricFamily(f"dejakv_{exported}", about, buckets, self._seconds[name])
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
 
 
 class CacheCollector(Collector):
@@ -162,76 +169,48 @@ class CacheCollector(Collector):
         trust: Callable[[], TrustReport | None] | None = None,
         requests: RequestTotals | None = None,
     ) -> None:
-        self._encoder = encoder
+        self._sources: list[tuple[Source | None, Figures, Figures, Labelled]] = [
+            (encoder, ENCODER, ENCODER_NOW, ENCODER_BY),
+            (levels, LEVELS, {}, LEVELS_BY),
+            (waiting, WAITING, WAITING_NOW, {}),
+            (trust, TRUST, TRUST_NOW, {}),
+        ]
         self._stores = dict(stores or {})
-        self._levels = levels
-        self._waiting = waiting
-        self._trust = trust
         self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, read now."""
-        if self._encoder is not None:
-            stats = self._encoder()
-            yield from _figures(CounterMetricFamily, ENCODER, stats)
-            yield from _figures(GaugeMetricFamily, ENCODER_NOW, stats)
-            yield _counted(
-                "visual_cache_evictions", "Encoder outputs that left memory, by reason.", "reason", stats.evictions
-            )
-            yield _counted(
-                "visual_cache_refusals", "Encoder outputs not kept in memory, by reason.", "reason", stats.refusals
-            )
+        for source, counters, gauges, labelled in self._sources:
+            stats = source() if source is not None else None
+            if stats is not None:
+                for family, figures in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+                    for name, (exported, about) in figures.items():
+                        if (value := getattr(stats, name)) is not None:
+                            yield family(f"dejakv_{exported}", about, value=value)
+                for name, (exported, about, label) in labelled.items():
+                    counts = {(of,): count for of, count in getattr(stats, name).items()}
+                    yield _by(CounterMetricFamily, exported, about, (label,), counts)
         if self._stores:
             yield from _store_metrics({name: stats() for name, stats in self._stores.items()})
-        if self._levels is not None:
-            counts = self._levels()
-            yield from _figures(CounterMetricFamily, LEVELS, counts)
-            yield _counted("level_hits", "Donors found and trusted, by level.", "level", counts.hits)
-            yield _counted("guard_rejections", "Donors that were not trusted, by guard.", "guard", counts.rejections)
-        if self._waiting is not None:
-            waiting = self._waiting()
-            yield from _figures(GaugeMetricFamily, WAITING_NOW, waiting)
-            yield from _figures(CounterMetricFamily, WAITING, waiting)
-        report = self._trust() if self._trust is not None else None
-        if report is not None:
-            yield from _figures(CounterMetricFamily, TRUST, report)
-            yield from _figures(GaugeMetricFamily, TRUST_NOW, report)
         if self._requests is not None:
             yield from self._requests.metrics()
 
 
-def _figures(family: Any, figures: Figures, stats: object) -> Iterator[Metric]:
-    """One metric for each figure that is known."""
-    for name, (exported, about) in figures.items():
-        if (value := getattr(stats, name)) is not None:
-            yield family(f"dejakv_{exported}", about, value=value)
-
-
 def _store_metrics(stores: Mapping[str, StoreStats]) -> Iterator[Metric]:
     """The figures of stores by name."""
-    for name, (exported, about) in STORE.items():
-        family = CounterMetricFamily(f"dejakv_{exported}", about, labels=["store"])
-        for store, stats in stores.items():
-            family.add_metric([store], getattr(stats, name))
-        yield family
-    for name, about in {"entries": "Chunks held.", "bytes": "Bytes held."}.items():
-        held = GaugeMetricFamily(f"dejakv_store_{name}", about, labels=["store"])
-        for store, stats in stores.items():
-            held.add_metric([store], getattr(stats, name))
-        yield held
-    for name, about in {
-        "evictions": "Chunks that left, by reason.",
-        "refused": "Chunks not stored, by reason.",
-    }.items():
-        counted = CounterMetricFamily(f"dejakv_store_{name}", about, labels=["store", "reason"])
-        for store, stats in stores.items():
-            for reason, count in getattr(stats, name).items():
-                counted.add_metric([store, reason], count)
-        yield counted
+    for family, figures in ((CounterMetricFamily, STORE), (GaugeMetricFamily, STORE_NOW)):
+        for name, (exported, about) in figures.items():
+            held = {(store,): getattr(stats, name) for store, stats in stores.items()}
+            yield _by(family, exported, about, ("store",), held)
+    for name, (exported, about, label) in STORE_BY.items():
+        counts = {(store, of): n for store, stats in stores.items() for of, n in getattr(stats, name).items()}
+        yield _by(CounterMetricFamily, exported, about, ("store", label), counts)
 
 
-def _counted(name: str, about: str, label: str, counts: Mapping[str, int]) -> Any:
-    family = CounterMetricFamily(f"dejakv_{name}", about, labels=[label])
-    for value, count in counts.items():
-        family.add_metric([value], count)
-    return family
+def _by(
+    family: Any, exported: str, about: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]
+) -> Any:
+    made = family(f"dejakv_{exported}", about, labels=labels)
+    for of, value in values.items():
+        made.add_metric(of, value)
+    return made
