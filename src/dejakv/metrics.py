@@ -110,6 +110,8 @@ WAITING_NOW: Final[Figures] = {
     "labels": ("trust_waiting", "Hits that wait for their label."),
 }
 WAITING: Final[Figures] = {"dropped": ("promotions_dropped", "Such prompts dropped for want of room.")}
+SERVER_NOW: Final[Figures] = {"waiting": ("server_queue", "Requests that wait.")}
+SERVER_BY: Final[Labelled] = {"outcomes": ("server_requests", "Requests by how they ended.", "outcome")}
 TIMES: Final[Figures] = {
     "ttft_ms": ("ttft_seconds", "Time to the first token."),
     "latency_ms": ("latency_seconds", "Time to the last token."),
@@ -157,6 +159,7 @@ class CacheCollector(Collector):
     waiting   prompts that wait for idle time
     trust     what is known of the error bound, None without one
     requests  sums over records
+    server    `outcomes` of requests and how many are `waiting`
     """
 
     def __init__(
@@ -168,12 +171,14 @@ class CacheCollector(Collector):
         waiting: Callable[[], QueueCounts] | None = None,
         trust: Callable[[], TrustReport | None] | None = None,
         requests: RequestTotals | None = None,
+        server: Source | None = None,
     ) -> None:
         self._sources: list[tuple[Source | None, Figures, Figures, Labelled]] = [
             (encoder, ENCODER, ENCODER_NOW, ENCODER_BY),
             (levels, LEVELS, {}, LEVELS_BY),
             (waiting, WAITING, WAITING_NOW, {}),
             (trust, TRUST, TRUST_NOW, {}),
+            (server, {}, SERVER_NOW, SERVER_BY),
         ]
         self._stores = dict(stores or {})
         self._requests = requests

@@ -254,7 +254,7 @@ def test_a_client_is_told_nothing_of_anothers_text(donor, asked):
     first = AdoptRequest("p", donor, "")
     adopter.learn(first, adopter.find(first)[1])
     _, note = adopter.find(AdoptRequest("p", asked, ""))
-    said = f"{note.as_dict()}".lower()
+    said = repr(note).lower()
     assert note.reason.startswith("lexical")
     assert len(note.reason) <= 200
     assert "zanzibar" not in said

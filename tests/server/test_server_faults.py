@@ -51,7 +51,7 @@ def test_a_full_queue_refuses_at_once_and_a_leaving_client_stops_the_engine(engi
         with pytest.raises(ClientGoneError):
             await running.answer()
         worker.close(20)
-        assert (worker.cancelled, worker.served) == (1, 1)
+        assert worker.outcomes == {"served": 1, "refused": 0, "cancelled": 1, "failed": 0}
 
     with Endless(engine):
         asyncio.run(scenario())
@@ -133,8 +133,8 @@ def test_a_client_that_leaves_the_queue_frees_its_place_while_another_request_ru
             with running.connect(head.encode() + raw):
                 until(lambda: worker.waiting == 1)
             until(lambda: worker.waiting == 0)
-            assert (worker.served, worker.cancelled) == (0, 1)
-        until(lambda: worker.cancelled == 2)
+            assert (worker.outcomes["served"], worker.outcomes["cancelled"]) == (0, 1)
+        until(lambda: worker.outcomes["cancelled"] == 2)
 
 
 def test_clear_during_generate(engine: Any) -> None:

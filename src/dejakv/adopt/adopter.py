@@ -6,7 +6,7 @@ Nothing is injected, so nothing can be poisoned; the answer is the answer to the
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dejakv.build import build_cache
@@ -52,10 +52,6 @@ class Provenance:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", short(self.reason))
-
-    def as_dict(self) -> dict[str, Any]:
-        names = [item.name for item in fields(self) if item.name != "decision"]
-        return {"dejakv": {name: getattr(self, name) for name in names}}
 
 
 class Adopter:

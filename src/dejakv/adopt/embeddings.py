@@ -28,16 +28,12 @@ class InputEmbeddings:
         self._tokenizer = tokenizer
         self._table = self._read()
 
-    def embed_tokens(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
-        """`[tokens, hidden]` float32."""
-        return self._table[np.asarray(token_ids, dtype=np.int64)]
-
     def embed_text(self, text: str) -> NDArray[np.float32]:
         """Mean of a text's token embeddings, of length one: `[hidden]` float32."""
-        ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
         if not ids:
             return np.zeros(self._table.shape[1], dtype=np.float32)
-        return normalized(self.embed_tokens(ids).mean(axis=0))
+        return normalized(self._table[ids].mean(axis=0))
 
     def _read(self) -> NDArray[np.float32]:
         from safetensors import safe_open

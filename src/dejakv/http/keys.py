@@ -60,7 +60,7 @@ class ApiKeys:
         """The partitions of the keys, in the order of these."""
         self.required = bool(self._callers)
         """Whether a request must bring a key."""
-        self.partitions = max(1, len(set(self.names)))
+        self.partitions = max(1, len(self.names))
         """Number of tenants that divide the cache's budgets, at least the default one."""
         if operator is None:
             return

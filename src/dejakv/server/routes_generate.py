@@ -9,7 +9,7 @@ from dejakv.decide.plan import APPROXIMATE
 from dejakv.pipeline import Answer
 from dejakv.request import Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
-from dejakv.server.schemas import GenerateRequest, GenerateResponse, Timings, provenance
+from dejakv.server.schemas import GenerateRequest, GenerateResponse, Provenance, Timings
 from dejakv.server.service import AnyService, Service
 
 router = APIRouter(tags=["generate"], route_class=JsonRoute)
@@ -45,7 +45,7 @@ def response(answer: Answer, service: Service, request: Request, wanted: str | N
     elif record.stored or record.method == "exact":
         store_key = service.name_entry(partition, record.key, wanted)
     return GenerateResponse(
-        **provenance(record),
+        **vars(Provenance.model_validate(record)),
         text=answer.text,
         used_semshare=record.method in APPROXIMATE,
         cache_hit=record.method != "none",

@@ -1,18 +1,13 @@
 """For the operator: `/health`, `/ready` and `/metrics`; `/` leads to the endpoints."""
 
-from collections.abc import Iterable
-
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from starlette.requests import Request as HttpRequest
 
 from dejakv.metrics import CacheCollector
 from dejakv.server.access import operator_only
 from dejakv.server.service import AnyService
-from dejakv.server.worker import RequestWorker
 
 router = APIRouter(tags=["operations"])
 
@@ -42,8 +37,8 @@ def metrics(service: AnyService) -> Response:
     """Prometheus' text format. Figures of the whole process, without any partition's name. Where API keys are required,
     only the operator's key opens it: a tenant could subtract its own figures and infer the others'."""
     registry = CollectorRegistry()  # of this server alone: nothing is registered globally
-    registry.register(ServerCollector(service.worker))
-    cache, encoder = service.cache, service.worker.pipeline.engine.encoder_cache
+    cache, worker = service.cache, service.worker
+    encoder = worker.pipeline.engine.encoder_cache
     registry.register(
         CacheCollector(
             encoder=encoder.stats if encoder is not None else None,
@@ -51,25 +46,11 @@ def metrics(service: AnyService) -> Response:
             levels=lambda: cache.stats(None),
             waiting=lambda: cache.queue.counts,
             trust=lambda: cache.trust(None),
-            requests=service.worker.totals,
+            requests=worker.totals,
+            server=lambda: worker,
         )
     )
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-
-class ServerCollector(Collector):
-    """The worker's counters: requests and queue."""
-
-    def __init__(self, worker: RequestWorker) -> None:
-        self.worker = worker
-
-    def collect(self) -> Iterable[Metric]:
-        worker = self.worker
-        requests = CounterMetricFamily("dejakv_server_requests", "Requests by how they ended.", labels=["outcome"])
-        for outcome in ("served", "refused", "cancelled", "failed"):
-            requests.add_metric([outcome], getattr(worker, outcome))
-        yield requests
-        yield GaugeMetricFamily("dejakv_server_queue", "Requests that wait.", value=worker.waiting)
 
 
 @router.get("/", include_in_schema=False)

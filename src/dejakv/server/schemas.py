@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dejakv.records import Record
 from dejakv.request import MAX_PARTS, ReuseMode
 from dejakv.server.settings import SIM_THRESHOLD
 
@@ -43,36 +42,24 @@ class Timings(BaseModel):
 
 
 class Provenance(BaseModel):
-    """The origin of an answer's state, in every answer. `reason`: why state that was found was not used, or why the prompt ran exactly;
-    empty if there is nothing to say. `arithmetic` and `bitwise`: see `Record`."""
+    """The origin of an answer's state, by its `Record`. `reason`: why state that was found was not used, or why the prompt ran exactly;
+    empty if there is nothing to say."""
+
+    model_config = ConfigDict(from_attributes=True, populate_by_name=True)
 
     level: str
-    reuse: str
+    reuse: str = Field(validation_alias="method")
     approximate: bool
     arithmetic: str
     bitwise: bool
     reason: str
-    tokens_reused: int
-    tokens_computed: int
-
-
-def provenance(record: Record) -> dict[str, Any]:
-    """The fields of `Provenance`."""
-    return {
-        "level": record.level,
-        "reuse": record.method,
-        "approximate": record.approximate,
-        "arithmetic": record.arithmetic,
-        "bitwise": record.bitwise,
-        "reason": record.reason,
-        "tokens_reused": record.reused_tokens,
-        "tokens_computed": record.computed_tokens,
-    }
+    tokens_reused: int = Field(validation_alias="reused_tokens")
+    tokens_computed: int = Field(validation_alias="computed_tokens")
 
 
 class GenerateResponse(Provenance):
-    """`cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar donor's KV was.
-    `store_key` is null for an approximate answer, whose state is never kept as its prompt's."""
+    """A `Provenance` and SemShareKV's fields. `cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar
+    donor's KV was. `store_key` is null for an approximate answer, whose state is never kept as its prompt's."""
 
     text: str
     used_semshare: bool

@@ -66,7 +66,7 @@ class RequestWorker:
 
     def __init__(self, pipeline: Pipeline, max_queue: int, promote_after: float = 0.0) -> None:
         self.pipeline = pipeline
-        self.served = self.refused = self.failed = self._stopped = 0  # on the worker's thread
+        self._served = self._refused = self._failed = self._stopped = 0  # on the worker's thread
         self._left = 0  # on the event loop
         self.totals = RequestTotals()
         self._max_queue, self._promote_after = max_queue, promote_after
@@ -83,8 +83,10 @@ class RequestWorker:
         return len(self._waiting)
 
     @property
-    def cancelled(self) -> int:
-        return self._left + self._stopped
+    def outcomes(self) -> dict[str, int]:
+        """Requests by how they ended."""
+        cancelled = self._left + self._stopped
+        return {"served": self._served, "refused": self._refused, "cancelled": cancelled, "failed": self._failed}
 
     @property
     def alive(self) -> bool:
@@ -142,16 +144,16 @@ class RequestWorker:
         try:
             answer = self._answer(job, request)
             self.totals.add(answer.record)
-            self.served += 1
+            self._served += 1
             job.put(answer)
         except Cancelled:
             self._stopped += 1
             job.put(ClientGoneError())
         except InputError as error:
-            self.refused += 1
+            self._refused += 1
             job.put(error)
         except Exception as error:
-            self.failed += 1
+            self._failed += 1
             job.put(error)
 
     def _answer(self, job: Job, request: Request) -> Answer:
