@@ -65,10 +65,7 @@ class Adopter:
     """
 
     def __init__(
-        self,
-        config: SemanticCacheConfig | None = None,
-        max_donors: int = 10_000,
-        embeddings: Any = None,
+        self, config: SemanticCacheConfig | None = None, max_donors: int = 10_000, embeddings: Any = None
     ) -> None:
         if max_donors < 1:
             raise ConfigError(f"max_donors={max_donors}: give 1 or more")
@@ -115,14 +112,11 @@ class Adopter:
 
 
 def _prepared(asked: AdoptRequest) -> Prepared:
-    request = Request(
-        id="",
-        prompt=asked.text,
-        chunk=asked.text,
-        partition=asked.partition,
-        no_store=asked.no_store,
-    )
+    request = Request("", asked.text, asked.text, partition=asked.partition, no_store=asked.no_store)
     return Prepared(request, tuple(map(ord, asked.text)), epoch=asked.context)
+
+
+_FOREIGN = Provenance(reason="not a text prompt with media that can be told apart")
 
 
 class AdoptingLLM:
@@ -141,18 +135,13 @@ class AdoptingLLM:
     def generate(self, prompts: Sequence[Any], sampling_params: Any = None, **options: Any) -> list[Any]:
         """As `LLM.generate`; each output carries its `Provenance` as `output.dejakv`."""
         asked = [_asked(prompt) for prompt in prompts]
-        rewritten: list[Any] = []
-        notes: list[Provenance] = []
-        for prompt, what in zip(prompts, asked, strict=True):
-            if what is None:
-                rewritten.append(prompt)
-                notes.append(Provenance(reason="not a text prompt with media that can be told apart"))
-                continue
-            text, note = self.adopter.find(what)
-            rewritten.append({**prompt, "prompt": text} if isinstance(prompt, Mapping) else text)
-            notes.append(note)
+        found = [self.adopter.find(what) if what is not None else ("", _FOREIGN) for what in asked]
+        rewritten = [
+            prompt if what is None else {**prompt, "prompt": text} if isinstance(prompt, Mapping) else text
+            for prompt, what, (text, _) in zip(prompts, asked, found, strict=True)
+        ]
         outputs = self.llm.generate(rewritten, sampling_params, **options)
-        for output, what, note in zip(outputs, asked, notes, strict=True):
+        for output, what, (_, note) in zip(outputs, asked, found, strict=True):
             if what is not None:
                 self.adopter.learn(what, note)
             output.dejakv = note

@@ -1,6 +1,5 @@
 """The served model's input embeddings, read from its weight files: for text embeddings in a process without the model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ class InputEmbeddings:
     def _read(self) -> NDArray[np.float32]:
         from safetensors import safe_open
 
-        for path in self._files():
+        for path in sorted(self.folder.glob("*.safetensors")):
             with safe_open(str(path), framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
                     if name.endswith(_SUFFIX):
@@ -46,10 +45,3 @@ class InputEmbeddings:
         raise ModelError(
             f"no input embeddings (*{_SUFFIX}) in {self.folder}: set index_encoder to a sentence-transformers model"
         )
-
-    def _files(self) -> list[Path]:
-        index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
-            weights = json.loads(index.read_text())["weight_map"]
-            return [self.folder / file for name, file in weights.items() if name.endswith(_SUFFIX)]
-        return sorted(self.folder.glob("*.safetensors"))

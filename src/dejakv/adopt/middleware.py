@@ -1,10 +1,9 @@
 """Adopt before an OpenAI server: an ASGI middleware that rewrites a prompt to a similar earlier one before tokenization.
 
     DEJAKV_ADOPT='{"similarity_threshold": 0.9}' DEJAKV_API_KEYS=key-of-one,key-of-two \\
-    python -m vllm.entrypoints.openai.api_server --model ... --middleware dejakv.adopt.AdoptMiddleware
+    vllm serve MODEL --middleware dejakv.adopt.AdoptMiddleware
 
-The partition comes from the key that is authenticated here and from nothing else: the body's `cache_salt` is replaced by it,
-and `uuid`s of media are taken out. The client is told in `x-dejakv-*` headers whose prompt was run. Of a request with the header `Cache-Control: no-store` nothing is kept.
+The key alone names the partition: the body's `cache_salt` is replaced by it. Headers `x-dejakv-*` tell whose prompt was run.
 """
 
 import asyncio
@@ -50,11 +49,7 @@ class AdoptMiddleware:
     """
 
     def __init__(
-        self,
-        app: Any,
-        adopter: Adopter | None = None,
-        api_keys: Sequence[str] | None = None,
-        limits: Limits | None = None,
+        self, app: Any, adopter: Adopter | None = None, api_keys: Sequence[str] | None = None, limits: Limits = Limits()
     ) -> None:
         values = json.loads(os.environ.get("DEJAKV_ADOPT") or "{}")
         if not isinstance(values, dict):
@@ -69,10 +64,8 @@ class AdoptMiddleware:
             self.keys = ApiKeys(api_keys, operator=operator)
         else:
             file = os.environ.get(f"{VARIABLE}_FILE")
-            self.keys = ApiKeys.load(
-                os.environ.get(VARIABLE), Path(file) if file is not None else None, os.environ.get(SECRET), operator
-            )
-        self.limits = limits or Limits()
+            self.keys = ApiKeys.load(os.environ.get(VARIABLE), file, os.environ.get(SECRET), operator)
+        self.limits = limits
         if adopter is None:
             config = SemanticCacheConfig.from_dict({"reuse": "adopt", **values})
             adopter = Adopter(config, donors, _embeddings(model))

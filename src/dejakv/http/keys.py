@@ -76,7 +76,7 @@ class ApiKeys:
 
     @classmethod
     def load(
-        cls, text: str | None, file: Path | None, secret: str | None = None, operator: str | None = None
+        cls, text: str | None, file: str | Path | None, secret: str | None = None, operator: str | None = None
     ) -> "ApiKeys":
         """Keys from a text, separated by commas, and from a file, one a line; `#` begins a comment line there.
 
@@ -91,22 +91,14 @@ class ApiKeys:
             if not keys:
                 raise ConfigError(f"{VARIABLE} is set but holds no key: give keys separated by commas, or unset it")
         if file is not None:
-            listed = _lines(file)
-            if not listed:
-                raise ConfigError(f"the API keys file {str(file)!r} holds no key: write one a line")
-            keys += listed
+            keys += _lines(Path(file).expanduser())
         return cls(keys, secret, operator)
 
     def caller(self, key: str | None) -> Caller | None:
-        """None for a missing or unknown key. Takes as long for every unknown key."""
+        """None for a missing or unknown key. It is looked up by its digest, so that the time tells nothing of the known keys."""
         if not self.required:
             return Caller(DEFAULT_PARTITION, operator=True)
-        digest = _digest(key or "")
-        found = None
-        for known, caller in self._callers.items():
-            if hmac.compare_digest(known, digest):
-                found = caller
-        return found
+        return self._callers.get(_digest(key or ""))
 
 
 def key_of(scope: Mapping[str, Any]) -> str | None:
@@ -133,14 +125,15 @@ def _lines(file: Path) -> list[str]:
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"the API keys file {str(file)!r} is not UTF-8: save it as UTF-8 text") from error
-    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise ConfigError(f"the API keys file {str(file)!r} holds no key: write one a line")
+    return keys
 
 
 def _check(key: str, which: str) -> None:
     if not key or not _ALLOWED.issuperset(key):
-        raise ConfigError(
-            f"{which} cannot be sent in a header: use printable ASCII characters, without spaces and commas"
-        )
+        raise ConfigError(f"{which} cannot be sent in a header: use printable ASCII, without spaces and commas")
 
 
 def _name(key: str, secret: str | None) -> str:

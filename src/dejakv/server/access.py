@@ -1,7 +1,6 @@
 """Who is asking and what is sent: a key is checked before a body is read, a body before it is parsed."""
 
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends
@@ -10,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from dejakv.http.asgi import check_lengths, headers_of, route_path
-from dejakv.http.bodies import Limits, parse_json, read_body
+from dejakv.http.bodies import parse_json, read_body
 from dejakv.http.errors import Receive, RefusedError, Scope, Send, refuse
 from dejakv.http.keys import ApiKeys, Caller, bearer_key
 from dejakv.request import asks_no_store
@@ -24,8 +23,7 @@ _BEARER = {"WWW-Authenticate": "Bearer"}
 
 def keys_of(settings: ServerSettings) -> ApiKeys:
     """The owner of each key. Raises: ConfigError for invalid keys."""
-    file = Path(settings.api_keys_file).expanduser() if settings.api_keys_file is not None else None
-    return ApiKeys.load(settings.api_keys, file, settings.partition_secret, settings.operator_key)
+    return ApiKeys.load(settings.api_keys, settings.api_keys_file, settings.partition_secret, settings.operator_key)
 
 
 class KeyGate:
@@ -63,21 +61,15 @@ class JsonRoute(APIRoute):
         async def read(http: HttpRequest) -> Response:
             if self.body_field is None:
                 return await answer(http)
-            checked = _JsonRequest(http.scope, http.receive)
             try:
-                await checked.read(http.app.state.limits)
+                http._body = await read_body(http.scope, http.receive, http.app.state.limits)
+                http._json = parse_json(http._body)  # where FastAPI looks for it
             except RefusedError as error:
                 error.headers["Connection"] = "close"  # the rest of the body may still be on its way
                 raise
-            return await answer(checked)
+            return await answer(http)
 
         return read
-
-
-class _JsonRequest(HttpRequest):
-    async def read(self, limits: Limits) -> None:
-        self._body = await read_body(self.scope, self.receive, limits)
-        self._json = parse_json(self._body)
 
 
 def caller_of(http: HttpRequest) -> Caller:

@@ -1,5 +1,7 @@
 """`/v1/cache/...`: figures of a partition, and removing entries of it."""
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
@@ -7,7 +9,7 @@ from dejakv.errors import InputError
 from dejakv.http.errors import RefusedError
 from dejakv.http.keys import Caller
 from dejakv.server.access import AnyCaller, JsonRoute, Partition
-from dejakv.server.schemas import CacheStats, ClearResponse, PurgeRequest, PurgeResponse, TrustStats
+from dejakv.server.schemas import PurgeRequest
 from dejakv.server.service import AnyService, Service
 from dejakv.store.selection import Purged, Selection
 
@@ -16,45 +18,53 @@ router = APIRouter(tags=["cache"], route_class=JsonRoute)
 _OWN = ("visual_cache_hits", "visual_cache_misses", "visual_encoder_runs", "visual_encoder_failures")
 """Figures of the encoder registry that depend only on the tenant's own requests: no sizes, evictions, waits or times."""
 
+_TRUST = "delta confidence gate rules explored explored_wrong served audited wrong upper lost".split()
+_PURGED = ("prompts", "rows", "parts", "encoder_outputs", "bytes")
+
 
 @router.get("/v1/cache/stats")
-def stats(service: AnyService, caller: AnyCaller) -> CacheStats:
-    """Hits and misses by level of the caller's own requests; of all requests for the operator."""
+def stats(service: AnyService, caller: AnyCaller) -> dict[str, Any]:
+    """Figures of the caller's own requests; of all requests for the operator. `stored` counts prompts that were stored since the start.
+    Each of the `lookups` is in `hits` (by level), in `prefix_hits` or in `misses`. `entries` and `bytes` (the present content) are null for
+    one tenant of several, because they may depend on others. `trust` is null without an error bound: would-be hits that were `explored` both
+    ways, `served` approximately, `audited` of these, and how many were wrong; `upper`: upper end of the share of wrong answers served now."""
     cache = service.cache
     counts, store = cache.stats(caller.partition), cache.store.stats(caller.partition)
     trust = cache.trust(caller.partition)
     registry = service.worker.pipeline.engine.encoder_cache
-    return CacheStats(
-        entries=store.entries if caller.operator else None,
-        bytes=store.bytes if caller.operator else None,
-        stored=store.puts,
-        lookups=counts.lookups,
-        prefix_hits=counts.prefix_hits,
-        hits=counts.hits,
-        misses=counts.misses,
-        rejections=counts.rejections,
-        promotions=counts.promotions,
-        encoder=_encoder(registry.get_cache_stats(caller.partition), caller) if registry is not None else {},
-        trust=TrustStats.model_validate(trust, from_attributes=True) if trust is not None else None,
-    )
+    return {
+        "entries": store.entries if caller.operator else None,
+        "bytes": store.bytes if caller.operator else None,
+        "stored": store.puts,
+        "lookups": counts.lookups,
+        "prefix_hits": counts.prefix_hits,
+        "hits": counts.hits,
+        "misses": counts.misses,
+        "rejections": counts.rejections,
+        "promotions": counts.promotions,
+        "encoder": _encoder(registry.get_cache_stats(caller.partition), caller) if registry is not None else {},
+        "trust": {name: getattr(trust, name) for name in _TRUST} if trust is not None else None,
+    }
 
 
 @router.post("/v1/cache/clear")
-def clear(service: AnyService, caller: AnyCaller, partition: Partition) -> ClearResponse:
-    """Removes the caller's entries. A running request finishes; its state is stored after the clearing."""
+def clear(service: AnyService, caller: AnyCaller, partition: Partition) -> dict[str, int | None]:
+    """Removes the caller's entries; how many is null for one tenant of several. A running request finishes; its state is stored after
+    the clearing."""
     removed = service.clear(partition)
-    return ClearResponse(cleared=removed if caller.operator else None)
+    return {"cleared": removed if caller.operator else None}
 
 
 @router.post("/v1/cache/purge")
-async def purge(service: AnyService, caller: AnyCaller, body: PurgeRequest) -> PurgeResponse:
-    """Removes entries until no byte of them is left: a tenant's own, or for the operator anybody's."""
+async def purge(service: AnyService, caller: AnyCaller, body: PurgeRequest) -> dict[str, int | None]:
+    """Removes entries until no byte of them is left: a tenant's own, or for the operator anybody's. What was removed, or with `dry_run`
+    would be, is null for one tenant of several."""
     if not body.all and (body.partition, body.epoch, body.donor, body.older_than) == (None,) * 4:
         raise InputError("nothing is selected: give partition, epoch, donor or older_than, or all=true")
     if not caller.operator and body.partition not in (None, caller.partition):
         raise RefusedError(403, "only the operator's key purges other partitions: leave partition out")
     purged = await run_in_threadpool(_purge, service, caller, body)
-    return PurgeResponse.model_validate(purged, from_attributes=True) if caller.operator else PurgeResponse()
+    return {name: getattr(purged, name) if caller.operator else None for name in _PURGED}
 
 
 def _purge(service: Service, caller: Caller, body: PurgeRequest) -> Purged:

@@ -6,11 +6,10 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 
 from dejakv.decide.plan import APPROXIMATE
-from dejakv.pipeline import Answer
 from dejakv.request import Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
 from dejakv.server.schemas import GenerateRequest, GenerateResponse, Provenance, Timings
-from dejakv.server.service import AnyService, Service
+from dejakv.server.service import AnyService
 
 router = APIRouter(tags=["generate"], route_class=JsonRoute)
 
@@ -32,18 +31,13 @@ async def generate(
         ttl=body.ttl,
     )
     answer = await service.answer(http, request)
-    return response(answer, service, request, body.store_key)
-
-
-def response(answer: Answer, service: Service, request: Request, wanted: str | None) -> GenerateResponse:
-    """The answer with its provenance, in SemShareKV's fields and DejaKV's. `wanted`: the name that the client gives its entry."""
-    record, partition = answer.record, request.partition
+    record = answer.record
     ref_key = service.entry_name(partition, record.donor) if record.donor else None  # before it may get another name
     store_key = None
     if record.method == "exact" and request.no_store:
         store_key = service.entry_name(partition, record.key)
     elif record.stored or record.method == "exact":
-        store_key = service.name_entry(partition, record.key, wanted)
+        store_key = service.name_entry(partition, record.key, body.store_key)
     return GenerateResponse(
         **vars(Provenance.model_validate(record)),
         text=answer.text,

@@ -4,7 +4,6 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter
@@ -103,35 +102,15 @@ def _request(
 
 
 async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, request: Request) -> Any:
-    form = Form(isinstance(body, ChatRequest), request.id, service.model_name)
+    reply = Reply(service, request.id, isinstance(body, ChatRequest), body.stop)
     if body.stream:
         job = service.submit(request)
-        usage = body.stream_options.include_usage
-        return EventStream(job, events(job, form, body.stop, usage, service.ends))
+        return EventStream(job, reply.events(job, body.stream_options.include_usage))
     answer = await service.answer(http, request)
     text, stopped = cut(answer.text, body.stop)
-    content = {"message": {"role": "assistant", "content": text}} if form.chat else {"text": text}
-    whole = form.object("", content, reason=_finish_reason(answer, stopped, service.ends))
+    content = {"message": {"role": "assistant", "content": text}} if reply.chat else {"text": text}
+    whole = reply.object(content, reason=reply.finish_reason(answer, stopped))
     return {**whole, "usage": _usage(answer), "dejakv": _provenance(answer)}
-
-
-@dataclass(frozen=True)
-class Form:
-    """OpenAI's objects of one response."""
-
-    chat: bool
-    id: str
-    model: str
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def object(self, suffix: str, *choices: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        return {
-            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}",
-            "created": self.created,
-            "model": self.model,
-            "object": f"chat.completion{suffix}" if self.chat else "text_completion",
-            "choices": [{"index": 0, "finish_reason": reason, "logprobs": None, **choice} for choice in choices],
-        }
 
 
 class EventStream(StreamingResponse):
@@ -148,39 +127,61 @@ class EventStream(StreamingResponse):
             self._job.cancel()
 
 
-async def events(job: Job, form: Form, stops: Sequence[str], usage: bool, ends: frozenset[int]) -> AsyncIterator[str]:
-    """Server-sent events of a job: a chunk a piece of text, the usage if asked for, `[DONE]`. A failure becomes an error event: the
-    status line has already been sent."""
+class Reply:
+    """OpenAI's objects of one response, whole or in events."""
 
-    def chunk(*texts: str, reason: str | None = None, **more: Any) -> str:
-        text = "".join(texts)
-        delta = {"content": text} if texts else {}
-        return _line(
-            {**form.object(".chunk", {"delta": delta} if form.chat else {"text": text}, reason=reason), **more}
-        )
+    def __init__(self, service: Service, id: str, chat: bool, stops: Sequence[str]) -> None:
+        self.chat = chat
+        self._stops, self._ends = stops, service.ends
+        kind = "chat.completion" if chat else "text_completion"
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{id}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": service.model_name,
+        }
 
-    text, shown, stopped = "", 0, False
-    if form.chat:
-        yield _line(form.object(".chunk", {"delta": {"role": "assistant", "content": ""}}))
-    try:
-        async for piece in job.stream():
-            if isinstance(piece, Answer):
-                final, stopped = cut(piece.text, stops)
-                if len(final) > shown:
-                    yield chunk(final[shown:])
-                yield chunk(reason=_finish_reason(piece, stopped, ends), dejakv=_provenance(piece))
-                if usage:
-                    yield _line({**form.object(".chunk"), "usage": _usage(piece)})
-                continue
-            text, stopped = cut(text + piece, stops) if not stopped else (text, True)
-            until = len(text) if stopped else safe_length(text, stops)
-            if until > shown:
-                yield chunk(text[shown:until])
-                shown = until
-    except Exception as error:
-        told = refusal_of(error)
-        yield _line(error_object(told.status, str(told)))
-    yield "data: [DONE]\n\n"
+    def object(self, *choices: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        made = [{"index": 0, "finish_reason": reason, "logprobs": None, **choice} for choice in choices]
+        return {**self._head, "choices": made}
+
+    async def events(self, job: Job, usage: bool) -> AsyncIterator[str]:
+        """Server-sent events of a job: a chunk a piece of text, the usage if asked for, `[DONE]`. A failure becomes an error event: the
+        status line has already been sent."""
+        text, shown, stopped = "", 0, False
+        if self.chat:
+            yield self._chunk({"role": "assistant", "content": ""})
+        try:
+            async for piece in job.stream():
+                if isinstance(piece, Answer):
+                    final, stopped = cut(piece.text, self._stops)
+                    if len(final) > shown:
+                        yield self._chunk({"content": final[shown:]})
+                    reason = self.finish_reason(piece, stopped)
+                    yield self._chunk({}, reason, dejakv=_provenance(piece))
+                    if usage:
+                        yield self._chunk(None, usage=_usage(piece))
+                    continue
+                text, stopped = cut(text + piece, self._stops) if not stopped else (text, True)
+                until = len(text) if stopped else safe_length(text, self._stops)
+                if until > shown:
+                    yield self._chunk({"content": text[shown:until]})
+                    shown = until
+        except Exception as error:
+            told = refusal_of(error)
+            yield _line(error_object(told.status, str(told)))
+        yield "data: [DONE]\n\n"
+
+    def finish_reason(self, answer: Answer, stopped: bool) -> str:
+        """`stop` for a stop sequence or an end token, `length` for any other end (the limit, the context)."""
+        ended = bool(answer.token_ids) and answer.token_ids[-1] in self._ends
+        return "stop" if stopped or ended else "length"
+
+    def _chunk(self, delta: dict[str, str] | None, reason: str | None = None, **more: Any) -> str:
+        """An event with a piece of the answer; None: without a choice."""
+        choices = [] if delta is None else [{"delta": delta} if self.chat else {"text": delta.get("content", "")}]
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return _line({**self.object(*choices, reason=reason), "object": kind, **more})
 
 
 def _line(value: dict[str, Any]) -> str:
@@ -188,26 +189,15 @@ def _line(value: dict[str, Any]) -> str:
 
 
 def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """The text before the first stop sequence in it, and whether there was one. Empty sequences are ignored."""
-    places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+    """The text before the first stop sequence in it, and whether there was one."""
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return (text[: min(places)], True) if places else (text, False)
 
 
 def safe_length(text: str, stops: Sequence[str]) -> int:
     """Length of a growing text that can be sent: a possible beginning of a stop sequence is held back."""
-    held = 0
-    for stop in stops:
-        for length in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:length]):
-                held = max(held, length)
-                break
-    return len(text) - held
-
-
-def _finish_reason(answer: Answer, stopped: bool, ends: frozenset[int]) -> str:
-    """`stop` for a stop sequence or an end token, `length` for any other end (the limit, the context)."""
-    ended = bool(answer.token_ids) and answer.token_ids[-1] in ends
-    return "stop" if stopped or ended else "length"
+    begun = [length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length])]
+    return len(text) - max(begun, default=0)
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

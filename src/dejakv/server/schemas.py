@@ -70,51 +70,6 @@ class GenerateResponse(Provenance):
     timings: Timings
 
 
-class TrustStats(BaseModel):
-    """The error bound: `delta` at `confidence`. Would-be hits: `explored` both ways while closed (`explored_wrong` of them), `served`
-    approximately, `audited` of these (`wrong` of them), `lost` labels. `upper`: upper end of the share of wrong answers that are served
-    now; null: none are. In a group of partitions these are the group's."""
-
-    delta: float
-    confidence: float
-    gate: str
-    rules: int
-    explored: int
-    explored_wrong: int
-    served: int
-    audited: int
-    wrong: int
-    upper: float | None
-    lost: int
-
-
-class CacheStats(BaseModel):
-    """Figures of the caller's own requests; of all requests for the operator.
-
-    `entries` and `bytes` (the present content) are null for one tenant of several, because they may depend on others.
-    `stored` counts the caller's prompts that were stored since the start. Each of the `lookups` is in `hits` (by level), in
-    `prefix_hits` or in `misses`. `trust` is null where there is no error bound.
-    """
-
-    entries: int | None
-    bytes: int | None
-    stored: int
-    lookups: int
-    prefix_hits: int
-    hits: dict[str, int]
-    misses: int
-    rejections: dict[str, int]
-    promotions: int
-    encoder: dict[str, float]
-    trust: TrustStats | None
-
-
-class ClearResponse(BaseModel):
-    """How many entries were removed; null for one tenant of several, as in `CacheStats`."""
-
-    cleared: int | None
-
-
 class PurgeRequest(BaseModel):
     """Which entries are removed, with everything that was made from them: those for which all that is given holds. `all` must be true
     where nothing else is given. `donor` is a `store_key`, a `ref_key` or an id; `older_than` are seconds; `partition` is for the
@@ -128,16 +83,6 @@ class PurgeRequest(BaseModel):
     donor: str | None = Field(default=None, min_length=1, max_length=64)
     older_than: float | None = Field(default=None, ge=0, le=1e12)
     dry_run: bool = False
-
-
-class PurgeResponse(BaseModel):
-    """What was removed, or with `dry_run` would be; all null for one tenant of several, as in `CacheStats`."""
-
-    prompts: int | None = None
-    rows: int | None = None
-    parts: int | None = None
-    encoder_outputs: int | None = None
-    bytes: int | None = None
 
 
 class ReuseOptions(BaseModel):

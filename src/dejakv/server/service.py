@@ -66,11 +66,10 @@ class Service:
 
     def reuse_of(self, use_semshare: bool | None) -> ReuseMode:
         """The reuse method of a request to SemShareKV's endpoint."""
-        if use_semshare is None:
-            return self.settings.reuse
-        if not use_semshare:
+        if use_semshare is False:
             return "exact"
-        return self.settings.reuse if self.settings.reuse != "exact" else "blend"
+        own = self.settings.reuse
+        return "blend" if use_semshare and own == "exact" else own
 
     async def answer(self, http: HttpRequest, request: Request) -> Answer:
         """The whole answer. Raises ClientGoneError, after stopping the work, if the client disconnects."""
@@ -79,21 +78,19 @@ class Service:
         job = self.submit(request)
         waiting = asyncio.create_task(job.answer())
         try:
-            while True:
-                done, _ = await asyncio.wait({waiting}, timeout=0.25)
-                if done:
-                    return waiting.result()
+            while not (await asyncio.wait({waiting}, timeout=0.25))[0]:
                 if await http.is_disconnected():
                     raise ClientGoneError
+            return waiting.result()
         finally:
             job.cancel()
             waiting.cancel()
 
     def name_entry(self, partition: str, chunk_id: str, wanted: str | None) -> str:
         """The client's key of an entry from now on: the given one, or `p` and the beginning of its digest."""
-        names = self._names.setdefault(partition, FIFOCache(_NAMES_A_PARTITION))
-        names[chunk_id] = wanted or public_key(chunk_id)
-        return names[chunk_id]
+        name = wanted or public_key(chunk_id)
+        self._names.setdefault(partition, FIFOCache(_NAMES_A_PARTITION))[chunk_id] = name
+        return name
 
     def entry_name(self, partition: str, chunk_id: str) -> str:
         """The name of an entry in this partition."""

@@ -116,8 +116,6 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
             return cls(**{**values, **given})
         except ConfigError as error:
             name = str(error).partition("=")[0]
-            if name in given:
-                raise ConfigError(f"--{name.replace('_', '-')}: {error}") from error
-            if name in values:
-                raise ConfigError(f"DEJAKV_{name.upper()}: {error}") from error
-            raise
+            option, variable = f"--{name.replace('_', '-')}: ", f"DEJAKV_{name.upper()}: "
+            where = option if name in given else variable if name in values else ""
+            raise ConfigError(f"{where}{error}") from error
