@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dejakv.store import notes
+from dejakv.store import changes
 from dejakv.store.open import open_store
 from dejakv.testing import make_chunk
 
@@ -193,7 +193,7 @@ def somebody_writes(folder: Path) -> Iterator[None]:
 
 def test_reading_writes_nothing_while_somebody_else_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these could wait ten seconds for the lock: uses to be noted, a damaged file, a damaged row."""
-    monkeypatch.setattr(notes, "_MOST_USES", 2)
+    monkeypatch.setattr(changes, "_MOST_USES", 2)
     store = open_store(tmp_path / "store")
     chunks = [make_chunk(number, nbytes=64) for number in range(5)]
     for chunk in chunks:
@@ -241,7 +241,7 @@ def test_reading_writes_nothing_while_somebody_else_writes(tmp_path: Path, monke
 def test_reading_does_not_wait_for_a_thread_that_waits_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes, "_MOST_USES", 2)
+    monkeypatch.setattr(changes, "_MOST_USES", 2)
     store = open_store(tmp_path / "store")
     assert all(store.put(make_chunk(number)) for number in (0, 2))
     refused = threading.Event()

@@ -1,7 +1,6 @@
-"""The registry behind all views: outputs in the store's memory tier and in a store on disk, figures by partition, and at most one
-encoder run for a key.
+"""Outputs by key, in the store's memory tier and in a store on disk, with figures by partition and at most one encoder run for a key.
 
-A `EncoderRun` in progress is a future that threads and asyncio tasks wait for. It ends with the output, for all; with the encoder's error, for
+A run in progress is a future that threads and asyncio tasks wait for. It ends with the output, for all; with the encoder's error, for
 all, and the next caller tries again; or, where the thread or task that encodes is interrupted, which is not the picture's fault, with
 nothing, and those who wait start again.
 """
@@ -9,7 +8,7 @@ nothing, and those who wait start again.
 import asyncio
 import inspect
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager, suppress
@@ -40,19 +39,21 @@ class _Interrupted(Exception):
     """The encoder's result is unknown: start again."""
 
 
-class EncoderRun:
+class EncoderRun(Future[VisualEmbeddingBlock]):
     """An encoder run for one key.
 
-    keep  whether its output may be kept: not if its request said so, or the cache was cleared meanwhile
-    loop  the event loop that its encoder needs, None for an encoder that blocks its thread
+    keep     whether its output may be kept: not if its request said so, or the cache was cleared meanwhile
+    waiting  callers that wait for it
+    loop     the event loop that its encoder needs, None for an encoder that blocks its thread
     """
 
     def __init__(self, key: Key, loop: asyncio.AbstractEventLoop | None) -> None:
+        super().__init__()
         self.key = key
         self.loop = loop
         self.keep = not nothing_is_kept()
-        self.future: Future[VisualEmbeddingBlock] = Future()
-        self.future.set_running_or_notify_cancel()  # so that a cancelled task does not cancel it for others
+        self.waiting = 0
+        self.set_running_or_notify_cancel()  # so that a cancelled task does not cancel it for others
 
 
 _leading: ContextVar[tuple[EncoderRun, ...]] = ContextVar("leading", default=())
@@ -73,32 +74,25 @@ class Registry:
     """Thread-safe. Keys carry the partition, so that nothing is found, counted or cleared across partitions.
 
     parts    of the budget in memory; it is shared where they are not divided
-    minimum  the fewest entries that evictions may leave
     disk     what outlives the process, and what other processes have
     """
 
     def __init__(
-        self,
-        parts: Parts,
-        policy: PolicyName,
-        minimum: Callable[[], int],
-        disk: Store | None,
-        *,
-        check_finite: bool,
-        ttl: float,
+        self, parts: Parts, policy: PolicyName, disk: Store | None, *, check_finite: bool = True, ttl: float = 0.0
     ) -> None:
         self.disk = disk
+        self.policy: PolicyName = policy
         self._parts = parts
-        self._divided = parts.divided
-        self._policy: PolicyName = policy
-        self._minimum = minimum
         self._check_finite = check_finite
         self._ttl = ttl
         self._lock = Lock()
         self._memory: dict[str, MemoryTier[Key, VisualEmbeddingBlock]] = {}
         self._runs: dict[Key, EncoderRun] = {}
         self._figures: defaultdict[str, EncoderCacheStats] = defaultdict(EncoderCacheStats)
-        self._waiting: Counter[str] = Counter()
+
+    def get_minimum(self) -> int:
+        """The fewest entries that evictions may leave."""
+        return 0
 
     def take(self, key: Key) -> VisualEmbeddingBlock | None:
         """The block in memory, counted as a hit; None, without counting, if it is not in memory."""
@@ -116,7 +110,7 @@ class Registry:
                 self._served(wanted.key, block)
         return block
 
-    def wait_for(self, wanted: Wanted, timeout_s: float, poll_s: float) -> VisualEmbeddingBlock | None:
+    def wait_until_there(self, wanted: Wanted, timeout_s: float, poll_s: float) -> VisualEmbeddingBlock | None:
         """The block as soon as this process or (through the disk) another one has it; None after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -128,7 +122,7 @@ class Registry:
                 return self.recall(wanted)
             time.sleep(poll_s)
 
-    def store(self, wanted: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock | None:
+    def keep(self, wanted: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock | None:
         """Stores the embedding; None if it was refused. Raises InputError for anything that is not an embedding."""
         block = self._block(wanted, embedding, seconds)
         if nothing_is_kept():
@@ -136,7 +130,7 @@ class Registry:
         with self._lock:
             return block if self._keep(wanted.key, block) else None
 
-    def get(self, wanted: Sequence[Wanted], compute: Compute) -> list[VisualEmbeddingBlock]:
+    def encoded(self, wanted: Sequence[Wanted], compute: Compute) -> list[VisualEmbeddingBlock]:
         """The blocks, computed on this thread where they are missing and nobody else computes them.
 
         It leads all its own runs before it waits for any other, so two callers with common keys never wait for each other.
@@ -147,18 +141,18 @@ class Registry:
                 self._lead(led, wanted, compute)
                 for index, run in led.items():
                     with suppress(_Interrupted):
-                        found[index] = run.future.result()
+                        found[index] = run.result()
                 for index, run in followed.items():
-                    if run.loop is not None and run.loop is _this_loop() and not run.future.done():
+                    if run.loop is not None and run.loop is _this_loop() and not run.done():
                         raise InputError(
                             "this thread's event loop is running the encoder for this picture and would wait for itself: "
                             "use `await view.aget_or_compute(...)` here"
                         )
                     with suppress(_Interrupted):
-                        found[index] = self._arrived(run, run.future.result())
+                        found[index] = self._arrived(run, run.result())
         return [found[index] for index in range(len(wanted))]
 
-    async def aget(self, wanted: Wanted, compute: Callable[[], Any]) -> VisualEmbeddingBlock:
+    async def aencoded(self, wanted: Wanted, compute: Callable[[], Any]) -> VisualEmbeddingBlock:
         """The same for a task and one key; the encoder runs out of reach of any caller's cancellation."""
         loop = None
         if inspect.iscoroutinefunction(compute) or inspect.iscoroutinefunction(type(compute).__call__):
@@ -174,12 +168,13 @@ class Registry:
                     led.clear()  # the thread ends it
                 if run is not None:
                     with suppress(_Interrupted):
-                        block = await asyncio.wrap_future(run.future)
+                        block = await asyncio.wrap_future(run)
                         found[0] = self._arrived(run, block) if followed else block
         return found[0]
 
-    def clear(self, partition: str | None) -> None:
-        """Drops entries and figures; outputs of runs in progress are delivered but not kept."""
+    def clear(self, partition: str | None = None) -> None:
+        """Drops the entries and figures of one partition, or all, in memory and on disk. Outputs of runs in progress are delivered but
+        not kept."""
         with self._lock:
             self._drop(lambda key, _: partition in (None, key[0]), clock())
             for name in list(self._figures) if partition is None else [partition]:
@@ -188,13 +183,17 @@ class Registry:
             self.disk.flush()  # so that nothing is being written that leaves later
             self.disk.clear(partition)
 
-    def remove(self, key: Key) -> bool:
+    def drop(self, key: Key) -> bool:
         """Drops one entry from memory; False if it is not there."""
         with self._lock:
             return self._held(key) is not None and self._in(key[0]).drop(key)
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """See `VisualKVCache.purge`; outputs of selected runs in progress are delivered but not kept."""
+        """Drops selected entries for good, in memory and on disk; what was dropped, or with `dry_run` would be. An output in both
+        counts once. Outputs of selected runs in progress are delivered but not kept.
+
+        Raises: StoreError if the disk cannot be purged.
+        """
         at = clock()
         with self._lock:
             gone = self._drop(lambda key, born: selection.takes_output(key, born, at), at, dry_run=dry_run)
@@ -207,25 +206,25 @@ class Registry:
         with self._lock:
             self._figures[partition].dp_mode_recommendations += yes
 
-    def stats(self, partition: str | None) -> EncoderCacheStats:
-        """The figures of one partition, or of all together."""
+    def stats(self, partition: str | None = None) -> EncoderCacheStats:
+        """The figures of one partition, or of all together (for the operator, not for tenants)."""
         with self._lock:
             stats = EncoderCacheStats.total(own for name, own in self._figures.items() if partition in (None, name))
             for key, block in self._blocks():
                 if partition in (None, key[0]):
                     stats.entries += 1
                     stats.bytes += block.estimated_vram_bytes
-            stats.waiting_callers = sum(n for name, n in self._waiting.items() if partition in (None, name))
+            stats.waiting_callers = sum(run.waiting for key, run in self._runs.items() if partition in (None, key[0]))
         stats.max_entries, stats.max_bytes = self._parts.max_entries, self._parts.max_bytes
         return stats
 
     def _in(self, partition: str) -> MemoryTier[Key, VisualEmbeddingBlock]:
         """The memory that a partition's outputs are in."""
-        name = partition if self._divided else ""
+        name = partition if self._parts.divided else ""
         tier = self._memory.get(name)
         if tier is None:
             part = self._parts.of(partition)
-            tier = self._memory[name] = MemoryTier(part.max_bytes, part.max_entries, self._policy)
+            tier = self._memory[name] = MemoryTier(part.max_bytes, part.max_entries, self.policy)
         return tier
 
     def _blocks(self) -> Iterator[tuple[Key, VisualEmbeddingBlock]]:
@@ -249,7 +248,7 @@ class Registry:
         """Takes a block into memory, in place of one of the same key; False if it was refused."""
         old = self._held(key)
         try:
-            minimum = self._minimum() // self._parts.partitions
+            minimum = self.get_minimum() // self._parts.partitions
             limit, left = self._in(key[0]).put(key, block, block.estimated_vram_bytes, minimum)
         except NoRoom as refusal:
             self._figures[key[0]].refusals[str(refusal)] += 1
@@ -321,12 +320,12 @@ class Registry:
                         )
                     else:
                         followed[index] = run
-                        self._waiting[key[0]] += 1
+                        run.waiting += 1
             yield led, followed
         finally:
             with self._lock:
                 for run in followed.values():
-                    self._waiting[run.key[0]] -= 1
+                    run.waiting -= 1
             self._interrupt(led.values())
 
     def _lead(self, led: Mapping[int, EncoderRun], wanted: Sequence[Wanted], compute: Compute) -> None:
@@ -338,7 +337,7 @@ class Registry:
                 block = self._from_disk(wanted[index])
                 if block is not None:
                     self._end(run, block, recalled=True)
-            missing = [index for index, run in led.items() if not run.future.done()]
+            missing = [index for index, run in led.items() if not run.done()]
             if not missing:
                 return
             began = time.perf_counter()
@@ -375,24 +374,24 @@ class Registry:
             if run.keep:
                 self._keep(run.key, block, on_disk=not recalled)
             self._forget(run)
-        run.future.set_result(block)
+        run.set_result(block)
 
     def _fail(self, run: EncoderRun, error: Exception) -> None:
-        if run.future.done():
+        if run.done():
             return
         with self._lock:
             self._figures[run.key[0]].misses += 1
             self._figures[run.key[0]].encoder_failures += 1
             self._forget(run)
-        run.future.set_exception(error)
+        run.set_exception(error)
 
     def _interrupt(self, runs: Iterable[EncoderRun]) -> None:
         """Lets those who wait start again, where a run is not over."""
         for run in runs:
-            if not run.future.done():
+            if not run.done():
                 with self._lock:
                     self._forget(run)
-                run.future.set_exception(_Interrupted())
+                run.set_exception(_Interrupted())
 
     def _forget(self, run: EncoderRun) -> None:
         if self._runs.get(run.key) is run:

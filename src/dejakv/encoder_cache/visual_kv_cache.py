@@ -16,7 +16,6 @@ from dejakv.identity import check_partition
 from dejakv.request import DEFAULT_PARTITION
 from dejakv.store.budgets import Parts, PolicyName
 from dejakv.store.open import open_store
-from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store
 
 _QUEUE = 256
@@ -96,7 +95,7 @@ class EncoderView:
 
         For readers that have no encoder (disaggregated serving). Counted once: as a hit or a miss.
         """
-        return self._registry.wait_for(self._wanted(self._key(content_hash, modality), None), timeout_s, poll_s)
+        return self._registry.wait_until_there(self._wanted(self._key(content_hash, modality), None), timeout_s, poll_s)
 
     def store(
         self,
@@ -114,7 +113,7 @@ class EncoderView:
         Raises InputError for an embedding that is not 2-D or 3-D, is empty, or has NaN or infinite values.
         """
         wanted = self._wanted(self._key(content_hash, modality), resolution, encoder_model)
-        return self._registry.store(wanted, embedding, encoder_seconds)
+        return self._registry.keep(wanted, embedding, encoder_seconds)
 
     def get_or_compute(
         self,
@@ -129,7 +128,7 @@ class EncoderView:
         computing caller is interrupted (KeyboardInterrupt, cancellation), one of the waiting callers starts again.
         """
         wanted = self._wanted(self._key(content_hash, modality), resolution)
-        block = self._registry.take(wanted.key) or self._registry.get([wanted], alone(compute))[0]
+        block = self._registry.take(wanted.key) or self._registry.encoded([wanted], alone(compute))[0]
         return block.embedding
 
     async def aget_or_compute(
@@ -144,14 +143,14 @@ class EncoderView:
         Cancelling the caller ends its waiting; the encoder run continues, for waiting and later callers.
         """
         wanted = self._wanted(self._key(content_hash, modality), resolution)
-        block = self._registry.take(wanted.key) or await self._registry.aget(wanted, compute)
+        block = self._registry.take(wanted.key) or await self._registry.aencoded(wanted, compute)
         return block.embedding
 
     def get_or_compute_many(self, content_hashes: Sequence[str], modality: str, compute: Compute) -> list[Any]:
         """The embeddings, in order. `compute(indices)` is called at most once, for those that are missing and
         not being computed; it returns one embedding for each index (a list, or one stacked tensor)."""
         wanted = [self._wanted(self._key(content_hash, modality), None) for content_hash in content_hashes]
-        return [block.embedding for block in self._registry.get(wanted, compute)]
+        return [block.embedding for block in self._registry.encoded(wanted, compute)]
 
     def serve(
         self,
@@ -171,7 +170,7 @@ class EncoderView:
             computed.append(True)
             return compute()
 
-        block = self._registry.take(wanted.key) or self._registry.get([wanted], alone(counted))[0]
+        block = self._registry.take(wanted.key) or self._registry.encoded([wanted], alone(counted))[0]
         return VisualCacheResult(
             cache_hit=not computed,
             content_hash=content_hash,
@@ -199,7 +198,7 @@ class EncoderView:
 
     def remove(self, content_hash: str, modality: str = "image") -> bool:
         """Drops one output from memory; False if it is not there."""
-        return self._registry.remove(self._key(content_hash, modality))
+        return self._registry.drop(self._key(content_hash, modality))
 
     def clear(self) -> None:
         """Drops this partition's entries, of all encoders, in memory and on disk, and its figures."""
@@ -218,7 +217,7 @@ class EncoderView:
         return Wanted(key, resolution, label, self._place)
 
 
-class VisualKVCache(EncoderView):
+class VisualKVCache(Registry, EncoderView):
     """One registry of encoder outputs, one budget, several views. Thread-safe; usable from any number of event loops.
 
     It is itself the view of a program with one encoder and one tenant (`encoder_epoch=""`, the default partition). Engines use
@@ -269,14 +268,12 @@ class VisualKVCache(EncoderView):
             raise ConfigError(f"ttl={ttl} is no time: give a number of seconds, or 0 for no limit")
         self.max_entries = max_entries
         self.max_vram_bytes = max_vram_bytes
-        self.policy = policy
         self.queueing_controller = queueing_controller
         if disk is not None and not isinstance(disk, Store):
             disk = open_store(disk, max_bytes=disk_bytes, queue=_QUEUE)
-        self.disk = disk
         budget = (parts or Parts()).scaled(max_vram_bytes, max_entries)
-        registry = Registry(budget, policy, self._minimum, disk, check_finite=check_finite, ttl=ttl)
-        super().__init__(registry, "", DEFAULT_PARTITION)
+        Registry.__init__(self, budget, policy, disk, check_finite=check_finite, ttl=ttl)
+        EncoderView.__init__(self, self, "", DEFAULT_PARTITION)
 
     def view(
         self,
@@ -287,23 +284,7 @@ class VisualKVCache(EncoderView):
         place: Callable[[Any], Any] | None = None,
     ) -> EncoderView:
         """The cache as one encoder of one partition sees it; see EncoderView. Views are cheap and keep no state."""
-        return EncoderView(self._registry, encoder_epoch, partition, encoder_model, place)
-
-    def clear(self, partition: str | None = None) -> None:
-        """Drops the entries and figures of one partition, or all, in memory and on disk."""
-        self._registry.clear(partition)
-
-    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """Drops selected entries for good, in memory and on disk; what was dropped, or with `dry_run` would be. An
-        output in both counts once.
-
-        Raises: StoreError if the disk cannot be purged.
-        """
-        return self._registry.purge(selection, dry_run=dry_run)
-
-    def stats(self, partition: str | None = None) -> EncoderCacheStats:
-        """The figures of one partition, or of all together (for the operator, not for tenants)."""
-        return self._registry.stats(partition)
+        return EncoderView(self, encoder_epoch, partition, encoder_model, place)
 
     def get_cache_stats(self, partition: str | None = None) -> dict[str, Any]:
         """The same as a dictionary with the exported names; see docs/metrics.md."""
@@ -325,6 +306,7 @@ class VisualKVCache(EncoderView):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _minimum(self) -> int:
+    def get_minimum(self) -> int:
+        """See QueueingController."""
         controller = self.queueing_controller
         return controller.get_minimum_stable_blocks() if controller is not None else 0

@@ -16,7 +16,7 @@ class _Item(Generic[Value]):
     value: Value
     nbytes: int
     uses: int
-    rank: int
+    rank: int = 0
 
 
 class MemoryTier(Generic[Key, Value]):
@@ -41,8 +41,9 @@ class MemoryTier(Generic[Key, Value]):
         self._max_entries = max_entries
         self._policy = policy
         self._age = 0
-        self._items: OrderedDict[Key, _Item[Value]] = OrderedDict()
-        """The least recently used first."""
+        self._items: dict[Key, _Item[Value]] = {}
+        self._ranks: dict[int, OrderedDict[Key, None]] = {}
+        """Keys by rank, the least recently used first. The first of an ordinary dictionary is found behind all that left."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -61,8 +62,11 @@ class MemoryTier(Generic[Key, Value]):
         if item is None:
             return None
         item.uses += 1
-        item.rank = self._age + item.uses
-        self._items.move_to_end(key)
+        if self._policy == "lru":
+            self._ranks[item.rank].move_to_end(key)
+        else:
+            self._leave_rank(key, item)
+            self._rank(key, item)
         return item.value
 
     def put(self, key: Key, value: Value, nbytes: int, keep: int = 0) -> tuple[str, list[Key]]:
@@ -79,7 +83,7 @@ class MemoryTier(Generic[Key, Value]):
         limit = "entries" if count > 0 else "bytes"
         excess = self.nbytes - (old.nbytes if old else 0) + nbytes - self._max_bytes
         leaving: list[Key] = []
-        for other in self._order() if count > 0 or excess > 0 else ():
+        for other in self._order():
             if count <= 0 and excess <= 0:
                 break
             if other == key:  # it leaves anyway
@@ -93,9 +97,10 @@ class MemoryTier(Generic[Key, Value]):
             self._age = max(self._age, self._items[other].rank)
             self.drop(other)
         self.drop(key)
-        uses = old.uses if old else 1
-        self._items[key] = _Item(value, nbytes, uses, self._age + uses)
+        item = _Item(value, nbytes, old.uses if old else 1)
+        self._items[key] = item
         self.nbytes += nbytes
+        self._rank(key, item)
         return limit, leaving
 
     def drop(self, key: Key) -> bool:
@@ -104,9 +109,19 @@ class MemoryTier(Generic[Key, Value]):
         if item is None:
             return False
         self.nbytes -= item.nbytes
+        self._leave_rank(key, item)
         return True
 
     def _order(self) -> Iterator[Key]:
-        if self._policy == "lru":
-            return iter(self._items)
-        return iter(sorted(self._items, key=lambda key: self._items[key].rank))
+        for rank in sorted(self._ranks):
+            yield from self._ranks[rank]
+
+    def _rank(self, key: Key, item: _Item[Value]) -> None:
+        item.rank = self._age + item.uses if self._policy == "lfu" else 0
+        self._ranks.setdefault(item.rank, OrderedDict())[key] = None
+
+    def _leave_rank(self, key: Key, item: _Item[Value]) -> None:
+        keys = self._ranks[item.rank]
+        del keys[key]
+        if not keys:
+            del self._ranks[item.rank]

@@ -22,13 +22,16 @@ def reconcile(objects: Objects, catalog: Catalog, now: float) -> tuple[Gone, int
     damaged = 0
     present = set(objects.list())
     with catalog.transaction() as sql:
-        known = dict(sql.execute("SELECT name, n FROM segments").fetchall())
         leaving = "SELECT name FROM leaving"
         present.difference_update(name for (name,) in sql.execute(leaving))
-        # Looked at again: what was written since the listing has its row already.
-        lost = [n for name, n in known.items() if name not in present and not is_there(objects, name)]
+        lost: list[int] = []
+        for name, n in sql.execute("SELECT name, n FROM segments"):
+            if name in present:
+                present.remove(name)
+            elif not is_there(objects, name):  # looked at again: what was written since the listing has its row already
+                lost.append(n)
         gone = changes.evict(sql, lost)
-        for name in present.difference(known):
+        for name in present:
             try:
                 with suppress(Missing, Unknown):
                     _index(sql, *_read(objects, name))

@@ -33,10 +33,9 @@ from dejakv.store.base import (
 )
 from dejakv.store.budgets import POLICIES, Admission, AdmissionGate, Budget
 from dejakv.store.catalog import Catalog, Piece, reason_of
-from dejakv.store.changes import Gone
+from dejakv.store.changes import Gone, Notes
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
 from dejakv.store.keys import Keys
-from dejakv.store.notes import Notes
 from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
 from dejakv.store.reconcile import reconcile
 from dejakv.store.records import decode_meta
@@ -144,7 +143,7 @@ class Store:
         background: bool = True,
     ) -> bool:
         """Hands over a chunk that is stored in the background, and can be found and read at once. Never waits and never raises;
-        False if it is there already, is not wanted (`wants`), or was dropped because the queue is full (`outcomes.dropped`).
+        False if a prompt is there already or not wanted (`wants`), or it was dropped because the queue is full (`outcomes.dropped`).
 
         capture     copies the state, None if there is none; called once, by the worker or an earlier reader
         at_once     `capture` is called before this returns: the state may change afterwards
@@ -152,7 +151,10 @@ class Store:
         after       called with the description of a stored chunk
         background  False: the work is done before this returns
         """
-        if self.meta(meta.id) is not None or not self.wants(meta.id, meta.num_tokens, meta.partition):
+        # Of a named tensor the latest counts; a prompt's state is always the same.
+        if meta.token_ids and (
+            self.meta(meta.id) is not None or not self.wants(meta.id, meta.num_tokens, meta.partition)
+        ):
             return False
         state = capture() if at_once else None
         item = Queued(meta, (lambda: state) if at_once else capture, complete, after)
