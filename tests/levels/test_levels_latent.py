@@ -81,8 +81,6 @@ def test_bad_settings() -> None:
         EmbeddingCache(["a:2", "a:3"])
     with pytest.raises(ConfigError, match="all, any, mean"):
         EmbeddingCache(["a:2"], "best")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="weight"):
-        LayerSpec("a", 2, weight=0.0)
 
 
 def test_the_prototypes_face() -> None:
@@ -110,16 +108,15 @@ def test_same_picture_with_another_question_is_no_match_unless_any_is_asked_for(
     assert results["any"].statuses == {"embedding:prompt": "miss", "embedding:vision": "hit"}
 
 
-def test_mean_is_weighted() -> None:
-    layers = [LayerSpec("prompt", 2, 0.8, weight=3.0), LayerSpec("vision", 2, 0.6, weight=1.0)]
-    cache = EmbeddingCache(layers, "mean")
+def test_the_mean_of_scores_reaches_the_mean_of_thresholds() -> None:
+    cache = EmbeddingCache(["prompt:2:0.8", "vision:2:0.6"], "mean")
     cache.add("a", {"prompt": AXIS, "vision": AXIS})
-    assert cache.thresholds["embedding:mean"] == pytest.approx(0.75)
-    match = cache.search({"prompt": at(0.9), "vision": at(0.4)})
+    assert cache.thresholds["embedding:mean"] == pytest.approx(0.7)
+    match = cache.search({"prompt": at(0.9), "vision": at(0.6)})
     assert match is not None
     assert match.level == "embedding:mean"
-    assert match.score == pytest.approx(0.775, abs=1e-4)
-    assert cache.search({"prompt": at(0.8), "vision": at(0.5)}) is None
+    assert match.score == pytest.approx(0.75, abs=1e-4)
+    assert cache.search({"prompt": at(0.9), "vision": at(0.45)}) is None
 
 
 def test_a_missing_layer_is_skipped_and_agrees_with_nothing() -> None:

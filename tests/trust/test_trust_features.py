@@ -98,7 +98,7 @@ def test_tokens_that_cannot_come_count_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("differs", "ordered"), [("first", True), ("answer", True), ("tool", True), ("a.b:c", True), ("kl:0.05", False)]
+    ("differs", "ordered"), [("first", True), ("answer", True), ("a.b:c", True), ("kl:0.05", False)]
 )
 def test_it_orders_tokens_and_texts_and_no_distributions(differs: str, ordered: bool) -> None:
     assert orders(differs) is ordered

@@ -5,8 +5,7 @@
     answer = engine.generate(best.prompt)
     seen.add(tokenizer.encode(best.prompt))
 
-Nothing is approximate: the prompt is another one, with the same parts. What another order does to answers is measured in
-docs/plans.md.
+Nothing is approximate: the prompt is another one, with the same parts. docs/plans.md measures what that does to answers.
 """
 
 import threading
@@ -31,8 +30,7 @@ MAX_BLOCKS = 200_000
 Tokenize = Callable[[str], Sequence[int]]
 
 BORDER = BLOCK_TOKENS + 2
-"""Tokens at the end of an opening that may not be found although it was computed before: a part of a block, and what another text
-behind it changes."""
+"""Tokens at the end of a known opening that may not be found: a part of a block, and tokens across the border."""
 
 
 class Prefixes(Protocol):
@@ -76,9 +74,8 @@ def arrange(
     between: str = "\n\n",
     partition: str = DEFAULT_PARTITION,
 ) -> Arrangement:
-    """The order of `parts` with the longest prefix that was computed before, of those that a greedy search sees: each next part
-    is the one that lengthens it most, the first of equal ones. It is never shorter than in the order given, which stays where
-    nothing is longer.
+    """The order of `parts` with the longest prefix that was computed before, by a greedy search: each next part lengthens it most, the
+    first of equal ones. The order given stays unless the prefix is longer.
 
     cache          a `SeenPrompts`, or `HierarchicalCache.prefixes(epoch)`
     tokenize       token ids of a text, as the engine makes them of a prompt

@@ -1,12 +1,9 @@
 """What a wrong answer is: how an approximate answer must not differ from full computation's. Both are greedy, whatever the request samples
 with: two samples of one distribution differ without anybody's fault."""
 
-import json
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +11,6 @@ from numpy.typing import NDArray
 from dejakv.errors import ConfigError, InputError
 from dejakv.request import Request
 from dejakv.settings import named, shown
-
-_MARKS = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=")
-_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -48,18 +42,16 @@ class Differs:
 NAMED = {
     "first": Differs(lambda _, full, reused: full.token_ids[:1] != reused.token_ids[:1], tokens=1),
     "answer": Differs(lambda _, full, reused: full.text != reused.text),
-    "tool": Differs(lambda _, full, reused: tool_calls(full.text) != tool_calls(reused.text)),
 }
-"""Another first token; another text; other tool calls, or prose in place of calls. The order of an argument's keys does not matter, and
-neither does prose beside calls."""
+"""Another first token; another text."""
 
 
 def differs_of(text: str) -> Differs:
     """What a setting `differs` names. Raises: ConfigError for an unknown name, and for a function that does not import.
 
     >>> asked, full, reused = Request("r", "Where?", "Where?"), Seen("In Rome.", (7, 8)), Seen("In Oslo.", (7, 9))
-    >>> [differs_of(name).wrong(asked, full, reused) for name in ("first", "answer", "tool")]
-    [False, True, False]
+    >>> [differs_of(name).wrong(asked, full, reused) for name in ("first", "answer")]
+    [False, True]
     """
     if text in NAMED:
         return NAMED[text]
@@ -103,62 +95,3 @@ def divergence(wanted: NDArray[np.float32], got: NDArray[np.float32]) -> NDArray
     """Kullback-Leibler divergence of `got` from `wanted` at each token, `[tokens]`, in nats, from two arrays
     `[tokens, vocabulary]` of log probabilities."""
     return np.maximum(0.0, np.sum(np.exp(wanted) * (wanted - got), axis=-1, dtype=np.float64))
-
-
-class ToolCall(NamedTuple):
-    """A tool's name and its arguments as JSON with sorted keys. A call that cannot be read has no name, and its text."""
-
-    name: str
-    arguments: str
-
-
-def tool_calls(text: str) -> tuple[ToolCall, ...]:
-    """The calls of an answer in their order; empty for prose. Never raises.
-
-    Calls are JSON objects that name a tool and its arguments: alone, in a list or a `tool_calls` object, in a code fence, behind
-    `[TOOL_CALLS]` or `<|python_tag|>`, or between `<tool_call>` tags. Other calls (`<function=NAME>`) are compared as they are written.
-
-    >>> tool_calls('Let me see. <tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>')
-    (ToolCall(name='weather', arguments='{"city": "Bonn"}'),)
-    """
-    calls = [call for value in _values(text) for call in _calls_in(value)]
-    if not calls and (mark := _MARKS.search(text)) is not None:
-        return (ToolCall("", text[mark.start() :].strip()),)
-    return tuple(calls)
-
-
-def _values(text: str) -> Iterator[Any]:
-    """The JSON objects in a text, the outermost ones."""
-    at = text.find("{")
-    while at >= 0:
-        try:
-            value, end = _DECODER.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            end = at + 1
-        else:
-            yield value
-        at = text.find("{", end)
-
-
-def _calls_in(value: Any) -> Iterator[ToolCall]:
-    if isinstance(value, list):
-        for item in cast(list[Any], value):
-            yield from _calls_in(item)
-    elif isinstance(value, dict):
-        found = cast(dict[str, Any], value)
-        name, given = found.get("name"), found.get("arguments", found.get("parameters"))
-        if isinstance(name, str) and given is not None:
-            yield ToolCall(name, _arguments(given))
-            return
-        for item in found.values():
-            yield from _calls_in(item)
-
-
-def _arguments(given: Any) -> str:
-    """In one spelling. OpenAI's form has them as JSON in a string."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            return given.strip()
-    return json.dumps(given, sort_keys=True)

@@ -48,7 +48,6 @@ class Gate:
         self._random = random
         self._least = labels_needed(settings.error_bound, settings.confidence)
         self._pending: defaultdict[ClassKey, Pending] = defaultdict(Pending)
-        self._uncounted: defaultdict[ClassKey, Counts] = defaultdict(Counts)
         self._process = os.getpid()
         self._resumed = self._closed = False
         self._lock = self._ledger.lock
@@ -80,12 +79,12 @@ class Gate:
         with self._lock:
             try:
                 drawn = self._draw(asked)
+                self._count(cls, Counts(served=1) if drawn.served else Counts(refused=1))
                 if drawn.labelled:
                     self._ledger.note(drawn)
             except StoreError as error:
                 logger.warning("nothing approximate is served: %s", error)
                 drawn = replace(asked, reason=f"gate closed: {error}")
-            self._count(cls, Counts(served=1) if drawn.served else Counts(refused=1))
             if drawn.labelled:
                 self._pending[cls].add(drawn)
         return drawn
@@ -117,12 +116,9 @@ class Gate:
         """The evidence of a partition's group, or of all groups. Raises: StoreError if it cannot be read."""
         group = None if partition is None else self.settings.group_of(partition)
         with self._lock:
-            known = {cls: state for cls, state, _ in self._ledger.classes(group)}
-            for cls, counts in self._uncounted.items():
-                if group in (None, cls.group):
-                    known[cls] = known.get(cls, State()).counted(counts)
+            known = self._ledger.classes(group)
             waiting = {cls: len(pending) for cls, pending in self._pending.items()}
-        classes = [class_report(cls, state, self.terms, waiting.get(cls, 0)) for cls, state in known.items()]
+        classes = [class_report(cls, state, self.terms, waiting.get(cls, 0)) for cls, state, _ in known]
         return report_of(self.terms, self.settings.confidence, classes)
 
     def known(self, partition: str | None = None) -> TrustReport | None:
@@ -134,7 +130,7 @@ class Gate:
             return None
 
     def close(self) -> None:
-        """Writes the counts and closes the ledger. Awaited labels count as wrong: else the end of a process would choose which count."""
+        """Closes the ledger. Awaited labels count as wrong: else the end of a process would choose which count."""
         with self._lock:
             self._own()
             self._closed = True
@@ -142,17 +138,14 @@ class Gate:
                 for cls, pending in list(self._pending.items()):
                     pending.give_up()
                     self._write(cls)
-                for cls in list(self._uncounted):
-                    self._change(cls, lambda state: state)
             except StoreError as error:
-                logger.warning("what was served is not counted in full: %s", error)
+                logger.warning("labels are not counted before the next start: %s", error)
             self._ledger.close()
 
     def _own(self) -> None:
         if self._process != os.getpid():  # a child of fork: its parent waits for these labels
             self._process = os.getpid()
             self._pending.clear()
-            self._uncounted.clear()
 
     def _waits(self, cls: ClassKey) -> bool:
         """Whether too many audits are awaited to serve more hits."""
@@ -163,7 +156,7 @@ class Gate:
         cls, risk, time = asked.cls, asked.risk, asked.time
         state = self._state(cls)
         if not state.cutoffs and not asked.late:
-            state = self._change(cls, lambda state: state.piloted(risk))
+            state = self._ledger.change(cls, lambda state: state.piloted(risk))
             return replace(asked, reason=_reason(state, asked, self._least))
         served = _serves(state, risk, time)
         drawn = replace(asked, round=state.round, opened=state.opened, warned=state.warned)
@@ -182,16 +175,15 @@ class Gate:
             if self._closed or pending is None or not pending.awaits(draw):
                 return
             pending.settle(draw, wrong)
-            if lost:
-                self._count(draw.cls, Counts(lost=1))
             try:
+                if lost:
+                    self._count(draw.cls, Counts(lost=1))
                 self._write(draw.cls)
             except StoreError as error:
                 logger.warning("a label waits to be written, and nothing approximate is served: %s", error)
 
     def _count(self, cls: ClassKey, counts: Counts) -> None:
-        """Adds to the counts that this process has not written yet."""
-        self._uncounted[cls] = self._uncounted[cls].plus(counts)
+        self._ledger.change(cls, lambda state: state.counted(counts))
 
     def _state(self, cls: ClassKey) -> State:
         """The state of a class, with all labels that are ready."""
@@ -204,7 +196,7 @@ class Gate:
                 logger.warning("%d labels that an ended process did not tell count as wrong", len(missing))
             self._resumed = True
         self._write(cls)
-        return self._ledger.read(cls) or self._change(cls, lambda state: state)
+        return self._ledger.read(cls) or self._ledger.change(cls, lambda state: state)
 
     def _write(self, cls: ClassKey) -> None:
         """Counts the labels that are ready."""
@@ -220,7 +212,7 @@ class Gate:
 
     def _learned(self, draw: Draw, wrong: bool) -> None:
         before = self._ledger.read(draw.cls)
-        after = self._change(
+        after = self._ledger.change(
             draw.cls,
             lambda state: state.learned(
                 draw.round, draw.risk, draw.opened, wrong, self.terms, warned=draw.warned, time=draw.time
@@ -230,21 +222,6 @@ class Gate:
         if before is not None and after.counts.alarms > before.counts.alarms:
             said = "the gate of %s, %s closes: more than %s of what it serves is wrong or was never audited"
             logger.warning(said, draw.cls.method, draw.cls.setting, self.terms.delta)
-
-    def _change(self, cls: ClassKey, change: Callable[[State], State], *, told: Draw | None = None) -> State:
-        """Applies a change to a class, and the counts that this process has not written yet. `told`: see `Ledger.change`."""
-        counts = self._uncounted.get(cls, Counts())
-        written = False
-
-        def changed(state: State) -> State:
-            nonlocal written
-            written = True
-            return change(state).counted(counts)
-
-        state = self._ledger.change(cls, changed, told=told)
-        if written:
-            self._uncounted.pop(cls, None)
-        return state
 
 
 def _serves(state: State, risk: float, time: float) -> bool:

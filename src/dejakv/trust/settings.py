@@ -21,7 +21,7 @@ class TrustSettings:
     confidence     probability that the bound holds
     explore_share  share of would-be hits that are computed both ways while no rule covers them
     audit_share    share of served hits that are computed in full as well: they notice when the traffic changes
-    differs        what a wrong answer is: `first` (another first token), `answer`, `tool`, `kl:NUMBER` or `package.module:function`
+    differs        what a wrong answer is: `first` (another first token), `answer`, `kl:NUMBER` or `package.module:function`
     trust_groups   `NAME=PARTITION,PARTITION`: partitions that share evidence; every other partition has its own
     """
 

@@ -1,6 +1,5 @@
 """Indexes by name and by space, so that nothing is ever compared across spaces, and the latent layers as flags name them."""
 
-import math
 from dataclasses import dataclass
 
 from dejakv.config import SIMILARITY_THRESHOLD, IndexKind
@@ -87,13 +86,11 @@ class LayerSpec:
 
     dim        components of its vectors; None (`auto`): those of the first vector that comes
     threshold  least cosine, in [-1, 1]; 0 is a threshold like any other, never "unset"
-    weight     its share in the combination `mean`
     """
 
     name: str
     dim: int | None
     threshold: float = SIMILARITY_THRESHOLD
-    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.name or ":" in self.name:
@@ -106,15 +103,13 @@ class LayerSpec:
             )
         if not -1.0 <= self.threshold <= 1.0:
             raise ConfigError(f"layer {self.name!r} has threshold {self.threshold}: give a cosine from -1 to 1")
-        if not 0.0 < self.weight < math.inf:
-            raise ConfigError(f"layer {self.name!r} has weight {self.weight}: give a number above 0")
 
     @classmethod
     def parse(cls, text: str) -> "LayerSpec":
         """Parses `prompt:384`, `vision:512:0.82` or `prompt:auto:0.9`. Raises ConfigError for anything else.
 
         >>> LayerSpec.parse("vision:512:0.82")
-        LayerSpec(name='vision', dim=512, threshold=0.82, weight=1.0)
+        LayerSpec(name='vision', dim=512, threshold=0.82)
         """
         try:
             name, dim, *rest = (part.strip() for part in text.split(":"))

@@ -14,9 +14,6 @@ Entries = NDArray[np.uint64]
 MAX_HOLDERS = 16
 """Places kept for one fingerprint."""
 
-SEGMENT_BYTES = 256
-"""What the name of a segment and its place in two tables take, about."""
-
 GROWTH = 8
 """How many times as large as the next a tier is at least. More: fewer tiers to search, more merging."""
 
@@ -45,10 +42,6 @@ class Tier:
 
     def __len__(self) -> int:
         return len(self.entries)
-
-    @property
-    def nbytes(self) -> int:
-        return self.entries.nbytes + self.positions.nbytes
 
     def ranges(self, keys: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First place and number of places of each key; sorted keys are quickest."""
@@ -91,8 +84,8 @@ def merged(older: Tier, newer: Tier) -> Tier:
 
 
 def within_cap(keys: NDArray[Any], numbers: NDArray[np.int64], uses: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Which places stay if a fingerprint keeps `MAX_HOLDERS`: up to half of them places in the segments used most, the others the
-    newest. Sorted by key, then number; `uses[number]` tells how often a segment was used."""
+    """Which places stay, sorted by key, then number: of each key up to `MAX_HOLDERS`, half of them in the segments used most
+    (`uses[number]`), the others the newest."""
     kept = np.ones(len(keys), np.bool_)
     if len(keys) <= MAX_HOLDERS or not (keys[MAX_HOLDERS:] == keys[:-MAX_HOLDERS]).any():
         return kept
@@ -111,7 +104,7 @@ def within_cap(keys: NDArray[Any], numbers: NDArray[np.int64], uses: NDArray[np.
 
 
 def _most_used(group: NDArray[np.int64], uses: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """The half of `MAX_HOLDERS` of each group used most, of equally used ones the newest; fewer where fewer were used."""
+    """Of each group the half of `MAX_HOLDERS` used most, of equally used ones the newest."""
     favoured = np.zeros(len(group), np.bool_)
     used = np.flatnonzero(uses)
     order = used[np.lexsort((-used, -uses[used].astype(np.int64), group[used]))]
@@ -136,8 +129,8 @@ class Holders:
 
 
 class CopiedIndex:
-    """Segments by their fingerprints: 1.5 bytes an indexed token, up to a third more until removed segments are compacted away, and at
-    most twice as much while tiers are merged.
+    """Segments by their fingerprints, 12 bytes a place: 1.5 bytes an indexed token, up to a third more until removed segments are compacted
+    away, and at most twice as much while tiers are merged.
     """
 
     def __init__(self) -> None:
@@ -159,11 +152,6 @@ class CopiedIndex:
         """Places held, those of removed segments included until they are compacted away."""
         return sum(len(tier) for tier in self._tiers)
 
-    @property
-    def nbytes(self) -> int:
-        arrays = self._sizes.nbytes + self._alive.nbytes + self._uses.nbytes
-        return sum(tier.nbytes for tier in self._tiers) + arrays + SEGMENT_BYTES * len(self._names)
-
     def add(self, name: str, found: Fingerprints) -> bool:
         """Indexes a segment; False for one that is known, or has no fingerprints."""
         if not len(found) or name in self._number_of:
@@ -184,7 +172,7 @@ class CopiedIndex:
         return True
 
     def remove(self, name: str) -> bool:
-        """Takes a segment out: it is not found from now on, and its memory is given back with the next compaction."""
+        """Takes a segment out; False for an unknown one. Its memory is given back with the next compaction."""
         number = self._number_of.pop(name, None)
         if number is None:
             return False
@@ -195,7 +183,7 @@ class CopiedIndex:
         return True
 
     def used(self, names: Sequence[str]) -> None:
-        """Notes that segments were of use: where a fingerprint has too many holders, those used most stay."""
+        """Notes that segments were of use."""
         for name in names:
             if name in self._number_of:
                 self._uses[self._number_of[name]] += 1
@@ -224,7 +212,7 @@ class CopiedIndex:
         return tier.only(self._alive[numbers_of(tier.entries)]) if self._dead else tier
 
     def _compact(self) -> None:
-        """Numbers what is held anew, in its order, and drops the places of what was removed."""
+        """Numbers the held segments anew, in their order, and drops the places of removed ones."""
         alive = np.flatnonzero(self._alive[: len(self._names)])
         new = np.full(len(self._names), -1, np.int64)
         new[alive] = np.arange(len(alive))

@@ -1,9 +1,5 @@
-"""Runs of equal tokens between a prompt and indexed segments, and the runs that cover the prompt.
-
-candidates  fingerprints of the prompt that stand at one distance from those of a segment, joined along the diagonal
-verified    candidates compared token by token: runs in their full length, and nothing that is not equal
-cover       the runs that cover the prompt: longest first, from donors that are used already where there is a choice
-"""
+"""Runs of equal tokens between a prompt and indexed segments: fingerprints propose them, tokens are compared one by one, and the longest
+runs cover the prompt."""
 
 import heapq
 from collections import Counter
@@ -28,8 +24,8 @@ STEP = 1024
 """Tokens compared at once beyond a candidate's window; doubled while they are equal."""
 
 EXTENDED = 1 << 20
-"""Tokens compared beyond windows for one prompt, and 16 for each of its tokens. Runs that are not followed further are
-shorter than they might be, and still right. Only fingerprints with too many holders need any."""
+"""Tokens compared beyond windows for one prompt, and 16 for each of its tokens; further runs are shorter than they might be. Only
+fingerprints with too many holders need any."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ class Windows:
 
 
 def candidates(target: Ids, index: CopiedIndex, most: int) -> tuple[Windows, Holders]:
-    """Candidates for the runs of a prompt, which reach beyond fingerprints as far as a run can, and the holders they are of."""
+    """Fingerprints at one distance in a prompt and a segment, joined to windows that reach as far as a run can; and their holders."""
     found = fingerprints(target)
     by_key = np.argsort(found.keys, kind="stable")
     keys, first, count = np.unique(found.keys[by_key], return_index=True, return_counts=True)
@@ -105,7 +101,7 @@ def candidates(target: Ids, index: CopiedIndex, most: int) -> tuple[Windows, Hol
 
 
 def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Windows:
-    """Windows of one diagonal that touch are one. A run goes on for less than a window beyond its outer fingerprints."""
+    """Joins windows of one diagonal that touch. A run goes on for less than a window beyond its outer fingerprints."""
     if not len(numbers):
         return Windows(numbers, diagonals, places, places)
     order = _order(numbers, diagonals, places, n)
@@ -128,7 +124,7 @@ def _order(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Ids:
 
 
 def _bounded(found: Windows, most: int) -> Windows:
-    """At most so many: for every place of the prompt the longest candidate that begins there, then the second longest, ..."""
+    """At most so many: for every place of the prompt the longest that begins there, then the second longest, ..."""
     if len(found) <= most:
         return found
     order = np.lexsort((-found.numbers, found.starts - found.stops, found.starts))
@@ -230,13 +226,11 @@ def cover(
 ) -> Cover:
     """Covers a prompt `[n]` with runs of at least `GUARANTEED` tokens that segments of the index hold.
 
-    The run that adds most tokens comes first; of equal ones that of the least generation, then that of a donor in use, then that
-    of the donor which holds most of the prompt, then the newest. What a longer run has covered is cut off.
-    At most `most` places are compared, or one for each of the prompt's fingerprints if those are more.
+    The run that adds most tokens comes first; of equal ones that of the least generation, then of a donor in use, then of the donor with
+    most of the prompt, then the newest. Complete where no fingerprint has more than `MAX_HOLDERS` holders; otherwise right, with gaps.
 
+    most           places that are compared, or one for each of the prompt's fingerprints if those are more
     generation_of  of a segment's state (see `ChunkMeta`): 0 if it is exact
-
-    Complete where no fingerprint has more than `MAX_HOLDERS` holders; otherwise right, with gaps.
 
     >>> passage, index = np.arange(100), CopiedIndex()
     >>> index.add("donor", fingerprints(passage))
@@ -256,8 +250,7 @@ def cover(
 
 
 def _chosen(found: Windows, n: int, generation_of: Callable[[int], int]) -> Iterator[tuple[int, int, int, int]]:
-    """Pieces that do not overlap: start, stop, segment number, diagonal. Greedy, over a heap in which what has been covered since
-    is noticed when a run comes up."""
+    """Pieces that do not overlap: start, stop, segment number, diagonal. A run's gain is counted again when it comes up."""
     donors, donor = np.unique(found.numbers, return_inverse=True)
     lengths = found.stops - found.starts
     held = np.bincount(donor, weights=lengths, minlength=len(donors)).astype(np.int64).tolist()
@@ -303,16 +296,12 @@ def stretches(marked: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
 
 
 RUN = 8
-"""Tokens of the shortest run that `overlap` counts. Tokens in runs of eight are those that a blend does not have to compute, to a few
-percent of the prompt: on retrieved passages 223 were estimated and 235 computed, 314 and 315, 52 and 63 (`docs/plans.md`)."""
+"""Tokens of the shortest run that a blend does not have to compute, to a few percent of the prompt (docs/plans.md)."""
 
 
 def overlap(target: Ids, donors: Sequence[Ids], run: int = RUN) -> tuple[tuple[int, int], ...]:
-    """First token and length of each stretch of a prompt `[n]` that is covered by runs of `run` tokens of its donors: runs too short
-    for the index, from which a blend's rows are estimated.
-
-    Runs are compared by 64-bit hashes: an estimate, not a proof. Ids are as `with_media` gives them. About 1 ms for 700 tokens and
-    16 donors as long.
+    """First token and length of each stretch of a prompt `[n]` that is covered by runs of `run` tokens of its donors, by 64-bit hashes: an
+    estimate of a blend's rows. Ids are as `with_media` gives them. About 1 ms for 700 tokens and 16 donors as long.
 
     >>> overlap(np.arange(20), [np.arange(5, 20)])
     ((5, 15),)

@@ -87,13 +87,13 @@ class CopiedText:
         return found
 
     def tokens(self, meta: ChunkMeta) -> Ids:
-        """Returns a stored chunk's token ids as `with_media` gives them; those that a search has just compared are kept."""
+        """A stored chunk's token ids, as `with_media` gives them."""
         space = self._spaces.get((meta.partition, meta.epoch))
         ids = self._tokens(space, meta.id) if space is not None and meta.id in self._space_of else None
         return with_media(meta.token_ids, meta.spans) if ids is None else ids
 
     def _tokens(self, space: _Space, id: str) -> Ids | None:
-        """A segment's token ids, which never change: a common prefix is compared with the same holders again and again."""
+        """A segment's token ids, remembered: a common prefix is compared with the same holders again and again."""
         kept = space.tokens.get(id)
         if kept is not None:
             return kept

@@ -137,10 +137,6 @@ class FusionCache:
             return "miss"
         return "hit" if taken else "miss"
 
-    def remove(self, chunk_id: str) -> None:
-        """Forgets a chunk's state."""
-        self._store.delete(self._id(chunk_id))
-
     def _id(self, chunk_id: str) -> str:
         return digest_of(KIND, self.partition, self.epoch, chunk_id)[:40]
 

@@ -5,6 +5,7 @@ another question pass on `vision` alone and return the wrong answer; it exists b
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, overload
 
 import numpy as np
@@ -59,26 +60,25 @@ def any_layer(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) 
 
 
 def mean_of_layers(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) -> list[Match]:
-    """Donors whose weighted mean score reaches the weighted mean threshold, by that score.
+    """Donors whose mean score reaches the mean threshold, by that score.
 
     Fagin's threshold algorithm (Fagin, Lotem & Naor, PODS 2001): no donor that is not among the first k of any layer can
     have a mean above the mean of the k-th scores.
     """
     if not specs or any(spec.name not in indexes for spec in specs):
         return []
-    total = sum(spec.weight for spec in specs)
-    least = sum(spec.weight * spec.threshold for spec in specs) / total
+    least = fmean(spec.threshold for spec in specs)
     passed: list[Match] = []
     for depth in DEPTHS:
         found = {spec.name: indexes[spec.name].search(rows[spec.name], depth) for spec in specs}
         donors = list(dict.fromkeys(donor for hits in found.values() for donor, _ in hits))
         passed = []
         for donor, scores in _whole(donors, specs, rows, indexes):
-            score = sum(spec.weight * scores[spec.name] for spec in specs) / total
+            score = fmean(scores.values())
             if score >= least:
                 passed.append(Match(donor, "embedding:mean", score, scores))
         passed.sort(key=lambda match: -match.score)
-        unseen = sum(spec.weight * _floor(found[spec.name], depth) for spec in specs) / total
+        unseen = fmean(_floor(hits, depth) for hits in found.values())
         if unseen < (passed[0].score if passed else least):
             break
     return passed[:MAX_MATCHES]
@@ -121,8 +121,8 @@ class EmbeddingCache:
     """Donors by the vectors of several layers.
 
     layers  specs or `NAME:DIM[:THRESHOLD]`
-    match   `all`: every layer at or above its threshold. `any`: one is enough, the best decides. `mean`: the weighted
-            mean of the scores at or above the weighted mean of the thresholds
+    match   `all`: every layer at or above its threshold. `any`: one is enough, the best decides. `mean`: the mean of
+            the scores at or above the mean of the thresholds
     index   `flat` (exact), `hnsw` or `lsh`
 
     For `all` and `mean` a layer without a vector, on either side, agrees with nothing. A match names the layer that
@@ -157,7 +157,7 @@ class EmbeddingCache:
         specs = self.layers.values()
         named = {f"embedding:{spec.name}": spec.threshold for spec in specs}
         if specs:
-            named["embedding:mean"] = sum(s.weight * s.threshold for s in specs) / sum(s.weight for s in specs)
+            named["embedding:mean"] = fmean(spec.threshold for spec in specs)
         return named
 
     def encode(self, query: Query) -> None:
