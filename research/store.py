@@ -50,9 +50,6 @@ class NoEncoder:
     def encode(self, text: str) -> Vector:
         return unit(len(text), TEXT)
 
-    def encode_many(self, texts: Sequence[str]) -> list[Vector]:
-        return [self.encode(text) for text in texts]
-
 
 def unit(seed: int, dim: int) -> Vector:
     row = np.random.default_rng(seed).standard_normal(dim, dtype=np.float32)
