@@ -21,19 +21,17 @@ def models_group(context: typer.Context) -> None:
 def list_command() -> None:
     """List bundled and fetched models with description, size and state."""
     from rich.console import Console
-    from rich.table import Table
 
+    from dejakv.experiments.table import Sheet
     from dejakv.models import available, fetched
 
-    table = Table()
-    for name in ("name", "what it is", "size", "state"):
-        table.add_column(name)
-    for model in available():
-        table.add_row(model.name, model.about, f"{model.nbytes / 1e6:.1f} MB", "bundled")
-    for item in fetched():
-        state = {"ready": "fetched", "missing": "not fetched", "damaged": "damaged"}[item.state]
-        table.add_row(item.recipe.name, item.recipe.about, f"{item.recipe.nbytes / 1e6:.1f} MB", state)
-    Console().print(table)
+    states = {"ready": "fetched", "missing": "not fetched", "damaged": "damaged"}
+    rows = [[model.name, model.about, f"{model.nbytes / 1e6:.1f} MB", "bundled"] for model in available()]
+    rows += [
+        [item.recipe.name, item.recipe.about, f"{item.recipe.nbytes / 1e6:.1f} MB", states[item.state]]
+        for item in fetched()
+    ]
+    Console().print(Sheet("", ("name", "what it is", "size", "state"), rows).printed())
     if not available():
         typer.echo(
             "docs-lm, docs-lckv and shapes-vlm come with the package dejakv-models (extra models), which is not installed"

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dejakv import __version__
 from dejakv.errors import ConfigError
 from dejakv.settings import shown
 
@@ -59,12 +58,6 @@ def locked(path: Path, flag: str, busy: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Writes the settings of a run, before its first sample. Raises: ConfigError."""
-    values = {**settings, SIGNED: __version__}
-    replace_file(folder / SETTINGS, json.dumps(values, indent=2, default=str) + "\n", "--output")
 
 
 def write_run(

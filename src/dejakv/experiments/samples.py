@@ -38,7 +38,7 @@ class Prompter:
         *,
         raw: bool = False,
     ) -> None:
-        self.templates = templates if getattr(templates, "chat_template", None) else None
+        self.templates: Any = templates if getattr(templates, "chat_template", None) else None
         self.template = template
         self.chunk_source = chunk_source
         self.raw = raw

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, OutputError
 from dejakv.experiments.output import (
@@ -16,7 +17,6 @@ from dejakv.experiments.output import (
     read_object,
     replace_file,
     run_folder,
-    write_settings,
 )
 from dejakv.experiments.settings import RunSettings, settings_of
 from dejakv.experiments.summary import Row
@@ -41,7 +41,9 @@ class SamplesLog:
         self._path = run_folder(folder) / SAMPLES
         try:
             self.rows = self._finished(folder, told, chosen) if read_object(folder / SETTINGS) else []
-            write_settings(folder, dict(told))
+            replace_file(
+                folder / SETTINGS, json.dumps({**told, SIGNED: __version__}, indent=2, default=str) + "\n", "--output"
+            )
             if not self.rows:
                 replace_file(self._path, "", "--output")
             self._file = self._path.open(

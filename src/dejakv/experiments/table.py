@@ -28,7 +28,7 @@ class Sheet(NamedTuple):
 
     def printed(self) -> Table:
         """As a table for a rich console: figures to the right."""
-        table = Table(title=Text(self.title))
+        table = Table(title=Text(self.title) if self.title else None)
         for place, column in enumerate(self.columns):
             words = place == 0 or any(row[place][:1].isalpha() for row in self.rows)
             table.add_column(column, justify="left" if words else "right", overflow="fold")

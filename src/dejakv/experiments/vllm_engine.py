@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dejakv.blend.blend import BlendReport
 from dejakv.blend.settings import BlendConfig
-from dejakv.config import SemanticCacheConfig
+from dejakv.config import BlendSettings, BudgetSettings, SemanticCacheConfig
 from dejakv.engines.base import (
     FULL,
     NO_STATE,
@@ -48,6 +48,7 @@ from dejakv.identity import Span, exact_key
 from dejakv.models import resolve
 from dejakv.pictures import decoded
 from dejakv.request import Media, Request
+from dejakv.settings import kinds_of
 from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
 from dejakv.store.selection import PROMPT
 from dejakv.store.store import Store
@@ -421,25 +422,16 @@ def open_vllm(choice: ModelChoice, cache: SemanticCacheConfig) -> VLLMEngine:
 def connector_settings(config: SemanticCacheConfig) -> ConnectorSettings:
     """Settings of the connector for a run: the pipeline finds donors and keeps the rules, so the connector keeps all that is run, and
     blends from the donors that it is told. Its state is beside `cache_dir`, in a folder with `-vllm` after its name."""
-    return ConnectorSettings(
-        modes=("off", "exact", "blend") if config.reuse == "blend" else ("off", "exact"),
-        store_dir=connector_folder(config.cache_dir) if config.cache_dir else None,
-        max_bytes=config.max_bytes,
-        memory_bytes=config.memory_bytes,
-        policy=config.policy,
-        ttl=config.lifetime(config.ttl_prompts),
-        min_tokens=0,
-        min_new_tokens=0,
-        min_gain=config.min_gain,
-        lookup_timeout_s=10.0,  # a busy machine makes a run slow, it does not change what the run finds
-        copied_text=False,  # donors are named
-        blend_donors=config.blend_donors,
-        blend_quality=config.blend_quality,
-        blend_share=config.blend_share,
-        blend_map=config.blend_map,
-        blend_selector=config.blend_selector,
-        max_generation=config.max_generation,
-    )
+    shared = {name: getattr(config, name) for part in (BlendSettings, BudgetSettings) for name in kinds_of(part)}
+    own: dict[str, Any] = {
+        "modes": ("off", "exact", "blend") if config.reuse == "blend" else ("off", "exact"),
+        "store_dir": connector_folder(config.cache_dir) if config.cache_dir else None,
+        "ttl": config.lifetime(config.ttl_prompts),
+        "lookup_timeout_s": 10.0,  # a busy machine makes a run slow, it does not change what the run finds
+        "copied_text": False,  # donors are named
+    }
+    everything = {"min_tokens": 0, "min_new_tokens": 0, "second_sight": False, "max_write_rate": 0}
+    return ConnectorSettings(**{**shared, **own, **everything})
 
 
 def why_not(prepared: Prepared, donors: Sequence[Donor], settings: ConnectorSettings, epoch: str) -> str:
