@@ -54,7 +54,7 @@ def test_a_command_gives_the_settings_again(run: dict[str, Any], cache: dict[str
         if name == "costs"
         else value
         for name, value in context.params.items()
-        if value not in (None, [], False) and name not in ("show_disagreements", "set_")
+        if value not in (None, [], False) and name != "set_"
     }
     again = settings_given(None, options, context.params["set_"] or (), None)
     assert again.named() == {**settings.named(), "implied": again.implied}

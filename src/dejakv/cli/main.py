@@ -36,6 +36,7 @@ REMOVED_OPTIONS = {
     "--jobs": "give parts of the specification to sweeps with a --log-file each, and start these side by side",
     "--prompts": "give the log itself: dejakv estimate LOG",
     "--seeds": "run a sweep with `grid: {seed: [0, 1, 2, 3, 4]}` (docs/sweep.md)",
+    "--show-disagreements": "`dejakv report` shows the changed answers of a run",
     "--unsound": "an ordinary model is refused; docs/results/sim_llm.md has what came out of it",
 }
 """Options of earlier versions, and what took their place."""

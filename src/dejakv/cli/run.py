@@ -55,15 +55,6 @@ def _run(
         bool,
         typer.Option("--log-samples", help="Print a line for each sample when it is done.", rich_help_panel="Output"),
     ] = False,
-    show_disagreements: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Changed answers to print, each beside the answer of full computation.",
-            rich_help_panel="Other settings",
-            hidden=True,
-        ),
-    ] = 3,
     set_: Set = None,
     config: Config = None,
     help_all: HelpAll = False,
@@ -83,7 +74,7 @@ def _run(
         result = run(settings, watch, resume=resume)
     if result.earlier:
         typer.echo(f"the run in {result.output} is finished, and was not measured again: {REMEDY} to do that", err=True)
-    show(result.summary, result.rows, disagreements=show_disagreements)
+    show(result.summary, result.rows)
     if result.output is not None:
         typer.echo(f"written to {result.output}: {', '.join(sorted(path.name for path in result.output.iterdir()))}")
     if result.stopped:

@@ -11,7 +11,7 @@ from typing import Any
 from dejakv.errors import ConfigError
 from dejakv.settings import shown
 
-SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS = "settings.json", "samples.jsonl", "summary.json", "disagreements.txt"
+SETTINGS, SAMPLES, SUMMARY = "settings.json", "samples.jsonl", "summary.json"
 SIGNED = "dejakv_version"
 
 
@@ -35,7 +35,7 @@ def run_folder(output: str | Path) -> Path:
     Raises: ConfigError if the folder cannot be made, or has files with these names that no run wrote.
     """
     folder = make_folder(output)
-    found = [name for name in (SETTINGS, SAMPLES, SUMMARY, DISAGREEMENTS) if os.path.lexists(folder / name)]
+    found = [name for name in (SETTINGS, SAMPLES, SUMMARY) if os.path.lexists(folder / name)]
     if found and not any(SIGNED in read_object(folder / name) for name in (SETTINGS, SUMMARY)):
         raise ConfigError(f"--output {str(output)!r} has a {found[0]} that no run wrote: give another folder")
     return folder
@@ -61,23 +61,15 @@ def locked(path: Path, flag: str, busy: str) -> Iterator[None]:
 
 
 def write_run(
-    output: str | Path | None,
-    summary: dict[str, Any],
-    *,
-    lines: Sequence[dict[str, Any]] | None = None,
-    disagreements: str | None = None,
+    output: str | Path | None, summary: dict[str, Any], *, lines: Sequence[dict[str, Any]] | None = None
 ) -> Path | None:
-    """Writes the files at the end of a run: the summary, and the samples' lines and the changed answers
-    if given.
-    Returns the folder; None without an output."""
+    """Writes the files at the end of a run: the summary, and the samples' lines if given. Returns the folder; None without an output."""
     if output is None:
         return None
     folder = run_folder(output)
     replace_file(folder / SUMMARY, json.dumps(summary, indent=2) + "\n", "--output")
     if lines is not None:
         replace_file(folder / SAMPLES, "".join(json.dumps(line) + "\n" for line in lines), "--output")
-    if disagreements is not None:
-        replace_file(folder / DISAGREEMENTS, disagreements, "--output")
     return folder
 
 

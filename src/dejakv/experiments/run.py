@@ -20,7 +20,6 @@ from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import measured, shares_alone
 from dejakv.experiments.summary import Progress, Row, summarize
-from dejakv.experiments.table import as_text
 from dejakv.vectors.image import ROOT_VARIABLES, image_roots
 
 
@@ -44,7 +43,7 @@ def run(
     resume: bool = False,
 ) -> RunResult:
     """Runs the comparison (or the dry run). With an output folder, `samples.jsonl` grows with each finished sample, and
-    `summary.json` and `disagreements.txt` follow at the end, also after an interrupt.
+    `summary.json` follows at the end, also after an interrupt.
 
     A finished run of the same settings in that folder is the result, and any other is an error: none is replaced.
 
@@ -114,7 +113,7 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Pr
     _label(summary, settings, chosen)
     if done.stopped:
         summary["stopped_before"] = len(chosen)
-    output = write_run(settings.output, summary, disagreements=as_text(done.rows))
+    output = write_run(settings.output, summary)
     return RunResult(summary, done.rows, output, done.stopped)
 
 

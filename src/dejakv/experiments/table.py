@@ -1,22 +1,20 @@
 """The tables of a run, for a terminal and for the report, and the answers that the cache changed."""
 
-import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dejakv.experiments.plain_words import estimated, figure, in_words, interval, share
+from dejakv.experiments.plain_words import estimated, figure, in_words, interval, share, short
 from dejakv.experiments.summary import Row
 
-NO_CHANGE = "No answer of the cache arm differs from full computation's."
 _MOST = 8
 _LONGEST = 120
-_WIDTH = 120
-_QUESTION = 160
+_CHANGED = 3
+"""Changed answers that are printed."""
 
 
 class Sheet(NamedTuple):
@@ -43,16 +41,13 @@ def say(console: Console, *lines: str) -> None:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
-def show(
-    summary: dict[str, Any], rows: Sequence[Row] = (), console: Console | None = None, *, disagreements: int = 0
-) -> None:
-    """Prints a run's or a dry run's summary: tables, up to `disagreements` changed answers, and the result in plain words."""
+def show(summary: dict[str, Any], rows: Sequence[Row] = (), console: Console | None = None) -> None:
+    """Prints a run's or a dry run's summary: tables, some changed answers, and the result in plain words."""
     console = console or Console()
     say(console, *summary.get("implied", ()))
-    for sheet in sheets_of(summary):
+    changed = changed_answers(rows)[:_CHANGED]
+    for sheet in [*sheets_of(summary), *([_changed(changed)] if changed else [])]:
         console.print(sheet.printed())
-    if changed := changed_answers(rows)[:disagreements]:
-        console.print(side_by_side(changed))
     say(console, *in_words(summary))
 
 
@@ -130,34 +125,19 @@ def changed_answers(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.agrees("cache") is False]
 
 
-def side_by_side(rows: Sequence[Row]) -> RenderableType:
-    """One block a row: question, both answers, and the origin of the cached one. For a rich console."""
-    return Group(*(_block(row) for row in rows))
-
-
-def as_text(rows: Sequence[Row]) -> str:
-    """All disagreements of a run as plain text, `disagreements.txt`."""
-    changed = changed_answers(rows)
-    if not changed:
-        return f"{NO_CHANGE}\n"
-    buffer = io.StringIO()
-    Console(file=buffer, width=_WIDTH, color_system=None).print(side_by_side(changed))
-    return buffer.getvalue()
+def _changed(rows: Sequence[Row]) -> Sheet:
+    """The first changed answers, each beside that of full computation."""
+    cells = [
+        [
+            f"{row.sample_id}: {short(row.question, _LONGEST)}", row.exact.text if row.exact is not None else "",
+            row.arms["cache"].text, origin(row), row.answer or "",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return Sheet("changed answers", ("sample", "computed in full", "with the cache", "from", "expected"), cells)
 
 
 def origin(row: Row) -> str:
     """Where the cached answer came from: `hit (semantic_text), score 0.912`."""
     record = row.arms["cache"].record
     return record.provenance + ("" if record.score is None else f", score {record.score:.3f}")
-
-
-def _block(row: Row) -> Table:
-    question = " ".join(row.question.split())
-    asked = question if len(question) <= _QUESTION else f"... {question[-_QUESTION:]}"
-    table = Table(title=Text(f"{row.sample_id}: {asked}"), title_justify="left", expand=True)
-    table.add_column("computed in full", ratio=1)
-    table.add_column(f"with the cache: {origin(row)}", ratio=1)
-    table.add_row(Text(row.exact.text if row.exact is not None else ""), Text(row.arms["cache"].text))
-    if row.answer is not None:
-        table.caption = Text(f"expected: {row.answer}")
-    return table

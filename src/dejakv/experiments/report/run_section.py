@@ -15,7 +15,7 @@ from dejakv.experiments.samples import read_samples
 from dejakv.experiments.samples_log import finished_rows, finished_settings
 from dejakv.experiments.settings import run_command_of
 from dejakv.experiments.summary import Row
-from dejakv.experiments.table import NO_CHANGE, changed_answers, origin, sheets_of
+from dejakv.experiments.table import changed_answers, origin, sheets_of
 from dejakv.pictures import decoded
 from dejakv.request import Media
 
@@ -49,7 +49,11 @@ def _changed(folder: Path, rows: Sequence[Row]) -> list[Block]:
     """The changed answers, the furthest from full computation first, with their pictures."""
     changed = changed_answers(rows)
     if not changed:
-        return [paragraph(NO_CHANGE)] if rows and rows[0].agrees("cache") is not None else []
+        return (
+            [paragraph("No answer of the cache arm differs from full computation's.")]
+            if rows and rows[0].agrees("cache") is not None
+            else []
+        )
     worst = sorted(changed, key=_distance, reverse=True)[:MOST_DISAGREEMENTS]
     samples = _samples(folder, {row.sample_id for row in worst})
     head = f"<h3>Changed answers: {len(changed)} of {len(rows)}, the {len(worst)} furthest from full computation</h3>"
