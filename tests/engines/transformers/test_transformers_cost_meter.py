@@ -8,9 +8,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.costs import SEEN
+from dejakv.decide.costs import BLEND_ROWS, COUNTED, LEAST_BYTES, SEEN, CostMeter, Shape
 from dejakv.engines.transformers import TransformersEngine
-from dejakv.engines.transformers.cost_meter import BLEND_ROWS, COUNTED, LEAST_BYTES, CostMeter, Shape
+from dejakv.engines.transformers.capabilities import shape_of
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv_models.docs import prompt_of
@@ -25,15 +25,15 @@ def test_the_shape_is_the_models() -> None:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     layer = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 64 + 2 * 32
-    assert Shape.of(model, "sdpa") == Shape(2 * 3 * layer, 4 * 3 * 64, 0.5, 2 * 3 * 2 * 16 * 4)
+    assert shape_of(model, "sdpa") == Shape(2 * 3 * layer, 4 * 3 * 64, 0.5, 2 * 3 * 2 * 16 * 4)
 
 
 def test_a_prefix_pays_unless_it_is_very_short_and_its_mask_costs_more() -> None:
     model = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, vocab_size=50))
-    costs = CostMeter(Shape.of(model, "sdpa"), None).costs()
+    costs = CostMeter(shape_of(model, "sdpa"), None).costs()
     assert costs.prefix(16, 10_000) > costs.full(10_000)
     assert costs.prefix(6_000, 10_000) < costs.full(10_000)
-    costs = CostMeter(Shape.of(model, "eager"), None).costs()  # each prompt has a mask there
+    costs = CostMeter(shape_of(model, "eager"), None).costs()  # each prompt has a mask there
     assert costs.prefix(1, 10_000) < costs.full(10_000)
 
 

@@ -1,13 +1,14 @@
-"""What of DejaKV holds for a model, found out when it is loaded: from its configuration, then by trying."""
+"""What of DejaKV holds for a model, and what its work is, found out when it is loaded: from its configuration, then by trying."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from PIL import Image
 
+from dejakv.decide.costs import Shape
 from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, plain_cache
 from dejakv.engines.transformers.prompts import image_text_ids
@@ -130,6 +131,35 @@ def some_tokens(model: Any, count: int) -> torch.Tensor:
     plain = [token for token in range(min(vocabulary, 4 * count + 16)) if token not in special]
     chosen = [plain[(7 * index + 3) % len(plain)] for index in range(count)]
     return torch.tensor([chosen], device=model.get_input_embeddings().weight.device)
+
+
+def shape_of(model: Any, attention: str) -> Shape:
+    """What a model's work is counted from. On a GPU, and with eager attention, pairs are not counted: a prefix always pays there. A
+    layer-condensed model attends to the whole prompt."""
+    embeddings = model.get_input_embeddings().weight
+    config = model.config.get_text_config(decoder=True)
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    layout = layout_of(model)
+    with_kv = len(layout.kv_layers) if layout is not None else layers
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    named = [(name, p.numel()) for name, p in model.named_parameters() if "vision" not in name]
+    weights = sum(size for name, size in named if "layers." in name)
+    weights = weights or max(1, sum(size for _, size in named) - embeddings.numel())  # layers by another name
+    held = 2 * with_kv * (getattr(config, "num_key_value_heads", None) or heads) * width * embeddings.element_size()
+    masked = attention == "sdpa" and embeddings.device.type == "cpu"
+    return Shape(
+        2 * weights, 4 * layers * heads * width if masked else 0, 0.5 if masked and layout is None else 1.0, held
+    )
+
+
+def forward_of(model: Any) -> Callable[[int], object]:
+    """Computes so many rows of a model, as an engine does, and waits for the device."""
+
+    @torch.inference_mode()
+    def forward(rows: int) -> object:
+        return _last_logits(model, some_tokens(model, rows), empty_cache(layout_of(model)), 0).cpu()
+
+    return forward
 
 
 @torch.inference_mode()

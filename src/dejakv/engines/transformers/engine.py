@@ -23,7 +23,7 @@ from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_map import Ids
 from dejakv.blend.top_layer import TopLayerConfig
 from dejakv.config import PrunePolicy
-from dejakv.decide.costs import Costs
+from dejakv.decide.costs import CostMeter, Costs
 from dejakv.engines.base import (
     FULL,
     PIECEWISE,
@@ -46,13 +46,13 @@ from dejakv.engines.transformers.capabilities import (
     Capabilities,
     check_attention,
     check_pictures,
+    forward_of,
     from_config,
     self_check,
-    some_tokens,
+    shape_of,
     without_adapter_wrapper,
 )
 from dejakv.engines.transformers.continuation import continued
-from dejakv.engines.transformers.cost_meter import CostMeter, Shape, forward_of
 from dejakv.engines.transformers.decoding import Declined, Steps, may_prune, prefill_pruned, pruning_of
 from dejakv.engines.transformers.generate_call import PROMPT_KEYS, Arguments, GenerateCall, rows_of
 from dejakv.engines.transformers.hidden_keys import ROWS, left_out
@@ -111,8 +111,8 @@ class TransformersEngine(Engine):
         if not self.capabilities.reuse:
             _log.warning("nothing is reused: %s", self.capabilities.reasons.get("reuse", ""))
         self.pruning: PruneConfig | None = None
-        timed = forward_of(self.model, partial(some_tokens, self.model)) if self.capabilities.reuse else None
-        self._meter = CostMeter(Shape.of(self.model, self._attention), timed)
+        timed = forward_of(self.model) if self.capabilities.reuse else None
+        self._meter = CostMeter(shape_of(self.model, self._attention), timed)
         self._watch = ModelWatch(self.model, tokenizer, processor, trusted)
         self._follow()
 
@@ -471,12 +471,13 @@ class TransformersEngine(Engine):
         for (ids, pictures), number in zip(
             rows_of({**call.given, "attention_mask": call.mask}, token), numbers, strict=False
         ):
-            self._check_length(len(ids))
             media, spans = tuple(item for item, _, _ in pictures), ()
             if pictures and self.vision is not None:
                 spans = self.vision.book_of(partition).given(ids, pictures)
             text, name = self.tokenizer.decode(ids, skip_special_tokens=True), f"generate-{number}"
             made.append(GenerateCall(name, text, text, media, partition, token_ids=ids, spans=spans, arguments=options))
+        for one in made:
+            self._check_length(len(one.token_ids))
         return made
 
     def _check_length(self, tokens: int) -> None:
