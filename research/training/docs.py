@@ -43,7 +43,7 @@ class DocsTrainer(Trainer):
     levels = len(LEVELS)
     advance_at, begin_at = 0.93, 0.7
 
-    def make(self) -> dict[str, torch.nn.Module]:
+    def make(self) -> dict[str, Any]:
         model = self.make_model()
         return {"model": model, "helpers": Helpers(model.config.hidden_size)}
 
@@ -71,7 +71,7 @@ class DocsTrainer(Trainer):
 
     def run(self, batch: Batch, rng: random.Random, done: float) -> Losses:
         """One pass over a batch; `rng` draws what is random in it."""
-        return run(self.parts["model"], self.parts["helpers"], batch)  # pyright: ignore[reportArgumentType]
+        return run(self.parts["model"], self.parts["helpers"], batch)
 
     def export(self, *, last: bool) -> None:
         """Replaces the folder's model by this one (fp32 safetensors), complete or not at all."""
@@ -80,8 +80,8 @@ class DocsTrainer(Trainer):
         shutil.rmtree(new, ignore_errors=True)
         config: Any = model.config
         ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=8, **ids)  # pyright: ignore[reportAttributeAccessIssue]
-        model.save_pretrained(new)  # pyright: ignore[reportCallIssue]
+        model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=8, **ids)
+        model.save_pretrained(new)
         save_tokenizer(new, config.max_position_embeddings)
         folder.mkdir(exist_ok=True)
         for file in new.iterdir():

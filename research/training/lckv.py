@@ -100,7 +100,7 @@ class LCKVTrainer(DocsTrainer):
 
     def run(self, batch: Batch, rng: random.Random, done: float) -> Losses:
         if not self.options.twin:
-            return run_lckv(self.parts["model"], batch, draw_iterations(rng, done))  # pyright: ignore[reportArgumentType]
+            return run_lckv(self.parts["model"], batch, draw_iterations(rng, done))
         losses = super().run(batch, rng, done)
         # docs-lm binds facts already: fresh heads would only pull its weights about.
         return replace(losses, binding=torch.zeros_like(losses.binding))

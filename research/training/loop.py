@@ -52,7 +52,7 @@ class Trainer:
             self.progress = Progress(**found["progress"])
             print(f"resumed at step {self.progress.step}, {self.progress.seconds / 60:.1f} minutes", flush=True)
 
-    def make(self) -> dict[str, torch.nn.Module]:
+    def make(self) -> dict[str, Any]:
         """The model and what helps it learn, as training begins with them."""
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ class ShapesTrainer(Trainer):
     advance_at, begin_at = 0.85, 0.8
     follow = 0.02
 
-    def make(self) -> dict[str, torch.nn.Module]:
+    def make(self) -> dict[str, Any]:
         self.processor = build_processor()
         self.batches = Batches(self.processor.tokenizer, self.options.pictures, self.options.questions)
         model = build_model(self.processor.tokenizer, self.options.size)
@@ -41,10 +41,10 @@ class ShapesTrainer(Trainer):
     def losses(self, rng: random.Random, done: float) -> tuple[torch.Tensor, float, dict[str, Any]]:
         p = self.progress
         if p.step:
-            self.parts["average"].update_parameters(self.parts["model"])  # pyright: ignore[reportCallIssue]
+            self.parts["average"].update_parameters(self.parts["model"])
         seed, weights = f"train-{self.options.seed}-{p.step}", adapted(p.kinds)
         batch = self.batches.make(seed, LEVELS[p.level], weights=weights).to(self.options.device)
-        found = losses(self.parts["model"], self.parts["heads"], batch)  # pyright: ignore[reportArgumentType]
+        found = losses(self.parts["model"], self.parts["heads"], batch)
         for kind, right in zip(batch.kinds, found.correct.tolist(), strict=True):
             p.kinds[kind] = p.kinds.get(kind, 0.0) * 0.998 + 0.002 * right
         figures = {
@@ -63,7 +63,7 @@ class ShapesTrainer(Trainer):
             for split, group in (("seen", "all"), ("held-out", "held-out")):
                 for i in range(self.options.eval_batches):
                     batch = self.batches.make(f"validation-{split}-{i}", (2, MAX_THINGS), split).to(self.options.device)
-                    correct = losses(model, self.parts["heads"], batch).correct.tolist()  # pyright: ignore[reportArgumentType]
+                    correct = losses(model, self.parts["heads"], batch).correct.tolist()
                     right[group] += correct
                     for kind, ok in zip(batch.kinds, correct, strict=True):
                         if split == "seen":

@@ -93,10 +93,7 @@ class Average(AveragedModel):
     gets longer, so that the start is forgotten."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, multi_avg_fn=_towards)
+        super().__init__(
+            model, avg_fn=lambda held, new, steps: held.lerp(new, 1 - min(0.998, (steps + 1) / (steps + 10)))
+        )
         self.requires_grad_(False)
-
-
-def _towards(held: list[torch.Tensor], new: list[torch.Tensor], steps: int | torch.Tensor) -> None:
-    keep = min(0.998, (float(steps) + 1) / (float(steps) + 10))
-    torch._foreach_lerp_(held, new, 1 - keep)

@@ -189,7 +189,9 @@ def _shapes(out: Path, steps: int) -> None:
 
 def test_a_run_on_pictures_logs_exports_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _shapes(tmp_path, 3)
+    before = torch.load(tmp_path / "state.pt", weights_only=True)
     _shapes(tmp_path, 6)
+    after = torch.load(tmp_path / "state.pt", weights_only=True)
     assert "resumed at step 3" in capsys.readouterr().out
     _shapes(tmp_path, 6)  # nothing left to do: the model is written again, the log has no new line
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -199,6 +201,10 @@ def test_a_run_on_pictures_logs_exports_and_resumes(tmp_path: Path, capsys: pyte
     assert type(model).__name__ == "LlavaForConditionalGeneration"
     assert model.dtype == torch.float32
     assert processor.chat_template
+    # Time is left, so the average of the weights ships.
+    assert torch.equal(model.lm_head.weight, after["average"]["module.lm_head.weight"])
+    assert not torch.equal(after["average"]["module.lm_head.weight"], after["model"]["lm_head.weight"])
+    assert not torch.equal(after["average"]["module.lm_head.weight"], before["average"]["module.lm_head.weight"])
 
 
 def test_a_question_in_a_pack_is_computed_as_if_alone():
