@@ -13,8 +13,7 @@ from itertools import takewhile
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.copied.fingerprints import with_media
-from dejakv.decide.copied.search import RUN, overlap
-from dejakv.decide.copied.spaces import CopiedText, fingerprints_of
+from dejakv.decide.copied.search import RUN, CopiedText, fingerprints_of, overlap
 from dejakv.decide.costs import Costs
 from dejakv.decide.counts import PartitionCounts
 from dejakv.decide.guards.base import Guard, Verdict, judge

@@ -11,7 +11,7 @@ from rich.console import Console
 from dejakv.build import build_levels
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.copied.spaces import CopiedText
+from dejakv.decide.copied.search import CopiedText
 from dejakv.decide.finder import Finder
 from dejakv.decide.plan import Ask, Decision, choose, exact_plans
 from dejakv.engines.base import Prepared

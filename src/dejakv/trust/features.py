@@ -14,36 +14,27 @@ from numpy.typing import NDArray
 RISK_VERSION = 2
 
 LATE_BLEND = "late blend"
-"""Method of a blend that is judged by its first logits: by `first_margin`, the log probability of its best token less that of the second. A
-blend that is refused then has been computed for nothing."""
+"""Method of a blend that is judged by its first token (`first_margin`). One that is refused then has been computed for nothing."""
 
 TIME_SHARE = "time_share"
-"""Feature of a late blend: its time as a share of the exact plan's; 0 without costs. Known before the blend is tried, and limited by each rule
-beside the risk (`rules.TIMES`)."""
+"""Feature of a late blend, known before the try: its time as a share of the exact plan's; 0 without costs. See `rules.TIMES`."""
 
 
 def features_of(plan: Any, found: Any, tokens: int) -> dict[str, float]:
-    """The features of a plan for a prompt of `tokens` tokens; lengths are shares of the prompt.
+    """The features of a plan for a prompt of `tokens` tokens.
 
-    share_rows   recomputed tokens
+    share_rows   recomputed tokens, as a share of the prompt
     score        of the best donor, a cosine, or the share of the prompt that is copied text
-    donors       their number; `generation`: the highest among them
-    kept         an exact prefix that a blend leaves as it is
-    copied       tokens of verified copied text
-    seams        runs of copied text; `longest_run` the longest of them, `longest_new` the longest stretch outside: only where
-                 text was copied
+    generation   the highest of the donors
+    seams        runs of copied text, and `longest_new`, the share of the longest stretch outside: only where text was copied
     """
     known = {
         "share_rows": 1 - plan.reused / tokens,
         "score": plan.match.score if plan.match else 0.0,
-        "donors": len(plan.donors),
         "generation": max((donor.generation for donor in plan.donors), default=0),
-        "kept": plan.kept / tokens,
-        "copied": (found.copied or 0) / tokens,
     }
     if found.copied is not None:
         known["seams"] = len(found.runs)
-        known["longest_run"] = max((length for _, length in found.runs), default=0) / tokens
         known["longest_new"] = _longest_new(found.runs, plan.kept, tokens) / tokens
     return {name: float(value) for name, value in known.items()}
 
@@ -82,17 +73,11 @@ def _longest_new(runs: Sequence[tuple[int, int]], kept: int, tokens: int) -> int
 
 
 def orders(differs: str) -> bool:
-    """Whether it orders what is wrong by this `differs`: tokens and texts. A distribution may be far away with the same sure token, and
-    near without one: there the plan orders better (docs/results/trust.md)."""
+    """Whether it orders what is wrong by this `differs`: tokens and texts, no distributions (docs/results/trust.md)."""
     return not differs.startswith("kl:")
 
 
 def certainty(logs: NDArray[Any]) -> dict[str, float]:
-    """Of log probabilities `[vocabulary]`: `first_margin`, the best less the second, and `first_entropy`, in nats."""
-    row = np.asarray(logs, np.float64)
-    second, best = np.partition(row, -2)[-2:]
-    there = row > -np.inf
-    return {
-        "first_margin": float(best - second) if np.isfinite(second) else float("inf"),
-        "first_entropy": float(-np.sum(np.exp(row[there]) * row[there])),
-    }
+    """Of log probabilities `[vocabulary]`: `first_margin`, the best less the second."""
+    second, best = np.partition(np.asarray(logs, np.float64), -2)[-2:]
+    return {"first_margin": float(best - second) if np.isfinite(second) else float("inf")}

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dejakv.decide.copied.search import Cover, TokenRun
-from dejakv.decide.copied.spaces import CopiedText
+from dejakv.decide.copied.search import CopiedText, Cover, TokenRun
 from dejakv.engines.base import Prepared
 from dejakv.identity import Span, exact_key
 from dejakv.request import Request
