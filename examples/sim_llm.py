@@ -15,24 +15,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from dejakv.errors import ConfigError, DejaKVError
+from dejakv.errors import DejaKVError
 from dejakv.sim_llm import SimLLMInference
 from dejakv.sim_llm.inference import TaskAnswer
 from dejakv_models import docs
 
-DEMOS = ("basic", "similarity", "benchmark")
 THRESHOLDS = (0.95, 0.9, 0.8, 0.6)
 ANSWER: dict[str, Any] = {"max_new_tokens": 4}
-
-
-def demo(name: str, inference: SimLLMInference, cases: int = 4, facts: int = 40, seed: int = 0) -> Iterator[str]:
-    """Lines to print. Raises: ConfigError for an unknown name, or numbers below 1."""
-    if name not in DEMOS:
-        raise ConfigError(f"demo {name!r} is unknown: choose one of {', '.join(DEMOS)}")
-    if min(cases, facts) < 1:
-        raise ConfigError(f"cases={cases} and facts={facts}: give at least 1 of each")
-    made = {"basic": _basic, "similarity": _similarity, "benchmark": _benchmark}[name]
-    return made(inference, cases, facts, random.Random(f"sim-llm-demo/{seed}"))
 
 
 def _basic(inference: SimLLMInference, cases: int, facts: int, rng: random.Random) -> Iterator[str]:
@@ -98,6 +87,9 @@ def _line(what: str, answer: TaskAnswer, expected: str) -> str:
     return f"{what:>15}: {answer} ({mark}); {how}; {result.computed} of {result.prompt_tokens} rows"
 
 
+DEMOS = {"basic": _basic, "similarity": _similarity, "benchmark": _benchmark}
+
+
 def options() -> argparse.ArgumentParser:
     """The options; each may be written with hyphens or with underscores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,7 +98,7 @@ def options() -> argparse.ArgumentParser:
         spelled = dict.fromkeys(spelling for name in names for spelling in (name, "--" + name[2:].replace("-", "_")))
         parser.add_argument(*spelled, **more)  # type: ignore[arg-type]
 
-    add("--demo", "--demo-mode", dest="demo", default="basic", help=f"one of {', '.join(DEMOS)}")
+    add("--demo", "--demo-mode", dest="demo", default="basic", choices=DEMOS)
     add(
         "--model", "--model-path", dest="model", default="docs-lckv", help="name from `dejakv models`, folder or hub id"
     )
@@ -130,7 +122,8 @@ def main(arguments: list[str] | None = None) -> None:
         given.model, given.max_cache_size, given.similarity_threshold, given.num_hyperplanes, given.device,
         similarity=given.similarity, matching=given.matching, tail=given.tail,
     )  # fmt: skip
-    for line in demo(given.demo, inference, given.cases, given.facts, given.seed):
+    rng = random.Random(f"sim-llm-demo/{given.seed}")
+    for line in DEMOS[given.demo](inference, given.cases, given.facts, rng):
         print(line)
 
 

@@ -1,8 +1,8 @@
 """SemanticShareKV's commands and endpoints, as its document writes them."""
 
-import importlib.util
 import json
 import random
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "semsharekv.py"
 
 def test_example(capsys: pytest.CaptureFixture[str]) -> None:
     names = Names("example")
-    spec = importlib.util.spec_from_file_location("semsharekv_prototype", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main(names.line(["--model_dir", str(path("docs-lm"))]))
+    runpy.run_path(str(EXAMPLE))["main"](names.line(["--model_dir", str(path("docs-lm"))]))
     assert "blended: " in capsys.readouterr().out
     names("python examples/example_semsharekv.py")
     names.done()

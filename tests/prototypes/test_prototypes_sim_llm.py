@@ -1,10 +1,11 @@
 """Names of Sim-LLM's document, called as it calls them, on the bundled layer-condensed model."""
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.examples.test_examples_sim_llm import example as sim_llm_example
 from tests.prototypes.table import Names
 from transformers import BatchEncoding
 
@@ -136,17 +137,9 @@ def test_sim_llm_inference() -> None:
 
 def test_sim_llm_demo(capsys: pytest.CaptureFixture[str]) -> None:
     names = Names("sim_llm_demo")
-    line = [
-        "--demo_mode",
-        "basic",
-        "--model_path",
-        "docs-lckv",
-        "--max_cache_size",
-        "8",
-        "--similarity_threshold",
-        "0.8",
-    ]
-    sim_llm_example().main([*names.line(line), "--cases", "1", "--facts", "6", "--device", "cpu"])
+    line = "--demo_mode basic --model_path docs-lckv --max_cache_size 8 --similarity_threshold 0.8".split()
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "sim_llm.py"))
+    example["main"]([*names.line(line), "--cases", "1", "--facts", "6", "--device", "cpu"])
     assert "a new task" in capsys.readouterr().out
     names("examples/sim_llm_demo.py")
     names.done()

@@ -1,0 +1,97 @@
+"""The examples run as they are documented, and show what they claim."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def numbers(pattern: str, text: str) -> list[int]:
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return [int(one) for one in found.groups()]
+
+
+def test_quickstart() -> None:
+    lines = run("quickstart.py").splitlines()
+    assert lines[1].startswith("miss: ")
+    assert lines[2].startswith("hit (text:exact): 1 of ") or lines[2].startswith("hit (prefix): 1 of ")
+
+
+def test_own_pipeline() -> None:
+    text = run("own_pipeline.py")
+    assert "hit (same_words)" in text
+    assert "40 lookups" in text
+
+
+def test_one_process_encodes_and_another_answers(tmp_path: Path) -> None:
+    said = run("encoder_two_processes.py", "--questions", "6", "--folder", str(tmp_path / "outputs"))
+    (encoded,) = numbers(r"encoder process: (\d+) pictures", said)
+    pattern = r"(\d+) questions, (\d+) right, (\d+) encoder runs, (\d+) from the folder"
+    questions, right, runs, loaded = numbers(pattern, said)
+    assert (questions, runs) == (6, 0)
+    assert loaded == encoded > 0
+    assert right >= 3, "answers from another process's outputs are those of the model"
+
+
+def test_agents_encode_each_picture_once() -> None:
+    said = run("agents_share_pictures.py", "--agents", "3", "--questions", "4")
+    (pictures,) = numbers(r"(\d+) distinct pictures", said)
+    assert f"without the cache: {3 * 4} encoder runs" in said
+    assert f"with the cache:    {pictures} encoder runs" in said
+    assert "answers that differ: 0" in said
+    assert f"visual_encoder_runs = {pictures}" in said
+    assert "--mm-encoder-tp-mode data" in said
+
+
+def test_semsharekv_answers_an_edited_target_as_it_is_now(tmp_path: Path) -> None:
+    page = tmp_path / "blend.html"
+    out = run("semsharekv.py", "--html", str(page))
+    answers = re.findall(r"(blended|in full): (\d+) of (\d+) tokens computed, answer '(\w+)'", out)
+    (_, few, tokens, blended), (_, all_of_them, _, full) = answers
+    assert blended == full == "tokyo"
+    assert int(few) < int(tokens) / 2
+    assert all_of_them == tokens
+    assert "tokyo" in page.read_text()
+
+
+def test_semsharekv_without_a_similar_prompt_computes_in_full() -> None:
+    target = "<s> Nobody could say why. <q> Where does Ann live? <a>"
+    assert "computed in full" in run("semsharekv.py", "--threshold", "1.0", "--target", target)
+
+
+def test_sim_llm_shows_a_hit_with_the_answer_of_the_first() -> None:
+    said = run("sim_llm.py", "--cases", "1", "--facts", "12", "--tail", "16", "--device", "cpu")
+    first, again = (next(li for li in said.splitlines() if what in li) for what in ("a new task", "the same again"))
+    assert "computed" in first
+    assert re.search(r"from .*; 1 of ", again)
+    assert first.split(": ")[1].split(" (")[0] == again.split(": ")[1].split(" (")[0]
+
+
+@pytest.mark.parametrize(("demo", "shown"), [("similarity", "unrelated"), ("benchmark", "times as fast")])
+def test_other_demos_of_sim_llm(demo: str, shown: str) -> None:
+    assert shown in run("sim_llm.py", "--demo", demo, "--cases", "1", "--facts", "12", "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (["--similarity-threshold", "3"], "similarity_threshold=3"),
+        (["--tail", "0"], "tail=0"),
+        (["--model", "docs-lm"], "every layer attends to its own KV"),
+    ],
+)
+def test_mistakes_name_the_cause(arguments: list[str], cause: str) -> None:
+    done = subprocess.run([sys.executable, str(EXAMPLES / "sim_llm.py"), *arguments], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert cause in done.stderr
