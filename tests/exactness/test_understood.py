@@ -11,6 +11,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from tiny import SHAPE, Numbers, prompt, right, tiny
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -75,6 +76,18 @@ def test_code_under_functools_wraps_is_not_taken_for_the_librarys() -> None:
         del model.model.layers[1].forward
         served.ask()
         assert served.ask() == (0, 6)
+
+
+def test_code_behind_accelerates_hooks_counts() -> None:
+    model = tiny()
+    with Steered(model) as served:
+        served.ask()
+        steer(model, 0.3)
+        add_hook_to_module(model.model.layers[1], ModelHook())
+        assert served.ask() == (0, 0)
+        assert served.ask() == (0, 0)
+        assert "model.layers.1._old_forward runs" in served.reason()
+        del model.model.layers[1]._old_forward, model.model.layers[1].forward
 
 
 @pytest.mark.parametrize("place", ["forward", "__call__"])

@@ -61,19 +61,6 @@ def test_everything_recomputed_is_full_prefill(engine):
         assert blended(engine, ready, [chunk_of(engine, made.donor)], config).token_ids == full.token_ids
 
 
-def test_the_same_prompt_again_computes_its_question_only(engine):
-    rng = random.Random(6)
-    document = make_document(rng, 10)
-    question = "Where does Ann live?"
-    donor = chunk_of(engine, document, question)
-    ready = prepared(engine, document, question)
-    config = BlendConfig(selector="similarity", share=0.0, tail=1)
-    got = blended(engine, ready, [donor], config)
-    assert got.computed_tokens == 1
-    assert got.token_ids == engine.run(ready).token_ids
-    assert blended(engine, ready, [donor], config, sampling=Sampling(3, num_beams=3)).text
-
-
 def test_two_donors_answer_about_both(engine):
     rng = random.Random(7)
     made = merge(make_document(rng, 8), rng, questions=4)

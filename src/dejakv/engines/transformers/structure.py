@@ -40,7 +40,7 @@ IGNORED = frozenset(vars(nn.Module())) - {"training"} | {
     "architectures", "generation_config", "loss_type", "all_tied_weights_keys", "_tp_plan", "_ep_plan", "_pp_plan", "_fsdp_plan",
     "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict", "_no_split_modules", "_skip_keys_device_placement",
     "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected", "_keys_to_ignore_on_save", "_weight_conversions",
-    "_is_hf_initialized", "_output_capturing_hooks_installed", "_old_forward", "generate", "get_image_features",
+    "_is_hf_initialized", "_output_capturing_hooks_installed", "generate",
 }  # fmt: skip
 """Attributes that do not decide what a model computes, or that are described in their own way."""
 _VALUES = (
