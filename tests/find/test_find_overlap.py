@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.copied.fingerprints import with_media
-from dejakv.decide.copied.search import RUN, overlap
+from dejakv.decide.copied.fingerprints import RUN, overlap, with_media
 from dejakv.decide.costs import Costs
 from dejakv.decide.finder import Finder
 from dejakv.decide.plan import Ask, Found

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.copied.fingerprints import with_media
-from dejakv.decide.copied.search import RUN, CopiedText, fingerprints_of, overlap
+from dejakv.decide.copied.fingerprints import RUN, overlap, with_media
+from dejakv.decide.copied.search import CopiedText, fingerprints_of
 from dejakv.decide.costs import Costs
 from dejakv.decide.counts import PartitionCounts
 from dejakv.decide.guards.base import Guard, Verdict, judge

@@ -45,11 +45,10 @@ class Ask:
     mode       `off` reuses nothing but exact prefixes and is not compared; others: see `ReuseMethod`
     threshold  least score of a donor: the cosine of similar text, or the share of the prompt that is copied text; it can only
                tighten what the cache is set to
-    named      ids of the only donors to be used beside exact ones, the best first; the caller vouches for them, so no guard is
-               asked. They must be of the request's own partition and epoch
+    named      ids of the only donors beside exact ones, best first, of the request's own partition and epoch; no guard is asked
     no_store   nothing of this request is kept
     donors     of how many prompts a piecewise method takes state at most; None: of as many as the settings say
-    levels     False leaves out the levels, which may run an encoder: copied text is still looked for
+    levels     False leaves out the levels; copied text is still looked for
     tells_first_token  the engine lets a blend be refused by its first token, so that an error bound may wait for it
     """
 

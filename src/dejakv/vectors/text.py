@@ -86,9 +86,8 @@ class ModelTextEncoder:
 def varying_part(text: str, window: int = 0) -> str:
     """Returns the part of a text that is embedded: without white space around it, at most `window` characters (0: all).
 
-    An embedding is an average: if prompts share a long preamble, all prompts look alike and a threshold means nothing. So the levels
-    compare a request's *chunk* (`--chunk-source`; the default is the question alone), and with `--chunk-window N` only its first N
-    characters.
+    Behind a long common preamble all texts look alike. So levels compare a request's *chunk* (`--chunk-source`; the default is the
+    question alone), and with `--chunk-window N` its first N characters.
 
     >>> varying_part(" Where is the cat?", window=5)
     'Where'

@@ -53,8 +53,7 @@ class ThresholdGuard(Guard):
 
 
 class MediaGuard(Guard):
-    """Rejects a donor with other media, whatever space it was found in: the same question about another picture is another question.
-    A second lock on `--media exact`. Not for `--media ignore`, which asks for other media.
+    """Rejects a donor with other media, whatever space it was found in: a second lock on `--media exact`.
 
     least  for `--media similar`: other media may do if the vision layer has compared them and their cosine is at least this
 
@@ -86,11 +85,8 @@ class MediaGuard(Guard):
 
 
 class ContextGuard(Guard):
-    """Rejects a donor whose prompt differs outside the chunk (another document, another system prompt).
-
-    The levels compare chunks only, and the same question about another text is another question. Where the prompt does not contain
-    its chunk (a chunk made of other fields), the guard abstains.
-    """
+    """Rejects a donor whose prompt differs outside the chunk (another document, another system prompt), which no level compares. Abstains
+    where a prompt does not contain its chunk (a chunk made of other fields)."""
 
     name = "context"
     waived_for_blend = True  # it recomputes what differs, so words may differ
@@ -113,10 +109,7 @@ def _around(prompt: str, chunk: str) -> tuple[str, str] | None:
 
 
 class KnownWrongGuard(Guard):
-    """Rejects donors whose answer was not full computation's once, as `observe` was told. Memory is bounded.
-
-    Without anybody who compares answers (a run with the arm `none`, a service with feedback) it never rejects.
-    """
+    """Rejects donors whose answer was not full computation's once, as somebody who compares answers told `observe`. Memory is bounded."""
 
     name = "known_wrong"
     waived_for_blend = True  # a blend does not give the donor's answer

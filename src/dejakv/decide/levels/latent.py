@@ -1,8 +1,5 @@
-"""L2: latent embeddings: one index a layer, and a donor is found where the layers agree.
-
-`match="all"` wants every layer above its own threshold. The best score over layers ("any") lets the same picture under
-another question pass on `vision` alone and return the wrong answer; it exists because the prototypes did that.
-"""
+"""L2: latent embeddings: one index a layer, and a donor is found where the layers agree. The best score over layers (`any`, as the
+prototypes did it) lets the same picture under another question pass on `vision` alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
