@@ -39,7 +39,7 @@ class Observer(Protocol):
     """What follows requests without being on their way: the error bound, fusion states, or an own."""
 
     def decided(self, prepared: Prepared, decision: Decision) -> Decision:
-        """Before the first plan runs; may amend the plans."""
+        """Called before the first plan runs; returns the decision, with other plans if need be."""
         ...
 
     def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Completion) -> None:

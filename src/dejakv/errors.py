@@ -60,7 +60,7 @@ def requirements_of(extra: str) -> list[str]:
 
 
 def command(arguments: str) -> str:
-    """`dejakv ARGUMENTS` as it can be typed here; without a console script on the PATH, the same by the module, with this interpreter."""
+    """Return a `dejakv` command line to paste into a shell; `PYTHON -m dejakv ...` if no script is on the PATH."""
     if shutil.which("dejakv"):
         return f"dejakv {arguments}"
     return f"{shlex.quote(sys.executable or 'python')} -m dejakv {arguments}"

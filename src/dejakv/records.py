@@ -23,18 +23,17 @@ def short(reason: str) -> str:
 class Record:
     """One served request. Times in milliseconds, sizes in bytes, tokens of the prompt.
 
-    key         exact key of the prompt: the id its own chunk has or would have
-    level       the level whose donor was used (`prefix`, `exact_text`, `embedding:prompt`, ...), empty if none was
-    provenance  `hit (text:exact)`, `hit (prefix)`, `miss`, ... as logs print it
-    method      how the donor's state became this request's; `prefix` too where the engine's own prefix cache served it (vLLM's),
-                without a donor
-    plans       what was considered, with the seconds that each would take: `full 0.3 s, blend 0.19 s: blend`
-    order       places of the prompt's parts as they were given, in the order in which they ran; empty: as given
-    arithmetic  dtype of the model: `fp32`, `bf16`, `fp16`; empty where the engine does not tell
-    bitwise     the prompt's scores are those of full computation in this engine bit for bit; else they may differ by rounding, which
-                in low precision changes an answer now and then
-    reason      why a donor that was found was not used (a guard's words, `min_gain`, `not asked for`), else empty; see `short`.
-                It holds no text of a prompt, which may be another caller's
+    key         exact key of the prompt, the id of its own chunk
+    level       level of the donor (`prefix`, `exact_text`, `embedding:prompt`, ...), empty without a donor
+    provenance  `hit (text:exact)`, `hit (prefix)`, `miss`, ... as in logs
+    method      way of reuse; `prefix` also for a hit in the engine's own prefix cache (vLLM), which has no donor
+    plans       plans considered, with estimated seconds: `full 0.3 s, blend 0.19 s: blend`
+    order       given places of the prompt's parts, in the order of the run; empty: as given
+    arithmetic  dtype of the model: `fp32`, `bf16`, `fp16`; empty if the engine does not tell
+    bitwise     scores equal full computation in this engine bit for bit; otherwise rounding may differ, which in low precision
+                now and then changes an answer
+    reason      why a donor was not used (a guard's words, `min_gain`, `not asked for`), empty if it was; shortened by `short`,
+                free of prompt text
     """
 
     request_id: str

@@ -88,7 +88,7 @@ class Frame:
 
 
 def check_parts(parts: Sequence[Any]) -> tuple[str, ...]:
-    """The parts. Raises: InputError for none, too many, an empty one, or one given twice."""
+    """Return the parts as a tuple. Raises: InputError for no part, more than `MAX_PARTS`, an empty one, a repeated one, or a non-text."""
     if isinstance(parts, str) or not all(isinstance(part, str) for part in parts):
         raise InputError("parts are a list of texts: give each passage as a string of its own")
     if not parts:

@@ -182,9 +182,10 @@ def check_prunable(model: Any) -> None:
 
 
 def install_hooks(model: Any) -> None:
-    """Puts the hooks of pruned decoding on, once; they do nothing with another cache.
+    """Drop the attention mask of every decoder layer while a pruned cache is in use. Idempotent; other caches are not affected.
 
-    Masks are made for one layer's length; a single new token sees everything that is left, so it needs none."""
+    Pruned layers differ in length, so no mask fits all. A single new token attends to every kept token and needs none.
+    """
     if model in _hooked:
         return
 

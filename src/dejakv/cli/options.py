@@ -113,7 +113,7 @@ def _option(
 
 
 def _with_default(text: str, default: Any) -> str:
-    """The help text as a sentence that ends with the default, in brackets."""
+    """Turn a help text into a sentence, with its default in brackets."""
     told = re.search(r"; None: (.+)$", text)
     if told is not None:
         text, default = text[: told.start()], told[1]
@@ -126,7 +126,7 @@ def _with_default(text: str, default: Any) -> str:
 
 
 def size(value: Any) -> str:
-    """A number as it is, a large one that is a size in bytes in MiB or GiB."""
+    """Format a number; multiples of MiB and GiB with their unit."""
     for unit, number in (("GiB", 1024**3), ("MiB", 1024**2)):
         if isinstance(value, int) and value >= number and value % number == 0:
             return f"{value // number} {unit}"

@@ -117,7 +117,7 @@ def _call(call: Any) -> str:
 
 
 def _step(step: Any, where: str) -> Iterator[Message]:
-    """A step of SWE-agent's `trajectory`: the model's response or action, and the observation."""
+    """Yield the messages of a step of SWE-agent's `trajectory`: the response or action, then the observation."""
     if not isinstance(step, dict):
         raise DatasetError(f"{where}: a step of 'trajectory' is not an object: give steps as SWE-agent writes them")
     said = step.get("response") or step.get("thought") or ""

@@ -59,7 +59,7 @@ class Label(Promotion):
 
 @dataclass(frozen=True)
 class QueueCounts:
-    """What waits now, `labels` None without an error bound, and promotions `dropped` since the start for want of room."""
+    """Waiting labels (None without an error bound) and promotions, and promotions `dropped` for lack of room since the start."""
 
     labels: int | None = None
     promotions: int = 0
@@ -70,14 +70,13 @@ W = TypeVar("W", bound=Promotion)
 
 
 class SettlingQueue:
-    """What waits to be settled, in bounds, and the removals that such work heeds. Thread-safe.
+    """Bounded queue of labels and promotions, and of the removals that end them. Thread-safe.
 
-    gate, differs  of an error bound, which learns from labels; without them nothing is labelled
+    gate, differs  of an error bound, which learns from labels; None: nothing is labelled
 
-    The oldest label is made first, since labels count in the order of their draws. If there is no room the oldest is lost, a shadow before
-    any audit, since an audit that is lost counts as wrong: it stays or goes by what comes after it, and not by its own outcome. A request
-    that alone is too large waits alone. Of promotions the newest is made first, and the oldest are dropped: they stay approximate until
-    they come again.
+    Labels are taken oldest first, since they count in the order of their draws. A full queue loses its oldest shadow, else its oldest
+    audit: a lost audit counts as wrong, and later draws alone decide the loss, never its own outcome. An oversized label waits alone.
+    Promotions are taken newest first and dropped oldest first; a dropped prompt stays approximate until it comes again.
     """
 
     def __init__(self, gate: Gate | None = None, differs: Differs | None = None) -> None:
@@ -165,7 +164,7 @@ class SettlingQueue:
             return None
 
     def removing(self, partition: str | None) -> None:
-        """A purge or clearing begins, of a partition or of all: work that began before it is not stored."""
+        """Note the start of a removal, from a partition or from all (None): work begun earlier is not stored."""
         self._removals.append(partition)
 
     def mark(self) -> int:

@@ -98,7 +98,7 @@ def settings_sheet(result: Mapping[str, Any]) -> Sheet:
 
 
 def in_plain_words(result: Mapping[str, Any]) -> list[str]:
-    """What to set, why, what it saves, what a dry run of it found, and how to prove it."""
+    """Explain an estimate: settings, reason, savings, dry run, and the command to prove them."""
     advice = result["recommended"]
     saved = (advice["row"] or result["rows"][0])["tokens_saved"]
     lines = [

@@ -232,7 +232,7 @@ def _learn(pipelines: Mapping[str, Pipeline], request: Request, row: Row) -> Non
 def _refill(
     pipelines: Mapping[str, Pipeline], requests: Sequence[Request], rows: Sequence[Row], watch: Progress
 ) -> None:
-    """Refills the caches of a resumed run with its finished prompts, one token each where no more is needed, and with what was learned of them."""
+    """Replay the finished prompts of a resumed run to refill caches and error bounds; one token each where no label needs more."""
     cached = [pipeline for pipeline in pipelines.values() if pipeline.cache is not None]
     if requests and cached:
         watch.stage(f"filling the caches with the {len(requests)} prompts that are done")

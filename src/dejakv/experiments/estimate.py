@@ -308,7 +308,7 @@ def dry_run(
 
 
 def _line(decision: Decision, right: bool | None) -> dict[str, Any]:
-    """What a dry run writes of a sample that it looked up."""
+    """Log line of a sample's dry run. `right`: whether the donor's answer is right, None if unknown."""
     plan = decision.plan
     hit = plan.method in ("exact", *APPROXIMATE)
     donor = plan.donors[0] if hit else None

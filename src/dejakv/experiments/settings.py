@@ -64,7 +64,7 @@ def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None
 
 
 def dataset_of(model: str) -> str | None:
-    """The data set of the first preset with this model; None if there is none."""
+    """Data set of the first preset with this model, None without a preset."""
     return next((values["dataset"] for values in _table().values() if values["model"] == model), None)
 
 

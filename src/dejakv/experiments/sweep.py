@@ -114,10 +114,7 @@ def read_file(path: str | Path, flag: str) -> Any:
 
 
 def experiments(spec: Any, samples_dir: str | Path | None = None) -> list[Experiment]:
-    """Each experiment's name, settings and notes.
-
-    Raises: ConfigError naming the experiment and the mistake.
-    """
+    """Read a sweep: name, settings and notes of each experiment. Raises: ConfigError for a mistake or a repeated name."""
     found = [_experiment(entry, samples_dir) for entry in entries(spec)]
     seen: set[str] = set()
     for name, _, _ in found:

@@ -83,7 +83,7 @@ class VLLMEngine(Engine):
     holds_state = True
 
     def __init__(self, llm: Any, epoch: str, folder: Any, settings: ConnectorSettings) -> None:
-        """`folder`: a temporary one, which holds the store where the settings name none."""
+        """`folder`: temporary folder of this engine; holds the store if the settings name none."""
         self.epoch = epoch
         self.arm = self._own = "cache"
         self._salts: set[str] = set()
@@ -115,7 +115,7 @@ class VLLMEngine(Engine):
 
     @property
     def most_donors(self) -> int:
-        """Of how many prompts a blend takes state at most."""
+        """Maximum number of donors of a blend."""
         return self._settings.blend_donors
 
     @property
@@ -515,7 +515,7 @@ def _precision(config: Any) -> str:
 
 
 def _forget() -> None:
-    """Takes out of vLLM's globals what an engine left there, one that did not start included."""
+    """Clear vLLM's process globals after an engine, even after a failed start."""
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 

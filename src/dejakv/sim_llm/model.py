@@ -87,7 +87,7 @@ class LlamaForCausalLMWithKVReuse:
         return self
 
     def cuda(self, device: Any = None) -> "LlamaForCausalLMWithKVReuse":
-        """Moves the model to a GPU. Raises what torch does without one."""
+        """Move the model to a GPU and return it. Raises torch's error without a GPU."""
         self.model.cuda(device)
         return self
 

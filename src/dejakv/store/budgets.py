@@ -81,7 +81,7 @@ class AdmissionGate:
 
 @dataclass(frozen=True)
 class Part:
-    """What one partition may hold; 0 bytes or entries: no limit of its own."""
+    """Budget of one partition; 0 bytes or entries: no limit of its own."""
 
     max_bytes: int = 0
     max_entries: int = 0
@@ -175,7 +175,7 @@ class Budget:
 
 
 def named_parts(quotas: Sequence[str]) -> dict[str, Part]:
-    """Parts by partition from texts `NAME=BYTES` or `NAME=BYTES:ENTRIES`. Raises: ConfigError for another text."""
+    """Parse quotas `NAME=BYTES` or `NAME=BYTES:ENTRIES` by partition. Raises: ConfigError for another text or a name given twice."""
     parts: dict[str, Part] = {}
     for text in quotas:
         name, found, sizes = text.rpartition("=")

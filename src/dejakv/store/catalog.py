@@ -305,8 +305,10 @@ class Catalog:
         self._deleted.update(names)
 
     def removed_elsewhere(self) -> tuple[list[tuple[str, bool]], bool]:
-        """Ids of records that other processes removed since the last call, with whether they are back already; and False if the
-        journal no longer names all of them. Cheap if nothing has changed."""
+        """Return the records removed by other processes since the last call, as (id, stored again), and whether the journal names all.
+
+        Cheap if nothing has changed.
+        """
         with self._reader.use() as sql:
             version = (self._reader.openings, sql.execute("PRAGMA data_version").fetchone()[0])
             if version != self._version:

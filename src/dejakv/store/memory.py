@@ -57,7 +57,7 @@ class MemoryTier(Generic[Key, Value]):
         return None if item is None else item.value
 
     def use(self, key: Key) -> Value | None:
-        """The value, and a use of it is counted."""
+        """Return a value and count the use; None if it is not held."""
         item = self._items.get(key)
         if item is None:
             return None

@@ -231,7 +231,7 @@ class Folder:
             self._kept.pop(name, None)
 
     def _path(self, name: str) -> str:
-        """The place of a file. Raises: Missing if its folder is a link, which is not followed."""
+        """Path of an object's file. Raises: Missing if its folder is a link, which is not followed."""
         group, file = file_of(name)
         folder = f"{self._segments}/{group}"
         if os.path.islink(folder):

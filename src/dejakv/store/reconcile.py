@@ -65,7 +65,7 @@ def _read(objects: Objects, name: str) -> tuple[str, Segment]:
 
 
 def _index(sql: sqlite3.Connection, name: str, segment: Segment) -> None:
-    """Adds an object that has no row, and its record if it says it. Raises: CorruptChunk"""
+    """Add the row of an unlisted object, and its record if the object holds it. Raises: CorruptChunk"""
     if segment.name != name:
         raise CorruptChunk("it is another one")
     meta = decode_meta(segment.about) if segment.about else None

@@ -164,7 +164,7 @@ def _continuing(metas: Iterable[ChunkMeta], source: ChunkMeta) -> list[ChunkMeta
 
 
 def _belongs(meta: ChunkMeta, prompts: set[str], media: frozenset[Medium]) -> bool:
-    """Whether an encoder output is of these media, or a fusion state of these prompts."""
+    """Whether a record is an encoder output of these media or a fusion state of these prompts."""
     if meta.kind in (KV, ROWS):
         return False
     about = meta.metadata

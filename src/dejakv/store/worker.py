@@ -42,7 +42,7 @@ class Queued:
         self._state: Future[Tensor | None] = Future()
 
     def chunk(self) -> Chunk | None:
-        """The chunk with its state, None if there is none. Raises what `capture` raised."""
+        """Capture the state once and return its chunk, None without a state. Raises the errors of `capture`."""
         try:
             capture = self._captures.pop()
         except IndexError:  # another thread has it

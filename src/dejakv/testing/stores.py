@@ -183,7 +183,7 @@ class StoreTests:
     def test_the_least_recently_or_least_often_used_leaves(
         self, tmp_path: Path, policy: str, limit: str, left: tuple[int, ...]
     ) -> None:
-        """The uses of an entry that is put again count."""
+        """An entry keeps its count of uses when put again."""
         chunks = [make_chunk(number) for number in range(4)]
         most = 3 if limit == "entries" else 3 * self.size(tmp_path / "probe", chunks[0]) + 512
         with closing(self.make_store(tmp_path / "store", policy=policy, **{f"max_{limit}": most})) as store:

@@ -60,7 +60,7 @@ def log_wealth(
 
 
 def _log_product(labels: ArrayLike, wrong: ArrayLike, odds: NDArray[Any], weight: float) -> NDArray[np.float64]:
-    """The log of the factors' product for each fraction, along a last axis."""
+    """Log of the product of the betting factors, with the fractions along a new last axis."""
     bad = np.asarray(wrong, float)[..., None]
     good = np.asarray(labels, float)[..., None] - bad
     stake = _FRACTIONS * weight
@@ -217,7 +217,7 @@ class State:
 
     @property
     def warned(self) -> bool:
-        """Whether every served hit is audited, since drift is suspected."""
+        """Whether drift is suspected; if so, every served hit is audited."""
         return self.opened > 0 and drift.warning(self.drift)
 
     def learned(

@@ -237,13 +237,13 @@ def cover(
     most: int = MAX_CANDIDATES,
     generation_of: Callable[[str], int] = lambda _: 0,
 ) -> Cover:
-    """Covers a prompt `[n]` with runs of at least `GUARANTEED` tokens that segments of the index hold.
+    """Cover a prompt `[n]` with runs of at least `GUARANTEED` tokens from the index.
 
-    The run that adds most tokens comes first; of equal ones that of the least generation, then of a donor in use, then of the donor with
-    most of the prompt, then the newest. Complete where no fingerprint has more than `MAX_HOLDERS` holders; otherwise right, with gaps.
+    Greedy by tokens added. Ties go to the least generation, then a donor in use, then the donor of most tokens, then the newest.
+    Complete unless a fingerprint has more than `MAX_HOLDERS` holders; then correct, with gaps.
 
-    most           places that are compared, or one for each of the prompt's fingerprints if those are more
-    generation_of  of a segment's state (see `ChunkMeta`): 0 if it is exact
+    most           maximum places compared; at least one for each fingerprint of the prompt
+    generation_of  generation of a segment's state (see `ChunkMeta`), 0 for exact state
 
     >>> passage, index = np.arange(100), CopiedIndex()
     >>> index.add("donor", fingerprints(passage))

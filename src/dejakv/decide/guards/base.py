@@ -40,10 +40,9 @@ class Guard:
 
 
 def judge(guards: Sequence[Guard], request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-    """What the guards say together. Never raises.
+    """Ask the guards in order and return one verdict. Never raises.
 
-    The first rejection ends it. A guard that raises has rejected, with the kind of the error as its reason. If nobody rejects, the
-    first that accepted speaks for all; if all abstain, or there are none, nobody has vouched for the donor: a rejection.
+    The first rejection wins, a guard's failure included; else the first acceptance. Without either, the donor is rejected.
     """
     accepted: Verdict | None = None
     for guard in guards:

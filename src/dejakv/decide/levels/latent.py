@@ -57,10 +57,10 @@ def any_layer(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) 
 
 
 def mean_of_layers(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) -> list[Match]:
-    """Donors whose mean score reaches the mean threshold, by that score.
+    """Return up to `MAX_MATCHES` donors with a mean score of at least the layers' mean threshold, best first.
 
-    Fagin's threshold algorithm (Fagin, Lotem & Naor, PODS 2001): no donor that is not among the first k of any layer can
-    have a mean above the mean of the k-th scores.
+    By Fagin's threshold algorithm (Fagin, Lotem & Naor, PODS 2001): a donor outside the first k of every layer has a mean of at
+    most the mean of the k-th scores.
     """
     if not specs or any(spec.name not in indexes for spec in specs):
         return []

@@ -92,7 +92,7 @@ class SemanticTextCache:
     def search(self, query: str) -> Match | None: ...
 
     def search(self, query: Query | str) -> Search | Match | None:
-        """For a `Query`, a `Search` with up to 8 matches, best first; for a text, the best match or None."""
+        """Return up to 8 matches of a `Query`, best first, as a `Search`; of a text, the best match or None."""
         if isinstance(query, str):
             matches = self.search_vector(self.vector(query), _DEFAULT_SPACE)
             return matches[0] if matches else None

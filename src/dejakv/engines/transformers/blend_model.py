@@ -260,10 +260,7 @@ def _forget(rotary: Any) -> None:
 
 
 def _parts_of(model: Any) -> BlendModel:
-    """Find the parts, with movers still to be learnt.
-
-    Raises: ModelError naming what is missing.
-    """
+    """Find the parts of a model that a blend works with; its movers are still to be learnt. Raises: ModelError naming a missing part."""
     name = type(model).__name__
     attention = getattr(model.config, "_attn_implementation", None)
     text = getattr(model.config, "get_text_config", lambda: model.config)()

@@ -76,9 +76,9 @@ def from_config(model: Any) -> Capabilities:
 
 @torch.inference_mode()
 def self_check(model: Any, found: Capabilities) -> Capabilities:
-    """Runs a few tokens whole, and again from the captured state of the first ones: the last logits must agree.
+    """Compare the last logits of a short run with those of the same run resumed from captured state.
 
-    A model that fails is served without reuse, and says so.
+    Returns the capabilities, without reuse and with the reason if the two disagree or the model fails.
     """
     if not found.reuse:
         return found

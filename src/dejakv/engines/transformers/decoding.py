@@ -143,7 +143,7 @@ def prefill(
 
 
 def special_tokens(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """End and padding tokens, so that `generate` need not guess them."""
+    """End and padding tokens for `generate`, from the model's settings, else the tokenizer's."""
     config = model.generation_config
     end = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
     first = end[0] if isinstance(end, list) else end
@@ -153,7 +153,7 @@ def special_tokens(model: Any, tokenizer: Any) -> dict[str, Any]:
 
 
 def width(model: Any, arguments: Mapping[str, Any]) -> int:
-    """How many rows `generate` makes of one prompt: beams, or sequences asked for."""
+    """Rows that `generate` makes of one prompt: the larger of beams and returned sequences."""
     configs = (arguments.get("generation_config"), model.generation_config)
 
     def setting(name: str) -> int:

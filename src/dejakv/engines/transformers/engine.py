@@ -463,8 +463,10 @@ class TransformersEngine(Engine):
         return reason
 
     def requests_of(self, call: Arguments, partition: str, numbers: Iterator[int]) -> list[GenerateCall]:
-        """The prompts of a call of `generate` as requests with these numbers; their pixels are kept for the run. Raises: InputError for a
-        prompt that is too long, ValueError for pixels that do not fit it."""
+        """Turn a call of `generate` into a request for each prompt, numbered by `numbers`, with its pixels kept for the run.
+
+        Raises: InputError for a prompt that is too long, ValueError for pixels that do not fit it.
+        """
         options = {name: value for name, value in call.given.items() if name not in PROMPT_KEYS}
         token = self.vision.book.image_token_id if self.vision is not None else None
         made: list[GenerateCall] = []

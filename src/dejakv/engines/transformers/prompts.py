@@ -68,7 +68,7 @@ class PictureBook:
     def given(
         self, ids: Sequence[int], pictures: Sequence[tuple[Media, Picture, Mapping[str, Tensor]]]
     ) -> tuple[Span, ...]:
-        """Takes in the pictures of a prompt that somebody else processed, all of whose pixels are kept; their spans."""
+        """Add a prompt's pictures with pixels processed elsewhere, all kept; returns their spans."""
         if len(pictures) > self._pixels.maxsize:
             larger: FIFOCache[str, Mapping[str, Tensor]] = FIFOCache(len(pictures))
             larger.update(self._pixels)

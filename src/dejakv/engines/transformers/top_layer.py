@@ -129,7 +129,7 @@ def moved_rows(model: Any, state: torch.Tensor, taken: Ids, positions: np.ndarra
 
 
 def _foreign(states: Sequence[torch.Tensor], donors: Donors, layout: KVLayout, model: Any) -> str:
-    """Why these states are not of this model; empty if they are."""
+    """Why a donor's state does not fit this model; empty if all fit."""
     layers, heads, dim = len(layout.kv_layers), model.config.num_key_value_heads, model.config.head_dim
     for state, length in zip(states, donors.lengths, strict=True):
         if state.dtype != model.dtype or state.shape != (2, layers, heads, length, dim):

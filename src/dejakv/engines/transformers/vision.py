@@ -22,9 +22,10 @@ class ReadyFeatures(BaseModelOutputWithPooling):
 
 @dataclass(frozen=True)
 class ImageRows:
-    """Rows for the image tokens that a run computes, in order; `[rows, hidden]` or `[1 + layers, rows, hidden]` each.
+    """Encoder rows for the image tokens of a run, in order of the images.
 
-    whole  the model wants one tensor, not a list
+    parts  one tensor an image: `[rows, hidden]`, or `[1 + layers, rows, hidden]` with deepstack rows
+    whole  hand them to the model as one tensor instead of a list
     """
 
     parts: tuple[torch.Tensor, ...]
@@ -94,7 +95,7 @@ class Vision:
 
     @classmethod
     def of(cls, model: Any, processor: Any, registry: Any) -> "Vision":
-        """Raises: ModelError if the model does not take pictures the way transformers' image-text models do."""
+        """Build the vision side of a model. Raises: ModelError without `get_image_features` or an image token."""
         base, token = vision_base(model), image_token_of(model, processor)
         if base is None or token is None:
             missing = "get_image_features" if base is None else "an image token"

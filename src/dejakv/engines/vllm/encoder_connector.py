@@ -304,7 +304,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
             self._begin_generation()
 
     def _begin_generation(self) -> None:
-        """The weights may have changed: what was found before is not used."""
+        """Drop earlier finds, since the weights may have changed."""
         self._generations.begin()
         self._finder.reset(self._generations.epoch)
 

@@ -57,7 +57,7 @@ def weights_fingerprint(model: str, revision: str | None, load_format: str, seed
 
 
 def server_epoch(vllm_config: Any) -> str:
-    """The epoch of a server without adapters, 32 hexadecimal digits."""
+    """Return the epoch of a server without adapters, 32 hexadecimal digits."""
     model = vllm_config.model_config
     parts: Mapping[str, object] = {
         "engine": "vllm",
@@ -162,11 +162,11 @@ class UnprovenAdapter(Exception):
 
 
 class Adapters:
-    """The adapters of one server.
+    """The LoRA adapters of one server.
 
-    base       epoch of the server without an adapter, set anew when the weights may have changed (`generations`)
-    applied    how the server applies adapters: what equal files may still differ by
-    forbidden  why no adapter's state is reused here, empty if it may be
+    base       epoch of the server without an adapter; set anew when the weights may have changed (`generations`)
+    applied    settings of the server that change the result of an adapter, part of its epoch
+    forbidden  reason against reuse with any adapter, empty if there is none
     leaks      vLLM's kernels apply an adapter to base-model rows of the same step (`upstream.adapters_leak`)
     """
 
@@ -196,7 +196,7 @@ class Adapters:
             self._bar(lora.lora_int_id, bound, mine, why)
 
     def step(self, loras: Iterable[Any]) -> None:
-        """Takes in the adapters of the requests that the next step computes."""
+        """Note the adapters of a step's requests: with leaking kernels, a mixed step spoils base-model state for good."""
         if self._leaks and not self._mixed:
             self._mixed = len({lora is None for lora in loras}) == 2
 

@@ -83,7 +83,7 @@ class Reads:
         return None if chunk is None else (chunk,)
 
     def done(self, ids: Iterable[str]) -> None:
-        """Takes `expect` back: they were read, or nobody wants them any more."""
+        """Undo `expect` for these ids, after the read or without it."""
         with self._lock:
             for id in ids:
                 self._expected[id] -= 1
@@ -308,7 +308,7 @@ class Loads:
             item.problem = item.blending.problem if item.blending is not None else ""
 
     def _put_in(self, item: _Loading, refused: str) -> LoadResult:
-        """The end of a load: an exact state is put into its blocks now, a blend's is there."""
+        """Finish a load: scatter an exact state into its blocks, report a blend's. A problem is reported, not raised."""
         assert self.paged is not None
         load = item.load
         if item.fetched is None or item.fetched.cancel():  # it was never begun

@@ -58,7 +58,7 @@ class Pace:
         self._last = now
 
     def seen(self, row: float) -> None:
-        """A step took so many seconds for each of its rows."""
+        """Add a measured step, in seconds per row."""
         if self._row is None:
             self._row = Rate(row)
         else:

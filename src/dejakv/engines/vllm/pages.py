@@ -65,7 +65,7 @@ def read_transposed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def read_packed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """FlashAttention, Triton and others: K and V side by side on the last axis."""
+    """Split pages with K and V side by side on the last axis (FlashAttention, Triton and others)."""
     keys, values = pages.chunk(2, dim=-1)
     return keys, values
 
@@ -106,7 +106,7 @@ def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | Non
 
 
 def write_rows(layer: Any, cache: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-    """Writes `[kv_heads, tokens, head_dim]` K (rotated) and V to `slots` (block * block_tokens + offset)."""
+    """Write K (rotated) and V, each `[kv_heads, tokens, head_dim]`, to `slots` (`block * block_tokens + offset`)."""
     keys = keys.transpose(0, 1).to(cache.device).contiguous()
     values = values.transpose(0, 1).to(cache.device).contiguous()
     layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)

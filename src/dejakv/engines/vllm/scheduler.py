@@ -154,7 +154,7 @@ class SchedulerSide:
         tracked.settled, tracked.used = True, external
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
-        """This step's orders. `blocks_of(request_id)` are a request's block ids."""
+        """Return the worker's orders for a step. `blocks_of(request_id)`: block ids of a request."""
         for request_id in output.preempted_req_ids or ():
             if self.saves.preempted(request_id):
                 self.requests[request_id].saved = False

@@ -128,7 +128,7 @@ SUPPORTED = ("0.32.0",)
 
 
 def vllm_version() -> str:
-    """The running vLLM's version without a local part (`0.32.0+cpu` is `0.32.0`)."""
+    """Version of the installed vLLM without its local part (`0.32.0+cpu` gives `0.32.0`)."""
     import vllm
 
     return vllm.__version__.split("+")[0]

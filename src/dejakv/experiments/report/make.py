@@ -69,7 +69,7 @@ def sections_of(source: Path, prefix: str) -> list[Section]:
 
 
 def _estimated(path: Path) -> Section:
-    """Hits against false hits by level and threshold, and the recommendation."""
+    """Section on an estimate: the recommendation, and hits by level and threshold. Raises: ConfigError for another file."""
     found = read_object(path)
     foreign = f"{str(path)!r} was not written by this version, or is damaged"
     if not isinstance(found.get("rows"), list) or not found["rows"]:

@@ -33,7 +33,7 @@ span{border-radius:3px;padding:1px 3px;color:#222}.k{background:#a9d8a9}.c{backg
 
 @dataclass(frozen=True)
 class Block:
-    """HTML of a part of a section; `charts` are those in it, for files of their own."""
+    """HTML of part of a section, and its charts to save as files of their own."""
 
     html: str
     charts: tuple[Chart, ...] = ()

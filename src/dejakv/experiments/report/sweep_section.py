@@ -54,7 +54,7 @@ def _thresholds(done: Rows, prefix: str) -> list[Chart]:
 
 
 def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a row by their names in words, the threshold of each layer by the layer's name."""
+    """Name a row's settings in words, and each layer's threshold by its layer."""
     told: dict[str, Any] = json.loads(row["settings"] or "{}")
     layers = [layer.split(":") for layer in told.pop("cache.embedding_layers", None) or ()]
     if not told.get("cache.semantic_text"):

@@ -44,7 +44,7 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
     def rows(
         self, embeds: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None, past: int
     ) -> HiddenRows:
-        """The new tokens as rows. Without `position_ids`, positions follow the held tokens, padding not counted."""
+        """Rows of the new tokens. Positions default to those after the `past` tokens, without padding."""
         batch, tokens = embeds.shape[:2]
         if position_ids is None:
             if attention_mask is not None and attention_mask.ndim == 2:
