@@ -3,7 +3,6 @@
 import contextlib
 import os
 import resource
-import signal
 import stat
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 from dejakv.errors import StoreError
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
-from dejakv.testing.chunks import make_chunk, same_bits
+from dejakv.testing.chunks import make_chunk
 
 
 @pytest.fixture
@@ -70,24 +69,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_refuses_and_loses_nothing(small_disk: Path) -> None:
-    store = open_store(small_disk / "store")
-    stored = [number for number in range(8) if store.put(make_chunk(number, nbytes=1 << 20))]
-    assert 1 <= len(stored) < 8
-    assert store.stats("p").refused == {"full": 8 - len(stored)}
-    assert list((small_disk / "store" / "temporary").iterdir()) == []
-    for number in stored:
-        found = store.get(make_chunk(number, nbytes=1 << 20).meta.id)
-        assert found is not None
-        assert same_bits(found.tensor, make_chunk(number, nbytes=1 << 20).tensor)
-    assert store.delete(make_chunk(stored[0]).meta.id)
-    assert store.put(make_chunk(20, nbytes=1 << 19))
-    store.close()
-    again = open_store(small_disk / "store")
-    assert again.stats().entries == len(stored)
-    again.close()
-
-
 def test_a_disk_too_full_for_the_catalog_refuses(small_disk: Path) -> None:
     store = open_store(small_disk / "store")
     store.put(make_chunk(0))
@@ -124,22 +105,6 @@ def test_a_read_only_disk_cannot_be_opened_and_says_so(small_disk: Path) -> None
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(StoreError, match=r"cannot be.*(rights|write to)"):
         open_store(small_disk / "store")
-
-
-def test_a_file_size_limit_is_a_full_disk(store: Store, tmp_path: Path) -> None:
-    """Real without root: the kernel refuses the write."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
-    try:
-        assert store.put(make_chunk(9, nbytes=2 << 20)) is False
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
-    assert store.stats("p").refused == {"full": 1}
-    assert list(((tmp_path / "store") / "temporary").iterdir()) == []
-    assert store.get(make_chunk(0).meta.id) is not None
-    assert store.put(make_chunk(9, nbytes=2 << 20))
 
 
 def test_no_file_descriptors_left_is_a_miss_and_no_damage(store: Store, tmp_path: Path) -> None:

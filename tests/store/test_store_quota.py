@@ -13,13 +13,6 @@ from dejakv.errors import ConfigError
 from dejakv.store.budgets import Part, Parts, named_parts
 from dejakv.store.store import Store
 from dejakv.testing import make_chunk
-from dejakv.testing.stores import StoreTests
-
-
-class TestQuotaStore(StoreTests):
-    def make_store(self, folder: Path, **settings: Any) -> Store:
-        return open_store(None, **({"max_entries": 0} | settings))
-
 
 Step = tuple[str, str, int]
 STEPS = st.lists(

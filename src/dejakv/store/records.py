@@ -53,7 +53,7 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:026.9f}"
 
 
-@lru_cache(1024)
+@lru_cache(128)
 def decode_meta(blob: bytes) -> ChunkMeta:
     """The meta in a blob of `encode_meta`. Raises: CorruptChunk."""
     content = blob[_DIGEST:]
