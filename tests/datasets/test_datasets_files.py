@@ -97,33 +97,9 @@ def test_json_lines_are_not_gqa(tmp_path: Path) -> None:
         read("gqa", path=str(tmp_path / "q.jsonl"))
 
 
-def test_gqa_through_datasets_joins_the_two_configs(tmp_path: Path) -> None:
-    """A local copy in the hub's layout: one config with the questions, one with the pictures."""
-    pq = pytest.importorskip("pyarrow.parquet")
-    import pyarrow as pa
-
-    for config, rows in (
-        ("val_balanced_instructions", [{"id": "1", **gqa_record("77")}, {"id": "2", **gqa_record("78")}]),
-        (
-            "val_balanced_images",
-            [{"id": i, "image": {"bytes": picture(c), "path": f"{i}.jpg"}} for i, c in (("78", "red"), ("77", "blue"))],
-        ),
-    ):
-        (tmp_path / config).mkdir()
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / config / "val-00000-of-00001.parquet")
-    (tmp_path / "README.md").write_text(
-        "---\nconfigs:\n"
-        + "".join(
-            f"- config_name: {c}\n  data_files:\n  - split: val\n    path: {c}/val-*\n"
-            for c in ("val_balanced_instructions", "val_balanced_images")
-        )
-        + "---\n"
-    )
-    one, two = read("gqa", path=str(tmp_path))
-    assert (one.id, one.media[0].data) == ("1", picture("blue"))
-    assert (two.id, two.media[0].data) == ("2", picture("red"))
+def test_a_configuration_of_pictures_has_no_questions() -> None:
     with pytest.raises(DatasetError, match="no questions"):
-        read("gqa", path=str(tmp_path), config="val_balanced_images")
+        read("gqa", config="val_balanced_images")
 
 
 def test_a_factory_of_ones_own_and_shuffling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,12 +66,9 @@ def test_a_damaged_model_is_refused_with_the_remedy(damage: Any, cause: str, toy
     damage(toy)
     with pytest.raises(ModelError, match=cause):
         resolve("docs-lm")
-
-
-def test_an_unreadable_manifest_is_an_error_not_a_crash(toy: Path) -> None:
-    (toy / MANIFEST).write_text("{")
-    with pytest.raises(ModelError, match="cannot be read"):
-        available()
+    if "cannot be read" in cause:
+        with pytest.raises(ModelError, match=cause):
+            available()
 
 
 def test_local_folders_need_a_config(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import AutoTokenizer
 
@@ -41,16 +40,6 @@ def test_the_tokenizer_ships_with_the_package() -> None:
     assert tokenizer.tokenize("<|im_start|>user") == ["<|im_start|>", "user"]
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
     assert tokenizer.vocab_size == 49_152
-
-
-def test_without_the_model_the_message_names_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from dejakv.errors import ModelError
-
-    monkeypatch.setenv("DEJAKV_MODELS_DIR", str(tmp_path))
-    with pytest.raises(ModelError, match=r"run `.*dejakv models get smollm2-135m`"):
-        load("smollm2-135m")
-    with pytest.raises(ModelError, match=r"unknown model 'smollm2-135'.*smollm2-135m"):
-        load("smollm2-135")
 
 
 def test_runs_of_it_need_nothing_else_from_a_network() -> None:

@@ -109,7 +109,7 @@ def test_preset(gqa: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hub(tmp_path: Path, gqa: Path) -> None:
-    """A local copy in the hub's layout."""
+    """A local copy in the hub's layout: questions and pictures are joined by the picture's id."""
     names = Names("hub")
     parquet = pytest.importorskip("pyarrow.parquet", reason="the extra `hub` brings it")
     import pyarrow
@@ -125,13 +125,15 @@ def test_hub(tmp_path: Path, gqa: Path) -> None:
         parquet.write_table(pyarrow.Table.from_pylist(found), tmp_path / "hub" / config / "val-00000-of-00001.parquet")
         head += f"- config_name: {config}\n  data_files:\n  - split: val\n    path: {config}/val-*\n"
     (tmp_path / "hub" / "README.md").write_text(f"{head}---\n")
-    given = {"dataset": "gqa", "dataset_path": str(tmp_path / "hub"), "model": "shapes-vlm", "max_samples": 4}
+    given = {"dataset": "gqa", "dataset_path": str(tmp_path / "hub"), "model": "shapes-vlm", "max_samples": COUNT}
     samples = list(
         read_samples(settings_from(None, {**given, "dataset_config": "val_balanced_instructions", "split": "val"}, {}))
     )
-    assert [len(sample.media) for sample in samples] == [1] * 4
+    pixels = {f.stem: f.read_bytes() for f in (gqa / "images").iterdir()}
+    assert [sample.media[0].data for sample in samples] == [pixels[sample.fields["imageId"]] for sample in samples]
+    assert len({sample.media[0].digest for sample in samples}) > 1
     text = list(read_samples(settings_from("opt-125m", {**given, "model": "docs-lm"}, {})))
-    assert [len(sample.media) for sample in text] == [0] * 4
+    assert [len(sample.media) for sample in text] == [0] * COUNT
     names("--dataset-config", "--split")
     names.done()
 
