@@ -155,6 +155,7 @@ def test_options_that_are_wrong(tmp_path: Path) -> None:
         open_dataset("rag", DatasetOptions(), {"order": "best"})
     with pytest.raises(ConfigError, match="give 1 or more"):
         open_dataset("rag", DatasetOptions(), {"passages": 0})
+    open_dataset("repo", DatasetOptions(), {"passages": 0})  # a preset's option of another data set
     with pytest.raises(DatasetError, match="no file or folder"):
         RagDataset(str(tmp_path / "nothing"))
     with pytest.raises(DatasetError, match="has no question"):
