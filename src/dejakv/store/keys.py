@@ -66,3 +66,19 @@ def ends_of(start: int, stop: int, spans: Sequence[Span]) -> list[int]:
     end of a medium, and `stop`."""
     media = {end for span in spans for end in (span.start, span.start + span.length) if start < end < stop}
     return sorted({*range(start // BLOCK * BLOCK + BLOCK, stop + 1, BLOCK), *media, stop})
+
+
+def prefix_id(tokens: int, key: bytes) -> str:
+    """Names a prefix that no stored prompt consists of."""
+    return f"prefix-{tokens}-{key.hex()}"
+
+
+def prefix_of(id: str) -> tuple[int, bytes] | None:
+    """Length and key of a prefix that `prefix_id` named."""
+    if not id.startswith("prefix-"):
+        return None
+    try:
+        _, tokens, key = id.split("-")
+        return int(tokens), bytes.fromhex(key)
+    except ValueError:
+        return None

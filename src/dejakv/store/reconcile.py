@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from dejakv.store import changes
 from dejakv.store.base import CorruptChunk
+from dejakv.store.budgets import POLICIES, Budget
 from dejakv.store.catalog import Catalog, Piece
 from dejakv.store.changes import Gone
 from dejakv.store.objects import Missing, Objects, Unknown
@@ -12,9 +13,11 @@ from dejakv.store.records import decode_meta
 from dejakv.store.segment import HEAD, NeedMore, Segment, described
 
 
-def reconcile(objects: Objects, catalog: Catalog, now: float) -> tuple[Gone, int]:
-    """Finishes what killed processes were removing, indexes objects without a row, drops rows without an object, and removes what has
-    expired; what has left, and how many objects were damaged.
+def reconcile(
+    objects: Objects, catalog: Catalog, budget: Budget, now: float
+) -> tuple[Gone, list[tuple[str, str]], int]:
+    """Finishes what killed processes were removing, indexes objects without a row, drops rows without an object, removes what has
+    expired, and meets the budget. Returns what has left, (partition, limit) of each record evicted, and the number of damaged objects.
 
     An object that cannot be read now stays. One that another process is about to index may be indexed or removed: it sees
     that in its own transaction, and tries again. Raises: sqlite3.Error; Unknown if objects cannot be listed.
@@ -39,8 +42,11 @@ def reconcile(objects: Objects, catalog: Catalog, now: float) -> tuple[Gone, int
                 damaged += 1
                 sql.execute("INSERT INTO leaving VALUES (?)", (name,))
         gone += changes.remove(sql, *changes.expired(sql, now))
+        room = changes.make_room(sql, POLICIES[budget.policy], budget.max_bytes, budget.max_entries)
+        gone += room
         gone.objects += [name for (name,) in sql.execute(leaving)]
-    return gone, damaged
+    why = "bytes" if budget.max_bytes else "entries"
+    return gone, [(partition, why) for _, partition in room.records], damaged
 
 
 def is_there(objects: Objects, name: str) -> bool:

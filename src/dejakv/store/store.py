@@ -31,11 +31,11 @@ from dejakv.store.base import (
     check_alike,
     joined,
 )
-from dejakv.store.budgets import POLICIES, Admission, AdmissionGate, Budget
+from dejakv.store.budgets import Admission, AdmissionGate, Budget
 from dejakv.store.catalog import Catalog, Piece, reason_of
 from dejakv.store.changes import Gone, Notes
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
-from dejakv.store.keys import Keys
+from dejakv.store.keys import Keys, prefix_id, prefix_of
 from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
 from dejakv.store.reconcile import reconcile
 from dejakv.store.records import decode_meta
@@ -203,7 +203,7 @@ class Store:
         if waiting is not None:
             return (waiting,)
         try:
-            prefix = _prefix_of(id)
+            prefix = prefix_of(id)
             record, meta = 0, None
             for again in (True, False):
                 if prefix:
@@ -257,7 +257,7 @@ class Store:
             if tokens < BLOCK_TOKENS:
                 return best
             ids, before = tuple(token_ids[:tokens]), tuple(span for span in spans if span.start < tokens)
-            meta = ChunkMeta(_prefix_id(tokens, keys.at(tokens)), partition, epoch, ids, "", "", spans=before)
+            meta = ChunkMeta(prefix_id(tokens, keys.at(tokens)), partition, epoch, ids, "", "", spans=before)
         return PrefixHit(meta.id, tokens), meta
 
     def meta(self, id: str) -> ChunkMeta | None:
@@ -266,7 +266,7 @@ class Store:
         if item is not None:
             return item.meta
         try:
-            prefix = _prefix_of(id)
+            prefix = prefix_of(id)
             return self._named(id, *prefix)[0] if prefix else self._described(id)[1]
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
@@ -338,7 +338,7 @@ class Store:
 
     def delete(self, id: str) -> bool:
         """Removes an entry with the rows that no other prompt has; of a prefix that `find` named, its last segment."""
-        prefix = _prefix_of(id)
+        prefix = prefix_of(id)
         if prefix is not None:
             for piece in self._catalog.chain(*prefix, self._clock())[-1:]:
                 self._notes.damaged(piece.n, "it is not wanted")
@@ -455,7 +455,7 @@ class Store:
             tensor = self._tensor(piece, again)
             if tensor is None:
                 return None
-            if len(pieces) == 1 and piece.stop == piece.end and not _prefix_of(meta.id):
+            if len(pieces) == 1 and piece.stop == piece.end and not prefix_of(meta.id):
                 parts.append(Chunk(meta, tensor))
                 continue
             if piece.stop < piece.end:
@@ -530,19 +530,15 @@ class Store:
         self._catalog.deleted(names)
 
     def _reconcile(self) -> None:
-        """Brings rows and objects together, and meets the budget."""
-        budget = self._budget
+        """See `reconcile`."""
         try:
-            gone, damaged = reconcile(self._objects, self._catalog, self._clock())
-            with self._catalog.transaction() as sql:
-                room = changes.make_room(sql, POLICIES[budget.policy], budget.max_bytes, budget.max_entries)
+            gone, evicted, damaged = reconcile(self._objects, self._catalog, self._budget, self._clock())
             due = self._catalog.next_due()
         except Unknown as error:
             logger.warning("the store is not compared with its objects: %s", error)
             return
-        for _, partition in room.records:
-            self._counters.add("evictions", partition, "bytes" if budget.max_bytes else "entries")
-        gone += room
+        for partition, why in evicted:
+            self._counters.add("evictions", partition, why)
         self._left(gone)
         if damaged:
             logger.warning("%d damaged objects are removed", damaged)
@@ -573,10 +569,8 @@ class Store:
     def _waiting(self, id: str) -> Chunk | None:
         """A queued chunk with its state."""
         item = self._usable(id)
-        if item is None:
-            return None
         try:
-            chunk = item.chunk()
+            chunk = item.chunk() if item is not None else None
         except Exception:  # the worker counts it
             return None
         if chunk is not None:
@@ -610,19 +604,3 @@ class Store:
         if meta is None or chunk is None:
             return "empty"
         return "stored" if self.put(Chunk(replace(meta, nbytes=chunk.tensor.nbytes), chunk.tensor)) else "refused"
-
-
-def _prefix_id(tokens: int, key: bytes) -> str:
-    """Names a prefix that no stored prompt consists of."""
-    return f"prefix-{tokens}-{key.hex()}"
-
-
-def _prefix_of(id: str) -> tuple[int, bytes] | None:
-    """Length and key of a prefix that `_prefix_id` named."""
-    if not id.startswith("prefix-"):
-        return None
-    try:
-        _, tokens, key = id.split("-")
-        return int(tokens), bytes.fromhex(key)
-    except ValueError:
-        return None
