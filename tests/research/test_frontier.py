@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from research.command import app_of
 from research.frontier.__main__ import frontier
 from research.frontier.cases import TEXT_KINDS, TextCases, make_case
-from research.frontier.cells import CELLS
+from research.frontier.cells import CELLS, by_deviation
 from research.frontier.run import run_frontier
 from typer.testing import CliRunner
 
@@ -104,6 +105,19 @@ def test_each_quality_is_a_cell_of_its_name_and_blends_as_a_run_does() -> None:
     for name, cell in named.items():
         quality = SemanticCacheConfig(blend_quality=name).blend
         assert cell.config == BlendConfig(selector=quality.selector, share=quality.share, max_share=1.0)
+
+
+def test_cacheblends_choice_is_where_the_donors_state_is_furthest_off() -> None:
+    fresh = torch.ones(2, 2, 1, 4, 3)
+    donors = fresh.clone()
+    donors[0, 1, 0, 3], donors[1, 1, 0, 2], donors[1, 0, 0, 1] = (
+        9,
+        5,
+        99,
+    )  # K of the last token, V of the third, another layer
+    none = torch.zeros(4, dtype=torch.bool)
+    chosen = [by_deviation(fresh, donors, 1, keys=keys)(torch.zeros(4), none, 1).tolist() for keys in (True, False)]
+    assert chosen == [[3], [2]]
 
 
 def words_encoder() -> Any:
