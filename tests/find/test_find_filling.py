@@ -12,6 +12,8 @@ from tests.find.finders import ASKED, SIMILAR, WORDS, Busy, Likes, chunk_of, cop
 
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
+from dejakv.decide.copied.fingerprints import Fingerprints
+from dejakv.decide.copied.search import fingerprints_of
 from dejakv.decide.finder import Finder, space_of
 from dejakv.decide.guards.checks import ThresholdGuard
 from dejakv.decide.levels.base import Query
@@ -19,7 +21,7 @@ from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.decide.plan import Ask, Decision
 from dejakv.request import Prepared
-from dejakv.store.base import ROWS
+from dejakv.store.base import ROWS, ChunkMeta
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 from dejakv.vectors.base import Vector
@@ -52,6 +54,20 @@ def test_what_is_stored_while_copied_text_is_first_indexed_is_found() -> None:
 
     store.then = another
     assert donors(made) == {id_of(FIRST), id_of(SECOND)}
+
+
+def test_what_is_stored_while_an_empty_index_is_asked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty index was taken for none, and replaced: the prompt went into the one that nobody asked any more."""
+    made, first = finder_of(reuse="blend"), chunk_of(FIRST)
+
+    def asked_meanwhile(meta: ChunkMeta) -> Fingerprints:
+        assert donors(made) == set()
+        return fingerprints_of(meta)
+
+    monkeypatch.setattr("dejakv.decide.finder.fingerprints_of", asked_meanwhile)
+    assert made.store.put(first)
+    made.add(first.meta)
+    assert donors(made) == {id_of(FIRST)}
 
 
 def test_a_stored_prompt_is_hit_exactly_while_what_is_stored_is_indexed() -> None:

@@ -304,7 +304,7 @@ class Finder:
         """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
         with self._lock:
             begins = self._copied is None
-            copied = self._copied = self._copied or CopiedText(self.store)
+            copied = self._copied = CopiedText(self.store) if self._copied is None else self._copied
         if begins:
             self._fill(())
         with self._lock:
