@@ -96,8 +96,11 @@ def test_a_hole_that_is_inferred_goes_to_the_model() -> None:
 def test_rows_that_ended_are_filled_as_transformers_fills_them() -> None:
     model, ids = made("padding of zero"), prompts(12, 16, 20, pad=0)
     ends = [int(model.generate(ids[:1], max_new_tokens=3, do_sample=False)[0, -1])]
-    for beams in ({}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}):
-        equal(model, [{"input_ids": ids, "max_new_tokens": 9, "eos_token_id": ends, **beams}])
+    equal(model, [{"input_ids": ids, "max_new_tokens": 9, "eos_token_id": ends}])
+    for beams in ({"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}):
+        calls = [{"input_ids": ids, "max_new_tokens": 9, "eos_token_id": end, **beams} for end in (5, 11)]
+        assert all(((model.generate(**call)[:, 20:] == call["eos_token_id"]).sum(1) > 1).any() for call in calls)
+        equal(model, calls)
 
 
 def test_no_end_token_is_added_where_none_is_configured() -> None:

@@ -174,6 +174,17 @@ def test_a_trusted_class_is_reused_and_its_code_counts() -> None:
         assert served.ask() == (0, 6), "what was stored under the first code is found again"
 
 
+def test_a_trusted_hook_counts() -> None:
+    model = tiny()
+    with Steered(model, trusted=[__name__]) as served:
+        served.ask()
+        handle = model.model.layers[1].mlp.register_forward_hook(lambda _module, _given, out: 3.0 * out)
+        assert served.ask() == (0, 0)
+        assert served.ask() == (0, 6)
+        handle.remove()
+        assert served.ask() == (0, 6)
+
+
 def test_an_edited_trusted_class_finds_nothing_after_a_restart(tmp_path: Path) -> None:
     config = SemanticCacheConfig(semantic_text=False, cache_dir=str(tmp_path / "cache"))
     found: list[tuple[int, int]] = []

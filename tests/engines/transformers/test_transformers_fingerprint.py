@@ -140,7 +140,9 @@ def test_the_processor_counts_for_pictures_already_seen() -> None:
     asked = request(f"how many {PLACEHOLDER['qwen2_5_vl']} cubes are there left of it", (picture(1, 64, 64),))
     first = pipeline.answer(asked)
     assert pipeline.answer(asked).record.method == "exact"
+    before = engine.epoch
     processor.image_processor.image_mean = [0.9, 0.1, 0.9]
+    assert engine.weights_changed() != before
     processor.image_processor.size = {"shortest_edge": 64, "longest_edge": 32 * 32}
     changed = pipeline.answer(asked)
     assert changed.record.method != "exact"
