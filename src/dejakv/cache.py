@@ -1,8 +1,8 @@
-"""The hierarchical cache: finds what can stand in for a prompt's state, and keeps what was computed.
+"""Hierarchical cache: finds reusable state for a prompt, and stores newly computed state.
 
     Prepared -> find (levels) -> judge (guards) -> Decision(plans) -> [engine] -> keep -> store
 
-It knows no torch; `pipeline.Pipeline` puts it and an engine together.
+Free of torch; `pipeline.Pipeline` adds an engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,25 +36,25 @@ from dejakv.trust.report import TrustReport
 
 
 class Observer(Protocol):
-    """What follows requests without being on their way: the error bound, fusion states, or an own."""
+    """Follows requests: the error bound, fusion states, or the caller's own."""
 
     def decided(self, prepared: Prepared, decision: Decision) -> Decision:
         """Called before the first plan runs; returns the decision, with other plans if need be."""
         ...
 
     def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Completion) -> None:
-        """After the answer, with the plan that ran."""
+        """Called after the answer, with the plan that ran."""
         ...
 
 
 class HierarchicalCache:
-    """A finder over a store, and what fills the store. Thread-safe; partitions and epochs never see each other.
+    """Finds donors in a store, and fills it. Thread-safe; partitions and epochs never see each other.
 
     levels, guards, embed, embedder, plan_guards  see `Finder`
-    fusion                           states of the model's fusion modules, if a provider reads them
-    gate                             bounds the share of wrong answers among the approximate ones; closed with the cache
-    background                       False stores within `keep`, and fills the levels before this returns. Else they are filled while
-                                     requests are served: exact prefixes are found at once, the rest by and by (`flush` waits)
+    fusion      states of the model's fusion modules, if a provider reads them
+    gate        bound on the share of wrong approximate answers; closed with the cache
+    background  store and index in the background: exact prefixes are found at once, other donors later (`flush` waits);
+                False: store within `keep`, and index before the constructor returns
     """
 
     def __init__(
@@ -95,20 +95,20 @@ class HierarchicalCache:
         self.finder.fill()
 
     def decide(self, prepared: Prepared, engine: Engine) -> Decision:
-        """How an engine is to run a prompt, as its request and the settings say."""
+        """Decide how an engine runs a prompt, by its request and the settings."""
         costs, ask = self.costs(engine), Ask.of(prepared.request, self.config, donors=engine.most_donors)
         if engine.tells_first_token and prepared.request.sampling.num_beams == 1:
             ask = replace(ask, tells_first_token=True)
         return self.find(prepared, ask, costs=costs)
 
     def costs(self, engine: Engine, *, timed: bool = True) -> Costs | None:
-        """What an engine's work takes: by the setting `costs`, or as `Engine.costs` says."""
+        """Costs of an engine's work: the setting `costs`, else `Engine.costs`."""
         fixed = self.config.costs
         costs = engine.costs(timed=timed and not fixed)
         return costs.fixed(fixed) if fixed and costs is not None else costs
 
     def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
-        """The same without an engine; without `ask`, as the request and the settings say. See `Finder.decide`."""
+        """Decide without an engine. `ask` defaults to the request and the settings. See `Finder.decide`."""
         decision = self.finder.decide(prepared, ask or Ask.of(prepared.request, self.config), costs=costs)
         if self.config.enable_fusion_cache:
             decision = replace(decision, statuses={**decision.statuses, "fusion": "skip"})
@@ -118,15 +118,15 @@ class HierarchicalCache:
         return decision
 
     def exactly(self, prepared: Prepared, engine: Engine) -> Decision:
-        """How to compute a prompt exactly, for the cache's own purposes: nothing is compared, and no lookup is counted."""
+        """Decide how to compute a prompt exactly, for internal use: without comparison, and without counting a lookup."""
         return self.finder.exactly(prepared, costs=self.costs(engine))
 
     def keep(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Completion) -> bool:
-        """Keeps what was computed, off the caller's path. True if the prompt's exact state was handed to the writer.
+        """Store the state of an answered prompt, in the background. True if its exact state was queued.
 
         plan  the plan that ran
 
-        Of a blended prompt the rows that were computed in every layer are kept, for later blends and nothing else.
+        After a blend, only rows computed in every layer are stored, for later blends alone.
         """
         for observer in self.observers:
             observer.answered(prepared, decision, plan, ran)
@@ -140,9 +140,9 @@ class HierarchicalCache:
     def keep_exact(
         self, decision: Decision, ran: Completion, *, answer: str | None = None, begun: int | None = None
     ) -> bool:
-        """Hands a prompt's exact state to the writer. False if it is stored already, is not wanted, or there is no room.
+        """Queue a prompt's exact state for storage. False if it is stored already, unwanted, or the queue is full.
 
-        begun  `queue.mark()` at the beginning of what nobody has asked for: after a later removal it is not stored
+        begun  `queue.mark()` at the start of work in idle time: after a later removal the state is not stored
         """
         query, asked = decision.query, self.finder.asked(decision.statuses)
         entry = replace(decision.entry, answer=answer, created=now())
@@ -171,7 +171,7 @@ class HierarchicalCache:
         *,
         levels: bool = False,
     ) -> bool:
-        """Hands a chunk to the writer and makes it findable at once; by vectors only if `levels`, else when it is stored."""
+        """Queue a chunk and make it findable at once; by vectors only with `levels`, else after it is stored."""
         background, after = self._background, self.finder.add
         submitted = self.store.submit(
             meta, capture, complete=complete, after=after, at_once=at_once, background=background
@@ -181,8 +181,7 @@ class HierarchicalCache:
         return submitted
 
     def judged(self, request: Request, record: Record, agreed: bool) -> None:
-        """Tells the guards whether the answer of an adopted donor was the one that full computation gives. A donor that was
-        wrong is not offered again while this cache lives."""
+        """Tell the guards whether an adopted donor's answer equals full computation. A wrong donor is never offered again by this cache."""
         meta = self.store.meta(record.donor) if record.method == "adopt" and record.donor is not None else None
         if meta is not None:
             self.finder.observe(request, meta, Match(meta.id, record.level, record.score or 0.0), agreed)
@@ -203,16 +202,16 @@ class HierarchicalCache:
         self.finder.counts.add(decision.entry.partition, CacheCounts(rows_kept=kept))
 
     def _with_donors(self, meta: ChunkMeta) -> ChunkMeta | None:
-        """A description of rows; None if a donor was purged meanwhile, and they would have to leave with it."""
+        """Description of rows, None if a donor was purged meanwhile: its rows leave with it."""
         return None if any(self.store.meta(donor) is None for donor in meta.metadata[DONORS]) else meta
 
     def describe_rows(self, entry: ChunkMeta, rows: ComputedRows, ttl: float | None = None) -> list[ChunkMeta]:
-        """Descriptions of a blend's own rows, one for each run; none if too much approximate state went into them.
+        """Describe a blend's own rows, one description a run; none beyond `max_generation`.
 
         entry  `Decision.entry` of the blended prompt
-        ttl    seconds that its request allows
+        ttl    limit of the request, in seconds
 
-        They may be used no longer than any donor whose state they attended to.
+        Rows expire no later than any donor they attended to.
         """
         if rows.generation > self.config.max_generation:
             return []
@@ -221,32 +220,33 @@ class HierarchicalCache:
         return [described_rows(entry, rows, first, stop, shortest(*lives)) for first, stop in rows.runs]
 
     def serves(self, engine: Engine) -> None:
-        """Notes an engine whose state is kept here, for as long as it lives, and measures its costs: not while the first request waits.
+        """Register an engine, weakly, and measure its costs before the first request.
 
-        Raises: ModelError where the settings ask for `top_layer`, and engine or model has none.
+        Raises: ModelError if `top_layer` is set and unsupported by engine or model.
         """
         check_top_layer(engine, self.config)
         self._served.add(engine)
         self.costs(engine)
 
     def weights_changed(self) -> None:
-        """Has every engine served from here fingerprint its model anew (docs/exactness.md)."""
+        """Let every registered engine fingerprint its model again (docs/exactness.md)."""
         for engine in list(self._served):
             engine.weights_changed()
 
     def stats(self, partition: str | None) -> CacheCounts:
-        """A copy of one partition's counters; None sums over all, for the operator of the process."""
+        """Copy of a partition's counters; None sums over all, for the operator of the process."""
         check_scope(partition)
         return self.finder.counts.of(partition)
 
     def trust(self, partition: str | None) -> TrustReport | None:
-        """What is known of the error bound in one partition, in its group if it shares evidence; None for all, for the operator.
-        None without a bound, and while the evidence cannot be read, which the log tells."""
+        """Report on the error bound of a partition (of its group, if it shares evidence), or of all (None, for the operator).
+        None without a bound, and while the evidence cannot be read, which is logged.
+        """
         check_scope(partition)
         return self.gate.known(partition) if self.gate is not None else None
 
     def clear(self, partition: str) -> int:
-        """Removes one partition's chunks; how many there were."""
+        """Remove a partition's chunks and return their number."""
         check_partition(partition)
         self.queue.removing(partition)
         self.store.flush()
@@ -260,14 +260,12 @@ class HierarchicalCache:
         self.queue.clear(partition)
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """Removes the selected entries with everything that was made from them, until no byte of them is left; what was removed.
+        """Remove the selected entries and everything derived from them, to the last byte. Returns what was removed.
 
-        selection  see `Selection`
-        dry_run    removes nothing, and tells what would be
+        dry_run  report without removing
 
-        Prompts that were answered by adopting a donor left no state. A request that is running finishes, and its state is
-        stored afterwards; rows of a blend only while all its donors are there. What idle time is computing is not stored.
-        Raises: StoreError if entries or their traces could not be removed.
+        Adopted prompts left no state. A running request finishes and is stored afterwards; rows of a blend only while all donors
+        remain. Work in idle time is not stored. Raises: StoreError if entries or traces remain.
         """
         check_scope(selection.partition)
         if not dry_run:
@@ -285,16 +283,16 @@ class HierarchicalCache:
 
     @property
     def embed_counts(self) -> dict[str, int]:
-        """How often the embedding hook gave vectors and why it did not, if it counts."""
+        """Counts of the embedding hook's vectors and failures, if it counts."""
         return dict(getattr(self.finder.embed, "counts", {}))
 
     def flush(self) -> None:
-        """Waits until everything handed over is stored, and everything stored can be found."""
+        """Wait until everything queued is stored and can be found."""
         self.store.flush()
         self.finder.wait()
 
     def close(self) -> None:
-        """Finishes the saves and closes the store. What waits to be labelled is lost."""
+        """Finish the saves and close the store. Waiting labels are lost."""
         self.queue.close()
         if self.gate is not None:
             self.gate.close()
@@ -305,9 +303,9 @@ class HierarchicalCache:
 
 
 def described_rows(entry: ChunkMeta, rows: ComputedRows, first: int, stop: int, ttl: float = 0.0) -> ChunkMeta:
-    """The description of the rows first..stop of a blended prompt (`entry`: see `Decision`). `ttl`: see `ChunkMeta`.
+    """Describe rows first..stop of a blended prompt. `entry`: see `Decision`; `ttl`: see `ChunkMeta`.
 
-    Without prompt and chunk, so that no level can compare it; without spans, since runs hold no media.
+    Without prompt and chunk, so no level compares them; without spans, since runs hold no media.
     """
     token_ids = entry.token_ids[first:stop]
     return ChunkMeta(
@@ -327,7 +325,7 @@ def described_rows(entry: ChunkMeta, rows: ComputedRows, first: int, stop: int, 
 
 
 def check_top_layer(engine: Engine, config: SemanticCacheConfig) -> None:
-    """Raises: ModelError where the settings ask for `top_layer` and engine or model has none."""
+    """Raises: ModelError if `top_layer` is set and unsupported by engine or model."""
     reason = engine.no_top_layer() if config.reuse == "top_layer" else ""
     if reason:
         raise ModelError(

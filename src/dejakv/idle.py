@@ -1,7 +1,7 @@
-"""Idle time: prompts are settled when nothing else runs.
+"""Settling in idle time: exact computation of prompts that were, or would have been, answered approximately.
 
-To settle a prompt is to compute it exactly. Its state is stored, so that it is hit exactly when it comes again (promotion); under an
-error bound its answer is compared with the approximate one that was, or would have been, served (a label, or of a served one an audit).
+The state is stored for later exact hits (promotion). Under an error bound the exact answer is compared with the approximate one
+(a label; an audit if that one was served).
 """
 
 import logging
@@ -34,17 +34,17 @@ SECONDS = 600.0
 
 
 class _Unlabelled(Exception):
-    """There is no label, for a reason that the outcome has no part in."""
+    """No label can be made, for a reason independent of the outcome."""
 
 
 class _Stopped(Exception):
-    """The cache was closed while a label was made. The answer counts as wrong: else slow answers would be left out."""
+    """The cache was closed during a label. Counts as wrong: else slow answers would be left out."""
 
 
 class Settler:
-    """Settles what waits in a cache's queue, with an engine that is free.
+    """Settles the queue of a cache with an idle engine.
 
-    clock  seconds that must not jump, for the time that a label takes
+    clock  monotonic seconds, for the time limit of a label
     """
 
     def __init__(
@@ -61,14 +61,13 @@ class Settler:
         self._clock = clock
 
     def settle_one(self) -> bool:
-        """Labels a would-be hit, or else computes an approximately answered prompt. False if none waits."""
+        """Label a would-be hit, else promote a prompt. False if none waits."""
         return self.label_one() or self.promote_one()
 
     def promote_one(self) -> bool:
-        """Computes the newest prompt that waits for its promotion, and stores its state. False if none waits.
+        """Compute the newest waiting prompt exactly and store its state. False if none waits.
 
-        Prompts whose exact state has arrived meanwhile, or that another model answered, are passed over. A failure is counted and
-        logged, and the prompt forgotten.
+        Skips prompts with stored exact state or of another model. A failure is counted and logged, and its prompt dropped.
         """
         cache = self._cache
         begun = cache.queue.mark()
@@ -87,10 +86,10 @@ class Settler:
         return False
 
     def label_one(self) -> bool:
-        """Labels the hit that waits longest. False if none waits.
+        """Label the oldest hit. False if none waits.
 
-        A label that could not be made is lost if its runs never began: the donor is gone, another model runs. If they began and
-        failed, took too long or did not finish before the cache was closed, the answer counts as wrong, and the log says why.
+        A label is lost if its runs cannot begin: the donor is gone, or another model runs. Once begun, a failure, a timeout or a closed
+        cache counts as a wrong answer, and is logged.
         """
         queue = self._cache.queue
         begun = queue.mark()
@@ -115,8 +114,9 @@ class Settler:
         return True
 
     def _judged(self, label: Label, tried: dict[str, float], begun: int) -> bool:
-        """Whether the approximate answer is wrong. `tried` gets what the approximate plan's first token shows;
-        `begun`: `queue.mark()` when the hit was taken."""
+        """Whether the approximate answer is wrong. `tried` is filled with features of the approximate plan's first token;
+        `begun`: `queue.mark()` when the hit was taken.
+        """
         trial, cache, queue = label.decision.trial, self._cache, self._cache.queue
         differs, served = queue.differs, label.draw.served
         assert trial is not None
@@ -162,19 +162,18 @@ class Settler:
         return differs.wrong(label.request, full, reused)
 
     def _exactly(self, prepared: Prepared, on_token: OnToken | None) -> tuple[Decision, Completion]:
-        """Full computation, behind the exact prefix if there is one."""
+        """Compute in full, or from the exact prefix."""
         decision = self._cache.exactly(prepared, self._engine)
         return decision, self._run(prepared, decision.plans, on_token)[1]
 
 
 def seen(completion: Completion) -> Seen:
-    """An answer as it is compared."""
+    """The part of an answer to compare."""
     return Seen(completion.text, completion.token_ids, completion.continued)
 
 
 def _of_donor(plan: Plan, request: Request, differs: Differs) -> Seen | None:
-    """The answer of an adopted donor, if its greedy one of the wanted length is stored with it: the model would say the same again. Of
-    one token the text is left out."""
+    """An adopted donor's stored greedy answer of the wanted length, None without: the model would repeat it. One token has no text."""
     if plan.method != "adopt" or differs.logits:
         return None
     donor, tokens = plan.donors[0], differs.tokens or request.sampling.max_new_tokens

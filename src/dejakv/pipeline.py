@@ -1,4 +1,4 @@
-"""One request, end to end: prepare, decide, run the first plan that works, keep, record."""
+"""Serve one request: prepare, decide, run the best plan that works, store the state, record."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ _TRIES = 3
 
 
 class Pipeline:
-    """Serves requests with one engine and at most one cache. Without a cache every request is computed in full.
+    """Serves requests with one engine and at most one cache; without a cache, in full.
 
-    promotes  prompts that were answered approximately wait to be computed exactly
+    promotes  queue approximately answered prompts for exact computation
 
-    Raises: ModelError for settings that engine or model cannot follow.
+    Raises: ModelError for settings unsupported by engine or model.
 
-    Its owner calls `settle_one` in idle time, behind requests: it promotes prompts, and it labels would-be hits where the cache has an
-    error bound. Without it a bound serves nothing approximate.
+    Call `settle_one` in idle time: it promotes prompts and, under an error bound, labels would-be hits. Without labels a bound serves
+    nothing approximate.
     """
 
     def __init__(self, engine: Engine, cache: HierarchicalCache | None = None, *, promotes: bool = False) -> None:
@@ -40,9 +40,9 @@ class Pipeline:
             cache.serves(engine)
 
     def answer(self, request: Request, *, on_token: OnToken | None = None) -> Answer:
-        """Runs one request. Storing happens in the background after the answer is complete.
+        """Run one request. The state is stored in the background, after the answer.
 
-        Raises: InputError if the request itself cannot be served. The cache never makes a request fail.
+        Raises: InputError for an invalid request. The cache never makes a request fail.
         """
         clock = Clock(on_token)
         with keeping(no_store=request.no_store, ttl=request.ttl):
@@ -74,9 +74,9 @@ class Pipeline:
     def run_plans(
         self, prepared: Prepared, plans: Sequence[Plan], on_token: OnToken | None = None
     ) -> tuple[Plan, Completion]:
-        """Runs the first plan that the engine does not refuse. Returns the plan that ran, with the reason of the first refusal.
+        """Run plans, best first, until the engine accepts one. Returns it, with the reason of the first refusal.
 
-        plans  best first; the last is full computation
+        plans  the last is full computation
         """
         store, reason = self.cache.store if self.cache is not None else None, ""
         for plan in plans:
@@ -92,7 +92,7 @@ class Pipeline:
         )
 
     def _prepared(self, request: Request) -> Prepared:
-        """The request's tokens, its parts in the order that saves most, under the engine's epoch."""
+        """Tokenize a request under the engine's epoch, its parts in the order with most reuse."""
         engine, cache = self.engine, self.cache
         order = self._order(request) if request.order == "free" else None
         if order is not None and order.changed and cache is not None:
@@ -107,7 +107,7 @@ class Pipeline:
         return replace(prepared, epoch=epoch, order_s=order.seconds if order is not None else 0.0)
 
     def _order(self, request: Request) -> Arrangement | None:
-        """The order of its parts in which most of the prompt was computed before."""
+        """Order a prompt's parts for the longest stored prefix."""
         cache, epoch = self.cache, self.engine.epoch
         if cache is None or not (cache.config.free_order and cache.config.exact_prefix) or not epoch:
             return None
@@ -119,22 +119,22 @@ class Pipeline:
 
     @property
     def waiting(self) -> int:
-        """How many prompts wait to be settled."""
+        """Number of prompts to settle."""
         return len(self.cache.queue) if self.cache is not None else 0
 
     def settle_one(self) -> bool:
-        """Settles one prompt: labels a would-be hit, or else computes an approximately answered one exactly. False if none waits.
+        """Settle one prompt: label a would-be hit, else promote an approximately answered prompt. False if none waits.
 
-        For idle time. A label takes up to twice as long as its request took, a promotion as long as the prompt's prefill.
+        For idle time. A label takes up to twice the time of its request, a promotion that of the prompt's prefill.
         """
         return self._settled(Settler.settle_one)
 
     def label_one(self) -> bool:
-        """Labels the would-be hit that waits longest, for the error bound. A failure counts as a wrong answer and is logged."""
+        """Label the oldest would-be hit for the error bound. A failure counts as a wrong answer and is logged."""
         return self._settled(Settler.label_one)
 
     def promote_one(self) -> bool:
-        """Computes the newest waiting prompt exactly and stores its state, so that it is hit exactly when it comes again."""
+        """Compute the newest waiting prompt exactly and store its state for later exact hits."""
         return self._settled(Settler.promote_one)
 
     def _settled(self, what: Callable[[Settler], bool]) -> bool:
@@ -144,14 +144,14 @@ class Pipeline:
             return what(Settler(self.engine, self.cache, self.run_plans))
 
     def stop_settling(self) -> None:
-        """Ends a label that is being made at its next token; from now on would-be hits are lost, and nothing is labelled."""
+        """End a running label at its next token and label nothing more; later would-be hits are lost."""
         if self.cache is not None:
             self.cache.queue.close()
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """`HierarchicalCache.purge`, and the same of the engine's encoder outputs and of what it remembers for speed.
+        """Purge the cache (`HierarchicalCache.purge`), the engine's encoder outputs and its memory of requests.
 
-        It waits for what idle time is computing, which is not kept: a label ends at its next token. Raises: StoreError.
+        Waits for work in idle time, which is not stored; a label ends at its next token. Raises: StoreError.
         """
         if self.cache is not None and not dry_run:
             self.cache.queue.removing(selection.partition)
@@ -165,5 +165,5 @@ class Pipeline:
             return purged
 
     def weights_changed(self) -> None:
-        """Has the engine fingerprint its model anew, where it can."""
+        """Let the engine fingerprint its model again, if it can."""
         self.engine.weights_changed()

@@ -1,7 +1,7 @@
-"""What a caller asks for: a prompt, its media, who asks, and how the answer is to be made.
+"""A request: prompt, media, caller, and sampling.
 
-Each raises InputError for a field of another type, and for text that UTF-8 cannot encode (a lone surrogate): such a text has
-no tokens and no key.
+Each class raises InputError for a field of another type, and for text that UTF-8 cannot encode (a lone surrogate), which has no
+tokens and no key.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ MAX_PLACES = 32
 
 @dataclass(frozen=True)
 class Media:
-    """One picture, sound or clip, as the bytes it came in (an encoded file: PNG, JPEG, WAV...).
+    """One picture, sound or clip, as its encoded file (PNG, JPEG, WAV...).
 
-    Two media are the same if their bytes are: re-encoding a picture makes another medium.
+    Media are equal if their bytes are: a re-encoded picture is another medium.
     """
 
     data: bytes = field(repr=False)
@@ -49,9 +49,9 @@ class Media:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. Greedy unless `temperature` is above zero.
+    """Choice of tokens, greedy unless `temperature` is above zero.
 
-    stop  texts after which nothing is decoded; the answer still holds the one that ended it. Not for beams
+    stop  texts that end the answer; the one found stays in it. Not for beams
     """
 
     max_new_tokens: Positive = 16
@@ -71,7 +71,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Frame:
-    """A prompt with parts: `before`, the parts with `between` between them, `after`."""
+    """A prompt with parts: `before`, the parts joined by `between`, `after`."""
 
     before: str
     between: str
@@ -83,7 +83,7 @@ class Frame:
         return self.opening(order) + self.after
 
     def opening(self, order: Sequence[int]) -> str:
-        """The prompt up to the end of the parts that are named."""
+        """The prompt up to the end of the named parts."""
         return self.before + self.between.join(self.parts[number] for number in order)
 
 
@@ -105,9 +105,9 @@ def check_parts(parts: Sequence[Any]) -> tuple[str, ...]:
 
 
 def frame_of(prompt: str, parts: Sequence[str]) -> Frame:
-    """Finds the parts in a prompt.
+    """Find the parts in a prompt.
 
-    Raises: InputError for parts that are wrong in themselves, or do not stand in the prompt as they are given.
+    Raises: InputError for invalid parts, or parts not found in the prompt as given.
     """
     given = check_parts(parts)
     first, *others = given
@@ -132,19 +132,18 @@ def frame_of(prompt: str, parts: Sequence[str]) -> Frame:
 class Request:
     """One request on its way through the cache. Lists of media and parts are kept as tuples.
 
-    prompt     the text the model is given, template applied, media placeholders included
-    chunk      the text the levels compare (`chunk_source` picks it; the prompt if nothing does)
-    question   what is asked, where the chunk is another text (a program, a group): guards of words read it instead of the chunk
+    prompt     text for the model, template applied, media placeholders included
+    chunk      text for the levels to compare (picked by `chunk_source`; default: the prompt)
+    question   question, if the chunk is another text (a program, a group): guards of words read it instead of the chunk
     media      in the order of their placeholders
     partition  tenant: entries, scores and statistics never cross it
     reuse      this request's own way of reuse; None: the cache's. `off`: computed in full, exact prefixes apart
-    threshold  this request's own least score of a donor, in [-1, 1]; it can only tighten the cache's
-    parts      texts of the prompt whose order is free (retrieved passages), as they stand in it: one after the other, with the same
-               text between them
-    no_store   nothing of this request is kept, wherever it comes by; state that is there already may serve it
-    ttl        seconds for which what is kept of this request may be used; it can only shorten the cache's
-    order      `given`: the prompt runs as it is; `free`: its parts may be rearranged, so that more of it has been computed before
-    metadata   anything a hook or a report wants (dataset fields, image id); never part of a key
+    threshold  this request's own least score of a donor, in [-1, 1]; only tightens the cache's
+    parts      texts of the prompt in free order (retrieved passages), as they stand in it: consecutive, with the same text between
+    no_store   store nothing of this request, anywhere; stored state may still serve it
+    ttl        seconds of use for everything stored of this request; only shortens the cache's
+    order      `given`: the prompt runs as it is; `free`: its parts may be rearranged for a longer stored prefix
+    metadata   values for hooks and reports (dataset fields, image id); never part of a key
     """
 
     id: str
@@ -175,7 +174,7 @@ class Request:
 
     @cached_property
     def frame(self) -> Frame:
-        """The prompt around its parts. Raises: InputError for parts that do not stand in it, and for none."""
+        """The prompt around its parts. Raises: InputError without parts, or for parts not found in it."""
         if self.media:
             raise InputError("order='free' is for texts, and the request has pictures: leave its order out")
         return frame_of(self.prompt, self.parts)
@@ -185,10 +184,10 @@ class Request:
 class Prepared:
     """A tokenized request. `inputs` is the engine's own (lazily processed pixels, position ids, ...).
 
-    epoch  the engine's epoch when state was looked up for it; empty if no state is to be used. An engine that finds another epoch
-           before it computes raises ModelChangedError. `prepare` sets it where prompts of one length have an epoch of their own.
-    piece  tokens of the pieces in which the engine prefills prompts, so that exact state is reused piece by piece; 1: any number
-    order  places of the prompt's parts as they were given, in the order chosen; empty: as given. `order_s`: seconds of choosing
+    epoch  the engine's epoch at the lookup; empty: use no state. An engine with another epoch raises ModelChangedError before it
+           computes. Set by `prepare` where prompts of one length have an epoch of their own.
+    piece  tokens of a prefill piece, the unit of exact reuse; 1: any number
+    order  given places of the prompt's parts in the chosen order; empty: as given. `order_s`: seconds of choosing
     """
 
     request: Request
@@ -201,13 +200,15 @@ class Prepared:
     order_s: float = 0.0
 
     def sampled(self, sampling: Sampling) -> "Prepared":
-        """The same prompt with another way of choosing tokens."""
+        """Copy with another sampling."""
         return replace(self, request=replace(self.request, sampling=sampling))
 
 
 def pieces(tokens: int, piece: int, spans: Sequence[Span] = ()) -> list[int]:
-    """Where a prompt of `tokens` tokens is divided: every `piece` tokens, or behind the picture that stands there; nowhere for 1.
-    What is behind the last of these places has a token at least. Longer prompts with this beginning are divided there as well."""
+    """Places where a prompt of `tokens` tokens is divided: every `piece` tokens, or behind a picture there; none for 1.
+
+    The last piece has at least one token. Longer prompts with this beginning are divided alike.
+    """
     if piece == 1:
         return []
     ends = {
@@ -218,8 +219,7 @@ def pieces(tokens: int, piece: int, spans: Sequence[Span] = ()) -> list[int]:
 
 
 def reusable(held: int, tokens: int, piece: int, spans: Sequence[Span] = ()) -> int:
-    """How many tokens of a prompt need not be computed if exact state of the first `held` is there: whole pieces, at most all
-    tokens but the last."""
+    """Tokens of a prompt to reuse from exact state of its first `held`: whole pieces, at most all but the last token."""
     if piece == 1:
         return max(0, min(held, tokens - 1))
     return max((place for place in pieces(tokens, piece, spans) if place <= held), default=0)
@@ -230,7 +230,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Scope:
-    """What its request says: nothing is kept of it, or for so many seconds; and what is made for it alone."""
+    """Storage rules of a request (nothing, or for some seconds), and values made for it alone."""
 
     no_store: bool = False
     ttl: float | None = None
@@ -243,32 +243,32 @@ _scope: ContextVar[_Scope] = ContextVar("dejakv_retention", default=_NO_LIMITS)
 
 @runtime_checkable
 class Forgets(Protocol):
-    """A part that remembers something of partitions' requests for speed."""
+    """Remembers something of partitions' requests for speed."""
 
     def forget(self, partition: str | None) -> None:
-        """Forgets what it remembers of one partition, or of all."""
+        """Forget a partition, or all."""
         ...
 
 
 def forget(parts: Iterable[object], partition: str | None) -> None:
-    """Has those of the parts that remember something forget it."""
+    """Let the parts that implement `Forgets` forget a partition, or all."""
     for part in parts:
         if isinstance(part, Forgets):
             part.forget(partition)
 
 
 def nothing_is_kept() -> bool:
-    """Whether the request that this thread or task serves leaves nothing behind."""
+    """Whether this thread or task serves a request with `no_store`."""
     return _scope.get().no_store
 
 
 def kept_for() -> float | None:
-    """Seconds for which what is kept of the request may be used; None: it does not say."""
+    """Seconds of use for state of the current request; None: unlimited by it."""
     return _scope.get().ttl
 
 
 def for_this_request(key: Any, make: Callable[[], T]) -> T:
-    """What is made once for the request and dropped with it. Call it only where `nothing_is_kept`."""
+    """Value made once for the request and dropped with it. Call only under `nothing_is_kept`."""
     scope = _scope.get()
     assert scope.no_store
     if key not in scope.scratch:
@@ -277,7 +277,7 @@ def for_this_request(key: Any, make: Callable[[], T]) -> T:
 
 
 def after_waiting(request: Request, seconds: float) -> Request:
-    """The request that has waited for so many seconds: its own time is shorter by them, and nothing is kept once it is over."""
+    """The request after `seconds` of waiting: its `ttl` is shorter by them; once it is over, nothing is stored."""
     if request.ttl is None:
         return request
     left = request.ttl - seconds
@@ -286,7 +286,7 @@ def after_waiting(request: Request, seconds: float) -> Request:
 
 @contextmanager
 def keeping(*, no_store: bool = False, ttl: float | None = None) -> Generator[None]:
-    """Inside, nothing is kept if `no_store`, and no longer than `ttl` seconds where that is given."""
+    """Context in which nothing is stored (`no_store`), or for at most `ttl` seconds."""
     token = _scope.set(_Scope(no_store, ttl))
     try:
         yield
@@ -295,6 +295,6 @@ def keeping(*, no_store: bool = False, ttl: float | None = None) -> Generator[No
 
 
 def asks_no_store(values: Iterable[str]) -> bool:
-    """Whether one of the values of a `Cache-Control` header (RFC 9111, 5.2.1) has the directive `no-store`."""
+    """Whether a `Cache-Control` header's values (RFC 9111, 5.2.1) include `no-store`."""
     directives = ",".join(values).split(",")
     return any(directive.strip().lower() == "no-store" for directive in directives)

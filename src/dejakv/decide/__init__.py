@@ -1,1 +1,1 @@
-"""Finding: donors by the levels, judged by the guards, made into a plan. One finder serves every engine and server."""
+"""Decisions: levels find donors, guards judge them, plans use them. One finder serves every engine and server."""

@@ -1,4 +1,4 @@
-"""The error bound, as an observer: what it leaves of the plan that was chosen, and the label that waits."""
+"""Error bound as an observer: it may withhold the chosen plan, and queues its label."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,10 +20,10 @@ BOUND = "error bound"
 
 
 class ErrorBound:
-    """Draws for every approximate plan: whether it is served, and whether it is labelled in idle time.
+    """Draws for every approximate plan whether to serve it, and whether to label it in idle time.
 
-    gate    knows how often plans were wrong, and draws
-    queue   where would-be hits wait for their labels; None: their draws are the caller's business
+    gate    evidence on wrong answers; draws
+    queue   of would-be hits to label; None: the caller handles the draws
     """
 
     def __init__(self, gate: Gate, config: SemanticCacheConfig, queue: SettlingQueue | None = None) -> None:
@@ -32,10 +32,9 @@ class ErrorBound:
         self._queue = queue
 
     def decided(self, prepared: Prepared, decision: Decision) -> Decision:
-        """The decision with its trial, and without the approximate plan where that is not served.
+        """Add a trial to the decision, and remove an approximate plan that is not served.
 
-        Of a request of which nothing may be kept, no label can be made: it is run exactly, and there is no draw. A blend may run
-        until its first token is known, which then draws.
+        A request with `no_store` cannot be labelled: it runs exactly, without a draw. A blend may draw after its first token.
         """
         plan = decision.plan
         if not plan.approximate:
@@ -67,24 +66,24 @@ class ErrorBound:
         return decision
 
     def _is_late(self, plan: Plan, decision: Decision) -> bool:
-        """Whether a plan is judged by its first token, which is known once it was tried."""
+        """Whether a plan is judged by its first token, after a trial run."""
         return decision.ask.tells_first_token and plan.method == "blend" and orders(self._config.differs)
 
     def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Any) -> None:
-        """Hands the answer to the label that waits: one of the two that are compared is known then."""
+        """Hand the answer to the waiting label, for its comparison."""
         trial, queue = decision.trial, self._queue
         if trial is not None and trial.draw is not None and queue is not None and queue.differs is not None:
             answer = _greedy(prepared.request, ran, queue.differs)
             queue.answered(trial.draw, answer, approximate=plan.approximate)
 
     def _note(self, draw: Draw, prepared: Prepared, decision: Decision) -> None:
-        """The label waits from before anybody has seen a token."""
+        """Queue the label, before a token is seen."""
         if self._queue is not None:
             self._queue.label(draw, prepared.request, prepared.epoch, decision)
 
 
 def setting_of(method: Method, config: SemanticCacheConfig) -> str:
-    """What makes approximate plans of a method what they are: evidence on one setting says nothing of another."""
+    """Settings of a method's approximate plans: evidence on one setting says nothing about another."""
     if method == "blend":
         made = [config.blend_map, config.blend.told, f"generation {config.max_generation}"]
     elif method == "top_layer":
@@ -96,13 +95,13 @@ def setting_of(method: Method, config: SemanticCacheConfig) -> str:
 
 
 def _time_share(decision: Decision) -> float:
-    """What the plan takes, as a share of the exact plan's time; 0 without costs."""
+    """Time of the plan as a share of the exact plan's; 0 without costs."""
     tried, exact = decision.plan.seconds, decision.exact.seconds
     return tried / exact if tried is not None and exact else 0.0
 
 
 def _greedy(request: Request, ran: Any, differs: Differs) -> Seen | None:
-    """What a request was answered, if that is greedy and all that is compared; it holds on to no state."""
+    """The answer to compare, None unless it is greedy and sufficient; holds no state."""
     sampling = request.sampling
     if differs.logits or not sampling.greedy or sampling.num_beams != 1:
         return None

@@ -1,8 +1,7 @@
-"""What a plan takes, in seconds: rows computed, bytes loaded, and what a blend takes beyond its rows.
+"""Estimated seconds of a plan: rows computed, bytes loaded, overhead of a blend.
 
-On a CPU a row attends to what is before it alone: to half of the prompt in the mean, and to more behind a prefix. Rows behind a prefix
-and rows of a blend do so with an explicit mask, which takes longer than the causal one of a whole prompt. So a very short prefix of a
-long prompt would make the request slower.
+On a CPU a row attends only to its past: half of the prompt in the mean, more behind a prefix. Rows behind a prefix and rows of a blend
+need an explicit mask, slower than the causal one of a whole prompt. So a very short prefix makes a long prompt slower.
 """
 
 import time
@@ -15,14 +14,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Costs:
-    """The constants of one model on one machine, in seconds.
+    """Constants of one model on one machine, in seconds.
 
-    row          of one token in all layers, attention to other tokens apart
-    pair         of one token that attends to one other in all layers
-    byte         of one byte of state that is loaded
-    blend        of one token of a prompt that is blended: its map, its keys moved; rows that are computed apart
-    whole        share of the prompt that a row of it attends to in the mean: half, or all where hidden keys are computed too
-    masked       what a pair costs with an explicit mask, by one without
+    row          one token in all layers, without attention to other tokens
+    pair         one token attending to another in all layers
+    byte         one loaded byte of state
+    blend        overhead per token of a blended prompt: token map, moved keys, separate rows
+    whole        share of the prompt that a row attends to in the mean: half, or all if hidden keys are computed too
+    masked       cost of a pair with an explicit mask, relative to one without
     token_bytes  bytes of one token's state
     """
 
@@ -35,20 +34,20 @@ class Costs:
     token_bytes: float = 0.0
 
     def full(self, tokens: int) -> float:
-        """A prompt without any state."""
+        """Seconds of a prompt without any state."""
         return tokens * (self.row + self.whole * tokens * self.pair)
 
     def rows(self, rows: float, tokens: int, held: int = 0) -> float:
-        """Some rows of a prompt of `tokens` tokens, all behind its first `held`, the others' state being there."""
+        """Seconds of some rows of a prompt, all behind its first `held` tokens, with state of the others."""
         keys = self.whole * tokens + (1 - self.whole) * held
         return rows * (self.row + keys * self.masked * self.pair)
 
     def load(self, tokens: int) -> float:
-        """State of so many tokens."""
+        """Seconds to load the state of some tokens."""
         return tokens * self.token_bytes * self.byte
 
     def prefix(self, held: int, tokens: int) -> float:
-        """A prompt from the state of its first `held` tokens."""
+        """Seconds of a prompt from the state of its first `held` tokens."""
         return self.rows(tokens - held, tokens, held) + self.load(held)
 
     def prefix_saves(self, held: int, other: int, tokens: int) -> bool:
@@ -56,16 +55,16 @@ class Costs:
         return self.prefix(held, tokens) < min(self.prefix(other, tokens), self.full(tokens))
 
     def blending(self, rows: float, tokens: int, loaded: int) -> float:
-        """A blend that computes so many rows, the mean over layers, from donors of `loaded` tokens."""
+        """Seconds of a blend with `rows` computed (mean over layers) from donors of `loaded` tokens."""
         return self.rows(rows, tokens) + tokens * self.blend + self.load(loaded)
 
     def most_rows(self, seconds: float, tokens: int, loaded: int) -> float:
-        """How many rows a blend may compute to take no more than `seconds`; below 0 if it takes more without any."""
+        """Maximum rows of a blend within `seconds`; negative if it takes more without any."""
         left = seconds - self.blending(0, tokens, loaded)
         return left / self.rows(1, tokens) if self.row or self.pair else float(tokens)
 
     def fixed(self, constants: tuple[float, ...]) -> "Costs":
-        """With `row, pair, byte, blend` given by a setting."""
+        """Copy with `row, pair, byte, blend` from a setting."""
         row, pair, byte, blend = constants
         return replace(self, row=row, pair=pair, byte=byte, blend=blend)
 
@@ -78,9 +77,9 @@ BEGINNINGS = 3
 
 
 class Rate:
-    """A constant that follows observations: the median of the latest, so that a stall of the machine does not show.
+    """Running median of the latest observations, robust against a stall of the machine.
 
-    Needs no lock: its lists are replaced, never changed, and of two threads at once one observation may be lost.
+    Lock-free: its lists are replaced, never changed; two threads at once may lose one observation.
     """
 
     def __init__(self, begin: float) -> None:
@@ -97,8 +96,7 @@ class Rate:
         self._missed = 0
 
     def missed(self) -> None:
-        """Another kind of work was done instead. After `SEEN` times in a row what was observed is forgotten: else a slow spell would
-        rule this kind out for good, since nothing more would be seen of it."""
+        """Note that other work was chosen. `SEEN` times in a row forget the observations, else a slow spell would rule it out for good."""
         self._missed += 1
         if self._missed >= SEEN:
             self._seen, self._missed = self._begin, 0
@@ -129,10 +127,10 @@ MASKED = 1.3
 
 @dataclass(frozen=True)
 class Shape:
-    """Floating-point operations of one model, embeddings left out.
+    """Floating-point operations of one model, without embeddings.
 
-    row          of one token in all layers, attention to other tokens apart
-    pair         of one token that attends to one other in all layers; 0 where pairs are not counted
+    row          one token in all layers, without attention to other tokens
+    pair         one token attending to another in all layers; 0 if pairs are not counted
     whole        see `Costs`
     token_bytes  bytes of one token's state
     """
@@ -144,9 +142,10 @@ class Shape:
 
 
 class CostMeter:
-    """The costs of one model, counted from its shape, timed once, and corrected by what requests took. `forward(rows)` computes so many rows without a state; None: it cannot be timed.
+    """Costs of one model: counted from its shape, timed once, corrected by requests.
 
-    Until `time` was called they are counted: as if every machine were equally fast, and nothing but rows took time.
+    `forward(rows)` computes that many rows without state; None: no timing. Until `time` is called, costs are counted as if all machines
+    were equally fast and only rows took time.
     """
 
     def __init__(self, shape: Shape, forward: Callable[[int], object] | None) -> None:
@@ -156,7 +155,7 @@ class CostMeter:
         self._operation, self._byte, self._blend = Rate(COUNTED), Rate(0.0), Rate(BLEND_ROWS)
 
     def time(self) -> None:
-        """Times the model and the memory, once; a fraction of a second."""
+        """Time the model and the memory, once; takes a fraction of a second."""
         if not self.timed and self._forward is not None:
             self._operation = Rate(self._of_operation(self._forward))
             self._byte = Rate(COPIES * _copy_seconds())
@@ -170,7 +169,7 @@ class CostMeter:
         )  # fmt: skip
 
     def computed(self, rows: int, tokens: int, seconds: float) -> None:
-        """A prompt of which so many rows were computed, the rest loaded."""
+        """Observe a prompt with `rows` computed and the rest loaded."""
         if seconds >= LEAST_SECONDS:
             self._operation.add(seconds / self._operations(rows, tokens))
         if rows == tokens:
@@ -178,13 +177,13 @@ class CostMeter:
             self._byte.missed()
 
     def blended(self, rows: float, tokens: int, seconds: float) -> None:
-        """A prompt of which so many rows were computed, the mean over layers, in a blend."""
+        """Observe a blend with `rows` computed, the mean over layers."""
         if seconds >= LEAST_SECONDS:
             left = seconds - self.costs().rows(rows, tokens)
             self._blend.add(left / (self._operation.value * tokens * self.shape.row))
 
     def loaded(self, nbytes: int, seconds: float) -> None:
-        """State of so many bytes, from the store into the engine."""
+        """Observe a load of state from the store into the engine."""
         if nbytes >= LEAST_BYTES:
             self._byte.add(seconds / nbytes)
 
@@ -193,7 +192,7 @@ class CostMeter:
         return counted.full(tokens) if rows == tokens else counted.prefix(tokens - rows, tokens)
 
     def _of_operation(self, forward: Callable[[int], object]) -> float:
-        """Seconds for an operation: the best of a few passes, after a short one that warms up."""
+        """Seconds of an operation: best of a few passes, after a short warm-up."""
         forward(FIRST)
         rows, took = FIRST, _seconds(forward, FIRST)
         if took * PASSES * MORE / FIRST <= LIMIT:
@@ -208,7 +207,7 @@ def _seconds(forward: Callable[[int], object], rows: int) -> float:
 
 
 def _copy_seconds() -> float:
-    """Seconds for a byte that is copied in memory."""
+    """Seconds to copy a byte in memory."""
     source = np.ones(4 << 20, np.uint8)
     target = np.empty_like(source)
     best = min(_seconds(lambda _: np.copyto(target, source), 0) for _ in range(3))

@@ -47,28 +47,28 @@ def no_vectors(_: Request) -> Vectors:
 
 @dataclass(frozen=True)
 class EpochPrefixes:
-    """Stored prefixes of one model's prompts (`part_order.Prefixes`)."""
+    """Stored prefixes of one epoch, as `part_order.Prefixes`."""
 
     store: Store
     epoch: str
 
     def held(self, token_ids: Sequence[int], partition: str) -> int:
-        """Leading tokens that are stored in the partition."""
+        """Number of leading tokens stored in the partition."""
         found = self.store.find(partition, self.epoch, token_ids)
         return found[0].tokens if found is not None else 0
 
 
 class Finder:
-    """Levels, guards and plan over one store. Thread-safe; partitions and epochs never see each other.
+    """Levels, guards and plans over one store. Thread-safe; partitions and epochs never see each other.
 
-    Levels and the index of copied text are plain objects under its lock; encoders run and guards judge without it.
+    Levels and the index of copied text run under its lock; encoders and guards without it.
 
-    levels   tried in order; the first whose donor passes the guards wins
-    guards   asked for whatever is not exact
-    embed    computes the latent layers' vectors of a request, called only when a latent level asks
-    embedder fingerprint of whatever makes vectors; stored vectors of another embedder are not used
-    plan_guards  of the caller's own; they judge approximate plans
-    background   what is stored is indexed by a thread; meanwhile lookups search what is indexed already
+    levels       asked in order; the first with an accepted donor wins
+    guards       judge every donor that is not exact
+    embed        computes the latent layers' vectors of a request, on demand of a latent level
+    embedder     fingerprint of the vectors' embedder; stored vectors of others are ignored
+    plan_guards  the caller's own, to judge approximate plans
+    background   index stored chunks in a thread; lookups search the part indexed so far
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Finder:
         self._stopped = False
 
     def decide(self, prepared: Prepared, ask: Ask, *, costs: Costs | None = None) -> Decision:
-        """Decides how to run a prompt whose state would be of the epoch `prepared.epoch`.
+        """Decide how to run a prompt with state of `prepared.epoch`.
 
-        costs  what computing and loading take in the engine; None: not known, and the way that reuses most runs
+        costs  of computing and loading in the engine; None: unknown, and the plan with most reuse runs
 
-        Never raises for the state of the cache. Raises: ConfigError for a level whose settings are wrong.
+        Never raises for the state of the cache. Raises: ConfigError for a level with wrong settings.
         """
         began = time.perf_counter()
         if ask.threshold != prepared.request.threshold:
@@ -130,20 +130,20 @@ class Finder:
         return Decision(entry, ask, plans, found, query, settled(statuses, plans[0]), seconds, considered)
 
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
-        """Decides how to compute a prompt exactly: nothing is compared."""
+        """Decide how to compute a prompt exactly, without comparison."""
         return self.decide(prepared, Ask(levels=False), costs=costs)
 
     def fill(self) -> None:
-        """Makes all that is stored findable."""
+        """Make all stored chunks findable."""
         self._fill(self.levels)
 
     def wait(self) -> None:
-        """Returns when what was stored before this finder came can be found."""
+        """Wait until all chunks stored before this finder can be found."""
         for thread in self._threads:
             thread.join()
 
     def stop(self) -> None:
-        """Ends the filling."""
+        """Stop the indexing."""
         self._stopped = True
         self.wait()
 
@@ -152,8 +152,10 @@ class Finder:
         return all(any(statuses.get(name, "skip") != "skip" for name in level.status_names) for level in self.levels)
 
     def add(self, meta: ChunkMeta, *, levels: bool = True) -> bool:
-        """Makes a stored chunk findable: exact state by every level (without `levels` only by those that need no vectors), rows of a
-        blended prompt for later blends alone. False if it has left the store meanwhile."""
+        """Make a stored chunk findable. False if it has left the store meanwhile.
+
+        Exact state is added to every level (without `levels`, only to those without vectors), rows of a blend for later blends alone.
+        """
         with self._lock:
             self._left.discard(meta.id)
         self._add(meta, self.levels if levels else self._exact)
@@ -164,11 +166,11 @@ class Finder:
 
     @property
     def _exact(self) -> list[Level]:
-        """The levels that need no vectors."""
+        """Levels without vectors."""
         return [level for level in self.levels if isinstance(level, ExactTextCache)]
 
     def remove(self, donor: str) -> None:
-        """Makes a chunk unfindable."""
+        """Make a chunk unfindable."""
         with self._lock:
             if self._fillings:
                 self._left.add(donor)
@@ -178,19 +180,19 @@ class Finder:
                 level.remove(donor)
 
     def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
-        """Tells every guard whether full computation gave the donor's answer."""
+        """Tell every guard whether full computation gave the donor's answer."""
         with self._lock:
             for guard in self.guards:
                 guard.observe(request, donor, match, agreed)
 
     def vectors(self, query: Query) -> Vectors:
-        """Text and latent vectors of a request, to be stored with it, so that a restart embeds nothing again."""
+        """Text and latent vectors of a request, stored with it to spare embedding after a restart."""
         for level in self.levels:
             _encode(level, query)
         return {**query.vectors, **{name: row for name, row in query.encoded.items() if row is not None}}
 
     def _fill(self, levels: Sequence[Level]) -> None:
-        """Has what is stored indexed by copied text and these levels: by a thread, if there may be one."""
+        """Index the store by copied text and these levels, in a thread if `background`."""
         with self._lock:
             self._fillings += 1
         if self._background:
@@ -200,7 +202,7 @@ class Finder:
             raise failed
 
     def _index(self, levels: Sequence[Level]) -> Exception | None:
-        """Adds what is stored; the first error, which costs its prompt's hits."""
+        """Add the stored chunks; returns the first error, which costs hits of its chunk alone."""
         failed: Exception | None = None
         try:
             listed = takewhile(lambda _: not self._stopped, self.store.metas())
@@ -223,7 +225,7 @@ class Finder:
         return failed
 
     def _add(self, meta: ChunkMeta, levels: Sequence[Level]) -> None:
-        """Adds a chunk to copied text and to these levels, unless it has left since it was listed."""
+        """Add a chunk to copied text and these levels, unless it has left the store."""
         copied = self._copied
         if copied is not None and serves_blends(meta, self.config.max_generation):
             found = fingerprints_of(meta)
@@ -244,7 +246,7 @@ class Finder:
                     level.add(meta.id, query)
 
     def _warn_of_vectors(self, metas: Sequence[ChunkMeta]) -> None:
-        """Tells how many stored prompts have vectors of another embedder, if a level compares vectors."""
+        """Warn of stored prompts with vectors of another embedder, if a level compares vectors."""
         prompts = [meta for meta in metas if meta.kind == KV and meta.chunk]
         others = sum(meta.embedder != self.embedder for meta in prompts)
         if others and any(isinstance(level, Encodes) for level in self.levels):
@@ -255,7 +257,7 @@ class Finder:
             )  # fmt: skip
 
     def _asked(self, prepared: Prepared) -> tuple[ChunkMeta, Query]:
-        """The entry that a prompt's exact state has or would have, and what the levels are asked."""
+        """Describe the prompt's exact state, stored or not, and its query for the levels."""
         request, lives = prepared.request, [live for live in (prepared.request.ttl, self._lifetime) if live]
         digests = [span.digest for span in prepared.spans]
         query = Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
@@ -277,7 +279,7 @@ class Finder:
     def _find(
         self, query: Query, own: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
     ) -> Found:
-        """Donors; `own`: the prompt's own state, which goes before any other."""
+        """Find donors; `own`: the prompt's own state, preferred to any other."""
         if own is not None and self._fillings:
             self._add(own, self._exact)  # stored, but perhaps not indexed yet
         if ask.named:
@@ -291,7 +293,7 @@ class Finder:
         return self._alike(query, own, prepared, ask, statuses) if ask.levels else Found()
 
     def _named(self, ask: Ask, own: ChunkMeta | None, prepared: Prepared) -> Found:
-        """The donors that the caller named, or the prompt's own state."""
+        """Donors named by the caller, or the prompt's own state."""
         if own is not None:
             return Found(Match(own.id, "exact_text", 1.0), (own,))
         named = dict.fromkeys(ask.named)
@@ -301,7 +303,7 @@ class Finder:
         return Found(Match(donors[0].id, NAMED, 1.0) if donors else None, donors, verdicts=(unknown,) * strange)
 
     def _copied_text(self, prepared: Prepared, ask: Ask) -> Found:
-        """The donors that cover the prompt, those with most of it first; none if they cover too little of it."""
+        """Donors of the prompt's text, largest share first; none if they cover too little."""
         with self._lock:
             begins = self._copied is None
             copied = self._copied = CopiedText(self.store) if self._copied is None else self._copied
@@ -320,7 +322,7 @@ class Finder:
     def _alike(
         self, query: Query, own: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
     ) -> Found:
-        """Donors of the first level that has one which the guards accept. Raises: ConfigError for a level whose settings are wrong."""
+        """Donors of the first level with an accepted one. Raises: ConfigError for a level with wrong settings."""
         match: Match | None = None
         donors: list[ChunkMeta] = []
         verdicts: list[Verdict] = []
@@ -357,9 +359,9 @@ class Finder:
         return Found(match, tuple(donors), verdicts=tuple(verdicts))
 
     def _estimated(self, found: Found, prepared: Prepared, ask: Ask, *, exactly: bool) -> Found:
-        """Adds the runs that donors hold, as short as the method takes them; nothing for a token map that is not made of runs.
+        """Add the donors' runs, as short as the method takes them; none for a token map without runs.
 
-        exactly  False: verified runs are enough; of other donors the engine finds out
+        exactly  False: verified runs suffice, the engine examines other donors
         """
         by_runs = ask.method == "top_layer" or self.config.blend_map == SemanticCacheConfig.blend_map
         if not (ask.piecewise and by_runs and found.donors):
@@ -374,12 +376,12 @@ class Finder:
         return replace(found, held=held, runs=found.runs or held)
 
     def _donors(self, ids: Iterable[str], prepared: Prepared, ask: Ask) -> tuple[ChunkMeta, ...]:
-        """Those of the chunks that may serve the request."""
+        """Chunks that may serve the request."""
         metas = (self._known(id, prepared, ask.method) for id in ids)
         return tuple(meta for meta in metas if meta is not None and serves_blends(meta, self.config.max_generation))
 
     def _known(self, id: str, prepared: Prepared, method: Method = "exact") -> ChunkMeta | None:
-        """The description of a chunk of the request's own partition and epoch: of exact state, or of rows where these blend."""
+        """Describe a chunk of the request's partition and epoch: exact state, or rows for a blend."""
         meta = self.store.meta(id)
         if meta is None or (meta.partition, meta.epoch) != (prepared.request.partition, prepared.epoch):
             return None
@@ -390,7 +392,7 @@ class Finder:
 
 
 def space_of(prepared: Prepared, media: str) -> str:
-    """Separates requests that must never match: by partition, epoch and, with `media="exact"`, the media."""
+    """Name of the space of comparable requests: partition, epoch and, with `media="exact"`, media."""
     request = prepared.request
     digests = [item.digest for item in request.media] or [span.digest for span in prepared.spans]
     apart = "" if not digests else media_key(digests) if media == "exact" else "media"
@@ -398,7 +400,7 @@ def space_of(prepared: Prepared, media: str) -> str:
 
 
 def skipped(levels: Sequence[Level]) -> dict[str, Status]:
-    """The status table of levels that are not asked."""
+    """Status table of levels that were not asked."""
     return {name: "skip" for level in levels for name in level.status_names}
 
 
@@ -408,7 +410,7 @@ def _encode(level: Level, query: Query) -> None:
 
 
 def _own_first(matches: Sequence[Match], own: ChunkMeta | None) -> list[Match]:
-    """The prompt's own chunk goes before others with equal text: what can be exact is exact."""
+    """Put the prompt's own chunk before others of equal text, for an exact hit."""
     if own is not None and matches and matches[0].level == "exact_text":
         return [replace(matches[0], donor=own.id)]
     return sorted(matches, key=lambda match: own is None or match.donor != own.id)

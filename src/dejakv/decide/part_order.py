@@ -1,11 +1,11 @@
-"""Parts of a prompt in the order in which most of it was computed before.
+"""Orders a prompt's parts so that the longest prefix was computed before.
 
     seen = dejakv.SeenPrompts()                       # for any engine with prefix caching; or `cache.prefixes(engine.epoch)`
     best = dejakv.arrange(passages, seen, tokenize=tokenizer.encode, before=head, after=question)
     answer = engine.generate(best.prompt)
     seen.add(tokenizer.encode(best.prompt))
 
-Nothing is approximate: the prompt is another one, with the same parts. docs/plans.md measures what that does to answers.
+Nothing is approximate: the prompt is another one, of the same parts. docs/plans.md measures the effect on answers.
 """
 
 import threading
@@ -34,22 +34,22 @@ BORDER = BLOCK_TOKENS + 2
 
 
 class Prefixes(Protocol):
-    """What remembers prompts."""
+    """Memory of earlier prompts."""
 
     def held(self, token_ids: Sequence[int], partition: str) -> int:
-        """How many tokens from the beginning an earlier prompt of the partition shares."""
+        """Number of leading tokens shared with an earlier prompt of the partition."""
         ...
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A prompt in the order chosen.
+    """A prompt in the chosen order.
 
-    order   places of the parts as they were given: `(2, 0, 1)` begins with the third
-    prompt  its text
-    held    tokens from the beginning that were computed before; `given` so many in the order given
-    tokens  tokens of the prompt
-    seconds  what the search took
+    order    given places of the parts: `(2, 0, 1)` begins with the third
+    prompt   its text
+    held     leading tokens computed before; `given`: the same in the given order
+    tokens   tokens of the prompt
+    seconds  time of the search
     """
 
     order: tuple[int, ...]
@@ -74,23 +74,22 @@ def arrange(
     between: str = "\n\n",
     partition: str = DEFAULT_PARTITION,
 ) -> Arrangement:
-    """The order of `parts` with the longest prefix that was computed before, by a greedy search: each next part lengthens it most, the
-    first of equal ones. The order given stays unless the prefix is longer.
+    """Order `parts` for the longest prefix computed before.
+
+    Greedy: each next part lengthens the prefix most, ties to the first. The given order stays unless the prefix grows.
 
     cache          a `SeenPrompts`, or `HierarchicalCache.prefixes(epoch)`
-    tokenize       token ids of a text, as the engine makes them of a prompt
-    before, after  the prompt around the parts; `between` stands between them
+    tokenize       text to token ids, as the engine tokenizes prompts
+    before, after  the prompt around the parts, with `between` between them
 
-    Where nothing was seen before, the beginnings of n parts are tokenized; at most n (n + 1) openings. Parts of less than 16 tokens
-    are not looked for.
-
+    Tokenizes the beginnings of n parts if nothing was seen before; at most n (n + 1) openings. Parts of fewer than 16 tokens are ignored.
     Raises: InputError for no parts, an empty one, or one given twice.
     """
     return arranged(Frame(before, between, after, check_parts(parts)), cache, tokenize, partition)
 
 
 def arranged(frame: Frame, cache: Prefixes, tokenize: Tokenize, partition: str) -> Arrangement:
-    """`arrange`, of parts that were found in a prompt."""
+    """`arrange` for the parts of a prompt."""
     began = time.perf_counter()
     given = tuple(range(len(frame.parts)))
 
@@ -111,7 +110,7 @@ def arranged(frame: Frame, cache: Prefixes, tokenize: Tokenize, partition: str) 
 
 
 def _greedy(frame: Frame, found: Callable[[str], tuple[int, int]]) -> list[int]:
-    """The parts that were computed before, one behind the other; the last of them perhaps in part."""
+    """Parts computed before, in order; the last perhaps in part."""
     chosen: list[int] = []
     left = list(range(len(frame.parts)))
     reached = found(frame.before)[0] if frame.before else 0
@@ -132,14 +131,13 @@ def _greedy(frame: Frame, found: Callable[[str], tuple[int, int]]) -> list[int]:
 
 
 def _begins(frame: Frame, chosen: Sequence[int], number: int, found: Callable[[str], tuple[int, int]]) -> int:
-    """Tokens found with the beginning of a part behind the chosen ones: most parts are told apart by it."""
+    """Tokens found with the beginning of a part behind the chosen ones, enough to tell most parts apart."""
     opening = frame.opening([*chosen, number])
     return found(opening[: len(opening) - max(0, len(frame.parts[number]) - BEGINNING)])[0]
 
 
 class SeenPrompts:
-    """The leading blocks of 16 tokens of the prompts added, the latest used `max_blocks` of them. Thread-safe; partitions never see
-    each other's.
+    """Memory of prompts by leading blocks of 16 tokens, the `max_blocks` last used. Thread-safe; partitions never see each other.
 
     Raises: ConfigError for a bound below 1.
     """
@@ -154,14 +152,14 @@ class SeenPrompts:
         return len(self._seen)
 
     def add(self, token_ids: Sequence[int], partition: str = DEFAULT_PARTITION) -> None:
-        """Remembers a prompt. Call it when the prompt is sent, with the ids that the engine makes of it."""
+        """Remember a sent prompt. `token_ids`: as the engine tokenizes it."""
         blocks = _blocks(token_ids, partition)
         with self._lock:
             for block in reversed(blocks):  # the first is the one used latest: a prefix is forgotten from its end
                 self._seen[block] = None
 
     def held(self, token_ids: Sequence[int], partition: str = DEFAULT_PARTITION) -> int:
-        """How many leading tokens an earlier prompt shares, in whole blocks; never the last token, which gives the answer."""
+        """Number of leading tokens shared with an earlier prompt, in whole blocks; never the last token, which gives the answer."""
         blocks = _blocks(token_ids[: max(0, len(token_ids) - 1)], partition)
         with self._lock:
             first = next((number for number, block in enumerate(blocks) if block not in self._seen), len(blocks))

@@ -1,7 +1,6 @@
-"""Donors that were found for a request, the plans that they allow, and the decision: all plans that may run, the cheapest first.
+"""Donors found for a request, plans to use them, and the decision: all plans that may run, cheapest first.
 
-An approximate plan must be asked for. Where an engine knows no costs, one that saves enough comes before the exact prefix, and that before
-full computation.
+Approximate plans must be asked for. Without costs, one that saves enough comes before the exact prefix, and that before full computation.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,16 +39,15 @@ Accept = Callable[[NDArray[np.float32]], str]
 
 @dataclass(frozen=True)
 class Ask:
-    """What a request may be given.
+    """Reuse allowed for a request.
 
-    mode       `off` reuses nothing but exact prefixes and is not compared; others: see `ReuseMethod`
-    threshold  least score of a donor: the cosine of similar text, or the share of the prompt that is copied text; it can only
-               tighten what the cache is set to
-    named      ids of the only donors beside exact ones, best first, of the request's own partition and epoch; no guard is asked
-    no_store   nothing of this request is kept
-    donors     of how many prompts a piecewise method takes state at most; None: of as many as the settings say
-    levels     False leaves out the levels; copied text is still looked for
-    tells_first_token  the engine lets a blend be refused by its first token, so that an error bound may wait for it
+    mode       `off` reuses only exact prefixes, without comparison; others: see `ReuseMethod`
+    threshold  least score of a donor: cosine of similar text, or share of copied text; only tightens the cache's
+    named      ids of the only donors beside exact ones, best first, of the request's partition and epoch; no guard is asked
+    no_store   store nothing of this request
+    donors     maximum donors of a piecewise method; None: by the settings
+    levels     False skips the levels; copied text is still searched
+    tells_first_token  the engine can refuse a blend by its first token, so an error bound may wait for it
     """
 
     mode: ReuseMode = "exact"
@@ -62,21 +60,21 @@ class Ask:
 
     @classmethod
     def of(cls, request: Request, config: SemanticCacheConfig, *, donors: int | None = None) -> "Ask":
-        """The request's own choice where it has one, the cache's elsewhere."""
+        """The request's own choice, else the cache's."""
         return cls(request.reuse or config.reuse, request.threshold, no_store=request.no_store, donors=donors)
 
     @property
     def method(self) -> ReuseMethod:
-        """The most that may be done with a donor."""
+        """Method of reuse for a donor."""
         return "exact" if self.mode == "off" else self.mode
 
     @property
     def piecewise(self) -> bool:
-        """Whether state may be taken token by token, from several donors, and what differs computed."""
+        """Whether state may be taken token by token, from several donors, with the rest computed."""
         return self.method in PIECEWISE
 
     def most_donors(self, config: SemanticCacheConfig) -> int:
-        """How many donors are of use."""
+        """Maximum number of useful donors."""
         return min(config.blend_donors, self.donors or config.blend_donors) if self.piecewise else 1
 
 
@@ -84,12 +82,12 @@ class Ask:
 class Found:
     """Donors and an exact prefix.
 
-    match     the best donor that passed the guards; `donors` its description first, further ones only for blend
-    prefix    the longest exact prefix, whether it is worth loading or not
-    verdicts  what the guards said of each candidate they saw
-    copied    tokens of the prompt that stand in the donors, verified one by one; None where text was only compared
-    runs      first token and length of each stretch of the prompt that stands in the donors
-    held      the same with short stretches, by which a blend's rows are estimated (see `overlap`); None: not known
+    match     best accepted donor; `donors`: its description first, more only for blend
+    prefix    longest exact prefix, even if not worth loading
+    verdicts  of the guards, on each candidate
+    copied    tokens of the prompt verified in the donors; None if only text was compared
+    runs      first token and length of each stretch of the prompt in the donors
+    held      the same with short stretches, to estimate a blend's rows (see `overlap`); None: unknown
     """
 
     match: Match | None = None
@@ -102,13 +100,13 @@ class Found:
 
     @property
     def refused(self) -> str:
-        """Why there is no match although something was found: the first rejection, which is the best candidate's."""
+        """Reason of the first rejection, the best candidate's, if there is no match."""
         if self.match is not None:
             return ""
         return next((f"{v.guard}: {v.reason}" for v in self.verdicts if v.decision == "reject"), "")
 
     def new(self, tokens: int, kept: int) -> int:
-        """Of a prompt of `tokens` tokens those behind the first `kept` that no donor holds; 0 where it is not known."""
+        """Tokens of a prompt of `tokens` behind the first `kept` in no donor; 0 if unknown."""
         if self.held is None:
             return 0
         return tokens - kept - sum(max(0, first + length - max(first, kept)) for first, length in self.held)
@@ -120,15 +118,15 @@ class Plan:
 
     method   `none`, `prefix`, `exact`, `adopt`, `blend` or `top_layer`
     donors   whose state is used, best first (more than one only for piecewise methods)
-    reused   prompt tokens that are not computed (for piecewise methods: an estimate made before the token map is known)
-    reason   why a donor that was found is not used, else empty
-    kept     tokens of an exact prefix that a blend leaves as they are
-    seams    of a blend: stretches of the prompt behind `kept` that stand in donors, as far as they are known
-    seconds  estimated time; None: not known
+    reused   prompt tokens not computed (for piecewise methods: an estimate before the token map is known)
+    reason   why a found donor is not used, else empty
+    kept     tokens of an exact prefix left as they are by a blend
+    seams    of a blend: known stretches of the prompt behind `kept` in donors
+    seconds  estimated time; None: unknown
     refused  why it may not run; empty: it may
     config   settings of a piecewise method; None: its defaults
-    most     share of rows that a piecewise method may compute, the mean over layers: beyond it the next plan is better
-    accept   asked by the engine after the prefill, before anything of the answer is told
+    most     maximum share of rows for a piecewise method to compute, the mean over layers: beyond it the next plan is better
+    accept   asked by the engine after the prefill, before any token of the answer is sent
     """
 
     method: Method
@@ -155,13 +153,13 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The method in words."""
+        """Method in words."""
         if self.method == "blend":
             return f"blend{' behind the exact prefix' if self.kept else ''}"
         return {"none": "full", "prefix": "exact prefix", "top_layer": "top layer"}.get(self.method, self.method)
 
     def loaded(self, tokens: int) -> int:
-        """Tokens of which state is loaded for a prompt of so many: a blend reads the rows that it uses."""
+        """Tokens of state to load for a prompt of `tokens` tokens: a blend loads only the rows it uses."""
         held = sum(meta.num_tokens for meta in self.donors)
         return min(held, tokens) if self.method == "blend" else held
 
@@ -176,8 +174,7 @@ FULL = Plan("none")
 
 @dataclass
 class Trial:
-    """An approximate plan under an error bound. `draw`: whether it is served, and whether it is labelled; None until its first
-    token is known, which decides."""
+    """An approximate plan under an error bound. `draw`: whether to serve and to label it; None until its first token is known."""
 
     plan: Plan
     draw: Draw | None = None
@@ -185,14 +182,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Decision:
-    """How a request is to be run.
+    """How to run a request.
 
-    entry       description under which the prompt's exact state is, or would be, stored: without time, vectors and answer
-    plans       all that may run, best first; the last is full computation
-    considered  every plan that was looked at, with its seconds, or why it is refused
-    query       what the levels were asked
-    seconds     what finding took
-    trial       the approximate plan that was chosen, where there is an error bound; `plans` has it only if it may be served
+    entry       description of the prompt's exact state, stored or not: without time, vectors and answer
+    plans       plans that may run, best first; the last is full computation
+    considered  every plan, with its seconds or the reason of its refusal
+    query       the levels' query
+    seconds     time of the lookup
+    trial       the chosen approximate plan under an error bound; in `plans` only if it may be served
     """
 
     entry: ChunkMeta
@@ -207,7 +204,7 @@ class Decision:
 
     @property
     def key(self) -> str:
-        """Exact key of the prompt: id of its own chunk, if it is stored."""
+        """Exact key of the prompt, the id of its own chunk."""
         return self.entry.id
 
     @property
@@ -222,7 +219,7 @@ class Decision:
 
     @property
     def exact(self) -> Plan:
-        """The best plan that changes no answer, beside the prompt's own state: the exact prefix, or full computation."""
+        """Best plan that changes no answer, apart from the prompt's own state: exact prefix or full computation."""
         return next(plan for plan in self.plans if plan.method in ("prefix", "none"))
 
     def without(self, reason: str) -> "Decision":
@@ -237,7 +234,7 @@ class Decision:
         return self.told(self.plan)
 
     def told(self, ran: Plan) -> str:
-        """What was considered, and the plan that ran."""
+        """Plans considered, and the plan that ran."""
         return f"{', '.join(map(str, self.considered))}: {ran.name}"
 
 
@@ -247,8 +244,7 @@ def serves_blends(meta: ChunkMeta, most: int) -> bool:
 
 
 def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
-    """The status table once it is known what is run: a level whose donor is not used is no hit, and `kv_cache` is one
-    exactly where state is used."""
+    """Status table for the plan that ran: a level without a used donor is no hit, and `kv_cache` is one exactly if state is used."""
     rows: dict[str, Status] = {}
     for name, status in statuses.items():
         unused = plan.match is None or (plan.match.level == COPIED and name != COPIED)
@@ -258,12 +254,12 @@ def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
 
 
 class PlanGuard(Protocol):
-    """Judges plans as the other guards judge donors."""
+    """Judges plans, as guards judge donors."""
 
     def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
-        """Why an approximate plan for a prompt of `tokens` tokens may not run, in words; empty if it may.
+        """Why an approximate plan for a prompt of `tokens` tokens may not run; empty if it may.
 
-        exact  the exact plan that would run instead
+        exact  the exact plan to run instead
         """
         ...
 
@@ -279,10 +275,10 @@ def choose(
     guards: Sequence[PlanGuard] = (),
     piece: int = 1,
 ) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
-    """The plans for a prompt of `tokens` tokens: those that may run, best first, and all that were considered.
+    """Choose plans for a prompt of `tokens` tokens. Returns those that may run, best first, and all considered.
 
-    same    the donor's token ids and media equal the request's: exact reuse, whatever was asked
-    costs   what rows, bytes and blends take; None: not known
+    same    the donor's token ids and media equal the request's: exact reuse in any mode
+    costs   of rows, bytes and blends; None: unknown
     guards  asked after `min_gain` and the share of rows
     piece   see `Prepared`
     """
@@ -324,10 +320,10 @@ def choose(
 
 
 def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int, guards: Sequence[PlanGuard]) -> str:
-    """Why an approximate plan may not run, in words: it saves too little beyond the exact one, or a guard refuses it.
+    """Why an approximate plan may not run: it saves too little beyond the exact one, or a guard refuses it.
 
-    An adopted prompt must save `min_gain` of the whole prompt, and anything beyond the exact plan: else a short question behind a picture
-    would never be worth it.
+    Adoption must save `min_gain` of the whole prompt, and anything beyond the exact plan: else a short question behind a picture would
+    never qualify.
     """
     gain, rows = plan.reused - exact.reused, tokens - plan.reused
     if gain < min_gain and not (plan.method == "adopt" and gain > 0 and plan.reused >= min_gain):
@@ -338,7 +334,7 @@ def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int, guards: Sequen
 
 
 def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: Costs | None) -> float:
-    """Share of the rows, the mean over layers, in [0, 1], beyond which the exact plan is cheaper or `min_gain` is missed."""
+    """Maximum share of rows, the mean over layers, in [0, 1]; beyond it the exact plan is cheaper or `min_gain` is missed."""
     rows = float(tokens - exact.reused - min_gain)
     if costs is not None:
         seconds = costs.prefix(exact.reused, tokens) if exact.donors else costs.full(tokens)
@@ -347,14 +343,14 @@ def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: 
 
 
 def _cheapest(plans: Sequence[Plan]) -> Plan:
-    """Of equal ones the first. Without costs the one that reuses most."""
+    """Cheapest plan, ties to the first; without costs the one with most reuse."""
     if any(plan.seconds is None for plan in plans):
         return max(plans, key=lambda plan: plan.reused)
     return min(plans, key=lambda plan: plan.seconds or 0.0)
 
 
 def exact_plans(tokens: int, found: Found, costs: Costs | None, piece: int = 1) -> Iterator[Plan]:
-    """In full, and behind the exact prefix. `piece`: see `Prepared`."""
+    """Plans in full and behind the exact prefix. `piece`: see `Prepared`."""
     yield replace(FULL, seconds=costs.full(tokens) if costs else None)
     if found.prefix is not None:
         hit, meta = found.prefix
@@ -366,7 +362,7 @@ def exact_plans(tokens: int, found: Found, costs: Costs | None, piece: int = 1) 
 def _approximate_plans(
     tokens: int, found: Found, ask: Ask, config: SemanticCacheConfig, costs: Costs | None, piece: int
 ) -> Iterator[Plan]:
-    """What the donors are good for, by the method that was asked for. Arguments: see `choose`."""
+    """Plans with the donors, by the method asked for. Arguments: see `choose`."""
     donors = found.donors
     if ask.method == "adopt":  # the donor's own prompt runs, from its own state
         length = donors[0].num_tokens

@@ -1,4 +1,4 @@
-"""Requests that wait to be settled in idle time, in bounds, and the removals that such work heeds."""
+"""Bounded queue of requests to settle in idle time, and the removals to heed."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ PREFILL = Sampling(max_new_tokens=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion:
-    """A prompt that was answered approximately, by its exact key.
+    """An approximately answered prompt, by its exact key.
 
     epoch  of the model that answered it
-    came   seconds since 1970 in which it was asked
-    ttl    seconds from then on for which it may wait and its state be used, 0 without a limit
+    came   time of the request, in seconds since 1970
+    ttl    seconds from then to wait and to use its state, 0 without a limit
     """
 
     key: str
@@ -45,11 +45,10 @@ class Promotion:
 
 @dataclass(frozen=True, kw_only=True)
 class Label(Promotion):
-    """A would-be hit that waits for its label, by the id of its draw: the way that was not taken is to run. A *shadow* was answered in
-    full, an *audit* approximately.
+    """A would-be hit to label by running the other way, by the id of its draw. A *shadow* was answered in full, an *audit* approximately.
 
-    decision  how it was to be run
-    answer    what was answered, if that is one of the two answers to be compared; None: both must run
+    decision  of the request
+    answer    given answer, if it is one of the two to compare; None: both must run
     """
 
     draw: Draw
@@ -91,7 +90,7 @@ class SettlingQueue:
         self._lock = threading.Lock()
 
     def label(self, draw: Draw, request: Request, epoch: str, decision: Decision) -> None:
-        """A labelled draw waits from before its request runs: a client who leaves when it sees the answer changes nothing."""
+        """Queue a draw's label before its request runs, so that a client leaving at its answer changes nothing."""
         if not draw.labelled:
             return
         label = Label(key=draw.id, request=request, epoch=epoch, came=now(), draw=draw, decision=decision)
@@ -108,8 +107,9 @@ class SettlingQueue:
         self._lose(lost)
 
     def answered(self, draw: Draw, answer: Seen | None, *, approximate: bool) -> None:
-        """What the request was answered, None where both answers must run; `approximate`: whether that was approximately. A plan to
-        reuse that ended in an exact answer is no approximate answer, and nothing that is labelled."""
+        """Add the answer to a label, None if both answers must run. `approximate`: how it was made; a served plan that ended exactly
+        gives no label.
+        """
         with self._lock:
             label = self._labels.get(draw.id)
             if label is None:
@@ -123,23 +123,22 @@ class SettlingQueue:
         )  # nothing approximate was served that could be wrong
 
     def take_label(self) -> Label | None:
-        """The oldest, which waits no longer; None if there is none. Its taker calls `learn` or `lose`."""
+        """Remove and return the oldest label, None without. Its taker calls `learn` or `lose`."""
         with self._lock:
             return self._labels.pop(next(iter(self._labels))) if self._labels else None
 
     def learn(self, label: Label, wrong: bool, tried: Mapping[str, float] | None = None) -> None:
-        """The outcome of one that was taken. `tried`: what running its plan showed, for a late draw."""
+        """Learn the outcome of a taken label. `tried`: features of its plan's run, for a late draw."""
         assert self.gate is not None
         self.gate.learn(label.draw, wrong, tried)
 
     def lose(self, label: Label) -> None:
-        """One that was taken cannot be labelled, for a reason that its outcome has no part in: see `Gate.lost`."""
+        """Give up a taken label, for a reason independent of its outcome: see `Gate.lost`."""
         assert self.gate is not None
         self.gate.lost(label.draw)
 
     def promote(self, decision: Decision) -> None:
-        """The prompt was answered approximately. One that waits already becomes the newest. Nothing waits of a request of which nothing
-        is kept."""
+        """Queue an approximately answered prompt as the newest, unless its request has `no_store`."""
         if decision.ask.no_store:
             return
         entry, waiting = decision.entry, self._promotions
@@ -152,7 +151,7 @@ class SettlingQueue:
                 self._dropped += 1
 
     def take_promotion(self) -> Promotion | None:
-        """The newest, which waits no longer; None if there is none. Its request may keep its state for the time that is left of its own."""
+        """Remove and return the newest promotion, None without. Its request keeps the rest of its `ttl`."""
         with self._lock:
             while self._promotions:
                 _, item = self._promotions.popitem()
@@ -168,7 +167,7 @@ class SettlingQueue:
         self._removals.append(partition)
 
     def mark(self) -> int:
-        """Now, for `removed_since`. Taken before it is known of which partition the work will be."""
+        """Current mark for `removed_since`. Take it before the partition of the work is known."""
         return len(self._removals)
 
     def removed_since(self, mark: int, partition: str) -> bool:
@@ -176,14 +175,14 @@ class SettlingQueue:
         return any(removed in (None, partition) for removed in self._removals[mark:])
 
     def clear(self, partition: str | None) -> None:
-        """Forgets one partition's requests, None for all: labels are lost."""
+        """Forget a partition's requests, None for all; labels are lost."""
         with self._lock:
             lost = _popped(self._labels, partition)
             _popped(self._promotions, partition)
         self._lose(lost)
 
     def close(self) -> None:
-        """Whatever waits for its label is lost, and what comes later."""
+        """Lose all waiting labels, and later ones."""
         with self._lock:
             self.closed = True
             lost = _popped(self._labels, None)

@@ -1,4 +1,4 @@
-"""The seam of an engine: prepare a request, run it by a plan, hand back the state that was computed."""
+"""Interface of engines: prepare a request, run a plan, return the computed state."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,13 +34,13 @@ UNREADABLE = "the donor's state could not be read"
 
 
 class Donor(Protocol):
-    """A state by its description, from which the rows that are needed can be read: a chunk, or one in a store."""
+    """A chunk, or one in a store: a description with rows to read on demand."""
 
     @property
     def meta(self) -> ChunkMeta: ...
 
     def read(self, rows: Rows) -> Sequence[Chunk] | None:
-        """Chunks that hold at least these rows, each those from its `first` on; None if they cannot be read."""
+        """Chunks with at least these rows, each from its `first` on; None if unreadable."""
         ...
 
     def whole(self) -> Chunk | None:
@@ -50,7 +50,7 @@ class Donor(Protocol):
 
 @dataclass(frozen=True)
 class StoredDonor:
-    """See `Donor`. It is read when its rows are asked for."""
+    """A `Donor` in a store, read on demand."""
 
     store: Store
     meta: ChunkMeta
@@ -64,12 +64,12 @@ class StoredDonor:
 
 @dataclass(frozen=True)
 class ComputedRows:
-    """Rows of a blended prompt that were computed in every layer and stand in none of its donors.
+    """Rows of a blended prompt computed in every layer, without those of its donors.
 
-    runs        first and stop of each run of them in the prompt; no run holds a part of a picture
-    donors      ids of the chunks whose state they attended to
+    runs        first and stop of each run in the prompt, without parts of pictures
+    donors      ids of the chunks that the rows attended to
     generation  1 + the largest generation of these
-    capture     returns K and V of the prompt's rows first..stop as one stacked tensor (see `Chunk`), None if the engine cannot;
+    capture     returns K and V of the prompt's rows first..stop as one stacked tensor (see `Chunk`), None if unsupported;
                 costs a copy: call it after the answer
     """
 
@@ -81,21 +81,21 @@ class ComputedRows:
 
 @dataclass(frozen=True)
 class Completion:
-    """What came out and what it took.
+    """Answer, state and counts of a run.
 
-    prompt_tokens    of the prompt that ran: a donor's, where its own was run in the request's place
-    computed_tokens  prompt tokens (rows) that went through the decoder; for blend the mean over layers, rounded up
-    encoder_runs     pictures that went through the tower
-    capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if the engine cannot;
+    prompt_tokens    of the prompt that ran: a donor's, if it ran in the request's place
+    computed_tokens  prompt tokens (rows) through the decoder; for blend the mean over layers, rounded up
+    encoder_runs     pictures through the vision tower
+    capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if unsupported;
                      costs a copy: call it after the answer
-    approximate      the engine decoded from less than the prompt's whole state (pruning); what `capture` returns is whole
-    rows             what later blends may take from this one, None if nothing was blended
-    arithmetic       the model's dtype: `fp32`, `bf16`, `fp16`; empty if the engine does not tell
-    bitwise          the prompt's scores are those of full computation bit for bit
-    shared           the caller is handed the state as well (in `details`): capture before it can change it
-    exactly          why the engine ran the prompt exactly although the plan was to blend; empty: it ran the plan
-    continued        log probabilities `[tokens, vocabulary]` of some answer's tokens from the state that this run left
-                     (teacher forcing), None if the engine cannot; for measurements
+    approximate      decoded from less than the prompt's whole state (pruning); `capture` still returns the whole
+    rows             rows for later blends, None without a blend
+    arithmetic       the model's dtype: `fp32`, `bf16`, `fp16`; empty if unknown
+    bitwise          the prompt's scores equal full computation bit for bit
+    shared           the caller gets the state as well (in `details`): capture before it changes
+    exactly          why a blend ran exactly instead; empty: it ran the plan
+    continued        log probabilities `[tokens, vocabulary]` of an answer's tokens from this run's state (teacher forcing),
+                     None if unsupported; for measurements
     details          the engine's own; of a blend its `BlendReport` as `details["blend"]`
     """
 
@@ -121,7 +121,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a plan was not run, in one sentence. Nothing of an answer was told, and the next plan runs.
+    """Reason of a refused plan, in one sentence. No token was sent; the next plan runs.
 
     details  of a blend its `BlendReport` as `details["blend"]`
     """
@@ -131,7 +131,7 @@ class Refusal:
 
 
 def settings_of(plan: Plan) -> "BlendConfig | TopLayerConfig":
-    """How a piecewise plan is to be run."""
+    """Settings of a piecewise plan."""
     from dejakv.blend.settings import BlendConfig
     from dejakv.blend.top_layer import TopLayerConfig
 
@@ -142,26 +142,26 @@ def settings_of(plan: Plan) -> "BlendConfig | TopLayerConfig":
 
 
 class Engine:
-    """One model that answers prompts, from nothing or from stored state. Subclass it; what a method does not do, its default refuses.
+    """Base class of engines: one model that answers prompts, in full or from stored state. Defaults refuse unsupported work.
 
     ==================  ==========================================================================================
     `epoch`             read before each lookup: fingerprint of weights, tokenizer, processor, dtype and KV layout.
-                        Empty: state cannot be told apart (`unidentified` says why), and nothing is looked up or stored
-    `prepare`           a request becomes token ids
-    `costs`             what rows, bytes and blends take, for the choice of a plan
-    `run`               one plan after another, best first, until one returns a `Completion`
-    `Completion.capture`  after the answer, for the store
-    `forget`            a partition is purged
-    `weights_changed`   the owner changed the model
+                        Empty: the model is unidentified (`unidentified` says why); no lookup, no storage
+    `prepare`           tokenizes a request
+    `costs`             costs of rows, bytes and blends, to choose a plan
+    `run`               called with plans, best first, until one returns a `Completion`
+    `Completion.capture`  called after the answer, for the store
+    `forget`            called on a purge of a partition
+    `weights_changed`   called after the owner changed the model
     ==================  ==========================================================================================
 
     name               for messages and reports
     piece              see `Prepared`
-    context            tokens that prompt and answer may have together
-    most_donors        of how many prompts a blend takes state at most; None: of as many as it is given
-    tells_first_token  whether plans' `accept` is asked
-    holds_state        it keeps computed state itself: a cache over it describes prompts, and no state is given to it
-    encoder_cache      the registry of its picture tower's outputs; None where there is none
+    context            maximum tokens of prompt and answer together
+    most_donors        maximum donors of a blend; None: unlimited
+    tells_first_token  whether it asks plans' `accept`
+    holds_state        it keeps computed state itself: a cache over it describes prompts, without their state
+    encoder_cache      registry of its vision tower's outputs; None without one
     """
 
     name: str = ""
@@ -175,26 +175,26 @@ class Engine:
     encoder_cache: "VisualKVCache | None" = None
 
     def prepare(self, request: Request) -> Prepared:
-        """Tokenizes a request, media included. Raises: InputError for a request that cannot be served."""
+        """Tokenize a request, media included. Raises: InputError for an invalid request."""
         raise NotImplementedError(f"the engine {self.name} has no prepare: return a Prepared")
 
     def run(
         self, prepared: Prepared, plan: Plan = FULL, store: Store | None = None, *, on_token: OnToken | None = None
     ) -> Completion | Refusal:
-        """Answers a prompt by one plan, with its request's sampling.
+        """Answer a prompt by one plan, with its request's sampling.
 
         store     holds the state of the plan's donors
-        on_token  told of each token as it comes
+        on_token  called with each token
 
-        State that is missing, damaged or of another model, and a first token that `plan.accept` declines, are a `Refusal`. Full
-        computation (`FULL`) is never refused. Once a token was told, the run ends with a completion or an error.
+        Returns a `Refusal` for missing, damaged or foreign state, and for a first token declined by `plan.accept`. Full computation
+        (`FULL`) is never refused. After the first sent token, the run ends with a completion or an error.
 
-        Raises: InputError; ModelChangedError where `prepared.epoch` is not the model's, before anything is computed.
+        Raises: InputError; ModelChangedError, before any computation, if `prepared.epoch` is not the model's.
         """
         raise NotImplementedError(f"the engine {self.name} has no run: return a Completion or a Refusal")
 
     def full(self, prepared: Prepared, *, on_token: OnToken | None = None) -> Completion:
-        """Full computation. Raises: as `run`."""
+        """Compute in full. Raises: as `run`."""
         ran = self.run(prepared, on_token=on_token)
         if not isinstance(ran, Completion):
             raise ModelError(f"the engine {self.name} refused full computation ({ran.reason}): return a Completion")
@@ -209,38 +209,40 @@ class Engine:
         on_token: OnToken | None = None,
         accept: Accept | None = None,
     ) -> Completion | Refusal:
-        """Answers from similar prompts' state, token by token.
+        """Answer from similar prompts' state, token by token.
 
         config  a `BlendConfig`, or a `TopLayerConfig` for the top layer's state alone (Sim-LLM); None: a blend by its defaults
         accept  may decline by the first token
 
-        `details["blend"]` is a `BlendReport`. What cannot be blended is refused, with the reason.
+        `details["blend"]` is a `BlendReport`. Returns a `Refusal` with the reason if it cannot blend.
         """
         return Refusal(f"the engine {self.name} cannot blend")
 
     def no_top_layer(self) -> str:
-        """Why it takes no top-layer state of similar prompts; empty if it does."""
+        """Why top-layer state of similar prompts is unsupported; empty if it is supported."""
         return f"the engine {self.name} has no top_layer: use the transformers engine"
 
     def costs(self, *, timed: bool = True) -> Costs | None:
-        """The constants as they are now, measured when first asked for, then following requests; None: not known, and the plan that
-        reuses most runs. `timed=False` runs nothing: until they are measured, they are counted from the model's shape."""
+        """Current constants, measured at the first call and corrected by requests; None: unknown, and the plan with most reuse runs.
+
+        timed  False runs nothing: until measured, costs are counted from the model's shape
+        """
         return None
 
     def apart(self, kept: int) -> "Engine":
-        """The engine for one run as if it did not hold the prompt's own state. `kept`: tokens of the exact prefix that it may use."""
+        """Engine for one run without the prompt's own state. `kept`: tokens of the exact prefix to allow."""
         return self
 
     def state_bytes(self) -> int:
-        """Bytes of state that it keeps itself."""
+        """Bytes of state kept by the engine itself."""
         return 0
 
     def weights_changed(self) -> object:
-        """Fingerprints the model anew, where a change may be seen late otherwise."""
+        """Fingerprint the model again, if a change could otherwise go unseen for a while."""
         return None
 
     def forget(self, partition: str | None) -> None:
-        """Forgets what it remembers of one partition's requests for speed, or of all."""
+        """Forget remembered requests of a partition, or of all."""
 
     def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Input embeddings `[tokens, hidden]` float32, without running the decoder."""

@@ -1,4 +1,4 @@
-"""The values that a store takes and hands out: a chunk is the computed state of one prompt, or of a part of it."""
+"""Values of the store: a chunk is the computed state of a prompt, or of a part of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "|u1", "I64": "
 
 
 class CorruptChunk(StoreError):
-    """Stored bytes differ from the written ones. Stores catch it: to a caller it is a counted miss."""
+    """Stored bytes differ from the written ones. Caught by the store: a counted miss."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,19 @@ class Tensor:
 
 @dataclass(frozen=True)
 class ChunkMeta:
-    """The description of a chunk without its tensor, from which levels and guards are rebuilt after a restart.
+    """Description of a chunk without its tensor, to rebuild levels and guards after a restart.
 
     id       `identity.exact_key` of the prompt; `identity.rows_key` of rows
     kind     `KV`: exact state of a prompt; others (`ROWS`, `encoder`, `fusion`) are never used as such
-    space    the levels' space it is indexed in (`Query.space`)
-    vectors  latent and text vectors by layer, so that a restart embeds nothing again
+    space    space of the levels' index (`Query.space`)
+    vectors  latent and text vectors by layer, to spare embedding after a restart
     embedder fingerprint of the vectors' embedder; vectors of others are ignored
-    answer   the model's answer, if kept (reports and guards compare it); never served from here
+    answer   the model's answer, if kept (for reports and guards); never served from here
     nbytes   size of the tensor; set by the store
 
-    created, ttl          seconds since 1970 in which it was computed, and for how many seconds it may be used from then on; 0:
-                          without a limit
-    position, generation  place of the first token in the prompt that it was computed in, and how often approximate state went
-                          into it; both 0 for exact state of a prompt
+    created, ttl          time of computation in seconds since 1970, and seconds of use from then; 0: no limit
+    position, generation  position of the first token in its prompt, and depth of approximate state; both 0 for exact state of a
+                          prompt
     """
 
     id: str
@@ -94,9 +93,9 @@ class ChunkMeta:
 @dataclass(frozen=True)
 class Chunk:
     """State of a prompt, or of a part of it. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as
-    the model cached it (rotated for positions `meta.position` and following).
+    the model cached it (rotated for positions from `meta.position`).
 
-    rows  the range that the tensor holds, where it is not all of the prompt: `[(first, stop)]`
+    rows  range of the prompt in the tensor, if not all: `[(first, stop)]`
     """
 
     meta: ChunkMeta
@@ -105,12 +104,12 @@ class Chunk:
 
     @property
     def first(self) -> int:
-        """The row of the prompt that the tensor begins with."""
+        """First row of the prompt in the tensor."""
         return self.rows[0][0] if self.rows else 0
 
     @property
     def stop(self) -> int:
-        """The row behind the last one."""
+        """Row after the last."""
         return self.rows[-1][1] if self.rows else self.meta.num_tokens
 
     def read(self, rows: Rows) -> "Sequence[Chunk]":
@@ -124,7 +123,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class PrefixHit:
-    """The first `tokens` tokens of a prompt are stored, media included; `donor` is the id of the prompt they were stored for."""
+    """Length of a stored prefix, media included; `donor`: id of the prompt it was stored for."""
 
     donor: str
     tokens: int
@@ -145,7 +144,7 @@ class StoreStats:
 
 
 def check(tensor: Tensor) -> None:
-    """Raises: StoreError if the dtype is not one of `NUMPY_DTYPES`, does not fit the array, or there are too many dimensions."""
+    """Raises: StoreError for a dtype outside `NUMPY_DTYPES` or unlike the array's, or too many dimensions."""
     expected = NUMPY_DTYPES.get(tensor.dtype)
     if expected is None or tensor.data.dtype.newbyteorder("<") != np.dtype(expected):
         raise StoreError(
@@ -157,8 +156,9 @@ def check(tensor: Tensor) -> None:
 
 
 def consecutive(parts: Sequence[Chunk], start: int, stop: int) -> list[Tensor]:
-    """Views of rows `start` to `stop - 1` of a prompt's state, of which these parts hold some each, one behind the other; a single
-    one where a part has them all. Empty if a row is missing. Raises: CorruptChunk for parts that do not fit each other."""
+    """Views of rows `start` to `stop - 1` of a prompt's state, from parts with some rows each; a single view if one part has all.
+    Empty if a row is missing. Raises: CorruptChunk for parts that do not fit each other.
+    """
     for part in parts:
         if part.first <= start < stop <= part.stop:
             parts = (part,)
@@ -179,7 +179,7 @@ def consecutive(parts: Sequence[Chunk], start: int, stop: int) -> list[Tensor]:
 
 
 def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
-    """`consecutive` views as one tensor; None if a row is missing. A view where one part has them all."""
+    """`consecutive` views as one tensor; a view if one part has all, None if a row is missing."""
     views = consecutive(parts, start, stop)
     if len(views) < 2:
         return views[0] if views else None
@@ -189,7 +189,7 @@ def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
 
 
 def check_alike(part: Chunk, state: Tensor) -> None:
-    """Raises: CorruptChunk unless the part is of the shape and type of `state`, of other rows."""
+    """Raises: CorruptChunk if the part differs from `state` in shape (rows apart) or type."""
     shape, wanted = list(part.tensor.shape), list(state.shape)
     shape[AXIS : AXIS + 1] = wanted[AXIS : AXIS + 1] = [0]
     if (shape, part.tensor.dtype) != (wanted, state.dtype):

@@ -1,9 +1,9 @@
-"""The store: segments of computed state, a catalog that finds them, and one thread that writes.
+"""The store: segments of computed state, a catalog to find them, and one writer thread.
 
     store.put(chunk); store.find(partition, epoch, token_ids); store.get(id); store.purge(Selection(partition="p"))
 
-A prompt's exact state is cut into segments of at most 256 tokens, and of each prompt only those are stored that no
-stored prefix has. What a prompt begins with is found by the names of its blocks, whoever stored it.
+Exact state is cut into segments of at most 256 tokens and stored without those of a stored prefix. A prefix is found by the names of
+its blocks, whoever stored it.
 """
 
 import sqlite3
@@ -49,16 +49,16 @@ _VERIFIED = 4096
 
 
 class Store:
-    """Thread-safe; any number of processes may use one folder, under the same budgets. Open one with `open_store`.
+    """Thread-safe store of computed state; any number of processes may share a folder and its budgets. Open with `open_store`.
 
-    Reading never raises and never waits for a writer: what is missing, expired or damaged is None and counted. Failed writing
-    (full, slow, read-only) returns False and is counted by reason. A segment is verified when this process reads it first, and
-    again when its file has changed since. Uses are noted in batches: a killed process loses the last ones.
+    Reading never raises and never waits for a writer: missing, expired and damaged chunks are None and counted. A failed write
+    (full, slow, read-only) returns False and is counted by reason. A segment is verified at the first read of this process, and after a
+    change of its file. Uses are noted in batches: a killed process loses the last ones.
 
     clock       seconds since 1970
     background  False: nothing expires but by `sweep`
-    queue       submissions that may wait: few, because each keeps its state in memory
-    release     called when the store is closed
+    queue       maximum waiting submissions: few, because each keeps its state in memory
+    release     called by `close`
     """
 
     def __init__(
@@ -92,8 +92,7 @@ class Store:
     # Writing
 
     def wants(self, id: str, tokens: int, partition: str) -> bool:
-        """Whether this prompt's state should be captured. Ask before capturing: it counts as a sight of the prompt, and a no
-        also as a refusal."""
+        """Whether to capture this prompt's state. Ask before capturing: counts as a sight of the prompt, a no as a refusal."""
         with self._lock:
             reason = self._gate.unwanted(id, tokens)
         if reason is not None:
@@ -101,8 +100,10 @@ class Store:
         return reason is None
 
     def put(self, chunk: Chunk) -> bool:
-        """Stores a chunk, or of a prompt's exact state what no stored prefix has. Nobody finds a part of a prompt (`chunk.rows`) by
-        the prompt's id before the last part; a prefix that is there serves."""
+        """Store a chunk; of exact state only the part behind a stored prefix. False if refused or failed.
+
+        Parts of a prompt (`chunk.rows`) are found by the prompt's id after the last of them; before, as a prefix.
+        """
         meta = chunk.meta
         with self._lock:
             reason = "error" if self._closed else None
@@ -142,14 +143,15 @@ class Store:
         at_once: bool = False,
         background: bool = True,
     ) -> bool:
-        """Hands over a chunk that is stored in the background, and can be found and read at once. Never waits and never raises;
-        False if a prompt is there already or not wanted (`wants`), or it was dropped because the queue is full (`outcomes.dropped`).
+        """Queue a chunk for storage; it can be found and read at once. Never waits and never raises.
 
-        capture     copies the state, None if there is none; called once, by the worker or an earlier reader
-        at_once     `capture` is called before this returns: the state may change afterwards
-        complete    called before the chunk is stored: its description with what takes time, None not to store it
-        after       called with the description of a stored chunk
-        background  False: the work is done before this returns
+        Returns False for a stored or unwanted prompt (`wants`), or if the queue is full (`outcomes.dropped`).
+
+        capture     copies the state, None without any; called once, by the worker or an earlier reader
+        at_once     call `capture` before returning, if the state may change afterwards
+        complete    called before storage: returns the finished description, None to cancel
+        after       called with the description after storage
+        background  False: store before returning
         """
         # Of a named tensor the latest counts; a prompt's state is always the same.
         if meta.token_ids and (
@@ -162,16 +164,16 @@ class Store:
 
     @property
     def outcomes(self) -> WriterStats:
-        """What came of the submissions."""
+        """Outcomes of the submissions."""
         return self._worker.outcomes
 
     def flush(self) -> None:
-        """Returns when everything submitted before is stored or refused, and uses are noted."""
+        """Wait until earlier submissions are stored or refused, and uses are noted."""
         self._worker.flush()
         self._notes.settle(wait=True)
 
     def close(self) -> None:
-        """Stores what waits; later submissions are dropped."""
+        """Store the queue; later submissions are dropped."""
         if self._closed:
             return
         self._worker.close()
@@ -185,7 +187,7 @@ class Store:
     # Reading
 
     def get(self, id: str) -> Chunk | None:
-        """A chunk with all of its state, put together."""
+        """Return a chunk with all of its state, None if missing."""
         parts = self.get_parts(id)
         if not parts:
             return None
@@ -196,9 +198,10 @@ class Store:
         return None if tensor is None else Chunk(meta, tensor)
 
     def get_parts(self, id: str, rows: Rows | None = None) -> Sequence[Chunk] | None:
-        """What holds these rows of a chunk, or all of them, as it is stored: views, first rows first.
+        """Return the parts of a chunk that hold these rows (None: all), as stored: views, in order. None if missing.
 
-        id  of a chunk, or of a prefix that `find` named"""
+        id  of a chunk, or of a prefix from `find`
+        """
         waiting = self._waiting(id)
         if waiting is not None:
             return (waiting,)
@@ -229,8 +232,10 @@ class Store:
     def find(
         self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Any] = (), *, whole: bool = False
     ) -> tuple[PrefixHit, ChunkMeta] | None:
-        """The longest stored prefix of at least a block, at most `len(token_ids) - 1` tokens long (`whole`: one longer), and the
-        description of the prompt that it was stored for; of the prefix alone, if that prompt has left. No use of it is noted."""
+        """Find the longest stored prefix, of at least a block and at most `len(token_ids) - 1` tokens (`whole`: one more).
+
+        Returns it with the description of its prompt; of the prefix alone, if that prompt has left. Notes no use.
+        """
         most = len(token_ids) - (not whole)
         best: tuple[PrefixHit, ChunkMeta] | None = None
         for item in reversed(self._worker.waiting()):
@@ -261,7 +266,7 @@ class Store:
         return PrefixHit(meta.id, tokens), meta
 
     def meta(self, id: str) -> ChunkMeta | None:
-        """The description of a chunk; of a prefix that `find` named, as far as it is known."""
+        """Describe a chunk, or a prefix from `find` as far as it is known; None if missing."""
         item = self._usable(id)
         if item is not None:
             return item.meta
@@ -273,7 +278,7 @@ class Store:
             return None
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
-        """Descriptions of all, those that wait first."""
+        """Descriptions of all chunks, queued ones first."""
         seen: set[str] = set()
         for item in self._worker.waiting():
             meta = item.meta
@@ -289,8 +294,7 @@ class Store:
             logger.warning("the catalog cannot be read: %s", error)
 
     def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
-        """Descriptions of what any process stored since `mark` was handed out, perhaps of more, and the next mark. None: of
-        all."""
+        """Describe at least the chunks stored by any process since `mark` (None: all). Returns the next mark as well."""
         token, last = mark or ("", 0)
         last = last if token == self._catalog.token else 0
         metas: list[ChunkMeta] = []
@@ -305,7 +309,7 @@ class Store:
         return metas, (self._catalog.token, last)
 
     def touch(self, id: str) -> None:
-        """Notes a use that nothing was read for."""
+        """Note a use without a read."""
         try:
             self._notes.used(id, [piece.n for piece in self._catalog.pieces(self._described(id)[0])])
         except sqlite3.Error as error:
@@ -321,13 +325,11 @@ class Store:
         return self._counters.stats(partition, entries, held)
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
-        """Calls `listener(id)` after an entry left the store for any reason (evicted, deleted, corrupt), by any process."""
+        """Call `listener(id)` after an entry left the store (evicted, deleted, corrupt), by any process."""
         self._listeners.append(listener)
 
     def notice(self) -> bool:
-        """Tells the listeners which entries other processes have removed. False if some may have been missed.
-
-        Raises: sqlite3.Error"""
+        """Tell the listeners of entries removed by other processes. False if some may have been missed. Raises: sqlite3.Error"""
         news, complete = self._catalog.removed_elsewhere()
         if news or not complete:
             self._verified.clear()  # so that no map keeps the bytes of what others removed
@@ -337,7 +339,7 @@ class Store:
     # Removing
 
     def delete(self, id: str) -> bool:
-        """Removes an entry with the rows that no other prompt has; of a prefix that `find` named, its last segment."""
+        """Remove an entry with the rows of no other prompt; of a prefix from `find`, its last segment."""
         prefix = prefix_of(id)
         if prefix is not None:
             for piece in self._catalog.chain(*prefix, self._clock())[-1:]:
@@ -356,7 +358,7 @@ class Store:
         return waited or left
 
     def clear(self, partition: str | None = None) -> int:
-        """Removes all entries, of one partition or of all; how many there were."""
+        """Remove all entries, of one partition or of all, and return their number."""
         waiting = [item.meta.id for item in self._worker.waiting() if partition in (None, item.meta.partition)]
         waiting = [id for id in waiting if self._worker.drop(id)]
         gone = Gone()
@@ -373,12 +375,12 @@ class Store:
         return len({one[0] for one in gone.records} | set(waiting))
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """Removes the selected entries with everything that was made from them, until no byte of them is left; what was removed, or
-        with `dry_run` would be.
+        """Remove the selected entries and everything derived from them, to the last byte. Returns what was removed.
 
-        Any number of processes may use the store meanwhile, and notice the removal. What they store later is not removed. Rows that
-        other prompts need stay.
-        Raises: StoreError if entries or their traces could not be removed.
+        dry_run  report without removing
+
+        Other processes may use the store meanwhile, and notice the removal; state that they store later stays, as do rows of other prompts.
+        Raises: StoreError if entries or traces remain.
         """
         self.flush()
         wanted: list[ChunkMeta] = []
@@ -408,7 +410,7 @@ class Store:
         return replace(counted(wanted), parts=len(parts), bytes=gone.nbytes)
 
     def sweep(self) -> int:
-        """Removes what has expired, and the traces of it; how many entries."""
+        """Remove expired entries and their traces, and return their number."""
         gone = self._remove(lambda sql: changes.expired(sql, self._clock()))
         self._traces = self._traces or bool(gone.records or gone.objects)
         if self._traces:
@@ -438,8 +440,7 @@ class Store:
     # How it is read
 
     def _described(self, id: str) -> tuple[int, ChunkMeta | None]:
-        """The number and the description of a record. The number says which rows are its own: a record that replaces it has another
-        one. Raises: sqlite3.Error"""
+        """Number and description of a record. The number names its rows; a replacing record has another. Raises: sqlite3.Error"""
         if self._notes.is_lost(id):
             return 0, None
         self.notice()
@@ -470,7 +471,7 @@ class Store:
         return parts
 
     def _tensor(self, piece: Piece, again: bool) -> Tensor | None:
-        """A segment's state. `again`: one that is missing may have been replaced, and is not given up yet."""
+        """Load a segment's state. `again`: a missing one may have been replaced, and is not given up yet."""
         try:
             data = self._objects.get(piece.name)
             known = self._verified.get(piece.name)
@@ -491,7 +492,7 @@ class Store:
         return None
 
     def _named(self, id: str, tokens: int, key: bytes) -> tuple[ChunkMeta | None, list[Piece]]:
-        """The description of a prefix, as far as it is known, and the pieces that it consists of."""
+        """Description of a prefix, as far as it is known, and its pieces."""
         pieces = self._catalog.chain(tokens, key, self._clock())
         if not pieces:
             return None, []
@@ -508,7 +509,7 @@ class Store:
         return gone
 
     def _left(self, gone: Gone) -> None:
-        """Forgets removed entries, deletes their objects and tells the listeners. Call it after the commit, without a lock."""
+        """Forget removed entries, delete their objects and tell the listeners. Call after the commit, without a lock."""
         with self._lock:
             for name in gone.objects:
                 self._verified.pop(name, None)
@@ -524,13 +525,13 @@ class Store:
         self._listeners.tell(id for id, _ in gone.records)
 
     def _discard(self) -> None:
-        """Deletes the objects of all segments that have left, whoever removed those. Raises: sqlite3.Error, Unknown"""
+        """Delete the objects of all removed segments, of any process. Raises: sqlite3.Error, Unknown"""
         names = self._catalog.leaving()
         self._objects.delete(names)
         self._catalog.deleted(names)
 
     def _reconcile(self) -> None:
-        """See `reconcile`."""
+        """Reconcile rows with objects, and meet the budget."""
         try:
             gone, evicted, damaged = reconcile(self._objects, self._catalog, self._budget, self._clock())
             due = self._catalog.next_due()
@@ -567,7 +568,7 @@ class Store:
         return item if item is not None and not is_expired(item.meta, self._clock()) else None
 
     def _waiting(self, id: str) -> Chunk | None:
-        """A queued chunk with its state."""
+        """Return a queued chunk with its state."""
         item = self._usable(id)
         try:
             chunk = item.chunk() if item is not None else None
@@ -596,7 +597,7 @@ class Store:
             self._listeners.tell([id])
 
     def _store(self, item: Queued) -> str:
-        """Stores a chunk; the name of its outcome."""
+        """Store a chunk and name the outcome."""
         if self._worker.get(item.meta.id) is not item:
             return "dropped"
         meta = item.meta if item.complete is None else item.complete(item.meta)
