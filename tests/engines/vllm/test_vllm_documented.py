@@ -1,21 +1,15 @@
 """The commands of docs/vllm.md, as they are written: each starts a server that answers, from the extra `vllm` alone."""
 
-import os
 import re
 import shlex
-import socket
-import subprocess
-import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 import pytest
-from vllm_harness import DOCS
+from vllm_harness import DOCS, serving
 
 PAGE = Path(__file__).parents[3] / "docs" / "vllm.md"
-WAIT_S = 300
 
 
 def commands() -> list[str]:
@@ -45,38 +39,11 @@ def test_the_page_has_a_command_for_each_way() -> None:
 @pytest.mark.parametrize("number", range(3))
 def test_documented_commands_start(number: int, tmp_path: Path) -> None:
     environment, arguments = as_run(commands()[number], tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    small = ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager", "--host", "127.0.0.1"]
-    log = tmp_path / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", *arguments, *small, "--port", str(port)],
-            env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **environment},
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        while True:
-            assert process.poll() is None, log.read_text()[-3000:]
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.5)
+    with serving(tmp_path, arguments, environment) as address:
         answer = httpx.post(
-            f"http://127.0.0.1:{port}/v1/completions",
+            f"{address}/v1/completions",
             json={"prompt": "mara lives in rome. " * 8 + "where does mara live?", "max_tokens": 2},
             headers={"authorization": "Bearer key-of-one"},
             timeout=None,
         )
         assert answer.status_code == 200, answer.text
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)

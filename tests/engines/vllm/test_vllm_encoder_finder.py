@@ -1,20 +1,26 @@
 """Which encoder outputs are at hand, without an engine: whatever a client calls its pictures."""
 
+import threading
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.engines.vllm.encoder_connector import EncoderFinder
+from dejakv.engines.vllm.encoder_connector import EncoderFinder, EncoderSettings
 from dejakv.engines.vllm.identity import partition_of
+from dejakv.testing.expiry import Ahead
+
+CACHE = VisualKVCache(10, 1 << 20)
 
 
 @pytest.fixture
-def finder() -> Any:
-    made = EncoderFinder(VisualKVCache(10, 1 << 20).view, "e", 30.0)
+def finder() -> Iterator[EncoderFinder]:
+    made = EncoderFinder(CACHE.view, "e", 30.0)
     yield made
     made.close()
 
@@ -22,7 +28,7 @@ def finder() -> Any:
 def request(name: str, pixels: float, **more: Any) -> Any:
     """With one picture, which the client calls `mine`."""
     data = {"pixel_values": SimpleNamespace(data=torch.full((3, 2, 2), pixels))}
-    feature = SimpleNamespace(data=data, identifier="mine", mm_hash="mine", modality="image")
+    feature = SimpleNamespace(data=data, identifier="mine", mm_hash=more.pop("mm_hash", "mine"), modality="image")
     chosen = {"cache_salt": None, "lora_request": None, "kv_transfer_params": None, "ec_transfer_params": None}
     return SimpleNamespace(request_id=name, mm_features=[feature], **(chosen | more))
 
@@ -33,23 +39,27 @@ def looked_at(finder: EncoderFinder, asked: Any) -> Any:
     return finder.sight("mine")
 
 
-OFF = {"ec_transfer_params": {"dejakv": {"mode": "off"}}}
-
-
-@pytest.mark.parametrize("choice", [OFF, {"lora_request": "an adapter", "changed": True}, {"late": True}])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"ec_transfer_params": {"dejakv": {"mode": "off"}}},
+        {"lora_request": "an adapter", "mm_hash": "without the adapter"},
+    ],
+)
 def test_a_name_says_nothing_of_a_picture_that_was_not_looked_at(finder: EncoderFinder, choice: dict[str, Any]) -> None:
     """Its output would be filed as that of the other picture of this name, and loaded in that one's place from then on."""
     known = looked_at(finder, request("a", 1.0))
     assert (known.digest, known.embedding) == (looked_at(finder, request("b", 1.0)).digest, None)
-    changed, late = choice.pop("changed", False), choice.pop("late", False)
-    other = request("c", 2.0, **choice)
-    if changed:
-        other.mm_features[0].mm_hash = "without the adapter"
-    if late:
-        finder._timeout = 0.0
-        finder._look = lambda *args: time.sleep(0.2)  # type: ignore[assignment]
-    assert looked_at(finder, other) is None
+    assert looked_at(finder, request("c", 2.0, **choice)) is None
     assert looked_at(finder, request("a", 1.0)) == known, "it is the other request that was not looked at"
+
+
+def test_nor_of_one_whose_lookup_is_late() -> None:
+    late = threading.Event()
+    finder = EncoderFinder(lambda *of: (late.wait(), CACHE.view(*of))[1], "e", 0.0)
+    assert looked_at(finder, request("a", 1.0)) is None
+    late.set()
+    finder.close()
 
 
 def test_a_name_of_two_pictures_leads_nowhere(finder: EncoderFinder) -> None:
@@ -61,8 +71,18 @@ def test_a_name_of_two_pictures_leads_nowhere(finder: EncoderFinder) -> None:
 def test_an_output_that_is_stored_is_found(finder: EncoderFinder) -> None:
     """By a request of which nothing is kept too; then its picture is forgotten with it."""
     known = looked_at(finder, request("a", 1.0))
-    finder._view_of("e", partition_of(None)).store(known.digest, "image", torch.ones(2, 3))
+    CACHE.view("e", partition_of(None)).store(known.digest, "image", torch.ones(2, 3))
     unkept = request("b", 1.0, kv_transfer_params={"dejakv": {"no_store": True}})
     assert torch.equal(torch.as_tensor(looked_at(finder, unkept).embedding), torch.ones(2, 3))
     finder.forget(unkept)
-    assert not finder._sights
+    assert finder.sight("mine") is None
+
+
+def test_outputs_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Ahead()
+    monkeypatch.setattr("dejakv.encoder_cache.encode_once.clock", clock)
+    view = EncoderSettings.from_extra({"ttl": 60}).open().view("e", "p")
+    view.store("a" * 64, "image", np.ones((2, 3), np.float32))
+    assert view.lookup("a" * 64) is not None
+    clock.seconds = 61
+    assert view.lookup("a" * 64) is None

@@ -12,7 +12,7 @@ import pytest
 from dying_worker import EXTENSION as DYING
 from dying_worker import Death
 from two_ranks import ONE, TWO, begun, confirmed, held, leftovers, of_two_cpus, use_two_cpus
-from vllm_harness import DOCS, EXTENSION, Output, running, server_flags, serving, tokens
+from vllm_harness import EXTENSION, Output, running, server_flags, serving, tokens
 
 from dejakv.request import DEFAULT_PARTITION
 
@@ -147,7 +147,7 @@ def test_a_rank_killed_in_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     death = Death.in_folder(tmp_path / "fetching", 1, "fetching", 2)
     environment = {"DEJAKV_ADOPT": '{"mode": "off", "semantic_text": false}', **of_two_cpus(), **death.environment}
-    with serving(tmp_path / "fetching", DOCS, flags, environment) as server:
+    with serving(tmp_path / "fetching", flags, environment) as server:
         truth, _ = _complete(server, A, {})
         _complete(server, B, {})
         _stored(server, 2)

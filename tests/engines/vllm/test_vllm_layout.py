@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm_harness import running, tokens, worker_side
+from vllm_harness import running, tokens
 
-from dejakv.engines.vllm.pages import PagedKV, observed, read_packed, read_transposed, reader_for, slots_of
+from dejakv.engines.vllm.pages import PagedKV, read_packed, reader_for
 from dejakv.errors import ConfigError
 
 
@@ -32,16 +32,6 @@ def test_layout_is_found_by_a_round_trip():
         reader_for({"a": SimpleNamespace(impl=_Lossy())}, {"a": cache}, 32)
 
 
-def test_transposed_pages_are_read():
-    pages = torch.zeros(1, 1, 32, 8)
-    keys, values = torch.randn(32, 4), torch.randn(32, 4)
-    pages.view(-1)[:128] = keys.T.reshape(-1)
-    pages.view(-1)[128:] = values.reshape(-1)
-    got_keys, got_values = read_transposed(pages)
-    assert torch.equal(got_keys[0, 0], keys)
-    assert torch.equal(got_values[0, 0], values)
-
-
 @pytest.mark.parametrize("tokens", [1, 31, 32, 33, 64, 95])
 def test_pages_are_unpacked_as_they_were_written(tokens):
     layers = {name: SimpleNamespace(impl=_Packed()) for name in ("a", "b")}
@@ -54,10 +44,6 @@ def test_pages_are_unpacked_as_they_were_written(tokens):
     assert pages.shape == paged.pages_shape(tokens)
     caches["a"].zero_()  # the copy is enough: what happens to the blocks later does not matter
     assert torch.equal(paged.unpack(pages, tokens), state)
-
-
-def test_slots():
-    assert slots_of([7, 2], 4, torch.arange(2, 6)).tolist() == [30, 31, 8, 9]
 
 
 class _Shuffled:
@@ -75,14 +61,6 @@ class _Shuffled:
             block, offset = divmod(slot, tokens)
             flat[block, place[0, :, offset]] = keys[row]
             flat[block, place[1, :, offset]] = values[row]
-
-
-class _Doubled(_Shuffled):
-    """Writes two elements to one place."""
-
-    def __init__(self, elements: int) -> None:
-        super().__init__(elements)
-        self.order[3] = self.order[4]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -104,19 +82,12 @@ def test_layers_in_other_orders_are_not_taken_for_one_another():
         reader_for(layers, {name: torch.zeros(8, 2, 32, 16) for name in layers}, 32)
 
 
-def test_what_is_no_order_is_refused():
-    cache = torch.zeros(8, 2, 32, 16)
-    assert observed(SimpleNamespace(impl=_Doubled(1024)), cache, 32) is None
-    assert not cache.any()
-
-
 def test_bfloat16_comes_back_from_this_cpu():
     """Whatever this processor's layout is (AMX packs pairs of tokens), stored state equals computed state."""
     prompt = tokens(301, 5)
     with running(extra={}, dtype="bfloat16") as engine:
         (first,) = engine.ask([prompt])
         engine.settle()
-        assert worker_side().paged.dtype == torch.bfloat16
         engine.reset_prefix_cache()
         (again,) = engine.ask([prompt])
     assert again.told["method"] == "exact"

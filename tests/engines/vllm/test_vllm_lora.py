@@ -73,34 +73,6 @@ def test_adapters_never_share_and_find_their_own(tmp_path, loras, truths):
             assert after.tokens == truths[name]["A"]
 
 
-def test_changed_weights_are_another_epoch(tmp_path, folders, truths):
-    """The same name, id and folder. While the server runs, its reuse stops; after a restart the new weights' state is its own."""
-    store = {"store_dir": str(tmp_path / "store")}
-    folder = write_adapter(tmp_path / "changing", 0)  # as `one`
-    with running(extra=store, **LORA) as engine:
-        assert _ask(engine, A, adapter("same", 1, folder)).tokens == truths["one"]["A"]
-        engine.settle()
-        assert [list(meta.token_ids) for meta in worker_side().store.metas()] == [A]
-        write_adapter(folder, 2)  # as `other`
-        engine.reset_prefix_cache()
-        stale = _ask(engine, A, adapter("same", 1, folder))
-        assert stale.cached == 0
-        assert "newer than the server" in stale.told["reason"]
-        assert stale.tokens == truths["one"]["A"]  # what vLLM still holds
-        _ask(engine, OTHER, adapter("same", 1, folder))
-        engine.settle()
-        assert not [meta for meta in worker_side().store.metas() if list(meta.token_ids) == OTHER]
-    with running(extra=store, **LORA) as engine:
-        fresh = _ask(engine, A, adapter("same", 1, folder))
-        engine.settle()
-        assert (fresh.told["method"], fresh.cached) == ("none", 0)
-        assert fresh.tokens == truths["other"]["A"]
-        engine.reset_prefix_cache()
-        own = _ask(engine, A, adapter("same", 1, folder))
-        assert own.told["method"] == "exact"
-        assert own.tokens == truths["other"]["A"]
-
-
 def test_weights_that_are_not_proven_are_not_reused(tmp_path, folders, truths):
     """An id that stands for two adapters, and a load in place: answered, not reused, not stored; the base model is."""
     with running(extra={"store_dir": str(tmp_path)}, **LORA) as engine:

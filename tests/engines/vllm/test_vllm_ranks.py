@@ -1,38 +1,31 @@
-"""What ranks share and what they do not, without an engine."""
+"""The stores of both sides and of several ranks, and what ranks share, what they do not, and what they agree on before they blend, without an engine."""
 
-from dataclasses import replace
+import threading
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed
 
-from dejakv.engines.vllm.lookups import Pace
-from dejakv.engines.vllm.messages import BACKLOG, LoadResult, StepReport
-from dejakv.engines.vllm.ranks import settings_of_rank
-from dejakv.engines.vllm.request import LookupResult, Tracked
-from dejakv.engines.vllm.saves import PartSize
-from dejakv.engines.vllm.scheduler import SchedulerSide
-from dejakv.engines.vllm.settings import ConnectorSettings, Wish
-from dejakv.engines.vllm.stats import ConnectorCounts
+from dejakv.engines.vllm.blend.mixer import ELSEWHERE, Blending, Mixer
+from dejakv.engines.vllm.blend.underway import NOT_ALIKE, UnderWay
+from dejakv.engines.vllm.generations import Generations
+from dejakv.engines.vllm.ranks import Ranks, settings_of_rank
+from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stores import EveryRank
+from dejakv.engines.vllm.stores import open_store as open_side
+from dejakv.store.age import now
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.open import open_store
-from dejakv.testing.chunks import check_whole, deliveries, prompt_chunk
-
-META = ChunkMeta("a", "default", "e", (1, 2), "", "")
+from dejakv.testing.chunks import deliveries, prompt_chunk
 
 
-def _chunk(name):
-    return Chunk(replace(META, id=name), Tensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32"))
-
-
-def _side(**index):
-    adapters = SimpleNamespace(base="start")
-    lookups = SimpleNamespace(adapters=adapters, index=SimpleNamespace(**index), pace=Pace())
-    return SchedulerSide(ConnectorSettings(), lookups, 32, ConnectorCounts(), ranks=2)
-
-
-def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets():
+def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets() -> None:
     settings = ConnectorSettings(store_dir="/x", max_bytes=100, memory_bytes=1, max_write_rate=0, max_pending_bytes=10)
     assert settings_of_rank(settings, 0, 1) is settings
     mine = settings_of_rank(settings, 1, 2)
@@ -41,68 +34,46 @@ def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets():
     assert settings_of_rank(ConnectorSettings(), 1, 2).store_dir is None
 
 
-def test_one_failed_load_is_a_failure():
-    good, bad = LoadResult("r", 10, 2.0), LoadResult("r", 0, 0.0, problem="gone")
-    assert LoadResult.together([good, bad]) == LoadResult.together([bad, good]) == bad
-    assert LoadResult.together([good, replace(good, seconds=3.0)]) == LoadResult("r", 20, 3.0)
-    assert LoadResult.together([good]) == good
+@pytest.mark.parametrize("answers", [(True, True), (True, False), (False, True)])
+def test_the_epoch_is_back_when_every_rank_has_the_weights_of_the_start(answers: tuple[bool, bool]) -> None:
+    made = Generations("start", 2)
+    made.begin()
+    epoch = made.epoch
+    assert epoch != "start"
+    for same in (True, True):
+        made.heard(0, same)  # of the generation before
+    made.heard(1, answers[0])
+    assert (made.epoch, made.unknown) == (epoch, True)
+    made.heard(1, answers[1])
+    assert (made.epoch, made.unknown) == ("start" if all(answers) else epoch, False)
+    made.begin()
+    assert made.epoch not in ("start", epoch), "no two generations share an epoch, nor do two processes"
 
 
-@pytest.mark.parametrize(("second", "stored"), [("", True), ("backlog", False)])
-def test_a_chunk_is_indexed_when_every_rank_confirmed_it(second, stored):
-    indexed = []
-    side = _side(stored=indexed.append)
-    side.saves.pending["a"] = META
-    side.heard(StepReport(["a"]))
-    assert not indexed
-    assert "a" in side.saves.pending  # not ordered again while a rank is at it
-    side.heard(StepReport([], [("a", second)]) if second else StepReport(["a"]))
-    assert indexed == ([META] if stored else [])
-    assert not side.saves.pending
-    assert side.counts.take() == ({"saves": 1} if stored else {"saves_dropped|backlog": 1})
+def chunk(name: str) -> Chunk:
+    return Chunk(ChunkMeta(name, "default", "e", (1, 2), "", ""), Tensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32"))
 
 
-def test_the_epoch_is_back_when_every_rank_has_the_weights_of_the_start():
-    side = _side()
-    epochs = ["start"]
-    for answers, back in [((True, True), True), ((True, False), False), ((False, True), False), ((True, True), True)]:
-        side.reset()
-        assert side.generations.unknown
-        epochs.append(side.lookups.adapters.base)
-        old = side.generations.number - 1
-        side.heard(StepReport(weights=[(old, True), (old, True)]))  # of the generation before
-        side.heard(StepReport(weights=[(side.generations.number, answers[0])]))
-        assert side.lookups.adapters.base == epochs[-1]
-        side.heard(StepReport(weights=[(side.generations.number, answers[1])]))
-        assert not side.generations.unknown
-        assert side.lookups.adapters.base == ("start" if back else epochs[-1])
-    assert len(set(epochs)) == len(epochs), "no two generations share an epoch, nor do two processes"
-    side.heard(StepReport(changed=True))
-    assert "without a reset" in side.generations.problem
-    side.reset()
-    assert not side.generations.problem
-
-
-def test_a_chunk_is_there_if_every_rank_has_it(tmp_path):
+def test_a_chunk_is_there_if_every_rank_has_it(tmp_path: Path) -> None:
     stores = [open_store(tmp_path / str(rank)) for rank in range(2)]
     view = EveryRank(stores)
     gone = []
     view.on_evict(gone.append)
     for name in ("a", "b"):
         for store in stores:
-            assert store.put(_chunk(name))
-    stores[0].put(_chunk("half"))
+            assert store.put(chunk(name))
+    stores[0].put(chunk("half"))
     assert {meta.id for meta in view.metas()} == {"a", "b"}
     assert view.meta("half") is None
     there, mark = view.added()
     assert {meta.id for meta in there} == {"a", "b"}
-    stores[1].put(_chunk("half"))  # the second rank is later than the look
+    stores[1].put(chunk("half"))  # the second rank is later than the look
     assert [meta.id for meta in view.added(mark)[0]] == ["half"]
     stores[1].delete("half")
     gone.clear()
     assert view.meta("a").id == "a"
     assert view.stats().entries == 2
-    assert not view.put(_chunk("c"))
+    assert not view.put(chunk("c"))
     assert view.get("a") is None
     stores[1].delete("a")
     assert gone == ["a"]
@@ -113,7 +84,7 @@ def test_a_chunk_is_there_if_every_rank_has_it(tmp_path):
     view.close()
 
 
-def test_a_prefix_of_a_prompt_that_is_not_there_is_found_if_every_rank_has_it(tmp_path):
+def test_a_prefix_of_a_prompt_that_is_not_there_is_found_if_every_rank_has_it(tmp_path: Path) -> None:
     ranks, long = [open_store(tmp_path / str(rank)) for rank in range(2)], prompt_chunk(range(100))
     view, part = EveryRank(ranks), deliveries(long, (64, 100))[0]
     assert ranks[0].put(part)
@@ -127,43 +98,149 @@ def test_a_prefix_of_a_prompt_that_is_not_there_is_found_if_every_rank_has_it(tm
     view.close()
 
 
-def test_a_long_prompt_goes_on_when_every_rank_has_stored_its_part(tmp_path):
-    """One that has no room yet makes all repeat the part, which the others take as stored; one that fails ends it for all."""
-    ranks = [open_store(tmp_path / str(rank)) for rank in range(2)]
-    view, long = EveryRank(ranks), prompt_chunk(range(100))
-    indexed, counts = [], ConnectorCounts()
-    side = _side(stored=indexed.append)
-    side.saves.counts, side.saves.size = counts, PartSize(32, 16)
-    request = SimpleNamespace(request_id="r", lora_request=None)
-    side.lookups.adapters.may_store = lambda lora: True
-    parts = dict(zip([(0, 32), (32, 64), (64, 96), (96, 100)], deliveries(long, (32, 64, 96, 100)), strict=True))
+VLLM: Any = SimpleNamespace(
+    parallel_config=SimpleNamespace(distributed_executor_backend=None),
+    kv_transfer_config=SimpleNamespace(engine_id="stores"),
+)
 
-    def ordered():
-        (save,), _ = side.saves.take()
-        return save.rows
 
-    def tried(fails=None):
-        tracked = Tracked(request, Wish(), None, 0.0, found=LookupResult(save=long.meta))
-        assert side.saves.order(tracked, (1, 2, 3), release=True)
-        for rows in parts:
-            assert ordered() == rows
-            if rows == (32, 64):
-                assert ranks[0].put(parts[rows])
-                side.heard(StepReport([long.meta.id], [(long.meta.id, BACKLOG)]))
-                assert ordered() == rows
-                if fails:
-                    side.heard(StepReport([long.meta.id], [(long.meta.id, fails)]))
-                    return
-            for store in ranks:
-                assert store.put(parts[rows])
-            side.heard(StepReport([long.meta.id, long.meta.id]))
+def living(tokens: range, *, seconds: float) -> Chunk:
+    """A prompt that may be used for so many seconds more, or that has expired so long ago."""
+    chunk = prompt_chunk(tokens)
+    return replace(chunk, meta=replace(chunk.meta, created=now() - 1_000, ttl=1_000 + seconds))
 
-    tried(fails="error: disk full")
-    assert [list(store.metas()) for store in ranks] == [[], []]
-    assert (side.saves.take(), side.saves.pending) == (([], frozenset({"r"})), {})
-    tried()
-    assert indexed == [long.meta]
-    assert [meta.id for meta in view.metas()] == [long.meta.id]
-    check_whole(ranks[0], [long])
-    assert counts.take() == {"saves_dropped|error": 1, "saves": 1}
-    view.close()
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_both_sides_find_nothing_that_has_expired(tmp_path: Path, on_disk: bool) -> None:
+    settings = ConnectorSettings(store_dir=str(tmp_path / "s") if on_disk else None)
+    theirs, ours = open_side(settings, VLLM, writing=True), open_side(settings, VLLM)
+    old, new = living(range(50), seconds=-1), living(range(100, 150), seconds=500)
+    try:
+        for chunk in (old, new):
+            assert theirs.put(chunk)
+        view = EveryRank([ours])
+        for side in (theirs, ours, view):
+            assert [meta.id for meta in side.metas()] == [new.meta.id]
+            assert side.meta(old.meta.id) is None
+            assert [meta.id for meta in side.added()[0]] == [new.meta.id]
+    finally:
+        ours.close()
+        theirs.close()
+
+
+@dataclass
+class Planned:
+    """A blender that counts rows and computes none, and fails with one draft."""
+
+    lockstep: Any
+    wrong: str
+
+    def rows_checked(self, draft: Any, block_ids: Any) -> int:
+        return 0
+
+    def check(self, draft: Any, block_ids: Any) -> None: ...
+
+    def rows_asked(self, draft: Any) -> int:
+        return 0
+
+    def tokens(self, draft: Any) -> int:
+        return 0
+
+    def begin(self, draft: Any, block_ids: Any) -> Any:
+        if draft.name == self.wrong:
+            raise RuntimeError("no memory")
+        return SimpleNamespace(rows=[0] * 50)
+
+    def advance(self, blends: Any, room: int) -> int:
+        for mixing in blends:
+            taken = min(room, len(mixing.rows))
+            mixing.rows, room = mixing.rows[taken:], room - taken
+        return 0
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs a function as both ranks, each in a thread with a process group of its own."""
+    folder = tmp_path_factory.mktemp("ranks")
+    numbers = iter(range(100))
+
+    def run(both: Any) -> list[Any]:
+        path, results = folder / str(next(numbers)), [None, None]
+        store = torch.distributed.FileStore(str(path), 2)
+
+        def one(rank: int) -> None:
+            group = torch.distributed.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+            results[rank] = both(rank, Group(group))
+
+        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+            assert not thread.is_alive(), "a rank waits for the other one"
+        return results
+
+    return run
+
+
+class Group(Ranks):
+    """`Ranks` of a process group that is not torch's global one."""
+
+    def __init__(self, group: Any) -> None:
+        self.ranks, self._group, self._first = 2, group, 0
+
+    def _all(self, values: torch.Tensor, how: Any) -> None:
+        options = torch.distributed.AllreduceOptions()
+        options.reduceOp = how
+        self._group.allreduce([values], options).wait()
+
+    def _from_first(self, values: torch.Tensor) -> None:
+        self._group.broadcast(values, 0).wait()
+
+
+def test_ranks_agree(two_ranks: Any) -> None:
+    def both(rank: int, ranks: Group) -> Any:
+        return (
+            ranks.each([True, rank == 0, False]),
+            ranks.most(0.5 + rank),
+            ranks.most(float("nan") if rank else 1.0),
+            ranks.summed(torch.tensor([1.0, rank])).tolist(),
+            ranks.of_first(torch.tensor([rank, 7], dtype=torch.uint8)).tolist(),
+        )
+
+    first, second = two_ranks(both)
+    assert first == second == ([True, False, False], 1.5, float("inf"), [2.0, 1.0], [0, 7])
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_what_one_rank_cannot_do_none_has_done(two_ranks: Any, where: int) -> None:
+    """An error, then a refusal, of one rank alone: both give the same blends up, in the same step, and go on with the others."""
+
+    def both(rank: int, ranks: Group) -> Any:
+        blends: Any = [Blending(SimpleNamespace(name=name), (1,)) for name in "abc"]
+        mixer = Mixer(Planned(ranks, "b" if rank == where else ""))
+        mixer.mix(blends, 70)
+        problems = [[item.problem for item in blends]]
+        mixer.mix([item for item in blends if not item.over], 10, "the weights changed" if rank == where else "")
+        return [*problems, [item.problem for item in blends]]
+
+    results = two_ranks(both)
+    assert results[where] == [
+        ["", "the load failed: RuntimeError", ""],
+        ["", "the load failed: RuntimeError", "the weights changed"],
+    ]
+    assert results[1 - where] == [["", ELSEWHERE, ""], ["", ELSEWHERE, ELSEWHERE]]
+
+
+@pytest.mark.parametrize("marks", [("x", "x"), ("x", "y"), ("x", ""), ("", "")])
+def test_a_blend_begins_when_all_ranks_have_fetched_the_same(marks: tuple[str, str]) -> None:
+    blends = UnderWay(2, 60.0)
+    blends.ordered("r")
+    blends.fetched("r", marks[0])
+    assert blends.orders() == ([], {})
+    blends.fetched("r", marks[1])
+    assert blends.orders() == ((["r"], {}) if marks == ("x", "x") else ([], {"r": NOT_ALIKE}))
+    assert blends.orders() == ([], {})
+    assert blends.room
+    blends.ended("r")
+    assert not blends.room

@@ -16,7 +16,7 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     adopt = {"index_encoder": "model", "model": str(DOCS), "similarity_threshold": 0.9, "lexical_guard": False}
     environment = {"DEJAKV_ADOPT": json.dumps(adopt), "DEJAKV_API_KEYS": "one,two"}
-    with serving(folder, DOCS, server_flags({"store_dir": str(folder / "kv")}), environment) as address:
+    with serving(folder, server_flags({"store_dir": str(folder / "kv")}), environment) as address:
         yield address
 
 

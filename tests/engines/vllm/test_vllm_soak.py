@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.soak import deadline, soak_rounds, soak_seed
 from vllm import SamplingParams
-from vllm_harness import BLENDING, EXTENSION, Engine, changed, running, tokens, worker_side
+from vllm_harness import BLENDING, EXTENSION, Engine, changed, greedy, running, segments, spoil, tokens, worker_side
 
 BASES, PROMPTS, ANSWER, BATCH = 24, 160, 8, 24
 MARGIN = 1e-3
@@ -90,11 +90,8 @@ class Soak:
         asked: dict[str, tuple[int, ...]] = {}
         for number in range(BATCH):
             name, ids, wish = f"{self.served['rounds']}-{number}", rng.choice(list(self.truth)), rng.choice(WISHES)
-            params = SamplingParams(
-                temperature=0, max_tokens=ANSWER, ignore_eos=True, extra_args={"kv_transfer_params": {"dejakv": wish}}
-            )
             prompt = {"prompt_token_ids": list(ids), "cache_salt": rng.choice(["one", "two"])}
-            llm.add_request(name, prompt, params)
+            llm.add_request(name, prompt, greedy(ANSWER, **wish))
             asked[name] = ids
         ends = {name: rng.randrange(1, 60) for name in rng.sample(sorted(asked), BATCH // 8)}
         step = 0
@@ -129,16 +126,14 @@ class Soak:
         if what == "reset":
             self.engine.settle()
             self.engine.reset_prefix_cache()
-        files = sorted(path for path in self.store.rglob("segments/**/*") if path.is_file())
+        files = segments(self.store)
         if not files or what not in ("damage", "delete"):
             return
         for path in self.rng.sample(files, min(3, len(files))):
             if what == "delete":
                 path.unlink(missing_ok=True)
-                continue
-            data = bytearray(path.read_bytes())
-            data[self.rng.randrange(len(data))] ^= 0xFF
-            path.write_bytes(bytes(data))
+            else:
+                spoil(path, self.rng.random())
 
 
 def held() -> tuple[int, int, int]:

@@ -11,19 +11,26 @@ import torch
 from safetensors.torch import save_file
 
 from dejakv.adopt.embeddings import InputEmbeddings
+from dejakv.config import SemanticCacheConfig
 from dejakv.engines.tensors import borrowed, to_store
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import bound_runner
-from dejakv.engines.vllm.identity import media_digest, partition_of, weights_fingerprint
+from dejakv.engines.vllm.blend.mixing import Mixing
+from dejakv.engines.vllm.blend.rotary import Rotary
+from dejakv.engines.vllm.encoder_connector import EncoderSettings
+from dejakv.engines.vllm.identity import media_digest, weights_fingerprint
+from dejakv.engines.vllm.lookups import Pace
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.errors import ConfigError, ModelError
+from dejakv.experiments.vllm_engine import connector_settings
 from dejakv.store.base import Tensor
 
 
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
+        ({"ttl": -1}, "ttl"),
         ({"mode": "adopt"}, "mode='adopt' rewrites the prompt"),
         ({"modes": ["exact", "loose"]}, "holds 'loose'"),
         ({"refresh_s": -1}, "refresh_s"),
@@ -44,14 +51,15 @@ def test_settings_are_checked(extra, words):
         ConnectorSettings.from_extra(extra)
 
 
-def test_wishes_choose_only_what_is_allowed():
-    settings = ConnectorSettings()
-    assert Wish.of(None, settings) == Wish("exact")
-    assert "is not allowed here" in Wish.of({"dejakv": {"mode": "blend"}}, settings).problem
-    assert Wish.of({"dejakv": {"mode": "blend"}}, ConnectorSettings(modes=("exact", "blend"))).mode == "blend"
-    assert Wish.of({"dejakv": {"threshold": 0}}, settings).threshold == 0.0
-    assert Wish.of({"other": 1}, settings).problem == ""
-    assert Wish.of({"dejakv": {"mode": "best", "no_store": True}}, settings).no_store
+def test_a_lifetime_is_set_for_all_and_shortened_by_a_request():
+    settings = ConnectorSettings.from_extra({"ttl": 60})
+    assert settings.cache_config().ttl == EncoderSettings.from_extra({"ttl": 60}).ttl == 60
+    assert ConnectorSettings().cache_config().ttl == 0
+    assert Wish.of({"dejakv": {"ttl": 5}}, settings).ttl == 5.0
+    for wrong in (0, -1, True, "5", float("inf"), float("nan"), 10**400):
+        assert "ttl" in Wish.of({"dejakv": {"ttl": wrong}}, settings).problem
+    assert connector_settings(SemanticCacheConfig(ttl=60)).ttl == 60
+    assert connector_settings(SemanticCacheConfig(ttl=60, ttl_prompts=5)).ttl == 5
 
 
 def test_embeddings_are_read_at_the_start_or_refused_there(tmp_path):
@@ -100,19 +108,6 @@ def test_an_untested_version_runs_exact_where_it_has_what_that_needs(monkeypatch
 def test_blend_without_the_extension_names_the_flag():
     with pytest.raises(ConfigError, match="--worker-extension-cls dejakv"):
         bound_runner(SimpleNamespace())
-
-
-def test_rekey_keeps_what_is_before():
-    hashes = [bytes([i]) * 32 for i in range(6)]
-    request = SimpleNamespace(block_hashes=list(hashes))
-    assert upstream.rekey_tail(request, 4)
-    assert request.block_hashes[:4] == hashes[:4]
-    assert not set(request.block_hashes[4:]) & set(hashes)
-    private = list(request.block_hashes)
-    assert upstream.rekey_tail(request, 2, upto=4)  # a retry with fewer local blocks lowers the boundary
-    assert request.block_hashes[4:] == private[4:]
-    assert request.block_hashes[2] != hashes[2]
-    assert not upstream.rekey_tail(request, 6)
 
 
 def _config(**changes):
@@ -214,22 +209,10 @@ def test_borrowed_memory_outlives_the_array_it_came_from():
     assert torch.equal(kept, torch.arange(1 << 16, dtype=torch.float32))
 
 
-def test_changed_weights_are_another_model(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"one")
-    first = weights_fingerprint(str(tmp_path), None, "auto", 0)
-    assert weights_fingerprint(str(tmp_path), None, "auto", 0) == first
-    (tmp_path / "model.safetensors").write_bytes(b"two")
-    assert weights_fingerprint(str(tmp_path), None, "auto", 0) != first
-    (tmp_path / "model.safetensors").unlink()
+def test_weights_that_are_not_on_disk_are_of_this_process_alone(tmp_path):
     nothing = weights_fingerprint(str(tmp_path), None, "auto", 0)
     assert nothing.startswith("unknown:")
     assert weights_fingerprint(str(tmp_path), None, "auto", 0) != nothing
-
-
-def test_partitions_hide_the_salt():
-    assert partition_of(None) == partition_of("") == "default"
-    assert partition_of("secret") != partition_of("default")
-    assert "secret" not in partition_of("secret")
 
 
 def test_media_are_told_apart_by_content():
@@ -249,3 +232,95 @@ def test_media_are_told_apart_by_content():
     ]
     assert len(set(digests)) == len(digests)
     assert media_digest(item(pixel_values=pixels.clone())) == digests[0]
+
+
+def step(*tokens, pictures=False):
+    return SimpleNamespace(
+        total_num_scheduled_tokens=sum(tokens),
+        num_scheduled_tokens={str(place): count for place, count in enumerate(tokens)},
+        scheduled_encoder_inputs={"0": [0]} if pictures else {},
+    )
+
+
+def test_a_row_takes_its_part_of_a_step():
+    """Of a step that was planned while another one ran: from the end of that one. A slow step changes little."""
+    now = [100.0]
+    pace = Pace(lambda: now[0])
+    pace.over(None)
+    assert pace.costs is None
+    now[0] += 50  # the engine slept
+    for seconds in (1, 60, 1):
+        first, second = pace.planned(step(500), alone=True), pace.planned(step(500), alone=True)
+        for timed in (first, second):
+            now[0] += seconds
+            pace.over(timed)
+    assert pace.costs is not None
+    assert pace.costs.row == pytest.approx(1 / 500)
+
+
+@pytest.mark.parametrize(
+    ("output", "alone"),
+    [
+        (step(255), True),  # too few
+        (step(256), False),  # rows of a blend beside it
+        (step(256, pictures=True), True),
+        (step(200, *[1] * 56), True),  # most requests decode
+    ],
+)
+def test_other_steps_tell_nothing_of_a_row(output, alone):
+    assert Pace().planned(output, alone=alone) is None
+
+
+def test_rows_that_offsets_compare_are_computed_in_one_forward_where_they_fit():
+    """Twenty rows of two pieces: a step with room for fifteen computes the first piece, one with room for seven a part of it."""
+    pieces = np.repeat([0, 1], 10)
+    plan = SimpleNamespace(runs=pieces, changed=np.zeros(20, dtype=bool), end=20)
+    for room, taken in ((15, 10), (7, 7), (20, 20)):
+        mixing = Mixing(SimpleNamespace(ids=torch.arange(20), plan=plan), (1,), 32, torch.arange(20))
+        mixing.next(room, None)
+        assert (mixing.computed, len(mixing.rows)) == (taken, 20 - taken)
+
+
+FEW = ([3, 9, 10, 40], [3, 0, 50, 41])
+"""Source and target of single rows."""
+MANY = (
+    [*range(5, 45), *range(45, 75), *range(100, 120), *range(10), *range(100, 140)],
+    [*range(40), *range(45, 75), *range(90, 110), *range(10), *range(139, 99, -1)],
+)
+"""A long run, rows that stay, a short run, rows that stay, and a run of which each row moves by another distance."""
+
+
+@pytest.mark.parametrize(("source", "target"), [FEW, MANY])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("halves", [True, False])
+@pytest.mark.parametrize("width", [8, 6])
+def test_moved_keys_are_those_of_their_new_places(halves, width, dtype, source, target):
+    """Keys rotated for one place and moved equal keys rotated for the other, also with scaled tables (YaRN); the rest of a partly
+    rotated head stays."""
+    half, scale = width // 2, 1.3
+    angles = torch.arange(150)[:, None] / 10 ** torch.arange(half)[None]
+    table = scale * torch.cat([angles.cos(), angles.sin()], 1)
+    rotary = SimpleNamespace(cos_sin_cache=table, is_neox_style=halves)
+    source, target = torch.tensor(source), torch.tensor(target)
+    plain = torch.randn(2, 3, len(source), 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def rotated(places):
+        cos, sin = scale * angles[places].cos(), scale * angles[places].sin()
+        turned = plain[..., :width]
+        one, other = turned.chunk(2, -1) if halves else (turned[..., 0::2], turned[..., 1::2])
+        pair = (one * cos - other * sin, other * cos + one * sin)
+        turned = torch.cat(pair, -1) if halves else torch.stack(pair, -1).flatten(-2)
+        return torch.cat([turned, plain[..., width:]], -1).to(dtype)
+
+    keys = rotated(source)
+    keys[:, :, ::2, 0] = -0.0  # a zero that is turned by nothing would lose its sign
+    before = keys.clone()
+    Rotary([rotary] * 2).move(keys, source, target)
+    wanted, compared = rotated(target), torch.ones(len(source), dtype=torch.bool)
+    compared[::2] = False
+    near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
+    torch.testing.assert_close(keys[:, :, compared], wanted[:, :, compared], **near)
+    stays = source == target
+    bits = torch.int32 if dtype == torch.float32 else torch.int16
+    assert torch.equal(keys[:, :, stays].view(bits), before[:, :, stays].view(bits))  # bit for bit
+    assert torch.equal(keys[..., width:], before[..., width:])

@@ -5,18 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejakv.engines.vllm.generations import CHANGED, Watch, WeightDigests
+from dejakv.engines.vllm.generations import WeightDigests
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn]
-
-
-class _Packed(torch.nn.Module):
-    """As vLLM's CPU kernels: the weight is gone, and what multiplies holds it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
-        self.multiply = lambda x: x
 
 
 def _model(dtype=torch.float32):
@@ -25,7 +16,6 @@ def _model(dtype=torch.float32):
     values = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
     model = torch.nn.ParameterList([torch.nn.Parameter(value, requires_grad=False) for value in values])
     model.register_buffer("scale", torch.ones(3))
-    model.packed = _Packed()
     return model
 
 
@@ -61,7 +51,6 @@ def test_a_look_sees_what_writes_many_values(dtype):
         lambda model: setattr(model, "scale", torch.zeros(3)),
         lambda model: model.scale.mul_(2),
         lambda model: setattr(model[1], "data", torch.zeros(7)),
-        lambda model: setattr(model.packed, "multiply", lambda x: x),
     ],
 )
 def test_a_look_sees_one_value_that_leaves_a_trace(change):
@@ -79,29 +68,3 @@ def test_a_look_is_not_taken_in_by_what_changes_nothing():
     model.scale = torch.ones(3)
     assert not weights.changed(waiting=True)
     assert weights.are_those_of_the_start()
-
-
-@torch.no_grad()
-def test_what_is_noticed_is_told_once_and_ends_with_the_generation():
-    model = _model()
-    watch = Watch(WeightDigests(model))
-    watch.step(0, computing=True, using=False)
-    assert (watch.take(), watch.problem) == (([], False), "")
-    model[0].mul_(2)
-    watch.step(0, computing=False, using=False)
-    assert not watch.problem, "nothing is looked at in a step that neither stores nor uses anything"
-    watch.step(0, computing=False, using=True)
-    assert (watch.take(), watch.problem) == (([], True), CHANGED)
-    watch.step(0, computing=True, using=True)
-    assert (watch.take(), watch.problem) == (([], False), CHANGED)
-    watch.step(1, computing=True, using=True)
-    assert (watch.take(), watch.problem) == (([(1, False)], False), "")
-    model[0].div_(2)
-    watch.step(2, computing=False, using=False)
-    assert (watch.take(), watch.problem) == (([(2, True)], False), "")
-
-
-def test_nobody_vouches_for_weights_that_are_not_at_hand():
-    watch = Watch(None)
-    watch.step(1, computing=True, using=True)
-    assert watch.take() == ([(1, False)], False)

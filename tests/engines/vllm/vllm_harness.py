@@ -96,7 +96,7 @@ class Engine:
                 self.llm.llm_engine.step()  # a step of the core alone would lose its statistics
             if worker is not None:
                 worker.saver.flush(10)
-            if worker is None or not self.connector._scheduler.saves.pending:
+            if worker is None or not self.connector.scheduler_side.saves.pending:
                 return
             self.ask([[9, 9, 9, 9]], max_tokens=1)  # a step carries the confirmation
         raise AssertionError("saves were never confirmed")
@@ -119,7 +119,7 @@ def worker_side() -> Any:
     """The worker side of the running engine's connector, None without one."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
-    return get_kv_transfer_group()._worker if has_kv_transfer_group() else None
+    return get_kv_transfer_group().worker_side if has_kv_transfer_group() else None
 
 
 def recompute_all() -> None:
@@ -199,17 +199,13 @@ def running(
 
 
 @contextlib.contextmanager
-def serving(folder: Path, model: Path, flags: Sequence[str], environment: dict[str, str]) -> Iterator[str]:
-    """The address of an OpenAI server with our middleware, in processes of its own; its log is in `folder`."""
+def serving(folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> Iterator[str]:
+    """The address of an OpenAI server in processes of its own; its log is in `folder`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
-        "--served-model-name", "docs", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-        "--max-model-len", "1024", "--enforce-eager", "--block-size", "32",
-        "--middleware", "dejakv.adopt.AdoptMiddleware", *flags,
-    ]  # fmt: skip
+        port = str(free.getsockname()[1])
+    small = ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
+    command = [sys.executable, "-W", "ignore", *arguments, *small, "--host", "127.0.0.1", "--port", port]
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -294,23 +290,16 @@ BLENDING = {
 EXTENSION = "dejakv.engines.vllm.bind.WorkerExtension"
 
 
-def server_flags(settings: dict[str, Any], encoder_dir: str | None = None) -> list[str]:
-    """Flags for `vllm serve` that put the connectors into a server."""
+def server_flags(settings: dict[str, Any]) -> list[str]:
+    """Arguments of a server with the connector and our middleware, whose model is called `docs`."""
     kv = {
         "kv_connector": "DejaKVConnector",
         "kv_connector_module_path": "dejakv.engines.vllm.connector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": settings,
     }
-    flags = ["--kv-transfer-config", json.dumps(kv)]
-    if "blend" in settings.get("modes", ()):
-        flags += ["--worker-extension-cls", EXTENSION]
-    if encoder_dir is not None:
-        ec = {
-            "ec_connector": "DejaKVEncoderConnector",
-            "ec_connector_module_path": "dejakv.engines.vllm.encoder_connector",
-            "ec_role": "ec_both",
-            "ec_connector_extra_config": {"store_dir": encoder_dir},
-        }
-        flags += ["--ec-transfer-config", json.dumps(ec)]
-    return flags
+    flags = [
+        "-m", "vllm.entrypoints.openai.api_server", "--model", str(DOCS), "--served-model-name", "docs", "--block-size", "32",
+        "--middleware", "dejakv.adopt.AdoptMiddleware", "--kv-transfer-config", json.dumps(kv),
+    ]  # fmt: skip
+    return [*flags, "--worker-extension-cls", EXTENSION] if "blend" in settings.get("modes", ()) else flags

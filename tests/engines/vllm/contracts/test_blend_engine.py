@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from vllm_harness import EXTENSION, Engine, Output, greedy, recompute_all, recomputing_none, running, tokens
 
+from dejakv.engines.vllm.blend.blend import Blender
+from dejakv.engines.vllm.blend.rows import RunnerInputs
 from dejakv.store.base import Chunk, Tensor
 from dejakv.store.store import Store
 
@@ -179,6 +181,38 @@ def test_a_donor_that_cannot_be_used_is_left_out(
     assert words in caplog.text
     assert output.tokens == truth[tuple(MOVED)]
     assert engine.metrics()["vllm:dejakv_donors_left_out"] == before + 1
+
+
+@pytest.mark.parametrize("fails", ["begin", "forward"])
+def test_a_blend_that_fails_costs_itself_alone(engine: Engine, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beside it are blended, or fail with it where the error is in the forward that they share. The model is what it was."""
+    prompts = [tokens(20 + number, 120 + number) + MOVED[30 + 5 * number :] for number in range(3)]
+    truths = [one.tokens for one in engine.ask(prompts, wish={"mode": "off", "no_store": True}, salt="truth")]
+    engine.settle()
+    engine.reset_prefix_cache()
+    with monkeypatch.context() as patch:
+        if fails == "begin":
+            begin = Blender.begin
+
+            def failing(blender: Blender, draft: Any, *blocks: Any) -> Any:
+                if len(draft.ids) == len(prompts[1]):
+                    raise RuntimeError("no memory")
+                return begin(blender, draft, *blocks)
+
+            patch.setattr(Blender, "begin", failing)
+        else:
+            forward = RunnerInputs.forward
+            calls = iter([False, True])
+            patch.setattr(RunnerInputs, "forward", lambda *given: 1 / 0 if next(calls, False) else forward(*given))
+        outputs = engine.ask(prompts, wish=BLEND)
+    assert [one.tokens for one in outputs] == truths
+    reasons = [one.told["reason"] for one in outputs]
+    if fails == "begin":
+        assert reasons == ["", "the load failed: RuntimeError", ""]
+    else:
+        assert "the load failed: ZeroDivisionError" in reasons
+    again = [ask(engine, prompt) for prompt in prompts]
+    assert [(one.told["method"], one.tokens) for one in again] == [("blend", truth) for truth in truths]
 
 
 class Steps:

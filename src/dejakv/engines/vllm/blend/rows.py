@@ -131,7 +131,7 @@ class RunnerInputs:
         return torch.cat([self.embed(some).cpu() for some in ids.split(EMBEDDED_AT_ONCE)])
 
     def forward(self, batch: Batch) -> None:
-        """Runs the model. The connectors' own hooks around each attention layer, which belong to a step, are not called."""
+        """Runs the model."""
         from vllm.forward_context import set_forward_context
 
         positions = batch.positions.to(self._device)
@@ -150,7 +150,7 @@ class RunnerInputs:
             slot_mapping=dict.fromkeys(self._names, slots),
             skip_compiled=True,
         )
-        with _without_layer_hooks(), context:
+        with context:
             self._model(input_ids=ids, positions=positions, intermediate_tensors=None, inputs_embeds=embeddings)
 
     def _attention_metadata(self, batch: Batch, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, Any]:
@@ -176,20 +176,6 @@ class RunnerInputs:
         for group in self._runner.attn_groups[0]:
             made.update(dict.fromkeys(group.layer_names, group.build_metadata(common)))
         return made
-
-
-@contextmanager
-def _without_layer_hooks() -> Generator[None]:
-    """vLLM calls a connector around each attention layer while it has a step's orders (`kv_transfer_utils.py`): a wrapped or
-    neighbouring connector would save rows that are no request's of this step."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    group: Any = get_kv_transfer_group()
-    orders, group._connector_metadata = group._connector_metadata, None
-    try:
-        yield
-    finally:
-        group._connector_metadata = orders
 
 
 More = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
