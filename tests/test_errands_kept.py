@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.asking import DOCUMENT, EXACT, OTHER, request, wordings
 from tests.labelled import blending, figures
 
 from dejakv.request import Sampling, kept_for, nothing_is_kept
@@ -61,15 +60,3 @@ def test_a_label_keeps_nothing_longer_than_its_request_allows(
     assert figures(pipeline) == (1, 0, 0), "it is a label all the same"
     assert engine.kept == [pytest.approx(left, abs=2)] * 2
     assert [meta.ttl for meta in store.metas() if meta.ttl] == [pytest.approx(left, abs=2)] * (left > 0)
-
-
-def test_a_promotion_keeps_what_it_makes_no_longer_either(served: Any, clock: Ahead) -> None:
-    pipeline = served(replace(EXACT, reuse="blend", semantic_text=False))
-    pipeline.promotes = True
-    pipeline.answer(request(wordings()[0]))
-    mixed = request(wordings()[0], f"{OTHER.text} {DOCUMENT.text}", ttl=60.0)
-    assert pipeline.answer(mixed).record.method == "blend"
-    engine = pipeline.engine = Noting(pipeline.engine)
-    clock.seconds = 40
-    assert pipeline.promote_one()
-    assert engine.kept == [pytest.approx(20, abs=2)] * 2

@@ -1,5 +1,7 @@
 """Labels: which runs they take, what failures count as, and what is left behind."""
 
+import itertools
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +11,8 @@ from tests.bounded import DOCUMENTS
 from tests.labelled import Told, asked, blending, figures, past_pilot
 
 from dejakv.decide.plan import Ask
+from dejakv.errors import ModelChangedError
+from dejakv.idle import Settler
 from dejakv.request import Sampling
 from dejakv.store.base import ROWS
 
@@ -41,58 +45,44 @@ def test_a_shadow_leaves_nothing_behind(served: Any) -> None:
     assert figures(pipeline) == (1, 0, 0)
 
 
-def test_a_sampled_request_is_labelled_by_greedy_answers(served: Any) -> None:
-    pipeline, stream = blending(served)
-    pipeline.answer(replace(next(stream), sampling=Sampling(4, temperature=1.5, seed=3)))
+@pytest.mark.parametrize(
+    ("settings", "sampling", "wrong"),
+    [
+        ({}, Sampling(4, temperature=1.5, seed=3), 0),  # it is labelled by greedy answers
+        ({"differs": "kl:0.05"}, Sampling(4), 0),
+        ({"differs": "kl:1e-12"}, Sampling(4), 1),
+    ],
+)
+def test_what_was_answered_does_not_say_runs_both_ways(
+    served: Any, settings: dict[str, Any], sampling: Sampling, wrong: int
+) -> None:
+    pipeline, stream = blending(served, **settings)
+    pipeline.answer(replace(next(stream), sampling=sampling))
     pipeline.engine.ran.clear()
     assert pipeline.label_one()
     assert pipeline.engine.ran == ["run", "blend"]
-    assert figures(pipeline) == (1, 0, 0)
+    assert figures(pipeline) == (1, wrong, 0)
+    other = pipeline.cache.trust("somebody else")
+    assert (other.explored, other.served, other.lost, other.classes) == (0, 0, 0, ())
 
 
-def test_kl_runs_both_ways(served: Any) -> None:
-    made = pipeline, _ = blending(served, differs="kl:0.05")
-    asked(made)
-    pipeline.engine.ran.clear()
-    assert pipeline.label_one()
-    assert pipeline.engine.ran == ["run", "blend"]
-    assert figures(pipeline) == (1, 0, 0)
-
-
-def test_a_bound_of_no_divergence_at_all_is_broken(served: Any) -> None:
-    made = pipeline, _ = blending(served, differs="kl:1e-12")
-    asked(made)
-    assert pipeline.label_one()
-    assert figures(pipeline) == (1, 1, 0)
-
-
-def test_an_adopted_answer_is_judged_without_a_run(docs_engine: Any, served: Any) -> None:
-    """The donor's own answer is stored with it."""
-    config = replace(ADOPT, lexical_guard=False, error_bound=0.3, confidence=0.9, differs="answer")
-    pipeline = served(config)
-    one, other = wordings()
-    pipeline.answer(request(one))
-    past_pilot(pipeline, "adopt")
-    engine = pipeline.engine = Told(docs_engine)
-    assert "error bound" in pipeline.answer(request(other)).record.reason
-    engine.ran.clear()
-    assert pipeline.label_one()
-    assert engine.ran == []
-    assert figures(pipeline) == (1, 0, 0)
-
-
-@pytest.mark.parametrize("sampling", [Sampling(4, temperature=1.0, seed=1), Sampling(3)])
-def test_a_donor_s_answer_that_is_sampled_or_shorter_is_made_anew(docs_engine: Any, served: Any, sampling: Any) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "ran"),
+    [(Sampling(4), []), (Sampling(4, temperature=1.0, seed=1), ["run"]), (Sampling(3), ["run"])],
+)
+def test_an_adopted_answer_is_the_donors_and_made_anew_where_that_was_sampled_or_shorter(
+    docs_engine: Any, served: Any, sampling: Sampling, ran: list[str]
+) -> None:
     config = replace(ADOPT, lexical_guard=False, error_bound=0.3, confidence=0.9, differs="answer")
     pipeline = served(config)
     one, other = wordings()
     pipeline.answer(replace(request(one), sampling=sampling))
     past_pilot(pipeline, "adopt")
     engine = pipeline.engine = Told(docs_engine)
-    pipeline.answer(request(other))
+    assert "error bound" in pipeline.answer(request(other)).record.reason
     engine.ran.clear()
     assert pipeline.label_one()
-    assert engine.ran == ["run"]
+    assert engine.ran == ran
     assert figures(pipeline) == (1, 0, 0)
 
 
@@ -121,15 +111,6 @@ def test_nothing_is_kept_of_a_request_that_says_so(served: Any) -> None:
     assert figures(pipeline) == (0, 0, 0)
 
 
-def test_labels_are_of_their_own_partition(served: Any) -> None:
-    made = pipeline, _ = blending(served)
-    asked(made)
-    assert pipeline.label_one()
-    other = pipeline.cache.trust("somebody else")
-    assert (other.explored, other.served, other.lost, other.classes) == (0, 0, 0, ())
-    assert pipeline.cache.trust("default").explored == 1
-
-
 def test_a_named_donor_is_under_the_bound_too(served: Any) -> None:
     pipeline, stream = blending(served)
     wanted = next(stream)
@@ -142,3 +123,83 @@ def test_a_named_donor_is_under_the_bound_too(served: Any) -> None:
     assert decision.trial is not None
     assert (decision.trial.plan.method, decision.plan.approximate) == ("blend", False)
     assert "error bound" in str(decision)
+
+
+@pytest.mark.parametrize(
+    ("error", "counted"),
+    [
+        (RuntimeError("out of order"), (1, 1, 0)),
+        (ModelChangedError("another one"), (0, 0, 1)),
+        (KeyboardInterrupt(), (1, 1, 0)),  # an end of the process
+    ],
+)
+def test_a_run_that_fails_counts_as_wrong_and_a_model_that_changes_loses_the_label(
+    served: Any, error: BaseException, counted: tuple[int, int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = pipeline, _ = blending(served)
+    asked(made)
+
+    def fails() -> None:
+        raise error
+
+    pipeline.engine.fails = fails
+    with suppress(KeyboardInterrupt):
+        assert pipeline.label_one()
+    assert figures(pipeline) == counted
+    assert ("out of order" in caplog.text) == isinstance(error, RuntimeError)
+
+
+@pytest.mark.parametrize("why", ["the donor is gone", "another model", "the plan ends in an exact answer"])
+def test_labels_that_cannot_be_made_are_lost(served: Any, why: str) -> None:
+    made = pipeline, _ = blending(served)
+    asked(made)
+    pipeline.engine.ran.clear()
+    if why == "the donor is gone":
+        for meta in list(pipeline.cache.store.metas()):
+            pipeline.cache.store.delete(meta.id)
+    elif why == "another model":
+        pipeline.engine.epoch = "another epoch"
+    else:
+        pipeline.engine.refuses = "no blend today"
+    assert pipeline.label_one()
+    assert "blend" not in pipeline.engine.ran
+    assert figures(pipeline) == (0, 0, 1)
+
+
+def test_a_function_that_raises_counts_as_wrong(served: Any, caplog: pytest.LogCaptureFixture) -> None:
+    made = pipeline, _ = blending(served, differs=f"{__name__}:raising")
+    asked(made)
+    assert pipeline.label_one()
+    assert figures(pipeline) == (1, 1, 0)
+    assert "no opinion" in caplog.text
+
+
+def raising(request: Any, full: str, reused: str) -> bool:
+    raise ValueError("no opinion")
+
+
+@pytest.mark.parametrize("ticks", [[0.0, 700.0], [0.0, 1.0, 700.0]])
+def test_a_label_that_takes_too_long_counts_as_wrong(served: Any, ticks: list[float]) -> None:
+    made = pipeline, _ = blending(served)
+    asked(made)
+    times = itertools.chain(ticks, itertools.repeat(ticks[-1]))
+    settler = Settler(pipeline.engine, pipeline.cache, pipeline.run_plans, clock=lambda: next(times))
+    assert settler.label_one()
+    assert figures(pipeline) == (1, 1, 0)
+
+
+def test_a_clock_that_is_set_back_or_forward_changes_nothing(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pipeline, _ = blending(served)
+    asked(made)
+    jumps = itertools.cycle([0.0, 4e9, -4e9])
+    monkeypatch.setattr("time.time", lambda: next(jumps))
+    assert pipeline.label_one()
+    assert figures(pipeline) == (1, 0, 0)
+
+
+def test_stopping_ends_a_label_at_its_next_token_and_counts_as_wrong(served: Any) -> None:
+    made = pipeline, _ = blending(served)
+    asked(made)
+    pipeline.engine.fails = pipeline.stop_settling
+    assert pipeline.label_one()
+    assert figures(pipeline) == (1, 1, 0)

@@ -30,16 +30,6 @@ def test_an_exact_hit_gives_the_uncached_tokens(docs_engine: Any, served: Any) -
     assert second.record.statuses["semantic_text"] == "skip"
 
 
-def test_another_question_on_the_document_reuses_the_prefix(docs_engine: Any, served: Any) -> None:
-    pipeline = served(EXACT)
-    pipeline.answer(request(wordings()[0]))
-    wanted = request(ask(DOCUMENT.facts[7], random.Random(1)))
-    answer = pipeline.answer(wanted)
-    assert (answer.record.method, answer.record.provenance) == ("prefix", "hit (prefix)")
-    assert answer.record.computed_tokens < 0.2 * answer.record.prompt_tokens
-    assert answer.token_ids == uncached(docs_engine, wanted).token_ids
-
-
 class HoldsPrefixes(Engine):
     """An engine with a prefix cache of its own, as vLLM is: a prompt's first 16 tokens are served from it when it comes again."""
 
@@ -155,20 +145,8 @@ def test_questions_on_one_document_share_its_rows_and_hit_exactly_after_a_restar
             answer = Pipeline(docs_engine, cache).answer(wanted)
             assert (answer.record.method, answer.record.computed_tokens) == ("exact", 1)
             assert answer.token_ids == uncached(docs_engine, wanted).token_ids
-
-
-def test_a_restart_finds_everything_and_another_model_nothing(docs_engine: Any, tmp_path: Path) -> None:
-    config = replace(EXACT, cache_dir=str(tmp_path / "cache"))
-    wanted = request(wordings()[0])
-    first = build_cache(config, docs_engine)
-    before = Pipeline(docs_engine, first).answer(wanted)
-    first.close()
-    second = build_cache(config, docs_engine)
-    after = Pipeline(docs_engine, second).answer(wanted)
-    assert (after.record.method, after.token_ids) == ("exact", before.token_ids)
-    found = second.find(replace(docs_engine.prepare(wanted), epoch="another epoch")).found
-    assert (found.match, found.prefix) == (None, None)
-    second.close()
+        found = cache.find(replace(docs_engine.prepare(asked[0]), epoch="another epoch")).found
+        assert (found.match, found.prefix) == (None, None)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip"])
@@ -218,14 +196,6 @@ def test_a_donor_that_vanishes_between_lookup_and_load_is_a_miss(docs_engine: An
     store.get, store.get_parts = get, get_parts
     assert (answer.record.method, answer.token_ids) == ("none", plain.token_ids)
     assert "could not be read" in answer.record.reason
-
-
-def test_a_prompt_seen_for_the_first_time_is_a_counted_refusal(served: Any) -> None:
-    pipeline = served(replace(EXACT, second_sight=True))
-    first, second, third = (pipeline.answer(request(wordings()[0])) for _ in range(3))
-    assert (first.record.stored, second.record.stored) == (False, True)
-    assert third.record.method == "exact"
-    assert pipeline.cache.store.stats().refused == {"first_sight": 1}
 
 
 def test_the_prompts_own_chunk_goes_before_others_with_equal_text(served: Any) -> None:

@@ -48,31 +48,6 @@ def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(
     assert answer.token_ids == uncached(docs_engine, longer).token_ids
 
 
-def test_an_engine_that_blends_by_itself_and_could_not_leaves_exact_state(docs_engine: Any, served: Any) -> None:
-    """It has run the prompt already: nothing is run twice, and what it computed is exact and kept."""
-
-    class Own:
-        runs = 0
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(docs_engine, name)
-
-        def run(self, prepared: Any, plan: Any, store: Any, **named: Any) -> Any:
-            self.runs += 1
-            if plan.method == "blend":
-                return replace(docs_engine.full(prepared, **named), exactly="not this one")
-            return docs_engine.run(prepared, plan, store, **named)
-
-    pipeline = served(replace(ADOPT, reuse="blend", exact_prefix=False))
-    pipeline.engine = Own()
-    one, other = wordings()
-    pipeline.answer(request(one))
-    record = pipeline.answer(request(other)).record
-    assert pipeline.engine.runs == 2
-    assert (record.method, record.reason, record.approximate, record.stored) == ("none", "not this one", False, True)
-    assert record.computed_tokens == record.prompt_tokens
-
-
 def test_a_blend_from_two_prompts_answers_as_full_computation(docs_engine: Any, served: Any) -> None:
     """The passages of two documents in one prompt, the second first: each fact is read from where it was computed."""
     pipeline = served(replace(EXACT, reuse="blend", semantic_text=False, exact_prefix=False))

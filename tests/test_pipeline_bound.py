@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.asking import uncached
 from tests.bounded import BOUNDED, answers_to, hits, many_hits, says, taught
 
 from dejakv.pipeline import Answer, Pipeline
-from dejakv.store.selection import Selection
 from dejakv.trust.evidence import labels_needed
 from dejakv.trust.report import TrustReport
 from dejakv.trust.rules import PILOT
@@ -90,32 +88,6 @@ def test_without_enough_labels_it_never_opens(served: Any) -> None:
     assert f"of {labels_needed(0.01, BOUNDED.confidence)} at least" in answers[-1].record.reason
 
 
-def test_where_half_of_the_answers_are_wrong_nothing_is_ever_served(served: Any) -> None:
-    pipeline = served(replace(BOUNDED, differs=says(itertools.cycle([True, False]))))
-    taught(pipeline)
-    answers = answers_to(pipeline, hits(), PILOT + LABELS)
-    report = trust(pipeline)
-    assert approximate(answers) == 0
-    assert (report.gate, report.served) == ("closed", 0)
-    assert report.explored_wrong == pytest.approx((PILOT + LABELS) / 2, abs=1)
-
-
-def test_a_small_share_of_exploring_takes_longer_and_labels_fewer(served: Any) -> None:
-    pipeline = served(replace(BOUNDED, explore_share=1e-9))
-    taught(pipeline)
-    assert approximate(answers_to(pipeline, hits(), PILOT + 3)) == 0
-    assert trust(pipeline).explored == 0
-    assert pipeline.waiting == 0
-
-
-def test_without_idle_time_nothing_is_served(served: Any) -> None:
-    pipeline = served(replace(BOUNDED, differs=says(itertools.repeat(False))))
-    taught(pipeline)
-    for asked in itertools.islice(hits(), PILOT + 3):
-        assert not pipeline.answer(asked).record.approximate
-    assert pipeline.waiting == PILOT + 3
-
-
 def test_while_no_audit_is_made_serving_ends(served: Any) -> None:
     """A server that is never idle audits nothing. It must not serve for ever, and goes on when the audits are made."""
     pipeline = served(replace(BOUNDED, differs=says(itertools.repeat(False))))
@@ -130,19 +102,6 @@ def test_while_no_audit_is_made_serving_ends(served: Any) -> None:
     report = trust(pipeline)
     assert (report.gate, report.alarms, report.lost) == ("open", 0, 0)
     assert approximate(answers_to(pipeline, stream, 40)) > 0
-
-
-def test_lost_audits_close_the_gate(served: Any) -> None:
-    """Whoever removes something has the labels that wait forgotten."""
-    pipeline = served(replace(BOUNDED, differs=says(itertools.repeat(False))))
-    taught(pipeline)
-    stream = many_hits()
-    until_open(pipeline, stream)
-    for asked in itertools.islice(stream, 80):
-        pipeline.answer(asked)
-        pipeline.cache.purge(Selection("default", donors=("no such prompt",)))
-    report = trust(pipeline)
-    assert (report.gate, report.wrong > 0, report.alarms) == ("closed", True, 1)
 
 
 KILLED = """
@@ -188,15 +147,6 @@ def test_evidence_outlives_the_process_and_another_partition_begins_anew(
     [answer] = answers_to(second, hits("other"), 1)
     assert not answer.record.approximate
     assert second.cache.trust("other").served == 0
-
-
-def test_without_a_bound_nothing_changes(docs_engine: Any, served: Any) -> None:
-    pipeline = served(replace(BOUNDED, error_bound=None))
-    taught(pipeline)
-    answer = pipeline.answer(next(hits()))
-    assert (answer.record.method, answer.record.reason) == ("blend", "")
-    assert pipeline.cache.trust(None) is None
-    assert not pipeline.settle_one()
 
 
 def test_an_unsure_blend_is_declined_once_it_was_tried(docs_engine: Any, served: Any) -> None:

@@ -104,14 +104,6 @@ def test_a_prompt_that_is_exact_meanwhile_is_passed_over(blended: Any) -> None:
     assert pipeline.cache.stats("default").promotions == 0
 
 
-def test_a_cleared_partition_waits_no_longer_and_others_do(blended: Any) -> None:
-    pipeline, _ = blended
-    pipeline.cache.clear("somebody else")
-    assert pipeline.cache.queue.counts.promotions == 1
-    pipeline.cache.clear("default")
-    assert not pipeline.promote_one()
-
-
 def test_another_model_promotes_nothing(blended: Any) -> None:
     pipeline, _ = blended
 
@@ -138,12 +130,3 @@ def test_a_failure_is_counted_and_the_prompt_forgotten(blended: Any, caplog: pyt
     assert "out of order" in caplog.text
     pipeline.engine = engine
     assert pipeline.answer(wanted).record.method == "blend"
-
-
-def test_a_prompt_that_the_store_does_not_want_is_not_promoted(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = promoting(served, replace(BLEND, max_bytes=1 << 20))
-    pipeline.answer(request(wordings()[0]))
-    assert pipeline.answer(request(wordings()[0], MIXED)).record.method == "blend"
-    monkeypatch.setattr(pipeline.cache.store, "wants", lambda id, tokens, partition: False)
-    assert pipeline.promote_one()
-    assert (pipeline.cache.stats("default").promotions, pipeline.cache.stats("default").unpromoted) == (0, 1)

@@ -81,12 +81,6 @@ def test_a_promotion_does_not_bring_a_purged_prompt_back(waiting: Pipeline, sele
         assert waiting.answer(request(wordings()[0], MIXED)).record.method == "blend"
 
 
-def test_nor_does_it_after_a_partition_was_cleared(waiting: Pipeline) -> None:
-    cache: Any = waiting.cache
-    during(waiting, waiting.promote_one, lambda: cache.clear("default"))
-    assert list(cache.store.metas()) == []
-
-
 def test_another_partitions_purge_leaves_it_alone(waiting: Pipeline) -> None:
     cache: Any = waiting.cache
     before = len(list(cache.store.metas()))

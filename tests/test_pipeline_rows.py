@@ -1,12 +1,10 @@
 """Rows of blended prompts over the whole path: they serve later blends, and nothing else ever sees them."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.asking import DOCUMENT, EXACT, FACT, request, uncached
 
 from dejakv.build import build_cache
@@ -14,7 +12,7 @@ from dejakv.decide.copied.fingerprints import GUARANTEED
 from dejakv.decide.plan import Ask
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
-from dejakv.store.base import KV, ROWS, Chunk, ChunkMeta, Tensor
+from dejakv.store.base import KV, ROWS, ChunkMeta
 from dejakv.store.selection import Selection
 from dejakv_models.docs import ask
 
@@ -116,20 +114,6 @@ def test_generations_are_counted_and_bounded(served: Any) -> None:
         assert (later.record.method == "blend") == (bound == 2)
 
 
-def test_a_lower_bound_after_a_restart_leaves_later_generations_alone(docs_engine: Any, tmp_path: Path) -> None:
-    config = replace(BLEND, cache_dir=str(tmp_path / "cache"), max_generation=2)
-    first = Pipeline(docs_engine, build_cache(config, docs_engine))
-    for texts in ((DOCUMENT.text,), (SECOND, DOCUMENT.text), (THIRD, SECOND)):
-        first.answer(joined(*texts))
-        first.cache.flush()
-    first.cache.close()
-    for bound, methods in ((2, ("blend",)), (1, ("none", "prefix"))):
-        cache = build_cache(replace(config, max_generation=bound), docs_engine)
-        answer = Pipeline(docs_engine, cache).answer(replace(joined(FOURTH, THIRD), no_store=True))
-        assert answer.record.method in methods
-        cache.close()
-
-
 def test_another_partition_or_model_never_finds_rows(docs_engine: Any, served: Any) -> None:
     pipeline = served(BLEND)
     holding(pipeline)
@@ -151,20 +135,6 @@ def test_clearing_and_eviction_take_rows_along(served: Any) -> None:
     pipeline.cache.clear("default")
     assert not list(pipeline.cache.store.metas())
     assert pipeline.answer(replace(wanted, no_store=True)).record.method == "none"
-
-
-@pytest.mark.parametrize("admission", [{"second_sight": True}, {"min_tokens": 10_000}])
-def test_the_stores_admission_counts_for_rows_too(docs_engine: Any, served: Any, admission: dict[str, Any]) -> None:
-    open_to_all = served(BLEND)
-    open_to_all.answer(joined(DOCUMENT.text))
-    pipeline = served(replace(BLEND, **admission))
-    for meta in list(open_to_all.cache.store.metas()):
-        chunk = open_to_all.cache.store.get(meta.id)
-        pipeline.cache.store._put(chunk)  # as it was put before there were rules
-        pipeline.cache.finder.add(meta)
-    assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "blend"
-    assert not rows_in(pipeline.cache)
-    assert sum(pipeline.cache.store.stats().refused.values()) > 0
 
 
 def test_a_request_that_keeps_nothing_keeps_no_rows(served: Any) -> None:
@@ -195,59 +165,6 @@ def test_damaged_rows_are_a_miss(docs_engine: Any, tmp_path: Path) -> None:
     assert cache.store.stats().corrupt == len(damaged)
     assert not rows_in(cache)
     cache.close()
-
-
-def test_rows_of_another_shape_leave_the_request_answered(docs_engine: Any, served: Any) -> None:
-    pipeline = served(BLEND)
-    _, rows = holding(pipeline)
-    for meta in rows:
-        tensor = pipeline.cache.store.get(meta.id).tensor
-        pipeline.cache.store.put(Chunk(meta, Tensor(tensor.data[:, 1:].copy(), tensor.dtype)))
-        pipeline.cache.finder.add(meta)
-    wanted = joined(THIRD, SECOND)
-    answer = pipeline.answer(wanted)
-    assert answer.record.method in ("none", "prefix")
-    assert "another model" in answer.record.reason
-    assert answer.token_ids == uncached(docs_engine, wanted).token_ids
-
-
-def test_rows_are_copied_before_a_caller_gets_the_state(docs_engine: Any, served: Any) -> None:
-    """A caller who is handed the cache may change it at once: what is stored was taken before."""
-    pipeline = served(BLEND)
-    _, rows = holding(pipeline)
-    kept = {meta.id: pipeline.cache.store.get(meta.id).tensor.data.copy() for meta in rows}
-    other = served(BLEND)
-    other.answer(joined(DOCUMENT.text))
-    engine = _Handing(docs_engine)
-    other.engine = engine
-    other.cache._background = True  # the writer comes to it later than the caller
-    assert other.answer(joined(SECOND, DOCUMENT.text)).record.method == "blend"
-    engine.spoil()
-    other.cache.flush()
-    again = {meta.id: other.cache.store.get(meta.id).tensor.data for meta in rows_in(other.cache)}
-    assert {id: (data == again[id]).all() for id, data in kept.items()} == dict.fromkeys(kept, True)
-
-
-class _Handing:
-    """An engine that hands the caller its state as well, as `generate` does with `return_dict_in_generate`."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self._caches: Sequence[Any] = ()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def blend(self, *given: Any, **named: Any) -> Any:
-        done = self._engine.blend(*given, **named)
-        self._caches = done.rows.capture.__closure__ or ()
-        return replace(done, shared=True)
-
-    def spoil(self) -> None:
-        for cell in self._caches:
-            for held in cell.cell_contents.blends:
-                held.keys.zero_()
-                held.values.zero_()
 
 
 def test_a_purged_donor_takes_the_rows_of_its_blends_along(served: Any) -> None:

@@ -12,11 +12,10 @@ from dejakv import attach
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.open import ModelChoice, open_engine
-from dejakv.errors import ConfigError, InputError, ModelError
+from dejakv.errors import ConfigError, ModelError
 from dejakv.experiments.vllm_engine import open_vllm
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
-from dejakv.store.selection import Selection
 from dejakv.trust.rules import PILOT
 from dejakv_models import docs
 
@@ -48,22 +47,6 @@ def pipeline(condensed: Any) -> Any:
     assert made.answer(request(DOCUMENT.text)).record.stored
     yield made
     made.cache.close()
-
-
-def test_the_same_prompt_again_is_an_exact_hit(condensed: Any, pipeline: Any) -> None:
-    again = pipeline.answer(request(DOCUMENT.text))
-    assert (again.record.method, again.record.approximate, again.record.computed_tokens) == ("exact", False, 1)
-    assert again.token_ids == uncached(condensed, request(DOCUMENT.text)).token_ids
-
-
-def test_a_prompt_that_goes_on_runs_behind_its_exact_prefix(condensed: Any) -> None:
-    pipeline = Pipeline(condensed, build_cache(EXACT, condensed, background=False))
-    pipeline.answer(request(DOCUMENT.text))
-    wanted = request(DOCUMENT.text, EDIT.questions[0].text)
-    answer = pipeline.answer(wanted)
-    assert (answer.record.method, answer.record.approximate) == ("prefix", False)
-    assert answer.record.computed_tokens < 0.2 * answer.record.prompt_tokens
-    assert answer.token_ids == uncached(condensed, wanted).token_ids
 
 
 @pytest.mark.parametrize("question", EDIT.questions)
@@ -114,27 +97,6 @@ def test_no_store_and_partitions_hold(pipeline: Any) -> None:
     assert pipeline.answer(replace(wanted, reuse="exact")).record.method in ("none", "prefix")
 
 
-def test_a_donor_that_is_purged_serves_nobody(pipeline: Any) -> None:
-    assert pipeline.purge(Selection("default", donors=tuple(m.id for m in pipeline.cache.store.metas()))).prompts
-    assert pipeline.answer(request(EDIT.target.text)).record.method == "none"
-
-
-def test_a_donor_that_cannot_be_read_costs_a_miss(condensed: Any, pipeline: Any, monkeypatch: Any) -> None:
-    wanted = request(EDIT.target.text, EDIT.questions[0].text)
-    monkeypatch.setattr(type(pipeline.cache.store), "get", lambda *_: None)
-    answer = pipeline.answer(wanted)
-    assert answer.record.method in ("none", "prefix")
-    assert "could not be read" in answer.record.reason
-    assert answer.token_ids == uncached(condensed, wanted).token_ids
-
-
-def test_another_models_entries_are_never_found(docs_engine: Any, pipeline: Any) -> None:
-    epoch = docs_engine.epoch
-    prepared = replace(docs_engine.prepare(request(EDIT.target.text)), epoch=epoch)
-    assert epoch != pipeline.engine.epoch
-    assert pipeline.cache.find(prepared).plan.method == "none"
-
-
 def test_an_ordinary_model_is_refused_at_the_start(docs_engine: Any) -> None:
     cache = build_cache(TOP, docs_engine, background=False)
     with pytest.raises(ModelError, match="every layer attends to its own KV"):
@@ -169,11 +131,6 @@ def test_an_error_bound_serves_it_once_it_was_right_often_enough(condensed: Any)
     assert report is not None
     assert (report.gate, report.served, report.wrong) == ("open", 1, 0)
     pipeline.cache.close()
-
-
-def test_a_prompt_longer_than_the_context_is_refused(pipeline: Any) -> None:
-    with pytest.raises(InputError, match="2048"):
-        pipeline.answer(request(" ".join([DOCUMENT.text] * 20)))
 
 
 @pytest.mark.parametrize(

@@ -45,15 +45,10 @@ def test_the_oldest_comes_first_and_leaves() -> None:
     taken = [waiting.take_label() for _ in range(3)]
     assert [item and item.request.prompt for item in taken] == ["a", "b", "c"]
     assert waiting.take_label() is None
-    assert len(waiting) == 0
-
-
-def test_only_labelled_draws_wait() -> None:
-    gate = gate_of(chance=0.9, explore_share=0.5)
-    pilot(gate)
-    waiting = labels(gate)
-    assert not noted(waiting).labelled
-    assert len(waiting) == 0
+    for item, wrong in zip(taken, (True, False, True), strict=True):
+        waiting.learn(item, wrong)
+    report = waiting.gate.report("a")
+    assert (report.explored, report.explored_wrong) == (3, 2)
 
 
 def test_without_room_the_oldest_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +57,7 @@ def test_without_room_the_oldest_is_lost(monkeypatch: pytest.MonkeyPatch) -> Non
     waiting = labels(gate)
     for prompt in "abc":
         noted(waiting, prompt)
-    assert [waiting.take_label().request.prompt, waiting.take_label().request.prompt] == ["b", "c"]  # pyright: ignore[reportOptionalMemberAccess]
+    assert [waiting.take_label().request.prompt, waiting.take_label().request.prompt] == ["b", "c"]
     assert lost(gate) == 1
 
 
@@ -109,19 +104,11 @@ def test_without_room_a_shadow_is_lost_before_any_audit(monkeypatch: pytest.Monk
     waiting = labels(gate)
     audit, shadow = noted(waiting), hit(gate, 0.99)
     assert (audit.served, shadow.served, shadow.labelled) == (True, False, True)
-    waiting.label(shadow, Request("r", "shadow", "", (), "a"), "e", "shadow")  # pyright: ignore[reportArgumentType]
+    waiting.label(shadow, Request("r", "shadow", "", (), "a"), "e", "shadow")
     newest = noted(waiting)
     left = [waiting.take_label(), waiting.take_label()]
     assert [item and item.key for item in left] == [audit.id, newest.id]
     assert (gate.report("a").lost, gate.report("a").wrong) == (1, 0)
-
-
-def test_an_answer_after_its_label_was_taken_is_of_no_use() -> None:
-    waiting = labels(exploring())
-    draw = noted(waiting)
-    assert waiting.take_label() is not None
-    waiting.answered(draw, ANSWER, approximate=False)
-    assert len(waiting) == 0
 
 
 def test_clearing_a_partition_loses_its_own_alone() -> None:
@@ -130,30 +117,20 @@ def test_clearing_a_partition_loses_its_own_alone() -> None:
     waiting = labels(gate)
     noted(waiting, "a")
     noted(waiting, "b", "b")
+    promoting(promoting(waiting, "13"), "2", partition="b")
     waiting.clear("b")
-    assert (gate.report("a").lost, gate.report("b").lost, len(waiting)) == (0, 1, 1)
+    assert (gate.report("a").lost, gate.report("b").lost, waiting.counts) == (0, 1, QueueCounts(1, 2))
+    assert taken(waiting) == "31"
 
 
 def test_closing_loses_what_waits_and_what_comes() -> None:
     gate = exploring()
     waiting = labels(gate)
-    noted(waiting)
+    noted(promoting(waiting, "1"))
     waiting.close()
     noted(waiting)
-    assert (len(waiting), lost(gate), waiting.closed) == (0, 2, True)
-    assert waiting.take_label() is None
-
-
-def test_a_label_is_learned() -> None:
-    gate = exploring()
-    waiting = labels(gate)
-    for wrong in (True, False):
-        noted(waiting)
-        item = waiting.take_label()
-        assert item is not None
-        waiting.learn(item, wrong)
-    report = gate.report("a")
-    assert (report.explored, report.explored_wrong) == (2, 1)
+    assert (waiting.counts, lost(gate), waiting.closed) == (QueueCounts(0, 1), 2, True)
+    assert SettlingQueue().counts.labels is None
 
 
 def asked(key: str, partition: str = "a", no_store: bool = False, ttl: float | None = None, **more: Any) -> Decision:
@@ -175,11 +152,6 @@ def taken(prompts: SettlingQueue) -> str:
     return found
 
 
-def test_the_newest_prompt_comes_first_and_each_once() -> None:
-    assert taken(promoting(SettlingQueue(), "12321")) == "123"
-    assert taken(SettlingQueue()) == ""
-
-
 def test_what_waits_is_the_prompt_and_not_what_a_caller_hung_on_it() -> None:
     prompts = SettlingQueue()
     prompts.promote(asked("k", metadata={"options": object()}))
@@ -189,13 +161,8 @@ def test_what_waits_is_the_prompt_and_not_what_a_caller_hung_on_it() -> None:
     assert (item.request.sampling, item.request.metadata) == (PREFILL, {})
 
 
-def test_partitions_are_cleared_apart() -> None:
-    prompts = promoting(promoting(SettlingQueue(), "13"), "2", partition="b")
-    prompts.clear("a")
-    assert taken(prompts) == "2"
-
-
 def test_the_oldest_are_dropped_beyond_either_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert taken(promoting(SettlingQueue(), "12321")) == "123", "the newest comes first, and each once"
     monkeypatch.setattr("dejakv.decide.queue.MOST_PROMOTIONS", 3)
     prompts = promoting(SettlingQueue(), "12345")
     assert prompts.counts == QueueCounts(promotions=3, dropped=2)
@@ -204,7 +171,6 @@ def test_the_oldest_are_dropped_beyond_either_bound(monkeypatch: pytest.MonkeyPa
     large = promoting(SettlingQueue(), "123", media=(Media(bytes(100)),))
     assert large.counts == QueueCounts(promotions=2, dropped=1)
     assert taken(large) == "32"
-    assert taken(promoting(large, "4")) == "4"
     monkeypatch.setattr("dejakv.decide.queue.MOST_BYTES", 50)
     too_large = promoting(SettlingQueue(), "1", media=(Media(bytes(100)),))
     assert too_large.counts == QueueCounts(promotions=0, dropped=1)
@@ -229,12 +195,3 @@ def test_a_removal_concerns_the_work_of_its_partition_that_began_before() -> Non
     assert not queue.removed_since(queue.mark(), "a")
     queue.removing(None)
     assert queue.removed_since(begun, "b")
-
-
-def test_labels_and_promotions_have_room_of_their_own() -> None:
-    queue = promoting(labels(exploring()), "1")
-    noted(queue)
-    assert (queue.counts, len(queue)) == (QueueCounts(labels=1, promotions=1), 2)
-    queue.close()
-    assert queue.counts == QueueCounts(labels=0, promotions=1)
-    assert SettlingQueue().counts.labels is None

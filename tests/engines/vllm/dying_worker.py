@@ -18,7 +18,6 @@ from dejakv.engines.vllm.bind import WorkerExtension
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.loads import Loads
 from dejakv.store import changes
-from dejakv.store.objects import Folder
 from dejakv.store.store import Store
 
 VARIABLE = "DEJAKV_TEST_DEATH"
@@ -59,23 +58,20 @@ class Death:
 
 @dataclass(frozen=True)
 class Moment:
-    """`dies`: the call before or after which one rank dies. `there`: the call that the other one has come back from by then."""
+    """`dies`: the call before which one rank dies. `there`: the call that the other one has come back from by then."""
 
     dies: tuple[Any, str]
-    after: bool
     there: tuple[Any, str]
     counts: Callable[[Any], bool] = bool
 
 
 MOMENTS = {
-    # A file has been written under its temporary name; the other rank has stored its part.
-    "written": Moment((Folder, "_publish"), False, (Store, "put")),
     # All of a prompt's files have their names, and no catalog lists them yet: its transaction ends later.
-    "published": Moment((changes, "add_record"), False, (Store, "put")),
+    "published": Moment((changes, "add_record"), (Store, "put")),
     # The other rank has said that its blend may begin, and waits.
-    "fetching": Moment((Loads, "_drafted"), False, (Loads, "take"), lambda told: bool(told[0])),
+    "fetching": Moment((Loads, "_drafted"), (Loads, "take"), lambda told: bool(told[0])),
     # Both have begun the blend, and their forwards meet in collectives.
-    "computing": Moment((Blender, "advance"), False, (Blender, "begin")),
+    "computing": Moment((Blender, "advance"), (Blender, "begin")),
 }
 
 
@@ -96,8 +92,8 @@ class DyingWorker(WorkerExtension):
             if upstream.rank() != death.rank:
                 (folder / f"there-{number}").touch()
 
-        _count(*moment.there, lambda result: moment.counts(result), there)
-        _count(*moment.dies, None if not moment.after else lambda result: True, die)
+        _count(*moment.there, moment.counts, there)
+        _count(*moment.dies, None, die)
         return super().__new__(cls)
 
 

@@ -13,7 +13,7 @@ import torch
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.vllm.encoder_connector import EncoderFinder, EncoderSettings
 from dejakv.engines.vllm.identity import partition_of
-from dejakv.testing.expiry import Ahead
+from dejakv.testing.stores import Ahead
 
 CACHE = VisualKVCache(10, 1 << 20)
 

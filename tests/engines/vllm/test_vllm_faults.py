@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from vllm_harness import running, segments, spoil, tokens
 
-from dejakv.engines.vllm import upstream
 from dejakv.errors import ConfigError, StoreError
 from dejakv.experiments.vllm_engine import KV_CONNECTOR
 
@@ -31,11 +30,6 @@ def test_multi_connector_survives_damage(tmp_path: Path) -> None:
         (damaged,) = engine.ask([A], max_tokens=8)
         assert damaged.tokens == truth.tokens
         assert "cannot be read" in damaged.told["reason"]
-
-
-def test_a_connector_outside_of_a_scheduler_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no scheduler makes this connector"):
-        upstream.calling_scheduler()
 
 
 def test_bad_settings_stop_the_start(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from dying_worker import EXTENSION as DYING
 from dying_worker import Death
-from two_ranks import ONE, TWO, begun, confirmed, held, leftovers, of_two_cpus, use_two_cpus
+from two_ranks import ONE, TWO, confirmed, held, leftovers, of_two_cpus, use_two_cpus
 from vllm_harness import EXTENSION, Output, running, server_flags, serving, tokens
 
 from dejakv.request import DEFAULT_PARTITION
@@ -85,14 +85,6 @@ def test_a_rank_killed_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         confirmed(engine)
         _ends(death, lambda: engine.ask([SHORT], max_tokens=20), *ENDED)
     assert [held(store, prompt) for prompt in (A, SHORT)] == [[True, True], [True, False]]
-    assert not leftovers(store)
-
-    death = Death.in_folder(tmp_path / "written", 0, "written", 2)
-    with _dying(death, monkeypatch, extra) as engine:
-        as_before(engine.ask([A, SHORT, LONG], wish=LOOK), HIT, MISS, MISS)
-        _ends(death, lambda: engine.ask([LONG], max_tokens=20), *ENDED)
-    assert [held(store, prompt) for prompt in (SHORT, LONG)] == [[True, False], [False, False]]
-    assert begun(store, LONG) == [160, 320], "parts that are stored"
     assert not leftovers(store)
 
     with running(extra=extra, **TWO) as engine:

@@ -30,6 +30,7 @@ def test_layout_is_found_by_a_round_trip():
     assert not cache.any()
     with pytest.raises(ConfigError, match=r"_Lossy could not be read back"):
         reader_for({"a": SimpleNamespace(impl=_Lossy())}, {"a": cache}, 32)
+    assert not cache.any()
 
 
 @pytest.mark.parametrize("tokens", [1, 31, 32, 33, 64, 95])
@@ -73,13 +74,6 @@ def test_an_unknown_order_is_observed(dtype):
     state = torch.randn(paged.shape(70)).to(dtype)
     paged.scatter([5, 2, 7], 0, state)
     assert torch.equal(paged.gather([5, 2, 7], 70), state)
-
-
-def test_layers_in_other_orders_are_not_taken_for_one_another():
-    layers = {"a": SimpleNamespace(impl=_Shuffled(1024)), "b": SimpleNamespace(impl=_Shuffled(1024))}
-    layers["b"].impl.order = layers["b"].impl.order.flip(0)
-    with pytest.raises(ConfigError, match="could not be read back"):
-        reader_for(layers, {name: torch.zeros(8, 2, 32, 16) for name in layers}, 32)
 
 
 def test_bfloat16_comes_back_from_this_cpu():

@@ -291,9 +291,10 @@ MANY = (
 
 
 @pytest.mark.parametrize(("source", "target"), [FEW, MANY])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("halves", [True, False])
-@pytest.mark.parametrize("width", [8, 6])
+@pytest.mark.parametrize(
+    ("dtype", "halves", "width"),
+    [(torch.float32, True, 8), (torch.float32, False, 6), (torch.bfloat16, True, 6), (torch.bfloat16, False, 8)],
+)
 def test_moved_keys_are_those_of_their_new_places(halves, width, dtype, source, target):
     """Keys rotated for one place and moved equal keys rotated for the other, also with scaled tables (YaRN); the rest of a partly
     rotated head stays."""

@@ -32,7 +32,7 @@ def use_two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def confirmed(engine: Any) -> None:
     """Steps the engine until all ranks have answered for every save, and no blocks wait for one."""
-    while engine.connector._scheduler.saves.pending:
+    while engine.connector.scheduler_side.saves.pending:
         engine.ask([[9, 9, 9, 9]], max_tokens=2)  # a step carries the confirmation
     while engine.core.scheduler.has_requests():
         engine.core.step_fn()
@@ -61,18 +61,6 @@ def held(store: Path, prompt: list[int]) -> list[bool]:
         found.append(bool(ids) and all(deltas.get(id) is not None for id in ids))
         deltas.close()
     return found
-
-
-def begun(store: Path, prompt: list[int]) -> list[int]:
-    """Of each rank, how many tokens that a prompt begins with its store has, whether or not it has the prompt. Each holds another one."""
-    counts: list[int] = []
-    for rank in RANKS:
-        disk = open_store(store / rank)
-        other = next(disk.metas())
-        found = disk.find(other.partition, other.epoch, prompt, whole=True)
-        counts.append(found[0].tokens if found else 0)
-        disk.close()
-    return counts
 
 
 def leftovers(store: Path) -> list[str]:

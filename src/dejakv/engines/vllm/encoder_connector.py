@@ -212,22 +212,8 @@ class EncoderReport(ECConnectorWorkerMetadata):
         return EncoderReport(self.weights + other.weights, self.changed or other.changed)
 
 
-class Registries:
-    """The registries of this process by vLLM's engine id: scheduler and worker side of one server share one."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, VisualKVCache] = {}
-
-    def get(self, engine_id: str, settings: EncoderSettings) -> VisualKVCache:
-        if engine_id not in self._open:
-            self._open[engine_id] = settings.open()
-        return self._open[engine_id]
-
-    def drop(self, engine_id: str) -> None:
-        self._open.pop(engine_id, None)
-
-
-_registries = Registries()
+_registries: dict[str, VisualKVCache] = {}
+"""Those of this process by vLLM's engine id: scheduler and worker side of one server share one."""
 
 
 class DejaKVEncoderConnector(ECConnectorBase):
@@ -241,8 +227,9 @@ class DejaKVEncoderConnector(ECConnectorBase):
             raise ConfigError(f"ec_role={transfer.ec_role!r}: this connector both saves and loads, give ec_both")
         self.settings = EncoderSettings.from_extra(transfer.ec_connector_extra_config)
         self._engine_id = str(transfer.engine_id)
-        registry = _registries.get(self._engine_id, self.settings)
-        self._view_of = registry.view
+        if self._engine_id not in _registries:
+            _registries[self._engine_id] = self.settings.open()
+        self._view_of = _registries[self._engine_id].view
         self._generations = Generations(server_epoch(vllm_config), rank_count(vllm_config))
         self._finder = EncoderFinder(self._view_of, self._generations.epoch, self.settings.lookup_timeout_s)
         self._watch = Watch(None)
@@ -344,7 +331,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
     def shutdown(self) -> None:
         self._closing.set()
         self._finder.close()
-        _registries.drop(self._engine_id)
+        _registries.pop(self._engine_id, None)
 
     def _get_orders(self) -> EncoderOrders:
         orders = self._get_connector_metadata()

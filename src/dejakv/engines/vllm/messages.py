@@ -77,7 +77,7 @@ class StepPlan(KVConnectorMetadata):
     releases    requests whose blocks are not waited for any more
     storing     parts of long prompts are being stored, of which the next can only be ordered when they are
     timed       to be reported when the step is over
-    generation  a number that the worker has not seen yet makes it read its weights (`watch`)
+    generation  a number that the worker has not seen yet makes it read its weights (`generations`)
     """
 
     loads: list[Load] = field(default_factory=list[Load])

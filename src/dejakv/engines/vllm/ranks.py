@@ -4,14 +4,13 @@ A chunk is there only if every rank has its part: it is indexed when the last on
 all. A load that fails on one rank fails as a whole (vLLM's `KVOutputAggregator` sees to the blocks).
 
 Forwards of blends meet in collectives, so that all ranks must compute the same rows in the same step. What one rank alone knows
-(a state that it could not read, weights that changed, an error) is told to all before it decides anything (`Lockstep`). A
-single rank agrees with itself.
+(a state that it could not read, weights that changed, an error) is told to all before it decides anything (`Lockstep`).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed
@@ -59,50 +58,32 @@ class Answers(Generic[Answer]):
         return self._heard.pop(order) if len(heard) == self._ranks else None
 
 
-class Lockstep(Protocol):
-    """To be called by all ranks, in the engine loop, in the same order."""
-
-    ranks: int
-
-    def each(self, fine: Sequence[bool]) -> list[bool]:
-        """Of each question, whether all ranks say yes."""
-        ...
-
-    def most(self, value: float) -> float:
-        """The greatest of the ranks' values; infinity if one has no number."""
-        ...
-
-    def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of the ranks' values, on the device of the given ones."""
-        ...
-
-    def of_first(self, values: torch.Tensor) -> torch.Tensor:
-        """The first rank's values, on the device of the given ones."""
-        ...
-
-
-class Alone:
-    """One rank."""
+class Lockstep:
+    """To be called by all ranks, in the engine loop, in the same order. This one is of a single rank, which agrees with itself."""
 
     ranks = 1
 
     def each(self, fine: Sequence[bool]) -> list[bool]:
+        """Of each question, whether all ranks say yes."""
         return list(fine)
 
     def most(self, value: float) -> float:
+        """The greatest of the ranks' values; infinity if one has no number."""
         return value
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of the ranks' values, on the device of the given ones."""
         return values
 
     def of_first(self, values: torch.Tensor) -> torch.Tensor:
+        """The first rank's values, on the device of the given ones."""
         return values
 
 
-ALONE: Lockstep = Alone()
+ALONE = Lockstep()
 
 
-class Ranks:
+class Ranks(Lockstep):
     """Several ranks. `group`: their process group, of CPU tensors."""
 
     def __init__(self, group: Any) -> None:

@@ -35,11 +35,6 @@ class LookupResult:
     seconds: float = 0.0
     instead: "LookupResult | None" = None
 
-    @property
-    def donor(self) -> str | None:
-        """The best donor."""
-        return self.donors[0] if self.donors else None
-
 
 def told(decision: Decision, instead: str = "") -> LookupResult:
     """The decision as the scheduler takes it. `instead`: why a blend that was asked for was not looked for."""

@@ -3,16 +3,14 @@
 
 import threading
 from collections import defaultdict
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dejakv.engines.vllm.messages import LoadResult
-    from dejakv.engines.vllm.request import LookupResult
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Counter
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from dejakv.engines.vllm.messages import LoadResult
+from dejakv.engines.vllm.request import LookupResult
 
 
 class ConnectorCounts:
@@ -27,11 +25,11 @@ class ConnectorCounts:
         with self._lock:
             self._values[key] += amount
 
-    def looked_up(self, found: "LookupResult") -> None:
+    def looked_up(self, found: LookupResult) -> None:
         self.add("lookups", found.method if found.method != "none" else "miss")
         self.add("lookup_seconds", amount=found.seconds)
 
-    def loaded(self, loaded: "LoadResult") -> None:
+    def loaded(self, loaded: LoadResult) -> None:
         if loaded.problem:
             self.add("load_failures", loaded.problem)
             return
@@ -71,7 +69,7 @@ METRICS: dict[str, tuple[str, str]] = {
 
 @dataclass
 class DejaKVStats(KVConnectorStats):
-    """Counters of one interval, as `counts.ConnectorCounts.take` gives them."""
+    """Counters of one interval, as `ConnectorCounts.take` gives them."""
 
     def reset(self) -> None:
         self.data = {}

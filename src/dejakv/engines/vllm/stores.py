@@ -9,11 +9,10 @@ from typing import Any
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 from dejakv.identity import Span
-from dejakv.store.base import Chunk, ChunkMeta, PrefixHit, Rows, StoreStats
+from dejakv.store.base import ChunkMeta, PrefixHit
 from dejakv.store.budgets import Admission, Budget
 from dejakv.store.open import open_store as open_folder
 from dejakv.store.open import store_of
-from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store
 
 
@@ -70,19 +69,12 @@ def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool =
 class EveryRank(Store):
     """The scheduler's view of the ranks' stores: a chunk is there if every rank has its part.
 
-    Nothing is read or written through it, since no process holds the heads of all ranks; `delete` and `clear` go to all.
+    Nothing is read or written through it, since no process holds the heads of all ranks.
     """
 
     def __init__(self, stores: Sequence[Store]) -> None:
         super().__init__()
         self._stores = tuple(stores)
-
-    def put(self, chunk: Chunk) -> bool:
-        """Refused: a rank's worker stores its own part."""
-        return False
-
-    def get_parts(self, id: str, rows: Rows | None = None) -> None:
-        """None: a rank's worker reads its own part."""
 
     def find(
         self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = (), *, whole: bool = False
@@ -114,22 +106,9 @@ class EveryRank(Store):
     def delete(self, id: str) -> bool:
         return max([store.delete(id) for store in self._stores])
 
-    def clear(self, partition: str | None = None) -> int:
-        return max([store.clear(partition) for store in self._stores])
-
-    def stats(self, partition: str | None = None) -> StoreStats:
-        """`bytes` are all ranks', `entries` those of the rank that has fewest."""
-        stats = [store.stats(partition) for store in self._stores]
-        return StoreStats(entries=min(one.entries for one in stats), bytes=sum(one.bytes for one in stats))
-
     def on_evict(self, listener: Callable[[str], None]) -> None:
         for store in self._stores:
             store.on_evict(listener)
-
-    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """What was removed from the first rank's store; it is removed from all."""
-        first, *_ = [store.purge(selection, dry_run=dry_run) for store in self._stores]
-        return first
 
     def flush(self) -> None:
         for store in self._stores:

@@ -34,7 +34,7 @@ class Saver:
     """Takes copies of KV and stores them one after the other. What does not fit the queue is dropped, with the reason.
 
     max_pending_bytes  copies that wait; more would only pile up in memory behind a slow store. A larger one is taken where none
-                       waits: no other time is better. The scheduler's side orders prompts that are larger in parts (`long_saves`)
+                       waits: no other time is better. The scheduler's side orders prompts that are larger in parts (`saves`)
     """
 
     def __init__(self, store: Store, max_pending_bytes: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from vllm_harness import EXTENSION, Engine, Output, greedy, recompute_all, recomputing_none, running, tokens
 
 from dejakv.engines.vllm.blend.blend import Blender
-from dejakv.engines.vllm.blend.rows import RunnerInputs
+from dejakv.engines.vllm.blend.rows import RowForward
 from dejakv.store.base import Chunk, Tensor
 from dejakv.store.store import Store
 
@@ -201,9 +201,9 @@ def test_a_blend_that_fails_costs_itself_alone(engine: Engine, fails: str, monke
 
             patch.setattr(Blender, "begin", failing)
         else:
-            forward = RunnerInputs.forward
+            forward = RowForward.forward
             calls = iter([False, True])
-            patch.setattr(RunnerInputs, "forward", lambda *given: 1 / 0 if next(calls, False) else forward(*given))
+            patch.setattr(RowForward, "forward", lambda *given: 1 / 0 if next(calls, False) else forward(*given))
         outputs = engine.ask(prompts, wish=BLEND)
     assert [one.tokens for one in outputs] == truths
     reasons = [one.told["reason"] for one in outputs]

@@ -11,7 +11,7 @@ import pytest
 from vllm_harness import BLENDING, EXTENSION, Engine, Output, changed, running, tokens
 
 from dejakv.engines.vllm.blend.rotary import Rotary
-from dejakv.engines.vllm.blend.rows import RowForward, RunnerInputs
+from dejakv.engines.vllm.blend.rows import RowForward
 
 SHORT, LONG = tokens(100, 12), tokens(401, 11)
 OFF = "blend was switched off"
@@ -58,9 +58,9 @@ def test_keys_that_are_rotated_otherwise_than_they_are_moved(fault: Callable[...
 
 def test_a_forward_that_differs_far_into_a_prompt(monkeypatch: Patch) -> None:
     """As of a backend that attends to no more than 300 tokens: a shorter prompt is blended before that shows."""
-    forward = RunnerInputs.forward
+    forward = RowForward.forward
     monkeypatch.setattr(
-        RunnerInputs, "forward", lambda self, batch: (batch.lengths.clamp_(max=300), forward(self, batch))
+        RowForward, "forward", lambda self, batch: (batch.lengths.clamp_(max=300), forward(self, batch))
     )
     short, *later = asked(SHORT, LONG)
     assert short["method"] == "blend"

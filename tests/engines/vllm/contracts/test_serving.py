@@ -70,19 +70,6 @@ def test_what_vllm_holds_itself_is_not_loaded(toy: Start) -> None:
     )
 
 
-def test_several_requests_in_one_step(toy: Start) -> None:
-    engine = toy({}, budget=512)
-    prompts = [tokens(60 + number, number) for number in range(6)]
-    for prompt in prompts[:3]:
-        ask(engine, prompt)
-    engine.forget()
-    names = [engine.add(prompt, count=4) for prompt in prompts]
-    engine.drain()
-    asked = [engine.asked[name] for name in names]
-    assert [one.told["method"] for one in asked] == ["exact"] * 3 + ["none"] * 3
-    assert [one.tokens for one in asked] == [answer(prompt, 4, engine.weight) for prompt in prompts]
-
-
 def test_requests_of_one_prefix_read_it_once(toy: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = toy({}, budget=512, blocks=100, seqs=8)
     ask(engine, A)
@@ -315,12 +302,6 @@ def test_state_that_cannot_be_read_is_a_miss(toy: Start, tmp_path: Path, damage:
     assert [method(engine, A) for _ in range(2)][-1] == "exact"
 
 
-def test_a_restart_finds_what_was_stored(toy: Start, tmp_path: Path) -> None:
-    extra = {"store_dir": str(tmp_path)}
-    ask(toy(extra), A)  # the end of an engine waits for what is being stored
-    assert method(toy(extra), A) == "exact"
-
-
 def test_what_another_process_stores_is_found(toy: Start, tmp_path: Path) -> None:
     ask(toy({"store_dir": str(tmp_path / "theirs")}), A)
     engine = toy({"store_dir": str(tmp_path / "ours"), "refresh_s": 0.05})
@@ -333,27 +314,3 @@ def test_what_another_process_stores_is_found(toy: Start, tmp_path: Path) -> Non
         time.sleep(0.05)
     theirs.close()
     ours.close()
-
-
-def test_aborted_requests_leave_nothing(toy: Start, held: Any) -> None:
-    """In their queue, in a load, in the prefill and while they are being stored in parts."""
-    engine = toy({"max_pending_bytes": 4 * BLOCK * ROW}, budget=32)
-    ask(engine, A)
-    engine.forget()
-    go = held("get_parts")
-    loading, computing = engine.add(A, count=50), engine.add(B, count=50)
-    queued = [engine.add(tokens(150, number), count=50) for number in range(4)]
-    while not engine.loading or not engine.held:
-        engine.step()
-    for name in (loading, computing, *queued):
-        engine.abort(name)
-    engine.step()
-    go.set()
-    engine.drain()
-    storing = engine.add(tokens(200, 8), count=50)
-    while not engine.asked[storing].tokens:
-        engine.step()
-    engine.step()
-    engine.abort(storing)
-    engine.drain()
-    assert method(engine, A) == "exact"

@@ -1,7 +1,7 @@
 """Blend inside vLLM's worker: the rows that differ are computed afresh among the state of similar prompts.
 
 What can be done beforehand is a `Draft`, made in a thread. In the engine loop the donors' state is put into the request's blocks,
-and the model runs over the rows that need it (`row_forward`). They are the same rows in all layers, known before it runs. Maps,
+and the model runs over the rows that need it (`rows`). They are the same rows in all layers, known before it runs. Maps,
 forced tokens, ranking and choice are the transformers engine's (`dejakv.blend`), and are made for the whole prompt as there.
 The last rows are computed by vLLM.
 """
@@ -82,10 +82,9 @@ class Blender:
             self._checkable(first, stop),
         )
         made = drafting.draft(token_ids, first, stop, donors, read, gone)
-        asked = self.rows_asked(made)
-        if asked > self._step_rows:
+        if made.asks > self._step_rows:
             raise InputError(
-                f"the question has {asked} tokens, and a step computes at most {self._step_rows}: raise"
+                f"the question has {made.asks} tokens, and a step computes at most {self._step_rows}: raise"
                 " max_num_batched_tokens, or choose blend_selector=similarity, which asks no question"
             )
         return made
@@ -116,16 +115,6 @@ class Blender:
     def _blocks(self, tokens: int) -> int:
         """How many blocks so many tokens take."""
         return -(-tokens // self.paged.block_tokens)
-
-    @staticmethod
-    def tokens(draft: Draft) -> int:
-        """How many tokens' state `begin` puts into blocks."""
-        return draft.plan.end - draft.plan.first
-
-    @staticmethod
-    def rows_asked(draft: Draft) -> int:
-        """How many rows `begin` computes at most, for the question."""
-        return draft.tail if draft.plan.asks else 0
 
     @torch.inference_mode()
     def begin(self, draft: Draft, block_ids: tuple[int, ...]) -> Mixing:

@@ -65,6 +65,16 @@ class Draft:
     lent: Lent | None = None
     ready: torch.cuda.Event | None = None
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens' state goes into blocks."""
+        return self.plan.end - self.plan.first
+
+    @property
+    def asks(self) -> int:
+        """How many rows are computed at most for the question, to choose the others."""
+        return self.tail if self.plan.asks else 0
+
     def wait(self) -> None:
         """In the engine loop, before `state` is used: its kernels run after those of the thread that made the draft, and its
         memory is not given to others before they ran."""

@@ -82,7 +82,7 @@ class Mixer:
         for blend in waiting:
             if blend.problem or not blend.checked:
                 continue
-            asks, moves = blender.rows_asked(blend.draft), blender.tokens(blend.draft) // TOKENS_A_ROW
+            asks, moves = blend.draft.asks, blend.draft.tokens // TOKENS_A_ROW
             taken = pending + spent + moved
             if asks > room - spent:
                 continue

@@ -85,7 +85,7 @@ class Mixing:
 class BlendPart:
     """Rows of a blend that one forward computes.
 
-    moves  what they show about the rows between them that are not computed (`reuse.offsets`)
+    moves  what they show about the rows between them that are not computed (`blend.offsets`)
     slots  of those
     """
 

@@ -4,7 +4,7 @@ Both are computed from a stored state, which came from vLLM's own forward of the
 be blended.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -38,7 +38,7 @@ class ModelCheck:
     lockstep: Lockstep = ALONE
     checked: int = 0
     problem: str = ""
-    _moves: bool = field(default=False)
+    _moves: bool = False
 
     def rows(self, chunk: Chunk | None, block_ids: tuple[int, ...]) -> int:
         """How many rows a check with this state computes at most; 0 if there is nothing to check."""

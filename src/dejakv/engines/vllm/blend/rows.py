@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false
 """One ordinary forward of the served model over chosen rows of prompts whose KV lies in vLLM's blocks.
 
-The rows are sequences of the attention metadata (`row_batch`). All rows' K and V of a layer are written before the layer attends, so a
+The rows are sequences of the attention metadata (`Batch`). All rows' K and V of a layer are written before the layer attends, so a
 row sees the fresh state of those before it. Any model, weight format and attention backend that vLLM runs in this way can be
 used; nothing here knows its layers.
 """
@@ -95,29 +95,50 @@ EMBEDDED_AT_ONCE = 4096
 """Tokens whose embeddings are looked up at once where all are."""
 
 
-class RunnerInputs:
-    """Forwards of one model runner, whose KV caches are of one group.
+More = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""K (rotated) and V `[kv_heads, n, head_dim]` of other rows, and their slots `[n]`."""
+Written = Callable[[int, int, torch.Tensor, torch.Tensor], "More | None"]
+"""Sees, of a layer and a prompt by their numbers, the fresh K and V `[kv_heads, k, head_dim]` that are being written, and says
+what is to be written beside them."""
+Asked = Callable[[int, int, torch.Tensor], None]
+"""Sees, of a layer and a prompt by their numbers, the rotated queries `[k, heads, head_dim]` once K and V are written."""
 
-    runner  vLLM's model runner, either of the two that there are
-    model   what to call
-    names   of the attention layers
 
-    Raises: ModelError for a model that takes more than tokens and positions.
+class _AllWritten(Exception):
+    """The last layer's K and V are written; what the model would make of them is not needed."""
+
+
+class RowForward:
+    """Forwards of one worker's model, whose KV caches are of one group.
+
+    runner     vLLM's model runner, either of the two that there are
+    model      what to call: the runner's model, without its adapters
+    layers     attention layers by name, in order
+    most_runs  contiguous runs of rows that a forward takes, None: any number
+
+    Raises: ModelError for a backend that it cannot run, or a model that takes more than tokens and positions.
     """
 
-    def __init__(self, runner: Any, model: Any, names: Sequence[str]) -> None:
-        self._runner = runner
-        self._model = model
-        self._names = names
-        self._config = runner.vllm_config.model_config
-        self._device = runner.device
+    def __init__(self, runner: Any, model: Any, layers: Mapping[str, Any], block_tokens: int) -> None:
+        for layer in layers.values():
+            if layer.attn_backend.forward_includes_kv_cache_update:
+                raise ModelError(
+                    f"blend is not possible: {type(layer.impl).__name__} writes K and V while it attends. Choose another"
+                    " attention backend, or leave blend out of mode and modes"
+                )
         if getattr(runner, "lookback_token_ids", None) is not None:
             raise ModelError(
                 f"blend is not possible: {type(model).__name__} looks at tokens before the rows that it computes"
             )
+        self._runner = runner
+        self._model = model
+        self._layers = layers
+        self._block_tokens = block_tokens
+        self._config = runner.vllm_config.model_config
+        self._device = runner.device
         on_cpu = self._device.type == "cpu"
         # FlashInfer and others keep buffers for so many sequences; the CPU backend keeps none.
-        self.most_sequences: int | None = None if on_cpu else runner.vllm_config.scheduler_config.max_num_seqs
+        self.most_runs: int | None = None if on_cpu else runner.vllm_config.scheduler_config.max_num_seqs
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -126,7 +147,7 @@ class RunnerInputs:
 
     @torch.inference_mode()
     def embedding_table(self) -> torch.Tensor:
-        """All of them, `[vocabulary, hidden]` in host memory."""
+        """All input embeddings, `[vocabulary, hidden]` in host memory. Of several ranks all must ask for it."""
         ids = torch.arange(self._config.get_vocab_size())
         return torch.cat([self.embed(some).cpu() for some in ids.split(EMBEDDED_AT_ONCE)])
 
@@ -147,7 +168,7 @@ class RunnerInputs:
             metadata,
             self._runner.vllm_config,
             num_tokens=len(batch.ids),
-            slot_mapping=dict.fromkeys(self._names, slots),
+            slot_mapping=dict.fromkeys(self._layers, slots),
             skip_compiled=True,
         )
         with context:
@@ -177,58 +198,14 @@ class RunnerInputs:
             made.update(dict.fromkeys(group.layer_names, group.build_metadata(common)))
         return made
 
-
-More = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""K (rotated) and V `[kv_heads, n, head_dim]` of other rows, and their slots `[n]`."""
-Written = Callable[[int, int, torch.Tensor, torch.Tensor], "More | None"]
-"""Sees, of a layer and a prompt by their numbers, the fresh K and V `[kv_heads, k, head_dim]` that are being written, and says
-what is to be written beside them."""
-Asked = Callable[[int, int, torch.Tensor], None]
-"""Sees, of a layer and a prompt by their numbers, the rotated queries `[k, heads, head_dim]` once K and V are written."""
-
-
-class _AllWritten(Exception):
-    """The last layer's K and V are written; what the model would make of them is not needed."""
-
-
-class RowForward:
-    """Forwards of one worker's model.
-
-    runner   vLLM's model runner
-    model    what to call: the runner's model, without its adapters
-    layers   attention layers by name, in order
-
-    Raises: ModelError for a backend or a model that it cannot run.
-    """
-
-    def __init__(self, runner: Any, model: Any, layers: Mapping[str, Any], block_tokens: int) -> None:
-        for layer in layers.values():
-            if layer.attn_backend.forward_includes_kv_cache_update:
-                raise ModelError(
-                    f"blend is not possible: {type(layer.impl).__name__} writes K and V while it attends. Choose another"
-                    " attention backend, or leave blend out of mode and modes"
-                )
-        self._inputs = RunnerInputs(runner, model, tuple(layers))
-        self._layers = list(layers.values())
-        self._block_tokens = block_tokens
-        self.most_runs = self._inputs.most_sequences
-
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Input embeddings `[k, hidden]`."""
-        return self._inputs.embed(ids)
-
-    def embedding_table(self) -> torch.Tensor:
-        """All input embeddings `[vocabulary, hidden]` in host memory. Of several ranks all must ask for it."""
-        return self._inputs.embedding_table()
-
     def run(self, prompts: Sequence[PromptRows], written: Written | None = None, asked: Asked | None = None) -> None:
         """Computes the rows and writes their K and V to their blocks, in the engine loop. All prompts share one forward."""
         batch = Batch.of(prompts, self._block_tokens)
         with ExitStack() as stack:
-            for number, layer in enumerate(self._layers):
+            for number, layer in enumerate(self._layers.values()):
                 stack.enter_context(self._watched(number, layer.impl, batch, written, asked))
             stack.enter_context(suppress(_AllWritten))
-            self._inputs.forward(batch)
+            self.forward(batch)
 
     @contextmanager
     def _watched(

@@ -1,7 +1,7 @@
 """Blends under way, on the scheduler's side: when one begins, and what of a step's budget is left to them.
 
 With several ranks a blend begins when all have fetched what it starts from, and all from the same: their forwards meet in
-collectives (`lockstep`). A rank that failed costs the blend, on all ranks. Once it has begun only its end or `drop` ends it.
+collectives (`ranks`). A rank that failed costs the blend, on all ranks. Once it has begun only its end or `drop` ends it.
 """
 
 import time
