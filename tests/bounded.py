@@ -42,7 +42,7 @@ def taught(pipeline: Pipeline, partition: str = "default") -> None:
     for document in DOCUMENTS:
         asked = ask(document.facts[0], random.Random(0))
         pipeline.answer(request(asked, document.text, partition=partition))
-        pipeline.cache.flush()  # pyright: ignore[reportOptionalMemberAccess]
+        pipeline.cache.flush()
 
 
 def hits(partition: str = "default") -> Iterator[Request]:
@@ -83,7 +83,7 @@ def answers_to(pipeline: Pipeline, stream: Iterator[Request], most: int, **more:
     answers: list[Answer] = []
     for _, asked in zip(range(most), stream, strict=False):
         answers.append(pipeline.answer(asked, **more))
-        pipeline.cache.flush()  # pyright: ignore[reportOptionalMemberAccess]
+        pipeline.cache.flush()
         while pipeline.settle_one():
             pass
     return answers

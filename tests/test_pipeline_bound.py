@@ -54,7 +54,7 @@ def test_it_opens_serves_audits_and_closes_after_a_drift(docs_engine: Any, serve
     report = trust(pipeline)
     assert (report.gate, report.served, report.audited, report.wrong) == ("open", 1, 1, 0)
     assert report.upper is not None
-    assert report.upper <= BOUNDED.error_bound  # pyright: ignore[reportOperatorIssue]
+    assert report.upper <= BOUNDED.error_bound
     assert (opened.record.method, opened.record.stored) == ("blend", False)
     turned.append(True)
     later = answers_to(pipeline, stream, 26)

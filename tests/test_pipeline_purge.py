@@ -47,12 +47,12 @@ def waiting(served: Any) -> Pipeline:
 
 def during(pipeline: Pipeline, errand: Callable[[], object], removing: Callable[[], object]) -> None:
     """Removes while the errand is computing. The removal may end before the errand does, or wait for it."""
-    engine = pipeline.engine = Held(pipeline.engine)  # pyright: ignore[reportAttributeAccessIssue]
+    engine = pipeline.engine = Held(pipeline.engine)
     idle = threading.Thread(target=errand)
     idle.start()
     assert engine.reached.wait()
     began = threading.Event()
-    queue = pipeline.cache.queue  # pyright: ignore[reportOptionalMemberAccess]
+    queue = pipeline.cache.queue
     removing_ = queue.removing
 
     def noting(partition: str | None) -> None:

@@ -1,12 +1,14 @@
 """Top-layer reuse over the whole path, on the bundled layer-condensed model: what is served, kept, counted, bounded and refused."""
 
 import random
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.asking import EXACT, uncached
-from tests.bounded import BOUNDED, answers_to, hits, says, taught
+from tests.bounded import BOUNDED, hits, says, taught
+from tests.test_pipeline_bound import trust, until_open
 
 from dejakv import attach
 from dejakv.build import build_cache
@@ -22,11 +24,7 @@ from dejakv_models import docs
 RNG = random.Random(5)
 DOCUMENT = docs.make_document(RNG, facts=16)
 EDIT = docs.edit(DOCUMENT, RNG, facts=2, questions=2)
-MOVED = " ".join(sentence.text for sentence in [*DOCUMENT.sentences[8:], *DOCUMENT.sentences[:8]])
 TOP = replace(EXACT, reuse="top_layer", similarity_threshold=0.6)
-
-LABELS = 45
-"""More than enough for the strictest rule, of whose band every fifth hit is."""
 
 
 def request(context: str, question: str = "Who?", **more: Any) -> Request:
@@ -62,13 +60,6 @@ def test_an_edited_document_takes_the_top_layer_and_says_what_it_says(pipeline: 
     assert report.rows[-1] < 0.5 * record.prompt_tokens
 
 
-def test_passages_in_another_order_take_it_from_where_they_stood(pipeline: Any) -> None:
-    fact = DOCUMENT.facts[0]
-    answer = pipeline.answer(request(MOVED, docs.ask(fact, random.Random(1))))
-    assert answer.record.method == "top_layer"
-    assert answer.text == fact.value
-
-
 def test_rewritten_text_is_found_by_similarity(pipeline: Any) -> None:
     changed = docs.change("paraphrase", DOCUMENT, random.Random(2), questions=1)
     answer = pipeline.answer(request(changed.target.text, changed.questions[0].text))
@@ -97,13 +88,6 @@ def test_no_store_and_partitions_hold(pipeline: Any) -> None:
     assert pipeline.answer(replace(wanted, reuse="exact")).record.method in ("none", "prefix")
 
 
-def test_an_ordinary_model_is_refused_at_the_start(docs_engine: Any) -> None:
-    cache = build_cache(TOP, docs_engine, background=False)
-    with pytest.raises(ModelError, match="every layer attends to its own KV"):
-        Pipeline(docs_engine, cache)
-    cache.close()
-
-
 def test_a_request_that_asks_an_ordinary_model_is_answered_exactly(docs_engine: Any, served: Any) -> None:
     pipeline = served(EXACT)
     pipeline.answer(request(DOCUMENT.text))
@@ -118,17 +102,10 @@ def test_an_error_bound_serves_it_once_it_was_right_often_enough(condensed: Any)
     bounded = replace(BOUNDED, reuse="top_layer", differs=says(iter(lambda: False, None)))
     pipeline = Pipeline(condensed, build_cache(bounded, condensed, background=False))
     taught(pipeline)
-    stream, answers = hits(), []
-    while not answers or not answers[-1].record.approximate:
-        answers += answers_to(pipeline, stream, 1)
-        assert len(answers) < PILOT + LABELS
-    closed, opened = answers[:-1], answers[-1]
+    *closed, opened = until_open(pipeline, hits())
     assert sum(answer.record.reason.startswith("error bound: ") for answer in closed) > PILOT
-    assert not any(answer.record.approximate for answer in closed)
     assert (opened.record.method, opened.record.stored) == ("top_layer", False)
-    assert pipeline.cache is not None
-    report = pipeline.cache.trust("default")
-    assert report is not None
+    report = trust(pipeline)
     assert (report.gate, report.served, report.wrong) == ("open", 1, 0)
     pipeline.cache.close()
 
@@ -161,3 +138,5 @@ def test_an_attached_model_takes_it_and_an_ordinary_one_is_refused(condensed: An
     assert [record.method for record in records] == ["none", "top_layer"]
     with pytest.raises(ModelError, match="own KV"), attach(docs_engine.model, docs_engine.tokenizer, TOP):
         pass
+    with closing(build_cache(TOP, docs_engine)) as plain, pytest.raises(ModelError, match="attends to its own KV"):
+        Pipeline(docs_engine, plain)

@@ -298,9 +298,9 @@ class ToyEngine:
         return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
 
     @property
-    def loading(self) -> bool:
-        """Whether a request waits for a load, or is over and waits for a copy."""
-        return any(
+    def loading(self) -> int:
+        """How many requests wait for a load, or are over and wait for a copy."""
+        return sum(
             one.status == RequestStatus.WAITING_FOR_REMOTE_KVS or one.is_finished()
             for one in self.scheduler.requests.values()
         )

@@ -172,7 +172,8 @@ def running(
             kv_connector="DejaKVConnector",
             kv_connector_module_path="dejakv.engines.vllm.connector",
             kv_role="kv_both",
-            kv_connector_extra_config={"lookup_timeout_s": 30, **(extra or {})},  # a busy machine is no miss here
+            # A busy machine is no miss here.
+            kv_connector_extra_config={"lookup_timeout_s": 30, "load_timeout_s": 60, **(extra or {})},
         )
     defaults: dict[str, Any] = {
         "dtype": "float32",

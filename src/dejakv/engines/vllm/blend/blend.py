@@ -8,23 +8,43 @@ The last rows are computed by vLLM.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dejakv.blend.blend import find, not_worth
+from dejakv.blend.recomputed import RecomputePlan
 from dejakv.blend.settings import BlendConfig, first_asked
-from dejakv.engines.vllm.blend.drafts import Draft, Drafting, Read
+from dejakv.blend.slices import copy_part, ranges_of
+from dejakv.blend.token_map import Donors, TokenMap, new_text
+from dejakv.decide.copied.fingerprints import GUARANTEED
+from dejakv.engines.tensors import borrowed
+from dejakv.engines.vllm.blend.drafts import Draft, Read
 from dejakv.engines.vllm.blend.mixing import BlendPart, Mixing
 from dejakv.engines.vllm.blend.model_check import ModelCheck
 from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.blend.rows import NULL_BLOCK, More, PromptRows, RowForward
-from dejakv.engines.vllm.pages import Buffers, PagedKV
+from dejakv.engines.vllm.pages import Buffers, Lent, PagedKV
 from dejakv.engines.vllm.ranks import ALONE, Lockstep
 from dejakv.errors import InputError, ModelError
-from dejakv.store.base import ChunkMeta
+from dejakv.identity import digest_of
+from dejakv.store.base import Chunk, ChunkMeta
+
+
+@dataclass(frozen=True)
+class _Useless:
+    meta: ChunkMeta
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Filled:
+    state: torch.Tensor
+    proof: Chunk | None
+    lent: Lent | None
 
 
 class Blender:
@@ -68,26 +88,99 @@ class Blender:
         buffers: Buffers,
         gone: Sequence[str] = (),
     ) -> Draft:
-        """To be called in a thread; see `Drafting.draft`. Raises: InputError also for a question that no step has room for."""
-        drafting = Drafting(
-            self.config,
-            self.paged.dtype,
-            self.paged.device,
-            self._embed,
-            self.rotary.move,
-            buffers,
-            self._ends,
-            # What other ranks have checked by now is not known in a thread, and all must check the same.
-            self.model_check.checked if self.lockstep.ranks == 1 else 0,
-            self._checkable(first, stop),
-        )
-        made = drafting.draft(token_ids, first, stop, donors, read, gone)
-        if made.asks > self._step_rows:
-            raise InputError(
-                f"the question has {made.asks} tokens, and a step computes at most {self._step_rows}: raise"
-                " max_num_batched_tokens, or choose blend_selector=similarity, which asks no question"
+        """Of a whole prompt, of which vLLM holds the tokens before `first` and computes those from `stop` on. To be called in a thread.
+
+        The token map is made of the donors' token ids alone. Then donor by donor is read, what the map takes of it is copied into memory
+        that is lent, and the donor is let go of: one is held at a time. One that cannot be read, or is of another model, is left out, and
+        the map is made of the rest. `gone`: why donors that were planned too are not among the donors.
+
+        Raises: InputError for a prompt that has too little in common with the donors that are left, is cheaper from its exact prefix,
+        or has a question that no step has room for.
+        """
+        ids = np.asarray(token_ids, dtype=np.int64)
+        usable, left_out = list(donors), list(gone)
+        while usable:
+            among = Donors.of(*(meta.token_ids for meta in usable), first=[meta.position for meta in usable])
+            exact = [meta.generation == meta.position == 0 for meta in usable]
+            found, must = find(ids, among, self._embed, self.config, self._ends, exact, first)
+            reason = not_worth(self.config, must)
+            if reason:
+                raise InputError("; ".join([reason, *left_out]))
+            filled = self._filled(found, among, first, stop, usable, read, buffers)
+            if isinstance(filled, _Useless):
+                usable.remove(filled.meta)
+                left_out.append(filled.reason)
+                continue
+            plan = RecomputePlan.of(self.config, ids, among, found, must, self.paged.device, first=first, stop=stop)
+            there = torch.from_numpy(ids).to(self.paged.device)
+            names = tuple(meta.id for meta in usable)
+            used = [usable[number] for number in np.unique(among.number[found.source[first:]]).tolist()]
+            ready = torch.cuda.Event() if self.paged.device.type == "cuda" else None
+            if ready is not None:
+                ready.record()
+            made = Draft(
+                there,
+                filled.state,
+                plan,
+                must.tail,
+                names,
+                tuple(meta.id for meta in used),
+                1 + max(meta.generation for meta in used),
+                new_text(ids, among, found, GUARANTEED),
+                digest_of(*names, found.source.tobytes(), must.forced.tobytes()),
+                tuple(left_out),
+                filled.proof,
+                filled.lent,
+                ready,
             )
-        return made
+            if made.asks > self._step_rows:
+                raise InputError(
+                    f"the question has {made.asks} tokens, and a step computes at most {self._step_rows}: raise"
+                    " max_num_batched_tokens, or choose blend_selector=similarity, which asks no question"
+                )
+            return made
+        raise InputError("; ".join(left_out) or "no donor of the blend is known any more")
+
+    def _filled(
+        self,
+        found: TokenMap,
+        among: Donors,
+        first: int,
+        stop: int,
+        metas: Sequence[ChunkMeta],
+        read: Read,
+        buffers: Buffers,
+    ) -> "_Filled | _Useless":
+        """The donors' rows of the tokens from `first` on, in target order; or the first donor that cannot be used."""
+        lent: Lent | None = None
+        device, dtype = self.paged.device, self.paged.dtype
+        # What other ranks have checked by now is not known in a thread, and all must check the same.
+        proof, checked = None, self.model_check.checked if self.lockstep.ranks == 1 else 0
+        # Tokens that fit in `_own` at least, where the blocks end with `stop`: no check with a donor goes further.
+        checkable = max(0, self._blocks(stop) - self._blocks(first)) * self.paged.block_tokens
+        state: torch.Tensor | None = None
+        for number, rows, places in among.parts(found.source[first:]):
+            meta = metas[number]
+            shown = min(meta.num_tokens, checkable) if meta.generation == meta.position == 0 else 0
+            proves = shown > checked
+            parts, copied = read(meta.id, None if proves else ranges_of(places)), 0
+            for part in () if isinstance(parts, str) else parts:
+                held = borrowed(part.tensor)
+                if state is None:
+                    shape = (*held.shape[:3], len(found), held.shape[4])
+                    lent = buffers.lend(shape, dtype) if device.type == "cpu" else None
+                    state = lent.tensor if lent else torch.empty(shape, dtype=dtype, device=device)
+                copied += copy_part(held.to(device), part.first, places, state, rows + first)
+            if isinstance(parts, str) or copied < len(places):
+                if lent is not None:
+                    buffers.take_back(lent)
+                return _Useless(meta, parts if isinstance(parts, str) else "the donor's state lacks rows")
+            if proves:
+                proof, checked = parts[0], shown
+        assert state is not None
+        positions = torch.from_numpy(among.positions[found.source[first:]]).to(device)
+        self.rotary.move(state[0, :, :, first:], positions, torch.arange(first, len(found), device=device))
+        return _Filled(state, proof, lent)
 
     def rows_checked(self, draft: Draft, block_ids: tuple[int, ...]) -> int:
         """How many rows `check` computes at most."""
@@ -103,10 +196,6 @@ class Blender:
         problem = self.model_check.check(draft.proof, self._own(draft, block_ids))
         if problem:
             raise ModelError(problem)
-
-    def _checkable(self, first: int, stop: int) -> int:
-        """How many tokens fit in `_own` at least, where the blocks end with `stop`."""
-        return max(0, self._blocks(stop) - self._blocks(first)) * self.paged.block_tokens
 
     def _own(self, draft: Draft, block_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Blocks without a token that vLLM held before: others may share those."""
