@@ -114,6 +114,20 @@ def test_generations_are_counted_and_bounded(served: Any) -> None:
         assert (later.record.method == "blend") == (bound == 2)
 
 
+def test_a_lower_bound_after_a_restart_leaves_later_generations_alone(docs_engine: Any, tmp_path: Path) -> None:
+    config = replace(BLEND, cache_dir=str(tmp_path / "cache"), max_generation=2)
+    first = Pipeline(docs_engine, build_cache(config, docs_engine))
+    for texts in ((DOCUMENT.text,), (SECOND, DOCUMENT.text), (THIRD, SECOND)):
+        first.answer(joined(*texts))
+        first.cache.flush()
+    first.cache.close()
+    for bound, methods in ((2, ("blend",)), (1, ("none", "prefix"))):
+        cache = build_cache(replace(config, max_generation=bound), docs_engine)
+        answer = Pipeline(docs_engine, cache).answer(replace(joined(FOURTH, THIRD), no_store=True))
+        assert answer.record.method in methods
+        cache.close()
+
+
 def test_another_partition_or_model_never_finds_rows(docs_engine: Any, served: Any) -> None:
     pipeline = served(BLEND)
     holding(pipeline)

@@ -146,11 +146,10 @@ def spans_of(features: Any) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def prepare(request: Any, text: str, epoch: str, ttl: float | None = None) -> Prepared:
-    """A vLLM request as the cache takes it. `text` is the prompt for the levels that compare text; `ttl` the request's own limit of
-    what is kept of it, in seconds."""
+def prepare(request: Any, epoch: str, ttl: float | None = None) -> Prepared:
+    """A vLLM request as the cache takes it, without text. `ttl`: its own limit of what is kept of it, in seconds."""
     token_ids = tuple(request.prompt_token_ids)
-    ours = Request(id=request.request_id, prompt=text, chunk=text, partition=partition_of(request.cache_salt), ttl=ttl)
+    ours = Request(id=request.request_id, prompt="", chunk="", partition=partition_of(request.cache_salt), ttl=ttl)
     return Prepared(ours, token_ids, spans_of(request.mm_features), epoch=epoch)
 
 

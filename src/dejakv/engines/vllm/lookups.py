@@ -169,7 +169,7 @@ class Lookups:
         return replace(found, seconds=time.perf_counter() - began)
 
     def _find(self, request: Any, wish: Wish) -> LookupResult:
-        prepared = prepare(request, "", self.adapters.epoch_of(request.lora_request), wish.ttl)
+        prepared = prepare(request, self.adapters.epoch_of(request.lora_request), wish.ttl)
         ask, instead = wish.ask(), ""
         if ask.mode == "blend" and prepared.spans:
             ask, instead = replace(ask, mode="exact", named=()), "blend is for prompts without media"
