@@ -72,7 +72,7 @@ MISTAKES = [
     ("run --preset docs --reuse blend --error-bound 0.1 --confidence 1", "confidence=1.0 is too large"),
     ("run --preset docs --reuse blend --error-bound 0.1 --explore-share 0", "explore_share=0.0 is too small"),
     ("run --preset docs --reuse blend --error-bound 0.1 --audit-share 0", "audit_share=0.0 is too small"),
-    ("run --preset docs --reuse blend --error-bound 0.1 --differs somehow", "give first, answer, tool, kl:NATS"),
+    ("run --preset docs --reuse blend --error-bound 0.1 --differs somehow", "give first, answer, kl:NATS"),
     ("run --preset docs --reuse blend --error-bound 0.1 --differs no_such_module_of_anybody:f", "does not import"),
     ("run --preset docs --reuse blend --error-bound 0.1 --trust-groups nobody", "which is no group"),
     ("run --preset docs --reuse blend --error-bound 0.1 --prune snapkv", "leave one out"),
