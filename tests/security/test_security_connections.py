@@ -93,11 +93,12 @@ def test_what_is_no_plain_http_is_refused(hasty: Running, raw: bytes) -> None:
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_a_request_with_two_lengths_is_the_last_of_its_connection(hasty: Running) -> None:
+@pytest.mark.parametrize("head", [HEAD, b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+def test_a_request_with_two_lengths_is_the_last_of_its_connection(hasty: Running, head: bytes) -> None:
     """What a proxy takes for its body, by the one length, is not answered as another request, by the other (RFC 9112, 6.1)."""
     body = b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
     lengths = b"content-length: %d\r\ntransfer-encoding: chunked\r\n\r\n" % len(body)
-    received = closed(hasty.connect(HEAD + lengths + body))
+    received = closed(hasty.connect(head + lengths + body))
     assert received.count(b"HTTP/1.1 ") == 1
     assert b"connection: close" in received.lower()
 

@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from starlette.requests import ClientDisconnect
 from tests.serving import Running, until
 
 from dejakv.http.errors import ClientGoneError, RefusedError
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.server.app import create_app
+from dejakv.server.routes_openai import EventStream
 from dejakv.server.settings import ServerSettings
 from dejakv.server.worker import RequestWorker
 
@@ -99,6 +103,20 @@ def test_429_with_retry_after(engine: Any) -> None:
         assert refused.headers["retry-after"] == "1"
 
     asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_before_the_first_event_stops_its_job() -> None:
+    async def events() -> AsyncIterator[str]:
+        yield ""
+
+    async def send(_: Any) -> None:
+        raise OSError("it left")
+
+    job = Mock()
+    scope: Any = {"type": "http", "asgi": {"spec_version": "2.4"}}
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(EventStream(job, events())(scope, AsyncMock(), send))
+    job.cancel.assert_called_once()
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_stream(engine: Any, server: Any) -> None:
