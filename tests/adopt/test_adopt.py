@@ -34,16 +34,16 @@ NEAR = "please tell me what the capital of a country called france is"
 
 
 class _Server:
-    """Stands where vLLM's application stands: answers 200 and keeps what it was asked."""
+    """Stands where vLLM's application stands: keeps what it was asked."""
 
-    def __init__(self):
-        self.bodies = []
+    def __init__(self, status=200):
+        self.bodies, self.status = [], status
 
     async def __call__(self, scope, receive, send):
         message = await receive()
         self.bodies.append(json.loads(message["body"]))
         assert dict(scope["headers"])[b"content-length"] == str(len(message["body"])).encode()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
 
@@ -94,6 +94,12 @@ def test_a_similar_prompt_is_run_instead(app, server):
     assert server.bodies[1]["messages"][0]["content"] == FIRST
     assert server.bodies[1]["max_tokens"] == 3
     assert server.bodies[1]["stream"]
+
+
+def test_a_prompt_whose_answer_failed_is_no_donor():
+    app = AdoptMiddleware(_Server(500), _adopter(), api_keys=("one",))
+    for text in (FIRST, NEAR):
+        assert _post(app, _chat(text), "one")[1]["method"] == "none"
 
 
 def test_completions_too(app, server):
