@@ -7,7 +7,7 @@ from dejakv.decide.levels.base import Level, Query
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import digest_of
-from dejakv.request import Request
+from dejakv.request import Request, keeping
 from dejakv.testing.levels import LevelTests
 from dejakv.vectors.base import Vector
 
@@ -117,6 +117,19 @@ def test_a_text_is_embedded_once_a_partition() -> None:
     assert encoder.calls == ["one two", "one two"]
     assert vector is not None
     assert vector.shape == (64,)
+
+
+def test_a_text_is_not_remembered_where_nothing_is_kept_and_forgotten_when_asked() -> None:
+    encoder = WordEncoder()
+    cache = SemanticTextCache(encoder)
+    with keeping(no_store=True):
+        cache.search(query("one two"))
+    for _ in range(2):
+        cache.search(query("one two"))
+    assert len(encoder.calls) == 2
+    cache.forget("p")
+    cache.search(query("one two"))
+    assert len(encoder.calls) == 3
 
 
 def test_text_without_direction_is_skipped() -> None:
