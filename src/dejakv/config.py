@@ -1,7 +1,7 @@
-"""Every setting of the cache, by part: find, blend, keep, trust. Each default stands once, in the class of its part.
+"""Settings of the cache, by part: find, blend, keep, trust. Each default stands once, in the class of its part.
 
-The command line, the server's environment, the keys of vLLM's connector and docs/settings.md are made from these classes: a docstring
-has an entry for each field, which is also its help text.
+Command line, environment of the server, keys of vLLM's connector and docs/settings.md are made from these classes; each docstring
+holds the help text of each field.
 """
 
 from collections.abc import Mapping
@@ -43,13 +43,13 @@ LEFT: dict[str, str] = {"cross_encoder": _GUARD, "paraphrase_threshold": _GUARD}
 
 @dataclass(frozen=True)
 class TextSettings:
-    """Find prompts with other words, and judge them.
+    """Find and judge prompts in other words.
 
-    similarity_threshold  least cosine that the semantic text level accepts, -1 to 1
+    similarity_threshold  least cosine for the semantic text level, -1 to 1
     index_encoder         sentence-transformers name or folder; `model`: the served model's own input embeddings
     encoder_threads       threads of the sentence encoder; 0: one
     chunk_window          characters of the compared text to embed; 0: all
-    copied_text           let blend look for runs of tokens that stand anywhere in stored prompts
+    copied_text           let blend search for runs of tokens anywhere in stored prompts
     lexical_guard         refuse donors with other content words, numbers, polarity or type of question
     """
 
@@ -63,20 +63,20 @@ class TextSettings:
 
 @dataclass(frozen=True)
 class FindSettings(TextSettings):
-    """Find donors. A threshold of 0 is a threshold: it accepts what is not opposed.
+    """Find donors. A threshold of 0 accepts any donor not opposed to the prompt.
 
     media             donors with other pictures: `exact` (never), `similar` (the vision layer decides) or `ignore` (allowed, as in the
                       prototypes; wrong answers on other pictures, and reports say so)
     exact_prefix      look for exact token prefixes
     exact_text        look for equal text
-    semantic_text     look for similar text, which loads `index_encoder`; None: only where it is needed, which is for `adopt` and
-                      `top_layer`, for a blend without `copied_text`, and wherever another encoder than the default is chosen
-    image_encoder     of the layer `vision`: sentence-transformers name or folder of a CLIP model; `model`: the served model's
+    semantic_text     look for similar text, with `index_encoder`; None: with `adopt`, `top_layer`, a blend without `copied_text`, or
+                      another encoder than the default
+    image_encoder     encoder of the layer `vision`: sentence-transformers name or folder of a CLIP model; `model`: the served model's
                       tower; None: CLIP if it can be loaded, else the tower (for a dimension `auto` the tower first)
-    index             of vectors: `flat`, `hnsw` or `lsh`
+    index             vector index: `flat`, `hnsw` or `lsh`
     embedding_layers  latent layers as `NAME:DIM[:THRESHOLD]`
     embedding_hook    source of the layers' vectors: `none`, `prompt`, `vision`, `prompt_vision` or `package.module:factory`
-    embedding_match   how layers are combined: `all`, `any` or `mean`
+    embedding_match   combination of layers: `all`, `any` or `mean`
     levels            further levels as `package.module:factory`, called with the config
     """
 
@@ -94,17 +94,17 @@ class FindSettings(TextSettings):
 
 @dataclass(frozen=True)
 class BlendSettings:
-    """Blend: what is taken from donors, and what is computed. Also keys of vLLM's connector.
+    """Blend donors' state with computed rows. Also keys of vLLM's connector.
 
-    min_gain        fewest tokens that reuse must save: an approximate plan beyond the exact prefix (`adopt`: of the whole prompt), in
-                    vLLM a load beyond vLLM's own prefix hit
+    min_gain        least tokens to save: for an approximate plan beyond the exact prefix (`adopt`: of the whole prompt), in vLLM for a
+                    load beyond vLLM's own prefix hit
     blend_quality   `strict` (more recomputed tokens, closer to full computation), `default`, or `loose` (fewer, faster; only for prompts
                     whose passages stay in place)
     blend_share     share of tokens to recompute, more where more has changed; None: the quality's
-    blend_selector  how tokens are ranked for recomputation; None: the quality's
+    blend_selector  ranking of tokens for recomputation; None: the quality's
     blend_map       token map
-    blend_donors    most prompts that a blend takes state of
-    max_generation  how often approximate state may have gone into KV entries that serve a blend; 0: a blend's own are not kept
+    blend_donors    maximum donors of a blend
+    max_generation  maximum generation of approximate KV entries in a blend; 0: a blend's own rows are not kept
     """
 
     min_gain: Count = 16
@@ -117,22 +117,21 @@ class BlendSettings:
 
     @property
     def blend(self) -> Quality:
-        """What ranks the tokens of a blend and how many are recomputed."""
+        """Ranking of a blend's tokens, and the share to recompute."""
         return quality_of(self.blend_quality, self.blend_selector, self.blend_share)
 
 
 @dataclass(frozen=True)
 class ReuseSettings(BlendSettings):
-    """Reuse a donor, and what that must be worth.
+    """Reuse donors.
 
     reuse           `exact` (same answer: docs/exactness.md), `adopt` (answer a similar donor's prompt instead), `blend` (take a donor's KV
                     entries token by token and recompute the rest) or `top_layer` (take the top layer's KV alone, in a layer-condensed
                     model such as docs-lckv)
-    top_layer_tail  tokens at the end of a prompt that `top_layer` always computes: where the question stands
-    free_order      rearrange parts of a prompt where the request says that their order is free
-    costs           seconds of a token, of a pair of tokens, of a byte loaded, of a token blended, for runs that must choose alike; empty:
-                    measured
-    prune           decode from the tokens that matter most, layer by layer: `none`, `attention`, `snapkv` or `random` (a control);
+    top_layer_tail  last tokens of a prompt, the question, always computed by `top_layer`
+    free_order      rearrange parts of a prompt if the request allows it
+    costs           seconds of a token, a pair of tokens, a loaded byte and a blended token, for reproducible plans; empty: measured
+    prune           decode from the most important tokens, layer by layer: `none`, `attention`, `snapkv` or `random` (a control);
                     approximate
     """
 
@@ -145,9 +144,9 @@ class ReuseSettings(BlendSettings):
 
 @dataclass(frozen=True)
 class LifetimeSettings:
-    """For how long what is stored may be used. Also keys of vLLM's connectors.
+    """Lifetime of stored entries. Also keys of vLLM's connectors.
 
-    ttl  seconds for which an entry may be used after it was computed; 0: no limit. A request may shorten it for what it leaves
+    ttl  seconds for which an entry may be used after its computation; 0: no limit. A request may shorten it for its own entries
     """
 
     ttl: Seconds = 0.0
@@ -155,14 +154,14 @@ class LifetimeSettings:
 
 @dataclass(frozen=True)
 class BudgetSettings(LifetimeSettings):
-    """How much is kept. Also keys of vLLM's connector.
+    """Size of the store. Also keys of vLLM's connector.
 
-    max_bytes       largest size of the store in bytes
-    memory_bytes    of a store on disk, bytes that are kept in memory too
+    max_bytes       maximum bytes of the store
+    memory_bytes    bytes of a store on disk to keep in memory too
     policy          eviction policy: `lru` or `lfu`
-    min_tokens      shorter prompts are not stored
+    min_tokens      least tokens of a stored prompt
     second_sight    store a prompt only when it comes the second time
-    max_write_rate  bytes a second that the store may write; 0: no limit
+    max_write_rate  maximum bytes a second written by the store; 0: no limit
     """
 
     max_bytes: Count = 4 * 1024**3
@@ -175,22 +174,22 @@ class BudgetSettings(LifetimeSettings):
 
 @dataclass(frozen=True)
 class KeepSettings(BudgetSettings):
-    """Where state is kept, for how many, and what of pictures.
+    """Storage of state and encoder outputs, and its division.
 
     cache_dir            folder of the store; None: memory
-    max_cached_blocks    most entries in the store; 0: no limit
-    partitions           among how many the budgets are divided, those with a quota included: each holds at most its equal part and
-                         evicts its own entries alone; 1: one budget for all
-    quotas               parts of named partitions: `NAME=BYTES` or `NAME=BYTES:ENTRIES`; of memory and encoder outputs the same share
+    max_cached_blocks    maximum entries of the store; 0: no limit
+    partitions           number of parts of the budgets, quotas included; each partition is limited to one part and evicts only its own
+                         entries; 1: one budget for all
+    quotas               parts of named partitions: `NAME=BYTES` or `NAME=BYTES:ENTRIES`; the same share of memory and encoder outputs
     ttl_prompts          `ttl` of exact state of prompts; None: `ttl`
-    ttl_rows             `ttl` of KV entries that blends computed, never longer than their donors'; None: `ttl`
+    ttl_rows             `ttl` of KV entries computed by blends, never longer than their donors'; None: `ttl`
     ttl_encoder          `ttl` of encoder outputs; None: `ttl`
     ttl_fusion           `ttl` of states of fusion modules; None: `ttl`
     enable_fusion_cache  keep encoder outputs by the pictures' content; None: if there is a `fusion_cache_dir` or `fusion_provider`
     fusion_provider      reader and writer of the model's own fusion modules, `package.module:factory`
     fusion_cache_dir     folder of encoder outputs; None: memory
-    encoder_bytes        largest size of encoder outputs in bytes; of a provider's states in memory as much again
-    image_root           folder of pictures that samples name
+    encoder_bytes        maximum bytes of encoder outputs; as many again for a provider's states in memory
+    image_root           folder of the samples' pictures
     """
 
     cache_dir: Folder | None = None
@@ -209,23 +208,23 @@ class KeepSettings(BudgetSettings):
 
     @property
     def parts(self) -> Parts:
-        """What each partition has of the budgets. Raises: ConfigError where one has no part."""
+        """Budgets of each partition. Raises: ConfigError for a partition without a part."""
         return Parts(self.partitions, self.max_bytes, self.max_cached_blocks, named_parts(self.quotas))
 
     @property
     def fusion_states_dir(self) -> str | None:
-        """The folder of a provider's states, beside that of encoder outputs; None if they are not kept."""
+        """Folder of a provider's states, beside that of encoder outputs; None without."""
         kept = self.fusion_cache_dir if self.fusion_provider else None
         return f"{kept.rstrip('/')}-states" if kept else None
 
     def lifetime(self, own: float | None) -> float:
-        """The limit of a class of entries: its own, or that of all."""
+        """Limit of a class of entries, by default `ttl`."""
         return self.ttl if own is None else own
 
 
 @dataclass(frozen=True)
 class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettings):
-    """Settings of a `HierarchicalCache`: those of the four parts.
+    """Settings of a `HierarchicalCache`.
 
     >>> config = SemanticCacheConfig(reuse="blend", blend_quality="strict")
     >>> config.blend.share, config.similarity_threshold, config.ttl
@@ -269,5 +268,5 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SemanticCacheConfig":
-        """A config from plain values (JSON, flags). Lists become tuples; an unknown name is an error that lists the known."""
+        """Build a config from plain values (JSON, flags; lists become tuples). Raises: ConfigError for an unknown name."""
         return from_mapping(cls, values, "the cache's settings", LEFT)

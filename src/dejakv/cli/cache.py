@@ -1,4 +1,4 @@
-"""`dejakv cache`: what a cache's folder holds, seen and removed by its owner."""
+"""`dejakv cache`: show and purge the folder of a cache."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ def cache_group() -> None:
 
 @cache_command.command("show")
 def show_command(cache_dir: Annotated[str, typer.Argument(help="Folder of a cache.")]) -> None:
-    """Show what is in the folder: entries, tokens and bytes by partition, model (epoch) and kind, the largest first. Reads alone."""
+    """Show the content of the folder: entries, tokens and bytes by partition, model (epoch) and kind, the largest first. Read-only."""
     from collections import defaultdict
     from contextlib import closing
     from datetime import UTC, datetime
@@ -49,15 +49,11 @@ def show_command(cache_dir: Annotated[str, typer.Argument(help="Folder of a cach
 def purge_command(
     cache_dir: Annotated[
         list[str],
-        typer.Option(
-            help="Folder of a cache; again for folders of encoder outputs and fusion states that belong to it."
-        ),
+        typer.Option(help="Folder of a cache; repeat for its folders of encoder outputs and fusion states."),
     ],
     partition: Annotated[
         str | None,
-        typer.Option(
-            help="Entries of this tenant, as `dejakv cache partitions` names it; `default` if none was named."
-        ),
+        typer.Option(help="Entries of this tenant, named as by `dejakv cache partitions`; `default` if unnamed."),
     ] = None,
     epoch: Annotated[
         str | None, typer.Option(help="Entries of the model with this fingerprint (`epoch` of an entry's description).")
@@ -65,15 +61,15 @@ def purge_command(
     donor: Annotated[
         list[str] | None,
         typer.Option(
-            help="The prompt with this id (`donor` in a record or in samples.jsonl), what begins with it, and what was made from it."
+            help="The prompt with this id (`donor` in a record or in samples.jsonl), its continuations, and everything derived from it."
         ),
     ] = None,
-    older_than: Annotated[float | None, typer.Option(help="Entries stored so many seconds ago or longer.")] = None,
+    older_than: Annotated[float | None, typer.Option(help="Entries of at least this age, in seconds.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All entries.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, and tell what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the entries without removing them.")] = False,
 ) -> None:
-    """Remove entries for which all that is given holds, and what was made from them, until no byte of them is left in the folder.
-    Servers may use it meanwhile."""
+    """Remove the entries that meet all given conditions, and everything derived from them, to the last byte. Servers may use the
+    folder meanwhile."""
     from contextlib import ExitStack, closing
 
     from dejakv.errors import ConfigError
@@ -103,11 +99,11 @@ def purge_command(
 def evidence_command(
     cache_dir: Annotated[str, typer.Option(help="Folder of a cache.")],
     epoch: Annotated[
-        str | None, typer.Option(help="Of the model with this fingerprint alone: the first word of a line.")
+        str | None, typer.Option(help="Only the model with this fingerprint: the first word of a line.")
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove it: it is collected anew.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the evidence; it is collected again.")] = False,
 ) -> None:
-    """Show what is known of the error bound, or remove it: a line for each model, method, setting and group, the latest first."""
+    """Show or remove the evidence of the error bound: a line for each model, method, setting and group, the latest first."""
     from contextlib import closing
 
     from dejakv.errors import ConfigError
@@ -135,7 +131,7 @@ def evidence_command(
 def partition_command(
     api_keys_file: Annotated[Path, typer.Option(help="File with one API key a line.")],
 ) -> None:
-    """List the partitions of API keys, in the order of the file, as quotas and purges name them."""
+    """List the partitions of API keys, in the order of the file, for quotas and purges."""
     import os
 
     from dejakv.http.keys import SECRET, ApiKeys

@@ -19,28 +19,26 @@ def estimate_command(
         ),
     ],
     max_false_hits: Annotated[
-        float, typer.Option(help="Largest share of approximate hits that may be wrong, above 0 and up to 1.")
+        float, typer.Option(help="Largest share of wrong answers among approximate hits, above 0 and up to 1.")
     ] = 0.01,
     label_with: Annotated[
-        str | None, typer.Option(help="Model whose answers count as right (default: the answers in the log).")
+        str | None, typer.Option(help="Model that gives the right answers (default: the answers in the log).")
     ] = None,
     model: Annotated[
-        str, typer.Option(help="Model whose tokenizer reads the prompts and whose embeddings compare them.")
+        str, typer.Option(help="Model of the tokenizer, and of embeddings for --index-encoder model.")
     ] = SHARES_MODEL,
     index_encoder: Annotated[
         str,
-        typer.Option(
-            help="What compares texts: sentence-transformers name or folder, or model: the model's own embeddings."
-        ),
+        typer.Option(help="Text encoder: sentence-transformers name or folder, or model: the model's own embeddings."),
     ] = "model",
     chunk_source: Annotated[
-        str, typer.Option(help="Text that is compared: question, prompt or a field of the lines.")
+        str, typer.Option(help="Text to compare: question, prompt or a field of the lines.")
     ] = "question",
     raw_prompts: Annotated[
         bool, typer.Option("--raw-prompts", help="Read the field 'prompt' as it stands, without a chat template.")
     ] = False,
     min_gain: Annotated[
-        int, typer.Option(min=0, help="Fewest tokens that a hit must save beyond the exact prefix.")
+        int, typer.Option(min=0, help="Least tokens for a hit to save beyond the exact prefix.")
     ] = SemanticCacheConfig.min_gain,
     max_samples: Annotated[int, typer.Option(min=1, help="Prompts to read.")] = 2000,
     output: Annotated[
@@ -55,8 +53,8 @@ def estimate_command(
     ] = None,
     help_all: HelpAll = False,
 ) -> None:
-    """Does reuse pay for a log of prompts? What occurred before, what each setting would hit and how often it would be wrong, the settings
-    to choose, a dry run of them, and the command that proves it. Nothing is answered."""
+    """Estimate from a log of prompts whether reuse pays: repeated text, hits and wrong hits of each setting, recommended settings with
+    a dry run, and the command to prove them. Nothing is answered."""
     from rich.console import Console
 
     from dejakv.cli.progress import watching

@@ -23,7 +23,7 @@ def explain_command(
     selector: Annotated[
         str | None,
         typer.Option(
-            help="How rows are ranked: prophet (attention of the question) or similarity (of the token map) (default: set by --blend-quality)."
+            help="Ranking of rows: prophet (attention of the question) or similarity (of the token map) (default: set by --blend-quality)."
         ),
     ] = None,
     share: Annotated[
@@ -38,7 +38,7 @@ def explain_command(
     dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
-    """Explain why a sample of a run hit or missed; or, of two prompts, which donor token stands behind each token of a blend."""
+    """Explain why a sample of a run hit or missed; or show the donor token behind each token of a blend of two prompts."""
     from rich.console import Console
 
     from dejakv.cli.progress import watching

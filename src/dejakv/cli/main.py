@@ -19,7 +19,7 @@ COMMANDS = {
     "models": "List the models that dejakv knows by name, or fetch one.",
     "cache": "Look after the folder of a cache: show, purge, partitions, evidence.",
 }
-"""The commands, each with the line that `dejakv --help` has for it; the module of each has its name."""
+"""Commands with their line in `dejakv --help`; each module has its command's name."""
 
 REMOVED = {
     "attack": "its checks are tests now (tests/attacks in the source), and docs/exactness.md says what was attacked",
@@ -30,7 +30,7 @@ REMOVED = {
     "tune": "give the log to `dejakv estimate LOG`",
     "version": "it is `dejakv --version`",
 }
-"""Commands of earlier versions, and what took their place."""
+"""Commands of earlier versions, with their replacements."""
 
 REMOVED_OPTIONS = {
     "--jobs": "give parts of the specification to sweeps with a --log-file each, and start these side by side",
@@ -39,7 +39,7 @@ REMOVED_OPTIONS = {
     "--show-disagreements": "`dejakv report` shows the changed answers of a run",
     "--unsound": "an ordinary model is refused; docs/results/sim_llm.md has what came out of it",
 }
-"""Options of earlier versions, and what took their place."""
+"""Options of earlier versions, with their replacements."""
 
 _OPTIONS: dict[str, Any] = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
@@ -49,16 +49,16 @@ class _Interrupted(Exception):
 
 
 class _Commands(TyperGroup):
-    """The commands, found by name, with an interrupt that typer passes on."""
+    """Commands by name, with an interrupt passed on by typer."""
 
     _listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names, in the order of the help."""
+        """Names in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name; while help is written, its line alone. Raises: ConfigError for a removed one."""
+        """Import a command; for the help only its line. Raises: ConfigError for a removed one."""
         if cmd_name in REMOVED:
             raise ConfigError(f"there is no command {cmd_name!r} any more: {REMOVED[cmd_name]}")
         if cmd_name not in COMMANDS:

@@ -10,9 +10,9 @@ def report_command(
     sources: Annotated[
         list[Path], typer.Argument(help="Folders of runs or estimates, and logs of sweeps (.csv or .json).")
     ],
-    output: Annotated[
-        Path, typer.Option(help="The page to write; an earlier report is replaced, another file is not.")
-    ] = Path("report.html"),
+    output: Annotated[Path, typer.Option(help="Page to write; replaces an earlier report, but no other file.")] = Path(
+        "report.html"
+    ),
     svg: Annotated[Path | None, typer.Option(help="Folder for each chart as an SVG file of its own.")] = None,
 ) -> None:
     """Write one self-contained HTML page: tables, charts, changed answers and the commands that made them."""

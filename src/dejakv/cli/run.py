@@ -1,4 +1,4 @@
-"""`dejakv run`: ask many questions with and without the cache, and report what that saved and changed."""
+"""`dejakv run`: ask many questions with and without the cache, and report savings and changes."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -53,7 +53,7 @@ def _run(
     ] = False,
     log_samples: Annotated[
         bool,
-        typer.Option("--log-samples", help="Print a line for each sample when it is done.", rich_help_panel="Output"),
+        typer.Option("--log-samples", help="Print a line for each finished sample.", rich_help_panel="Output"),
     ] = False,
     set_: Set = None,
     config: Config = None,

@@ -24,7 +24,7 @@ def sweep_command(
     model: Annotated[
         list[str] | None, typer.Option(help="Model of the ablation; repeatable (default: shapes-vlm).")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="Preset that the ablation starts from.")] = "shapes",
+    preset: Annotated[str | None, typer.Option(help="Preset to start the ablation from.")] = "shapes",
     max_samples: Annotated[int, typer.Option(help="Samples in each run of the ablation.")] = 128,
 ) -> None:
     """Run experiments, log a line for each and print a table of all; the others run even if one fails."""

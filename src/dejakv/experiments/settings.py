@@ -30,22 +30,21 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def preset_names() -> tuple[str, ...]:
-    """Every preset there is."""
+    """Names of all presets."""
     return tuple(_table())
 
 
 def about(name: str) -> str:
-    """One line on what a preset is for."""
+    """Describe a preset in one line."""
     return str(_table()[name]["about"])
 
 
 def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None, dict[str, str]]:
-    """Preset and settings of a run that names neither preset nor model: the preset of the data set's name if there is one,
-    `shapes` without a data set. A dry run over prompts of one's own has no model to ask: it measures shares, by a general
-    tokenizer.
+    """Choose preset and settings of a run without preset and model: the preset named like the data set, `shapes` without a data set.
 
-    Raises: ConfigError where prompts of one's own are to be answered and no model is named; DatasetError for an unknown
-    data set.
+    A dry run over the user's own prompts measures shares, with a general tokenizer.
+
+    Raises: ConfigError for the user's own prompts to answer without a model; DatasetError for an unknown data set.
     """
     if dataset is None:
         return "shapes", {}
@@ -91,8 +90,8 @@ _PREFIX = "cache."
 class RunSettings(ModelChoice):
     """Settings of one run.
 
-    dataset          `shapes`, `docs`, `repo`, `rag`, `sessions`, `gqa`, `jsonl`, `folder` or `package.module:factory`. The last four need a model or a dry
-                     run
+    dataset          `shapes`, `docs`, `repo`, `rag`, `sessions`, `gqa`, `jsonl`, `folder` or `package.module:factory`. The last four need a
+                     model or a dry run
     dataset_config   gqa: configuration on the hub
     dataset_path     file or folder to read; repo: name of an installed package or a folder
     split            gqa: split on the hub; None: val
@@ -102,20 +101,19 @@ class RunSettings(ModelChoice):
     compact_tools    sessions: tool results kept whole, older ones become one line; None: all
     max_samples      samples to run
     shuffle_seed     seed to shuffle the samples with; None: not shuffled
-    chunk_source     text that is compared to find a donor: question, semantic, group, combined, prompt or a field of the sample
+    chunk_source     text to compare for a donor: question, semantic, group, combined, prompt or a field of the sample
     prompt_template  prompt text with {question} and {context}
     raw_prompts      jsonl: send the field 'prompt' of a line as it stands, without a chat template
     cache_mode       `live`, `dry-run` (no decoding), `shares` (only the tokenizer) or `off`
-    arms             arms to compare, of none (nothing reused), prefix (prefix caching) and cache
+    arms             arms to compare: none (nothing reused), prefix (prefix caching) and cache
     max_new_tokens   longest answer, in tokens
     temperature      sampling temperature; 0: greedy
     seed             of the data set and of sampling
-    noise_floor      samples on which the model is also compared with itself in the other one of fp32 and bf16 (transformers engine)
-    repeat           how often the samples come, one round after another
-    promote          after each request, outside of its times, compute a prompt exactly that was answered approximately, as a server does
-                     in idle time
+    noise_floor      samples for a comparison of the model with itself in the other of fp32 and bf16 (transformers engine)
+    repeat           rounds over the samples
+    promote          compute approximately answered prompts exactly after each request, untimed, as a server does in idle time
     output           folder for samples.jsonl and summary.json; a run in it is never replaced
-    implied          what was set because of other settings, in sentences for the report
+    implied          settings that follow from others, in sentences for the report
     cache            settings of the cache
     """
 
@@ -188,11 +186,11 @@ KEYS = (*NOT_SETTINGS, *sorted({*SWITCHES, *SINGULARS, *CACHE_KINDS, *RUN_KINDS}
 
 
 def split_settings(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run settings and cache settings of names and values, as a sweep, a file or the command line has them.
+    """Split named values (of a sweep, a file or the command line) into run settings and cache settings.
 
-    where  what has them, for messages
+    where  their source, for messages
 
-    Raises: ConfigError for an unknown name, with the nearest known one, and for one that no longer exists, with what took its place.
+    Raises: ConfigError for an unknown name, with the nearest known one, and for a removed one, with its replacement.
 
     >>> split_settings({"blend.share": 0.2, "disable_exact_cache": True, "model": "docs-lm"}, "an example")
     ({'model': 'docs-lm'}, {'blend_share': 0.2, 'exact_text': False})
@@ -224,7 +222,7 @@ def split_settings(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any]
 
 
 def plain_name(key: str) -> str:
-    """A setting's own name, of `blend.share`, `blend-share` or `blend_share`."""
+    """Field name of `blend.share`, `blend-share` or `blend_share`."""
     part, dot, rest = key.replace("-", "_").rpartition(".")
     if dot and part in PARTS:
         return next((name for name in (rest, f"{part}_{rest}") if name in PARTS[part]), f"{part}.{rest}")
@@ -232,7 +230,7 @@ def plain_name(key: str) -> str:
 
 
 def read_set(text: str) -> tuple[str, Any]:
-    """Name and value of a `--set NAME=VALUE`. Raises: ConfigError for what is none."""
+    """Name and value of a `--set NAME=VALUE`. Raises: ConfigError for another text."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r}: give NAME=VALUE, such as blend.share=.2")
@@ -245,13 +243,13 @@ def read_set(text: str) -> tuple[str, Any]:
 
 
 def did_you_mean(name: str, known: tuple[str, ...]) -> str:
-    """` (did you mean ...?)`, or nothing if no known name is near."""
+    """` (did you mean ...?)`, or nothing without a near known name."""
     near = difflib.get_close_matches(name, known, 1, 0.7)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
 def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str, Any]) -> RunSettings:
-    """Settings of a preset, overridden by the given ones. None means: not given.
+    """Settings of a preset, overridden by the given ones; None: not given.
 
     Raises: ConfigError for unknown presets, names and values.
     """
@@ -293,7 +291,7 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
 
 
 def _asks_for_similar(run: Mapping[str, Any], cache: Mapping[str, Any]) -> str:
-    """The flag that has no effect under exact reuse; empty if there is none."""
+    """A flag without effect under exact reuse; empty if there is none."""
     if "similarity_threshold" in cache:
         return "--similarity-threshold"
     if cache.get("embedding_layers"):
@@ -303,14 +301,14 @@ def _asks_for_similar(run: Mapping[str, Any], cache: Mapping[str, Any]) -> str:
 
 
 def settings_of(named: Mapping[str, Any]) -> RunSettings:
-    """The settings whose `RunSettings.named` this is, also as read from JSON. Raises: ConfigError."""
+    """Restore settings from `RunSettings.named`, also as read from JSON. Raises: ConfigError."""
     cache = {name.removeprefix(_PREFIX): value for name, value in named.items() if name.startswith(_PREFIX)}
     plain = {name: value for name, value in named.items() if not name.startswith(_PREFIX)}
     return from_mapping(RunSettings, {**plain, "cache": SemanticCacheConfig.from_dict(cache)}, "a run's settings", LEFT)
 
 
 def run_command_of(named: Mapping[str, Any]) -> str:
-    """The `dejakv run` command whose settings these are (`RunSettings.named`, also as read from JSON). Defaults are left out."""
+    """The `dejakv run` command of these settings (`RunSettings.named`, also as read from JSON), without defaults."""
     defaults, named = (json.loads(json.dumps(dict(each), default=str)) for each in (RunSettings().named(), named))
     if any(named.get(key) != defaults.get(key) for key in ("cache.reuse", "cache.index_encoder")):
         defaults.pop("cache.semantic_text")  # its default is another then

@@ -1,5 +1,6 @@
-"""Settings of the server: the cache's own, with some other defaults, and the limits of a service. From options, the environment
-(`DEJAKV_...`) or a `.env` file."""
+"""Settings of the server: the cache's with some other defaults, and limits of the service. From options, the environment
+(`DEJAKV_...`) or a `.env` file.
+"""
 
 import os
 from collections.abc import Mapping
@@ -28,23 +29,23 @@ key, and requests choose `adopt` themselves."""
 class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, TrustSettings):
     """Settings of `dejakv serve`, beside the cache's own. Sizes in bytes, times in seconds.
 
-    reuse                how /v1/generate reuses state for requests that do not say; OpenAI's endpoints are exact unless the request asks
+    reuse                default reuse of /v1/generate; OpenAI's endpoints are exact unless the request asks
     host                 address to listen on; any other than this machine's own needs API keys
     port                 port to listen on; 0: a free one
-    max_items            most prompts kept; 0: no limit
+    max_items            maximum prompts kept; 0: no limit
     allow_approximate    whether a request may ask for adopt, blend or top_layer; false: such a request gets 400
-    promote              compute a prompt exactly, when no request waits, that was answered approximately
+    promote              compute approximately answered prompts exactly when no request waits
     promote_after        seconds without a request before that
-    api_keys             API keys with commas; each is a partition of its own, which `dejakv cache partitions` names
+    api_keys             API keys with commas; each is a partition of its own, named by `dejakv cache partitions`
     api_keys_file        file with one API key a line
-    partition_secret     secret that partitions are named with, so that names tell nothing of keys
-    operator_key         key of whoever may purge all
+    partition_secret     secret in the names of partitions, to reveal nothing of keys
+    operator_key         key of the operator, who may purge all
     max_body_bytes       largest size of a request's body
     body_seconds         until a body is complete
     max_pictures         pictures in one request
     max_request_pixels   of all pictures of a request
     max_new_tokens       of one answer
-    max_queue            requests that wait for the model
+    max_queue            requests waiting for the model
     shutdown_seconds     for work under way at the end
     """
 
@@ -87,15 +88,15 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
         _ = self.cache(1 + len(self.quotas))
 
     def cache(self, partitions: int) -> SemanticCacheConfig:
-        """The cache of the server. Raises: ConfigError for settings that do not fit each other."""
+        """Settings of the server's cache. Raises: ConfigError for settings that do not fit each other."""
         shared = {item.name: getattr(self, item.name) for item in fields(SemanticCacheConfig)}
         return SemanticCacheConfig(**{**shared, "partitions": partitions, "max_cached_blocks": self.max_items})
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | None = None) -> "ServerSettings":
-        """The settings given, and the environment's and those of `.env` for the others.
+        """Read settings: the given ones, else from the environment, else from `.env`.
 
-        Raises: ConfigError, with the option or the variable by its name.
+        Raises: ConfigError with the name of the option or variable.
         """
         from dotenv import dotenv_values
 

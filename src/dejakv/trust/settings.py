@@ -15,13 +15,13 @@ DrawnShare = Annotated[float, Within(0, 1, above=True)]
 
 @dataclass(frozen=True)
 class TrustSettings:
-    """How often an approximate answer that is served may be wrong.
+    """Bound on wrong approximate answers.
 
-    error_bound    largest share of wrong answers among the approximate ones that are served; None: there is no gate
+    error_bound    largest share of wrong answers among the served approximate ones; None: there is no gate
     confidence     probability that the bound holds
-    explore_share  share of would-be hits that are computed both ways while no rule covers them
-    audit_share    share of served hits that are computed in full as well: they notice when the traffic changes
-    differs        what a wrong answer is: `first` (another first token), `answer`, `kl:NUMBER` or `package.module:function`
+    explore_share  share of would-be hits to compute both ways while no rule covers them
+    audit_share    share of served hits to compute in full as well, to notice a change of traffic
+    differs        definition of a wrong answer: `first` (another first token), `answer`, `kl:NUMBER` or `package.module:function`
     trust_groups   `NAME=PARTITION,PARTITION`: partitions that share evidence; every other partition has its own
     """
 
@@ -37,7 +37,7 @@ class TrustSettings:
         self.groups()
 
     def groups(self) -> dict[str, str]:
-        """The group of each partition that is in one. Raises: ConfigError for a group that cannot be read, and for a partition in two."""
+        """Group of each grouped partition. Raises: ConfigError for an unreadable group, or a partition in two."""
         found: dict[str, str] = {}
         for text in self.trust_groups:
             name, mark, members = text.partition("=")
@@ -52,7 +52,7 @@ class TrustSettings:
         return found
 
     def group_of(self, partition: str) -> str:
-        """What a partition's evidence is kept under: a digest, so that files and logs name no tenant. No group's is a partition's.
+        """Key of a partition's evidence: a digest, so that files and logs name no tenant. No group's is a partition's.
 
         >>> settings = TrustSettings(trust_groups=("team=a,b",))
         >>> settings.group_of("a") == settings.group_of("b") != settings.group_of("team")

@@ -1,4 +1,4 @@
-"""All configuration keys of the connectors: what stands in `kv_connector_extra_config`, and what one request may choose."""
+"""Keys of the connectors' `kv_connector_extra_config`, and choices of a request."""
 
 import sys
 from collections.abc import Mapping
@@ -41,21 +41,21 @@ LEFT_HERE: dict[str, str] = {
 
 @dataclass(frozen=True)
 class ConnectorSettings(BlendSettings, BudgetSettings):
-    """Keys of `kv_connector_extra_config`, beside those of the classes it is made of.
+    """Keys of `kv_connector_extra_config`, beside those of its base classes.
 
-    mode               what a request gets that asks for nothing: `exact` or `blend`
-    modes              what a request may choose; by default `off`, `exact` and `mode`
+    mode               default mode of a request: `exact` or `blend`
+    modes              modes open to requests; by default `off`, `exact` and `mode`
     store_dir          folder of the store, made with mode 0700; without it KV lives in this process's memory
-    min_tokens         shorter prompts are neither looked up nor stored
-    max_tokens         longer prompts are not stored; 0 for no limit
-    min_new_tokens     a prompt is stored only if no stored chunk covers all but this many of its tokens
+    min_tokens         least tokens of a prompt to look up or store
+    max_tokens         maximum tokens of a prompt to store; 0 for no limit
+    min_new_tokens     least tokens not stored yet for a prompt to be stored
     max_pending_bytes  saves under way; a save beyond it is dropped and counted, and a larger one made in parts
-    refresh_s          how often other processes' chunks are looked for; 0 never
+    refresh_s          seconds between searches for other processes' chunks; 0 never
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load that takes longer is a miss
-    copied_text        blend looks for runs of tokens that stand anywhere in stored prompts, beside donors that a request names
-    blend_max_share    share of rows above which a prompt that needs it is computed in full
-    blend_tail         last tokens of the prompt that vLLM itself computes after a blend, at least 1
+    copied_text        let blend search for runs of tokens anywhere in stored prompts, beside a request's named donors
+    blend_max_share    largest share of rows to compute in a blend; a prompt that needs more is computed in full
+    blend_tail         last tokens of the prompt, computed by vLLM itself after a blend, at least 1
     """
 
     mode: Literal["exact", "blend"] = "exact"
@@ -84,7 +84,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings):
         self.cache_config()
 
     def blend_config(self) -> "BlendConfig":
-        """How the worker blends. Raises ConfigError where the settings do not fit."""
+        """Settings of the worker's blends. Raises ConfigError for settings that do not fit."""
         from dejakv.blend.settings import BlendConfig
 
         quality = self.blend
@@ -97,7 +97,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings):
 
     @property
     def allowed(self) -> frozenset[str]:
-        """What a request may ask for in `kv_transfer_params.dejakv.mode`."""
+        """Modes open to requests in `kv_transfer_params.dejakv.mode`."""
         return frozenset(self.modes or ("off", "exact", self.mode)) | {self.mode}
 
     @property
@@ -105,7 +105,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings):
         return "blend" in self.allowed
 
     def cache_config(self) -> SemanticCacheConfig:
-        """The same settings as the levels, guards and planner take them. Raises ConfigError where they do not fit."""
+        """The same settings for levels, guards and planner. Raises ConfigError for settings that do not fit."""
         shared = {
             item.name: getattr(self, item.name) for part in (BlendSettings, BudgetSettings) for item in fields(part)
         }
@@ -121,15 +121,15 @@ class ConnectorSettings(BlendSettings, BudgetSettings):
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> "ConnectorSettings":
-        """Settings from `kv_connector_extra_config`; an unknown key is an error that lists the known ones, one that has left an error
-        with what took its place."""
+        """Read `kv_connector_extra_config`. Raises: ConfigError for an unknown key, listing the known, or a removed one."""
         return from_mapping(cls, extra, "kv_connector_extra_config", {**LEFT, **LEFT_HERE})
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What one request chose in `kv_transfer_params.dejakv`. It is untrusted input: whatever is wrong with it becomes
-    `problem`, and the request runs without reuse and says why."""
+    """Choices of a request in `kv_transfer_params.dejakv`. Untrusted input: any mistake becomes `problem`, and the request runs
+    without reuse and says why.
+    """
 
     mode: Mode = "exact"
     threshold: float | None = None
@@ -144,7 +144,7 @@ class Wish:
 
     @classmethod
     def of(cls, params: Mapping[str, Any] | None, settings: ConnectorSettings) -> "Wish":
-        """Reads and checks a request's `kv_transfer_params`. Never raises."""
+        """Read and check a request's `kv_transfer_params`. Never raises."""
         asked = (params or {}).get("dejakv")
         if asked is None:
             return cls(settings.mode)
@@ -198,5 +198,5 @@ class Wish:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a float can hold it: an integer in JSON has any length."""
+    """Whether a float can hold it: integers in JSON have any length."""
     return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max
