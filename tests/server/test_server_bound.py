@@ -122,6 +122,13 @@ def test_the_environment_sets_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {item.name: getattr(read, item.name) for item in fields(TrustSettings)} == vars(wanted)
 
 
+@pytest.mark.parametrize("name", ["MAX_CONNECTIONS", "RETRY_AFTER"])
+def test_a_setting_that_left_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(f"DEJAKV_{name}", "1")
+    with pytest.raises(ConfigError, match=f"DEJAKV_{name} is no longer a setting: .*unset it"):
+        ServerSettings.read()
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

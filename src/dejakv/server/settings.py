@@ -24,6 +24,15 @@ DECIDED = ("engine", "semantic_text", "max_cached_blocks", "partitions")
 """Settings of a cache that a server decides itself: its engine is transformers, `max_items` is its `max_cached_blocks`, a partition is a
 key, and requests choose `adopt` themselves."""
 
+_PROXY, _FIXED = "a proxy before the server limits it", "its limit is fixed"
+LEFT = {
+    **dict.fromkeys(("max_headers", "max_header_bytes", "header_seconds", "max_connections", "send_seconds"), _PROXY),
+    "max_bodies_bytes": "max_body_bytes limits each body",
+    **dict.fromkeys(("max_json_depth", "max_json_values", "max_picture_pixels", "max_picture_side"), _FIXED),
+    "retry_after": "clients are told one second",
+}
+"""Settings of earlier versions, and what took their place."""
+
 
 @dataclass(frozen=True)
 class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, TrustSettings):
@@ -102,6 +111,11 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
 
         given = dict(given or {})
         held = {**{name.upper(): value for name, value in dotenv_values(".env").items()}, **os.environ}
+        for name in LEFT:
+            if f"DEJAKV_{name.upper()}" in held:
+                raise ConfigError(
+                    f"DEJAKV_{name.upper()} is no longer a setting: {LEFT[name]}; unset it (docs/server.md)"
+                )
         values: dict[str, Any] = {}
         for name, kind in kinds_of(cls).items():
             text = held.get(f"DEJAKV_{name.upper()}")
