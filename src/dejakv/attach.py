@@ -1,10 +1,10 @@
-"""Puts the cache behind a model's own `generate`, for as long as a `with` lasts.
+"""Puts the cache behind a model's own `generate` within a `with` block.
 
     with dejakv.attach(model, tokenizer) as cache:
         model.generate(**inputs, max_new_tokens=32)   # computed and stored
         model.generate(**inputs, max_new_tokens=32)   # starts from the stored state
 
-Only this one object is changed (its attribute `generate`), and it is changed back whatever happens.
+Changes only this object's attribute `generate`, and always restores it.
 """
 
 import threading
@@ -40,15 +40,13 @@ def attach(
     on_record: Callable[[Record], None] | None = None,
     trusted: Iterable[str] = (),
 ) -> Generator[HierarchicalCache, None, None]:
-    """Caches what `model.generate` computes; it takes and returns what it always did.
+    """Serve `model.generate` through a cache, with unchanged arguments and results.
 
-    Identity is token ids and pixels. By default only equal prefixes and equal prompts are reused, so greedy answers stay
-    what they were (docs/exactness.md, also for low precision); `SemanticCacheConfig(reuse="adopt", index_encoder="model")`
-    also answers from similar prompts. A batch is
-    served row by row. Calls that no stored state can serve (embeddings or a cache given by the caller, assisted
-    decoding, hidden states of the whole prompt, a model in training mode) go to the model untouched; `on_record` is told of
-    each with the reason. Before state is used the model is checked for changes, see docs/exactness.md; after a change that
-    this notices late call `cache.weights_changed()`.
+    Prompts are identified by token ids and pixels. By default only equal prefixes and equal prompts are reused, so greedy answers stay
+    the same (docs/exactness.md, also for low precision); `SemanticCacheConfig(reuse="adopt", index_encoder="model")` also answers from
+    similar prompts. A batch is served row by row. Unsupported calls (embeddings or a cache given by the caller, assisted decoding, hidden
+    states of the whole prompt, a model in training mode) go to the model untouched; `on_record` gets each with the reason. The model is
+    checked for changes before state is used (docs/exactness.md); after a change that the check sees late, call `cache.weights_changed()`.
 
     model                   a causal or image-text model of transformers, or its PEFT wrapper
     processor_or_tokenizer  for image-text models the processor
@@ -56,11 +54,10 @@ def attach(
     encoder_cache           a `VisualKVCache` to share; by default one of `config.encoder_bytes`
     on_record               called with the record of every prompt served
     trusted                 modules or packages whose classes, hooks and functions may be part of the model, by name
-                            ("my_package", "__main__"). Their code is part of the model's fingerprint; what it reads from
-                            elsewhere (a global variable) is not. Code that is neither an installed library's nor trusted
-                            makes every prompt be computed in full
+                            ("my_package", "__main__"). Their code is part of the model's fingerprint, global variables that it
+                            reads are not. With code neither trusted nor of an installed library, every prompt is computed in full
 
-    Yields the cache. Raises: ModelError for a model that cannot be served, ConfigError if it is attached already, and for an error bound.
+    Yields the cache. Raises: ModelError for an unsupported model, ConfigError for an attached one, and for an error bound.
     """
     own = cast(dict[str, Any], vars(model))
     if "generate" in own:
@@ -94,7 +91,7 @@ def attach(
 
 
 class _Generate:
-    """What `model.generate` is while attached. Calls are served one at a time, each row of a batch as a request."""
+    """`model.generate` while attached. Serves one call at a time, each row of a batch as a request."""
 
     def __init__(
         self,
@@ -113,7 +110,7 @@ class _Generate:
         self._numbers = count(1)
 
     def __call__(self, inputs: Any = None, *args: Any, **arguments: Any) -> Any:
-        """Returns what the model's own `generate` returns."""
+        """Return the result of the model's own `generate`."""
         with self._calls, torch.no_grad():
             if args:
                 return self._untouched("positional arguments", inputs, *args, **arguments)
@@ -147,4 +144,4 @@ class _Generate:
 
 
 def _ignored(_record: Record) -> None:
-    """Nobody wants the records."""
+    """Default of `on_record`."""

@@ -1,4 +1,4 @@
-"""From a config to a working cache: which store, which levels in which order, which guards."""
+"""Builds a cache from a config: store, levels in order, guards."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,10 +38,11 @@ def build_cache(
     plan_guards: Sequence[PlanGuard] = (),
     background: bool = True,
 ) -> HierarchicalCache:
-    """A cache as the config says. `engine` lends its embeddings where the config asks for the served model's own; `levels` and
-    `guards` of the caller's own go before those of the config. `plan_guards` judge approximate plans.
+    """Build the cache of a config. Raises: ConfigError for settings that do not fit, MissingExtraError for an encoder not installed.
 
-    Raises: ConfigError for settings that do not fit, MissingExtraError for an encoder that is not installed.
+    engine          gives the embeddings, if the config asks for the served model's own
+    levels, guards  of the caller, asked before those of the config
+    plan_guards     judge approximate plans
     """
     used = [*levels, *build_levels(config, engine)]
     embed, hook_fingerprint = build_hook(config, engine)
@@ -60,9 +61,9 @@ def build_cache(
 
 
 def build_gate(config: SemanticCacheConfig) -> Gate | None:
-    """The gate of the config's error bound; None without one. Its evidence is kept beside the store, which is opened before.
+    """Build the gate of the config's error bound, None without one. Its evidence is stored beside the store; open the store first.
 
-    Raises: StoreError for a folder that cannot be used.
+    Raises: StoreError for an unusable folder.
     """
     if config.error_bound is None:
         return None
@@ -71,7 +72,7 @@ def build_gate(config: SemanticCacheConfig) -> Gate | None:
 
 
 def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:
-    """The levels in the order of cost: exact text, latent, semantic text, then the user's own."""
+    """Levels in order of cost: exact text, latent, semantic text, then the user's own."""
     levels: list[Level] = []
     if config.exact_text:
         levels.append(ExactTextCache())
@@ -91,12 +92,12 @@ def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:
 
 
 def fingerprints_of(levels: list[Level]) -> dict[str, str]:
-    """What makes each level's vectors; empty for a level without an encoder."""
+    """Fingerprint of each level's encoder; empty for a level without one."""
     return {level.name: getattr(level, "fingerprint", "") for level in levels}
 
 
 def build_hook(config: SemanticCacheConfig, engine: Any) -> tuple[Embed, str]:
-    """What computes the latent layers' vectors of a request, and its fingerprint."""
+    """Function for the latent layers' vectors of a request, and its fingerprint."""
     if not config.embedding_layers:
         return no_vectors, ""
     hook = hook_named(config.embedding_hook, config, engine)
@@ -104,7 +105,7 @@ def build_hook(config: SemanticCacheConfig, engine: Any) -> tuple[Embed, str]:
 
 
 def build_fusion(config: SemanticCacheConfig, engine: Any) -> FusionStates | None:
-    """The states of fusion modules as the config's provider reads them, in a store of their own; None without one."""
+    """States of fusion modules by the config's provider, in a store of their own; None without a provider."""
     if config.fusion_provider is None or not config.enable_fusion_cache:
         return None
     provider = made_by(config.fusion_provider, "fusion_provider (--fusion-provider)", ("capture", "inject"))
@@ -117,7 +118,7 @@ def build_fusion(config: SemanticCacheConfig, engine: Any) -> FusionStates | Non
 
 
 def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard]:
-    """Threshold first, then what is known of the donor, the pictures, the prompt around the chunk, and the words."""
+    """Guards in order: threshold, knowledge of the donor, pictures, prompt around the chunk, words."""
     thresholds: dict[str, float] = {}
     for level in levels:
         thresholds |= getattr(level, "thresholds", {})

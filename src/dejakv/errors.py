@@ -1,4 +1,4 @@
-"""Every error DejaKV raises. Each message names the cause and the remedy."""
+"""Errors of DejaKV. Each message names cause and remedy."""
 
 import shlex
 import shutil
@@ -19,11 +19,11 @@ class InputError(DejaKVError, ValueError):
 
 
 class ModelError(DejaKVError):
-    """A model is unknown, incomplete, damaged or not supported by the method asked for."""
+    """A model is unknown, incomplete, damaged or unsupported by the method."""
 
 
 class ModelChangedError(DejaKVError):
-    """The model is not the one that state was looked up for. Nothing was computed: look it up again and repeat the call."""
+    """The model changed after the lookup. Nothing was computed: look up again and repeat the call."""
 
 
 class DatasetError(DejaKVError):
@@ -35,11 +35,11 @@ class StoreError(DejaKVError):
 
 
 class OutputError(DejaKVError):
-    """A command cannot go on writing its files. What it has written is kept."""
+    """A command cannot continue to write its files. Written files are kept."""
 
 
 class MissingExtraError(DejaKVError, ImportError):
-    """An optional dependency is needed. The message has the command that installs what the extra names."""
+    """An optional dependency is missing. The message has the command to install it."""
 
     def __init__(self, package: str, extra: str, purpose: str, note: str = "") -> None:
         needed = " ".join(f"'{name}'" for name in requirements_of(extra)) or f"'{package}'"
@@ -49,8 +49,9 @@ class MissingExtraError(DejaKVError, ImportError):
 
 
 def requirements_of(extra: str) -> list[str]:
-    """What an extra of this package installs, as pip takes it; empty for an unknown one. The package itself may come from a
-    folder instead of an index, so that `pip install 'dejakv[extra]'` need not work."""
+    """Requirements of an extra of this package, for pip; empty for an unknown one. `pip install 'dejakv[extra]'` need not work, since the
+    package itself may come from a folder.
+    """
     try:
         listed = requires("dejakv") or []
     except PackageNotFoundError:
@@ -67,6 +68,6 @@ def command(arguments: str) -> str:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed, on a device or on the host. PyTorch and the system tell it by a message."""
+    """Whether an allocation failed, on a device or on the host, by PyTorch's or the system's message."""
     words = ("out of memory", "allocate memory", "not enough memory")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)

@@ -1,10 +1,10 @@
-"""A cache that keeps, layer by layer, only the tokens that the prompt's end attends to (SemShareKV, arXiv 2509.24832; SnapKV,
+"""KV cache pruned layer by layer to the tokens attended to by the prompt's end (SemShareKV, arXiv 2509.24832; SnapKV,
 arXiv 2404.14469).
 
     cache = PrunableDynamicCache.prefill(model, ids, PruneConfig())
     model.generate(ids, past_key_values=cache, attention_mask=torch.ones_like(ids))
 
-Layers keep different numbers of tokens: decoding goes on one token at a time, at the true positions.
+Layers keep different numbers of tokens: decoding continues one token at a time, at the true positions.
 """
 
 import math
@@ -29,14 +29,14 @@ _hooked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class PruneConfig:
-    """What is kept.
+    """Settings of pruning.
 
-    policy         `attention`: the fewest tokens that hold `recovery` of the window's attention; `snapkv`: the highest
-                   attention, smoothed over 7 neighbours; `random`: a control; `none`: everything
-    keep_first, keep_last  share of tokens kept at most in the first and the last layer; between them it decays exponentially
-    recovery       of policy `attention`: share of the attention mass to hold
+    policy         `attention`: the fewest tokens with `recovery` of the window's attention; `snapkv`: the highest attention,
+                   smoothed over 7 neighbours; `random`: a control; `none`: everything
+    keep_first, keep_last  maximum share of tokens kept in the first and the last layer; between them it decays exponentially
+    recovery       share of the attention mass to keep, for policy `attention`
     window         last tokens whose attention counts; they are always kept, and so is the first token (attention sink)
-    minimum        tokens kept in every layer at least
+    minimum        least tokens kept in every layer
     seed           of policy `random`
     """
 
@@ -52,13 +52,13 @@ class PruneConfig:
         check_fields(self)
 
     def share(self, layer: int, layers: int) -> float:
-        """Share of tokens that a layer keeps at most."""
+        """Maximum share of tokens kept in a layer."""
         decay = math.log(self.keep_first / self.keep_last) / max(1, layers - 1)
         return self.keep_first * math.exp(-decay * layer)
 
 
 def kept_rows(weights: Tensor, layer: int, layers: int, config: PruneConfig) -> Tensor:
-    """Indices of the tokens a layer keeps, ascending. `weights`: `[tokens]` attention that the window pays to each."""
+    """Indices of the tokens kept in a layer, ascending. `weights`: `[tokens]`, the window's attention to each."""
     tokens = weights.numel()
     budget = min(tokens, max(config.minimum, round(config.share(layer, layers) * tokens)))
     if config.policy == "none" or budget >= tokens:
@@ -85,7 +85,7 @@ def kept_rows(weights: Tensor, layer: int, layers: int, config: PruneConfig) -> 
 
 
 class PrunedLayer(DynamicLayer):
-    """K and V of the kept tokens. `logical` counts positions seen: it places new tokens."""
+    """K and V of the kept tokens. `logical`: number of positions seen, the position of the next token."""
 
     keys: Any
     values: Any
@@ -115,7 +115,7 @@ class PrunedLayer(DynamicLayer):
 
 
 class PrunableDynamicCache(Cache):
-    """`kept[i]`: indices of the prompt's tokens that layer i still holds. `full_bytes`: what all of them would take."""
+    """Pruned cache. `kept[i]`: indices of the prompt's tokens kept in layer i. `full_bytes`: bytes of all tokens."""
 
     def __init__(self, layers: list[PrunedLayer], kept: list[Tensor], full_bytes: int) -> None:
         super().__init__(layers=list(layers))
@@ -124,18 +124,17 @@ class PrunableDynamicCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of K and V held now, measured."""
+        """Measured bytes of K and V."""
         held: list[Any] = list(self.layers)
         return sum(part.element_size() * part.nelement() for layer in held for part in (layer.keys, layer.values))
 
     @classmethod
     @torch.inference_mode()
     def prefill(cls, model: Any, ids: Tensor, config: PruneConfig | None = None) -> "PrunableDynamicCache":
-        """Computes `ids` `[1, n]` and prunes what all but the last token left: `generate(ids, past_key_values=...)` goes on.
+        """Compute `ids` `[1, n]` and prune all but the last token; continue with `generate(ids, past_key_values=...)`.
 
-        The last token is computed twice: once to see what it attends to (it is the one that fetches the answer), and once
-        more from the pruned state, as every token after it.
-        Raises: InputError for a batch or a prompt of one token, ModelError for models with sliding windows.
+        The last token, which reads the answer, is computed twice: once for its attention, once more from the pruned state like every later
+        token. Raises: InputError for a batch or a prompt of one token, ModelError for models with sliding windows.
         """
         if ids.shape[0] != 1 or ids.shape[1] < 2:
             raise InputError(
@@ -152,7 +151,7 @@ class PrunableDynamicCache(Cache):
 
     @classmethod
     def of(cls, model: Any, cache: Cache, weights: list[Tensor], config: PruneConfig) -> "PrunableDynamicCache":
-        """Prunes a filled cache by the attention weights of each layer (`AttentionProbe.weights`)."""
+        """Prune a filled cache by the attention weights of each layer (`AttentionProbe.weights`)."""
         held: list[Any] = list(cache.layers)
         if len(weights) != len(held):
             raise ModelError(

@@ -1,4 +1,4 @@
-"""An online store of prompts for token-level reuse, in memory: least recently used prompts leave first.
+"""In-memory LRU store of prompts for token-level reuse.
 
 store = LRUCacheStore(max_items=64)
 key = store.put(make_item(engine, prepared, completion.capture()))
@@ -25,7 +25,7 @@ class CacheItem:
     """One prompt.
 
     key        `p` and 16 hexadecimal digits, from the partition and the token ids
-    embedding  mean of the input embeddings at length 1, `[hidden]`: what `search` compares
+    embedding  mean of the input embeddings at length 1, `[hidden]`, for `search`
     kv         prefill state, stacked `[2, layers, kv_heads, tokens, head_dim]`
     """
 
@@ -43,7 +43,7 @@ class CacheItem:
         return self.kv.nbytes + self.embedding.nbytes
 
     def chunk(self) -> Chunk:
-        """The item as `engine.blend` takes a donor."""
+        """The item as a donor for `engine.blend`."""
         meta = ChunkMeta(
             self.key, self.partition, self.epoch, self.token_ids, self.prompt, self.prompt, nbytes=self.kv.nbytes
         )
@@ -51,13 +51,13 @@ class CacheItem:
 
 
 def key_of(partition: str, token_ids: tuple[int, ...]) -> str:
-    """The key of a prompt: another partition's is another one."""
+    """Key of a prompt in a partition."""
     data = np.asarray(token_ids, dtype="<i8").tobytes()
     return "p" + hashlib.sha256(partition.encode() + b"\0" + data).hexdigest()[:16]
 
 
 def make_item(engine: Any, prepared: Prepared, kv: Tensor) -> CacheItem:
-    """An item of a computed prompt. Raises: InputError if the state has another number of tokens than the prompt."""
+    """Make an item of a computed prompt. Raises: InputError if state and prompt differ in tokens."""
     ids, request = prepared.token_ids, prepared.request
     if kv.shape[3] != len(ids):
         raise InputError(
@@ -68,9 +68,9 @@ def make_item(engine: Any, prepared: Prepared, kv: Tensor) -> CacheItem:
 
 
 class LRUCacheStore:
-    """At most `max_items` prompts of one partition and model, least recently used out first. For one thread.
+    """Store of at most `max_items` prompts of one partition and model, least recently used out first. Not thread-safe.
 
-    Behind requests, and on disk, a `HierarchicalCache` does the same: `--reuse blend --cache-dir DIR`.
+    A `HierarchicalCache` does the same behind requests and on disk: `--reuse blend --cache-dir DIR`.
     """
 
     def __init__(self, max_items: int = 64, *, partition: str = "default", epoch: str = "") -> None:
@@ -80,9 +80,9 @@ class LRUCacheStore:
         self._items: OrderedDict[str, CacheItem] = OrderedDict()
 
     def put(self, item: CacheItem) -> str:
-        """Keeps an item as the most recently used and returns its key.
+        """Store an item as the most recently used and return its key.
 
-        Raises: InputError for an item of another partition or of another model than the items here.
+        Raises: InputError for an item of another partition or model.
         """
         if item.partition != self.partition or (self.epoch and item.epoch != self.epoch):
             raise InputError(f"item {item.key} belongs to another partition or model: use a store of its own for each")
@@ -93,15 +93,15 @@ class LRUCacheStore:
         return item.key
 
     def get(self, key: str) -> CacheItem | None:
-        """The item, now the most recently used; None for an unknown key."""
+        """Return an item and mark it as used; None for an unknown key."""
         if key in self._items:
             self._items.move_to_end(key)
         return self._items.get(key)
 
     def search(self, embedding: NDArray[np.float32], threshold: float = 0.8) -> tuple[CacheItem, float] | None:
-        """The item with the nearest embedding, now the most recently used, and its cosine, if that is at least the threshold.
+        """Return the item with the nearest embedding and its cosine, and mark it as used; None below the threshold.
 
-        Raises: ConfigError for a threshold that is no cosine, InputError for a vector of another length.
+        Raises: ConfigError for a threshold outside [-1, 1], InputError for a vector of another length.
         """
         if not -1.0 <= threshold <= 1.0:
             raise ConfigError(f"sim_threshold={threshold} is no cosine: give a number from -1 to 1")

@@ -1,4 +1,4 @@
-"""Opens the store that settings describe."""
+"""Opens stores by settings."""
 
 import os
 import sqlite3
@@ -59,10 +59,9 @@ def open_store(
     background: bool = True,
     queue: int = 32,
 ) -> Store:
-    """A store of computed state; close it when done. A limit of 0 is no limit. What prompts begin with alike is stored once.
+    """Open a store of computed state; close it when done. A limit of 0 is no limit. Common beginnings of prompts are stored once.
 
-    folder_or_url  None or `memory://` keeps state in this process's memory; a folder keeps it on disk, where it must be
-                   empty, missing or a store. It is created with mode 0700
+    folder_or_url  None or `memory://`: this process's memory; else a folder: empty, missing (created with mode 0700) or a store
     max_bytes, max_entries  budgets of all processes together; beyond them `policy` (`lru` or `lfu`) evicts
     memory_bytes   of a store on disk, the part also kept in memory (0: none)
     memory_fill    when state enters memory: on writing or on the first read
@@ -98,7 +97,7 @@ def open_store(
 
 
 def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Store:
-    """The store of a cache's settings. `memory_fill` and errors: as `open_store`."""
+    """Open the store of a cache's settings. `memory_fill` and errors: as `open_store`."""
     return open_store(
         config.cache_dir,
         max_bytes=config.max_bytes,
@@ -115,9 +114,9 @@ def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Stor
 
 
 def folders_of(folder: str | Path) -> dict[Path, int]:
-    """The folder of a store, and those of tensor-parallel ranks below it, with their formats; nothing is created.
+    """Find a store's folder and those of its tensor-parallel ranks, with their formats; creates nothing.
 
-    Raises: StoreError if it is none, or cannot be read; ConfigError for a Redis address.
+    Raises: StoreError for another or unreadable folder; ConfigError for a Redis address.
     """
     refuse_redis(str(folder))
     folder = Path(folder)
@@ -166,7 +165,7 @@ def _open_folder(folder: Path, memory_bytes: int, fill: Fill, more: dict[str, An
 
 
 def _with_catalog(path: Path, in_use: InUse, objects: Objects, more: dict[str, Any]) -> Store:
-    """The store with its catalog, which is made again from the objects if it is missing or damaged."""
+    """Open a store's catalog; a missing or damaged one is rebuilt from the objects."""
     catalog_file, damaged = path / CATALOG, path / DAMAGED
 
     def note_damage() -> None:

@@ -18,13 +18,12 @@ from dejakv.vectors.flat import FlatIndex
 
 
 class LSHIndex(FlatIndex):
-    """Buckets by the side of random hyperplanes that a vector lies on.
+    """Index with a bucket for each combination of sides of random hyperplanes.
 
-    Sign convention: a vector on a plane counts as above it, so bit i is 1 where `plane_i . v >= 0`; the string reads
-    plane 0 first. The planes are drawn from a standard normal by `numpy.random.default_rng(seed)`: equal arguments give
-    equal hashes on every machine.
+    Bit i is 1 if `plane_i . v >= 0`, so a vector on a plane counts as above it; the string starts with plane 0. Planes are drawn from a
+    standard normal by `numpy.random.default_rng(seed)`: equal arguments give equal hashes on every machine.
 
-    probes        buckets a search examines, including the query's own
+    probes        buckets examined by a search, including the query's own
     scan_below    number of entries below which all are compared
 
     >>> index = LSHIndex(embedding_dim=4, num_hyperplanes=8, seed=42)
@@ -53,11 +52,11 @@ class LSHIndex(FlatIndex):
         return len(self.hyperplanes)
 
     def compute_hash(self, embedding: Any) -> str:
-        """The bucket of one `[dim]` vector (numpy or torch), as `num_hyperplanes` characters 0 and 1."""
+        """Hash a `[dim]` vector (numpy or torch) to `num_hyperplanes` characters 0 and 1."""
         return self.compute_hash_batch(_array(embedding)[None])[0]
 
     def compute_hash_batch(self, embeddings: Any) -> list[str]:
-        """The buckets of `[n, dim]` vectors, in order.
+        """Hash `[n, dim]` vectors, in order.
 
         >>> LSHIndex(2, num_hyperplanes=4).compute_hash_batch([[0.0, 0.0]])
         ['1111']
@@ -133,7 +132,7 @@ def _probe_order(distances: Vector, probes: int) -> Iterator[int]:
 
 @lru_cache(maxsize=16)
 def _hyperplanes(count: int, dim: int, seed: int) -> Vector:
-    """Shared by the indexes of all spaces, so that thousands of them do not draw and keep equal arrays."""
+    """Draw the planes once for all spaces: thousands of indexes share one array."""
     planes = np.random.default_rng(seed).standard_normal((count, dim)).astype(np.float32)
     planes.setflags(write=False)
     return planes

@@ -1,4 +1,4 @@
-"""The seam of a level: one way to find an earlier request whose state may stand in for this one's."""
+"""Interface of levels: ways to find an earlier request with reusable state."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ Vectors = Mapping[str, NDArray[np.float32]]
 class Match:
     """A donor and how it was found.
 
-    level  what the status table calls it: `exact_text`, `semantic_text`, `embedding:<layer>`
+    level  name in the status table: `exact_text`, `semantic_text`, `embedding:<layer>`
     score  cosine similarity in [-1, 1]; 1.0 for exact text
     """
 
@@ -34,23 +34,23 @@ class Match:
 
     @property
     def layer(self) -> str:
-        """The latent layer that decided, empty for levels without layers."""
+        """The deciding latent layer, empty for levels without layers."""
         return self.level.partition("embedding:")[2]
 
     @property
     def provenance(self) -> str:
-        """As logs and reports print it: `text:exact`, `text:semantic`, `embedding:prompt`."""
+        """Name in logs and reports: `text:exact`, `text:semantic`, `embedding:prompt`."""
         names = {"exact_text": "text:exact", "semantic_text": "text:semantic"}
         return names.get(self.level, self.level)
 
 
 @dataclass(frozen=True)
 class Query:
-    """What the levels compare. `space` separates what must never match: partition and epoch, and, unless the caller
-    allowed otherwise, the media. A level keeps nothing across spaces.
+    """Input of the levels. `space` separates requests that must never match: by partition, epoch and, by default, media. A level keeps
+    nothing across spaces.
 
-    embed    computes the latent layers' vectors, at most once and only if a level asks (`query.vectors`)
-    encoded  vectors of the text, as levels have left them here (`Encodes`)
+    embed    computes the latent layers' vectors, at most once and on demand (`query.vectors`)
+    encoded  vectors of the text, left here by levels (`Encodes`)
     """
 
     request: Request
@@ -64,31 +64,30 @@ class Query:
 
     @cached_property
     def vectors(self) -> Vectors:
-        """Latent layer name -> 1-D float32 vector; a layer that could not be computed is absent."""
+        """Vectors by latent layer, 1-D float32; failed layers are absent."""
         return self.embed()
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a level found: candidates, best first (empty: none), and its rows of the status table."""
+    """Candidates of a level, best first (empty: none), and its rows of the status table."""
 
     matches: tuple[Match, ...]
     statuses: Mapping[str, Status]
 
 
 class Level(Protocol):
-    """`add` and `remove` are idempotent; `search` never raises for lack of data: that is a miss or a skip. The finder calls all
-    three under its lock, so a level needs none, and what takes long belongs into `Encodes`.
+    """Base of levels. `add` and `remove` are idempotent; `search` never raises for lack of data: it returns a miss or a skip.
 
-    A level may have two more attributes: `thresholds`, the least score by the level that a match names, for the threshold guard, and
-    `fingerprint`, of the encoder that its vectors depend on: vectors of another fingerprint are of no use.
+    The finder calls all three under its lock, so a level needs none; slow work belongs into `Encodes`. Optional attributes: `thresholds`,
+    the least score by `Match.level`, for the threshold guard; `fingerprint` of the encoder: vectors of another one are ignored.
     """
 
     name: str
 
     @property
     def status_names(self) -> tuple[str, ...]:
-        """Its rows in the status table: `(name,)` for most."""
+        """Rows in the status table: `(name,)` for most levels."""
         ...
 
     def search(self, query: Query) -> Search: ...
@@ -102,9 +101,10 @@ class Level(Protocol):
 
 @runtime_checkable
 class Encodes(Protocol):
-    """A level that compares vectors."""
+    """A level with vectors."""
 
     def encode(self, query: Query) -> None:
-        """Computes the vectors that `search` and `add` need of a query, once: `query.vectors`, or `query.encoded["text"]`, which is
-        stored with the chunk. The finder calls it before it takes its lock, from several threads."""
+        """Compute the vectors of a query for `search` and `add`, once: `query.vectors`, or `query.encoded["text"]`, stored with the chunk.
+        Called before the finder takes its lock, from several threads.
+        """
         ...

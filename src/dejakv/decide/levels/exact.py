@@ -1,4 +1,4 @@
-"""L0.5: the same text but for case, white space, Unicode form and closing punctuation, found by a hash."""
+"""L0.5: equal text apart from case, white space, Unicode form and closing punctuation, found by a hash."""
 
 import unicodedata
 from hashlib import blake2b
@@ -11,12 +11,11 @@ _DEFAULT_SPACE = "default"
 
 
 def normalize(text: str) -> str:
-    """What two texts must share to be the same: normalizing twice changes nothing more.
+    """Normalize a text for comparison. Idempotent.
 
-    Unicode NFKC (full-width letters, ligatures and the like become plain), case folded, runs of white space one space,
-    none at the ends. Closing marks (`. ? ! …` and their full-width forms) are dropped, so "The car?" is "the car"; marks
-    inside stay, so 1.5 is not 15. A text of nothing but marks stays as it is. Whether a question was made of a statement
-    ("it is red." and "it is red?") is for the lexical guard to see, which compares the texts as they came.
+    Unicode NFKC (full-width letters, ligatures and the like become plain), case folded, white space collapsed and trimmed. Closing marks
+    (`. ? ! …` and their full-width forms) are dropped, so "The car?" is "the car"; inner marks stay, so 1.5 is not 15. A text of marks
+    alone stays as it is. The lexical guard compares the original texts, and tells "it is red." from "it is red?".
 
     >>> normalize("  The  CAR? ")
     'the car'
@@ -36,10 +35,9 @@ def normalize(text: str) -> str:
 
 
 class ExactTextCache:
-    """Donors by the hash of their normalized text; a look-up is one dictionary access.
+    """Finds donors by the hash of their normalized text. An empty text matches nothing.
 
-    `record` and `candidates` are the face for those who drive it themselves (one default space); `add`, `search` and
-    `remove` are the level's, which keeps spaces apart. An empty text matches nothing.
+    `record` and `candidates` are for direct use (one default space); `add`, `search` and `remove` are the level's, with spaces.
 
     >>> cache = ExactTextCache()
     >>> cache.record("Where is the cat?", "chunk_1")
@@ -59,12 +57,12 @@ class ExactTextCache:
         return normalize(text)
 
     def candidates(self, text: str, space: str = _DEFAULT_SPACE) -> list[str]:
-        """Chunk ids recorded for this text, newest first. The text may be normalized already."""
+        """Chunk ids recorded for this text, normalized or not, newest first."""
         plain = normalize(text)
         return list(self._donors.get(_key(space, plain), ())) if plain else []
 
     def record(self, text: str, chunk_id: str, space: str = _DEFAULT_SPACE) -> None:
-        """Makes a chunk a candidate for this text; a chunk that was one for another text is moved."""
+        """Record a chunk for this text; it leaves the text it was recorded for before."""
         plain = normalize(text)
         if not plain:
             return
@@ -76,7 +74,7 @@ class ExactTextCache:
         self._key_of[chunk_id] = key
 
     def search(self, query: Query) -> Search:
-        """Up to 8 matches of score 1.0, newest first; `skip` for an empty text."""
+        """Return up to 8 matches of score 1.0, newest first; `skip` for an empty text."""
         plain = normalize(query.text)
         if not plain:
             return Search((), {self.name: "skip"})

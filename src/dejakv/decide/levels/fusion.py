@@ -1,7 +1,7 @@
-"""L1.5 by chunk: what a fusion module (an image-text projector, a resampler) put out for a chunk, kept and put back.
+"""L1.5 by chunk: outputs of a fusion module (an image-text projector, a resampler), stored and put back.
 
-A `FusionProvider` knows how to read the tensors from a model and how to write them back. A state is one named entry of a store, of
-kind "fusion"; the store's budget, lifetime and purges hold for it.
+A `FusionProvider` reads the tensors from a model and writes them back. A state is one named entry of a store, of kind "fusion",
+under the store's budget, lifetime and purges.
 """
 
 import logging
@@ -31,7 +31,7 @@ KIND = "fusion"
 
 @dataclass(frozen=True, eq=False)
 class FusionState:
-    """The tensors of one chunk by name ("fusion_output", "image_features", ...): numpy arrays of any shape."""
+    """Tensors of one chunk by name ("fusion_output", "image_features", ...): numpy arrays of any shape."""
 
     chunk_id: str
     tensors: Mapping[str, Array]
@@ -39,23 +39,23 @@ class FusionState:
 
 
 class FusionProvider(Protocol):
-    """How to read and write the fusion tensors of a served model (`llm`)."""
+    """Reads and writes the fusion tensors of a served model (`llm`)."""
 
     def capture(self, *, llm: Any, request_id: str, chunk_id: str) -> FusionState | None:
-        """What the model's fusion modules put out for this request; None if they did not run."""
+        """Read the fusion modules' outputs for this request; None if they did not run."""
         ...
 
     def inject(self, *, llm: Any, request_id: str, state: FusionState) -> bool:
-        """Makes the model use the state instead of running its fusion modules; False if it cannot."""
+        """Let the model use the state instead of its fusion modules; False if it cannot."""
         ...
 
 
 class FusionCache:
     """Fusion states by chunk id, for one model and one partition. Thread-safe; an error of the provider is a miss.
 
-    store  where states are kept (`open_store()`: memory; a folder survives a restart)
-    epoch  fingerprint of the model whose fusion modules these are (`engine.epoch`)
-    ttl    seconds for which a state may be used, 0 without a limit
+    store  of the states (`open_store()`: memory; a folder survives a restart)
+    epoch  fingerprint of the model (`engine.epoch`)
+    ttl    seconds of use of a state, 0 without a limit
     """
 
     def __init__(
@@ -73,8 +73,7 @@ class FusionCache:
         self._ttl = ttl
 
     def capture(self, *, llm: Any, request_id: str, chunk_id: str) -> bool:
-        """Reads the model's fusion tensors after a run and keeps them; False if there are none, it failed, or nothing of the
-        request is kept."""
+        """Read and store the model's fusion tensors after a run; False without tensors, after an error, or with `no_store`."""
         if self.provider is None or nothing_is_kept():
             return False
         try:
@@ -85,7 +84,7 @@ class FusionCache:
             return False
 
     def save(self, state: FusionState) -> bool:
-        """Keeps a copy of a state; False if the store refused it.
+        """Store a copy of a state; False if refused.
 
         Raises: InputError for tensors without elements, or with NaN or infinity.
         """
@@ -111,7 +110,7 @@ class FusionCache:
         return self._store.put(Chunk(meta, Tensor(data, "U8")))
 
     def load(self, chunk_id: str) -> FusionState | None:
-        """The state of a chunk."""
+        """Return the state of a chunk, None if missing."""
         chunk = self._store.get(self._id(chunk_id))
         if chunk is None:
             return None
@@ -120,10 +119,9 @@ class FusionCache:
         return FusionState(chunk_id, {name: tensors[name] for name in about["names"]}, about["metadata"])
 
     def inject(self, *, llm: Any, request_id: str, state: FusionState | None = None, chunk_id: str = "") -> Status:
-        """Puts a state back into the model: the given one, or the one of the chunk.
+        """Put a state back into the model: the given one, or the chunk's.
 
-        Returns the row of the status table: `hit`, `miss` (nothing kept, or the model did not take it) or `skip` (there
-        is no provider).
+        Returns its status: `hit`, `miss` (none stored, or the model did not take it) or `skip` (no provider).
         """
         if self.provider is None:
             return "skip"
@@ -142,12 +140,12 @@ class FusionCache:
 
 
 class FusionStates:
-    """An observer: puts the state of the plan's first donor back into the model, and keeps what the model's fusion modules put out.
-    Thread-safe; an error of the provider is a miss.
+    """Observer: puts the state of the plan's first donor back into the model, and stores the fusion modules' outputs. Thread-safe; an error
+    of the provider is a miss.
 
-    engine  whose model is read and written
-    store   where states are kept; it is closed with this
-    ttl     seconds for which a state may be used, 0 without a limit
+    engine  with the model to read and write
+    store   of the states; closed with this
+    ttl     seconds of use of a state, 0 without a limit
     """
 
     def __init__(self, provider: FusionProvider, engine: Any, store: Store, ttl: float = 0.0) -> None:
@@ -157,7 +155,7 @@ class FusionStates:
         self._ttl = ttl
 
     def decided(self, prepared: Prepared, decision: Decision) -> Decision:
-        """Before a run; the row `fusion` of the status table is a `miss` where no donor is used."""
+        """Put the state back before a run; status `fusion` is a `miss` without a donor."""
         plan, row = decision.plan, "miss"
         if plan.match is not None and plan.donors:
             donor = plan.donors[0].id
@@ -165,13 +163,13 @@ class FusionStates:
         return replace(decision, statuses={**decision.statuses, "fusion": row})
 
     def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: object) -> None:
-        """After a run without a donor: keeps what there is to keep."""
+        """Store the outputs after a run without a donor."""
         if plan.match is None:
             request = prepared.request.id
             self._of(prepared).capture(llm=self._engine, request_id=request, chunk_id=decision.key)
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """Removes the states of the selected prompts (`donors`), or those that are selected otherwise. Raises: StoreError."""
+        """Remove the states of the selected prompts (`donors`), or those selected otherwise. Raises: StoreError."""
         return self._store.purge(selection, dry_run=dry_run)
 
     def close(self) -> None:

@@ -1,5 +1,7 @@
-"""L2: latent embeddings: one index a layer, and a donor is found where the layers agree. The best score over layers (`any`, as the
-prototypes did it) lets the same picture under another question pass on `vision` alone."""
+"""L2: latent embeddings, one index a layer; layers must agree on a donor.
+
+The best score over layers (`any`, as in the prototypes) lets the same picture under another question pass on `vision` alone.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
@@ -82,7 +84,7 @@ def mean_of_layers(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Inde
 
 
 def _above_in_one(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) -> list[str]:
-    """Every donor above the threshold of one layer: the first layer, and the least depth, at which that is a whole list."""
+    """Donors above the threshold of one layer: the first layer and the least depth with a complete list."""
     widest: list[str] = []
     for depth in DEPTHS:
         for spec in specs:
@@ -96,7 +98,7 @@ def _above_in_one(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Index
 def _whole(
     donors: Sequence[str], specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes
 ) -> list[tuple[str, dict[str, float]]]:
-    """The donors that have a score in every layer, with their scores."""
+    """Donors with a score in every layer, and these scores."""
     columns = {spec.name: indexes[spec.name].scores(rows[spec.name], donors) for spec in specs}
     whole: list[tuple[str, dict[str, float]]] = []
     for place, donor in enumerate(donors):
@@ -107,7 +109,7 @@ def _whole(
 
 
 def _floor(hits: Sequence[Hit], depth: int) -> float:
-    """No donor outside the list scores above this."""
+    """Upper bound on the score of donors outside the list."""
     return hits[-1][1] if len(hits) == depth else -1.0
 
 
@@ -115,15 +117,15 @@ COMBINE: dict[str, Combine] = {"all": all_layers, "any": any_layer, "mean": mean
 
 
 class EmbeddingCache:
-    """Donors by the vectors of several layers.
+    """Finds donors by the vectors of several layers.
 
     layers  specs or `NAME:DIM[:THRESHOLD]`
-    match   `all`: every layer at or above its threshold. `any`: one is enough, the best decides. `mean`: the mean of
+    match   `all`: every layer at or above its threshold. `any`: one suffices, the best decides. `mean`: the mean of
             the scores at or above the mean of the thresholds
     index   `flat` (exact), `hnsw` or `lsh`
 
-    For `all` and `mean` a layer without a vector, on either side, agrees with nothing. A match names the layer that
-    decided: for `all` the one with the lowest score, for `any` the best, for `mean` `embedding:mean`.
+    For `all` and `mean` a layer without a vector, on either side, agrees with nothing. A match names the deciding
+    layer: for `all` the one with the lowest score, for `any` the best, for `mean` `embedding:mean`.
 
     >>> cache = EmbeddingCache(["prompt:2:0.9", "vision:2:0.8"])
     >>> cache.add("chunk_1", {"prompt": [1, 0], "vision": [0, 1]})
@@ -150,7 +152,7 @@ class EmbeddingCache:
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """By the level that a match names, for a `ThresholdGuard`."""
+        """Thresholds by `Match.level`, for a `ThresholdGuard`."""
         specs = self.layers.values()
         named = {f"embedding:{spec.name}": spec.threshold for spec in specs}
         if specs:
@@ -158,7 +160,7 @@ class EmbeddingCache:
         return named
 
     def encode(self, query: Query) -> None:
-        """Sees to the query's vectors."""
+        """Compute the query's vectors."""
         _ = query.vectors
 
     @overload
@@ -168,7 +170,7 @@ class EmbeddingCache:
     def search(self, query: Mapping[str, Any]) -> Match | None: ...
 
     def search(self, query: Query | Mapping[str, Any]) -> Search | Match | None:
-        """For a `Query`, a `Search` with up to 8 matches, best first; for `{layer: vector}`, the best match or None.
+        """Return up to 8 matches of a `Query`, best first, as a `Search`; of `{layer: vector}`, the best match or None.
 
         Raises ConfigError for a vector of another dimension than its layer's.
         """
@@ -184,7 +186,7 @@ class EmbeddingCache:
     def add(self, donor: str, query: Mapping[str, Any]) -> None: ...
 
     def add(self, donor: str, query: Query | Mapping[str, Any]) -> None:
-        """Makes a chunk a donor by whichever layers have a vector. Raises ConfigError as `search` does."""
+        """Add a chunk as a donor by the layers with a vector. Raises ConfigError as `search` does."""
         vectors, space = (query.vectors, query.space) if isinstance(query, Query) else (query, _DEFAULT_SPACE)
         for name, row in self._rows(vectors).items():
             self._spaces[name].add(space, donor, row)
@@ -208,7 +210,7 @@ class EmbeddingCache:
         return Search(tuple(matches), statuses)
 
     def _rows(self, vectors: Vectors) -> dict[str, Vector]:
-        """Unit vectors of the layers that are known here; one without a direction counts as absent."""
+        """Unit vectors of the known layers; one without a direction counts as absent."""
         rows: dict[str, Vector] = {}
         for name, spec in self.layers.items():
             given = vectors.get(name)

@@ -1,4 +1,4 @@
-"""L1: a text that means the same, found by the cosine of embeddings."""
+"""L1: texts of similar meaning, by the cosine of embeddings."""
 
 from functools import lru_cache
 from typing import overload
@@ -18,14 +18,14 @@ _DEFAULT_SPACE = "default"
 
 
 class SemanticTextCache:
-    """Donors whose embedded text has a cosine of at least `threshold` with the query's.
+    """Finds donors by text embeddings with a cosine of at least `threshold`.
 
     threshold     cosine in [-1, 1]; 0 is a threshold like any other
-    chunk_window  characters that are embedded, 0 for all; see `dejakv.vectors.text`
+    chunk_window  characters to embed, 0 for all; see `dejakv.vectors.text`
     index         `flat` (exact), `hnsw` or `lsh`
 
-    `search(text)` and `add(chunk_id, text)` are the face for those who drive it themselves (one default space);
-    `search(query)`, `add(donor, query)` and `remove` are the level's, which keeps spaces apart.
+    `search(text)` and `add(chunk_id, text)` are for direct use (one default space); `search(query)`, `add(donor, query)` and `remove` are
+    the level's, with spaces.
 
     >>> import numpy as np
     >>> from dejakv.vectors.text import ModelTextEncoder
@@ -61,18 +61,18 @@ class SemanticTextCache:
 
     @property
     def fingerprint(self) -> str:
-        """Names the encoder and what of a text it is given; stored vectors of another fingerprint are of no use."""
+        """Fingerprint of encoder and window; stored vectors of another one are ignored."""
         return epoch_of({"encoder": self.encoder.fingerprint, "window": self.chunk_window})
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """By the level that a match names, for a `ThresholdGuard`."""
+        """Thresholds by `Match.level`, for a `ThresholdGuard`."""
         return {self.name: self.threshold}
 
     def vector(self, text: str, partition: str | None = None) -> Vector | None:
-        """The unit vector a text is compared by; None for a text that cannot be embedded (an empty one).
+        """Return the unit vector of a text, None for an empty one.
 
-        With a partition it is remembered for a while, for that partition alone: a text that another tenant sent is not quicker.
+        With a partition it is cached for a while, for that partition alone: another tenant's text is not quicker.
         """
         part = varying_part(text, self.chunk_window)
         if not part:
@@ -81,7 +81,7 @@ class SemanticTextCache:
         return self._remembered(part, partition) if kept else self._encode(part)
 
     def encode(self, query: Query) -> None:
-        """Sees to the vector of the query's text; one that is stored with a chunk is not computed again."""
+        """Compute the vector of the query's text, unless it is stored with a chunk."""
         if "text" not in query.encoded:
             query.encoded["text"] = self.vector(query.text, query.request.partition)
 
@@ -104,7 +104,7 @@ class SemanticTextCache:
         return Search(matches, {self.name: "hit" if matches else "miss"})
 
     def search_vector(self, vector: Vector | None, space: str = _DEFAULT_SPACE) -> tuple[Match, ...]:
-        """Up to 8 matches for a vector that is there already, best first."""
+        """Return up to 8 matches of a vector, best first."""
         if vector is None:
             return ()
         hits = self._spaces.search(space, vector, MAX_MATCHES, self.threshold)
@@ -117,7 +117,7 @@ class SemanticTextCache:
     def add(self, donor: str, query: str, vector: Vector | None = None) -> None: ...
 
     def add(self, donor: str, query: Query | str, vector: Vector | None = None) -> None:
-        """Makes a chunk a donor. A vector that is known already (`ChunkMeta.vectors["text"]`) is not computed again."""
+        """Add a chunk as a donor. A known vector (`ChunkMeta.vectors["text"]`) is not computed again."""
         if isinstance(query, str):
             row = self.vector(query) if vector is None else vector
             space = _DEFAULT_SPACE
@@ -128,7 +128,7 @@ class SemanticTextCache:
             self._spaces.add(space, donor, row)
 
     def forget(self, partition: str | None) -> None:
-        """Forgets the vectors of the latest texts, of all partitions."""
+        """Forget the cached vectors, of all partitions."""
         self._remembered.cache_clear()
 
     def remove(self, donor: str) -> None:

@@ -1,4 +1,4 @@
-"""The engine on Hugging Face transformers: prepare a request, run it from given state, hand the new state back."""
+"""Engine on Hugging Face transformers: prepares a request, runs it from stored state, returns the new state."""
 
 import copy
 import logging
@@ -74,11 +74,10 @@ _log = logging.getLogger(__name__)
 
 
 class TransformersEngine(Engine):
-    """Serves one model, one request at a time (a lock keeps others waiting).
+    """Serves one model, one request at a time (under a lock).
 
-    capabilities  what holds for this model, with reasons
-
-    trusted  see `attach`
+    capabilities  supported methods of this model, with reasons
+    trusted       see `attach`
     """
 
     name = "transformers"
@@ -128,11 +127,11 @@ class TransformersEngine(Engine):
         check: bool = True,
         prune: PrunePolicy = "none",
     ) -> "TransformersEngine":
-        """Loads a bundled name, a folder or a hub id. `dtype` auto|fp32|bf16|fp16, `device` auto|cpu|cuda, `attn`
-        sdpa|eager. `encoder_cache` (a `VisualKVCache`) keeps what the tower made of a picture; None runs it every time.
-        `prune`: see `SemanticCacheConfig`.
+        """Load a bundled name, a folder or a hub id. Raises: ModelError, ConfigError.
 
-        Raises: ModelError, ConfigError.
+        dtype, device, attn  auto|fp32|bf16|fp16, auto|cpu|cuda, sdpa|eager
+        encoder_cache        `VisualKVCache` for the tower's outputs; None: run the tower every time
+        prune                see `SemanticCacheConfig`
         """
         made, tokenizer, processor = load(model, dtype, device, attn, trust_remote_code)
         pruning = pruning_of(prune, made)  # before the engine begins to watch the model
@@ -147,12 +146,12 @@ class TransformersEngine(Engine):
 
     @cached_property
     def blend_model(self) -> BlendModel | ModelError:
-        """The model as blending sees it, tried at the first use; or why it cannot blend."""
+        """The model prepared for blending at the first use, or why it cannot blend."""
         return blend_model_of(self.model)
 
     @property
     def context(self) -> int:
-        """Tokens that prompt and answer may have together."""
+        """Maximum tokens of prompt and answer together."""
         limit = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         return int(limit) if limit else 1 << 30
 
@@ -163,12 +162,13 @@ class TransformersEngine(Engine):
 
     @property
     def encoder_cache(self) -> Any:
-        """The registry of tower outputs, None if there is none."""
+        """Registry of tower outputs, None without one."""
         return self.vision.registry if self.vision is not None else None
 
     def for_arm(self, arm: str, name: str = "") -> "TransformersEngine":
-        """The same model for one arm of a comparison: only `cache` has the encoder registry and prunes. Weights and lock are
-        shared. Nothing here depends on the arm's `name`."""
+        """The same model for an arm of a comparison, with shared weights and lock. Only the arm `cache` has the encoder registry and
+        prunes; `name` has no effect.
+        """
         other = copy.copy(self)
         other.pruning = self.pruning if arm == "cache" else None
         if self.vision is not None:
@@ -177,7 +177,7 @@ class TransformersEngine(Engine):
         return other
 
     def prepare(self, request: Request) -> Prepared:
-        """Token ids with pictures expanded, and their spans. Pixels are processed when a picture is first seen.
+        """Tokenize a request, with pictures expanded to spans. Pixels are processed at the first sight of a picture.
 
         Raises: InputError for an empty or over-long prompt, an unreadable picture, or placeholders that do not match.
         """
@@ -284,11 +284,11 @@ class TransformersEngine(Engine):
         on_token: OnToken | None = None,
         accept: Accept | None = None,
     ) -> Completion:
-        """Computes what the given state does not hold, and the answer; what `generate` returned is in `details["output"]`.
+        """Compute rows without given state, and the answer; `details["output"]` is the result of `generate`.
 
-        parts    exact KV of the prompt's first `held` tokens, or of more; of a prompt that is prefilled in pieces, whole ones are taken
-        partial  single-use state of other prompts, which the prefill completes
-        accept   sees the first token's log probabilities
+        parts    exact KV of the prompt's first `held` tokens, or of more; for a prompt prefilled in pieces, of whole pieces
+        partial  single-use state of other prompts, completed by the prefill
+        accept   called with the first token's log probabilities
 
         Raises: InputError; ModelError for a state of another model; CorruptChunk for parts that do not fit each other; Declined.
         """
@@ -401,16 +401,16 @@ class TransformersEngine(Engine):
 
     @property
     def epoch(self) -> str:
-        """Fingerprint of the model at its last check, before each run (docs/exactness.md). Empty: state cannot be identified."""
+        """Fingerprint of the model at its last check, before each run (docs/exactness.md). Empty: the model is unidentified."""
         return self._watch.epoch
 
     @property
     def unidentified(self) -> str:
-        """Why the epoch is empty; empty if it is not."""
+        """Why the epoch is empty; else empty."""
         return self._watch.reason
 
     def weights_changed(self) -> str:
-        """Fingerprints the whole model anew and returns the epoch: after changes that the check before a run may see late."""
+        """Fingerprint the whole model again and return the epoch; call it after changes that the check before a run may see late."""
         with self._lock:
             self._watch.renew()
             self._follow()
@@ -421,7 +421,7 @@ class TransformersEngine(Engine):
         return self.model.get_input_embeddings().weight.device
 
     def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Input embeddings `[tokens, hidden]` float32 of plain tokens; the decoder does not run."""
+        """Input embeddings `[tokens, hidden]` float32 of plain tokens, without running the decoder."""
         with torch.inference_mode():
             ids = torch.tensor(list(token_ids), dtype=torch.long, device=self.device)
             return self.model.get_input_embeddings()(ids).float().cpu().numpy()
@@ -434,8 +434,9 @@ class TransformersEngine(Engine):
         return normalized(self.embed_tokens(ids).mean(0))
 
     def embed_image(self, media: Media, partition: str = DEFAULT_PARTITION) -> NDArray[np.float32]:
-        """Mean of the picture's rows at length 1, `[hidden]` float32. The tower runs if the registry does not hold it;
-        the run is counted with the next request. Raises: InputError."""
+        """Mean of the picture's rows at length 1, `[hidden]` float32. Runs the tower if the registry lacks them, counted with the next
+        request. Raises: InputError.
+        """
         if self.vision is None:
             raise InputError(f"{type(self.model).__name__} takes no pictures: choose an image-text model")
         with self._lock:
@@ -446,13 +447,13 @@ class TransformersEngine(Engine):
         return normalized(rows.float().mean(0).numpy())
 
     def forget(self, partition: str | None) -> None:
-        """Forgets pictures."""
+        """Forget pictures."""
         if self.vision is not None:
             with self._lock:
                 self.vision.forget(partition)
 
     def untouchable(self, call: Arguments) -> str:
-        """Why a call of `generate` must go to the model as it is; empty if single prompts can serve it."""
+        """Why a call of `generate` goes to the model untouched; empty if single prompts can serve it."""
         images = self.vision is not None and self.capabilities.images
         reason = call.why_untouched(images)
         if not reason and self._watch.by_length and call.padded:
@@ -483,7 +484,7 @@ class TransformersEngine(Engine):
         return made
 
     def _check_length(self, tokens: int) -> None:
-        """Raises InputError for a prompt without tokens, and for one that leaves no room for an answer."""
+        """Raises: InputError for a prompt without tokens, or without room for an answer."""
         if tokens == 0:
             raise InputError("the prompt has no tokens: give a question")
         if tokens >= self.context:
@@ -493,7 +494,7 @@ class TransformersEngine(Engine):
             )
 
     def _check_model(self, expected: str = "", tokens: int = 1) -> None:
-        """Raises: ModelChangedError if the model is not the one that state was looked up for, for a prompt of so many tokens."""
+        """Raises: ModelChangedError if the model, for a prompt of `tokens`, changed since the lookup."""
         self._watch.check()
         self._follow()
         if expected and expected != self._epoch_for(tokens):
@@ -507,9 +508,9 @@ class TransformersEngine(Engine):
             self.vision.follow(self._watch.encoder_epoch)
 
     def _begun(self, parts: Sequence[Chunk], held: int, prepared: Prepared) -> tuple[Cache | None, int, int]:
-        """A prompt's cache, how many of its first tokens it holds, those of the parts that the model continues from, and their bytes.
+        """Fill a prompt's cache from stored parts. Returns it, its number of tokens, and their bytes.
 
-        None: the model's own cache, where ours may not hold what its layers keep. Raises: ModelError for state of another model.
+        None: the model's own cache, if ours may not hold its layers. Raises: ModelError for state of another model.
         """
         if not self.capabilities.reuse or not self.epoch:
             return None, 0, 0
@@ -530,5 +531,5 @@ class TransformersEngine(Engine):
 
 
 def _compiled(model: Any) -> bool:
-    """Whether `model.compile()` was called: one shape may then be computed by two programs."""
+    """Whether `model.compile()` was called: two programs may then compute one shape."""
     return getattr(model, "_compiled_call_impl", None) is not None
