@@ -77,7 +77,6 @@ MISTAKES = [
     ("run --preset docs --reuse blend --error-bound 0.1 --trust-groups nobody", "which is no group"),
     ("run --preset docs --reuse blend --error-bound 0.1 --prune snapkv", "leave one out"),
     ("run --preset docs --reuse exact --error-bound 0.1", "reuse is exact"),
-    ("run --engine vllm --noise-floor 3", "measured on the transformers engine"),
     ("run --dataset nope --model docs-lm", "unknown data set"),
     ("run --dataset nope", "unknown data set"),
     ("run --dataset nope --cache-mode dry-run", "unknown data set"),

@@ -66,7 +66,7 @@ class StopAfter(Progress):
 
 def test_a_prompt_longer_than_the_context_is_a_sample_that_could_not_run(docs_engine: Any, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    result = run(settings_for(log(tmp_path), output=str(output), noise_floor=2), engine=docs_engine)
+    result = run(settings_for(log(tmp_path), output=str(output)), engine=docs_engine)
     assert result.summary["samples"] == 3
     assert list(result.summary["not_run"]) == ["long", "longer"]
     assert result.summary["arms"]["none"]["prompt_tokens"] == 3 * result.rows[0].arms["none"].record.prompt_tokens

@@ -11,7 +11,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
 from dejakv.engines.open import open_engine
 from dejakv.errors import InputError
-from dejakv.experiments.fidelity import STEPS, fidelity, noise_floor
+from dejakv.experiments.fidelity import STEPS, fidelity
 from dejakv.experiments.samples import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import Arm, RunSettings
@@ -19,7 +19,6 @@ from dejakv.experiments.summary import Outcome, Progress, Row, exact_of
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.counters import FAILED_WRITES
-from dejakv.trust.differs import differs_of
 from dejakv.vectors.base import Closes
 
 
@@ -105,17 +104,11 @@ def compare(
     }
     cache = pipelines["cache"].cache if "cache" in pipelines else None
     started_with = cache.store.stats().entries if cache is not None else 0
-    sampling = sampling_of(settings)
     rows, stopped = serve_all(pipelines, chosen, settings, engine, prompter, watch, log)
     sizes: dict[str, Any] = {}
     if cache is not None:
         cache.flush()
         sizes = {**sizes_of(cache, pipelines["cache"].engine), "started_with_chunks": started_with}
-    if settings.noise_floor and not stopped:
-        able = [sample for sample, row in zip(chosen, rows, strict=True) if not row.error]
-        requests = [prompter.request(sample, sampling) for sample in able[: settings.noise_floor]]
-        watch.stage(f"noise floor over {len(requests)} prompts")
-        sizes["noise_floor"] = noise_floor(engine, requests, differs_of(settings.cache.differs))
     close_all(pipelines)
     return Compared(rows, sizes, stopped)
 

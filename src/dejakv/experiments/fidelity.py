@@ -1,5 +1,4 @@
-"""How close an answer is to full computation: divergence of the next token, and agreement along an answer; beside it, how close full
-computation is to itself in another precision."""
+"""How close an answer is to full computation: divergence of the next token, and agreement along an answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.idle import seen
-from dejakv.request import Request
-from dejakv.trust.differs import Differs, divergence
+from dejakv.trust.differs import divergence
 
 STEPS = 16
 
@@ -42,33 +39,3 @@ def means(values: Sequence[Fidelity]) -> dict[str, Any]:
     if not values:
         return {"kl_mean": None, "top1": None}
     return {"kl_mean": float(np.mean([v.kl for v in values])), "top1": float(np.mean([v.top1 for v in values]))}
-
-
-def noise_floor(engine: Any, requests: Sequence[Request], differs: Differs | None = None) -> dict[str, Any] | None:
-    """Full computation in the engine's dtype against the other one of fp32 and bf16, along its own answers: `kl_mean`,
-    `top1`, `samples`, `dtype` of the other, and `wrong`, the share of answers that differ by `differs`. None
-    for an engine without a twin."""
-    from dejakv.engines.transformers.continuation import twin_of
-    from dejakv.engines.transformers.engine import TransformersEngine  # imports torch, only if needed
-
-    if not requests or not isinstance(engine, TransformersEngine):
-        return None
-    plain = engine.for_arm("none")
-    other = twin_of(plain)
-    found: list[Fidelity] = []
-    wrong: list[bool] = []
-    for request in requests:
-        prepared = plain.prepare(request)
-        full, twin = plain.full(prepared), other.full(other.prepare(request))
-        tokens = full.token_ids[:STEPS]
-        value = fidelity(full.continued(tokens), twin.continued(tokens))
-        if value is not None:
-            found.append(value)
-        if differs is not None:
-            wrong.append(differs.wrong(request, seen(full), seen(twin)))
-    return {
-        **means(found),
-        "samples": len(found),
-        "dtype": str(other.model.dtype).removeprefix("torch."),
-        "wrong": float(np.mean(wrong)) if wrong else None,
-    }

@@ -67,7 +67,7 @@ def plans_in_words(summary: Mapping[str, Any]) -> str:
 
 
 def _live(summary: Mapping[str, Any]) -> list[str]:
-    lines = _answers(summary) + bound_in_words(summary.get("trust"), summary.get("noise_floor")) + _nearness(summary)
+    lines = _answers(summary) + bound_in_words(summary.get("trust")) + _nearness(summary)
     lines += speed_in_words(summary)
     lines += [
         f"embedding hook, {name}: {count} times"
@@ -104,8 +104,8 @@ def _answers(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def bound_in_words(trust: Mapping[str, Any] | None, noise: Mapping[str, Any] | None = None) -> list[str]:
-    """What came of the error bound, and beside it how often full computation differs from itself; nothing without a bound."""
+def bound_in_words(trust: Mapping[str, Any] | None) -> list[str]:
+    """What came of the error bound; nothing without a bound."""
     if trust is None:
         return []
     rules = f", {trust['rules']} rules" if trust["rules"] else ""
@@ -116,29 +116,18 @@ def bound_in_words(trust: Mapping[str, Any] | None, noise: Mapping[str, Any] | N
         if trust["upper"] is None
         else f"; at most {share(trust['upper'])} of what is served now is wrong ({share(trust['confidence'])} confidence)"
     )
-    lines = [
+    return [
         f"error bound {share(trust['delta'])}: {trust['gate']}{rules}; {trust['explored']} hits computed both ways "
         f"({trust['explored_wrong']} wrong), {trust['served']} served{audited}{lost}{upper}"
     ]
-    if noise is not None and noise.get("wrong") is not None:
-        lines.append(
-            f"  beside it, not subtracted: by the same measure {share(noise['wrong'])} of the answers in {noise['dtype']} are "
-            f"others than the model's own ({noise['samples']} prompts)"
-        )
-    return lines
 
 
 def _nearness(summary: Mapping[str, Any]) -> list[str]:
-    """The distance from full computation, and for comparison that between fp32 and bf16."""
-    lines: list[str] = []
-    for title, values in (("cache", summary), ("noise floor", summary.get("noise_floor"))):
-        if values and values.get("kl_mean") is not None:
-            beside = f" ({values['dtype']}, {values['samples']} prompts)" if "dtype" in values else ""
-            lines.append(
-                f"{title}{beside}: KL of the first token {values['kl_mean']:.4f}, same likeliest token along the answer"
-                f" {share(values['top1'])}"
-            )
-    return lines
+    """The distance from full computation."""
+    if summary.get("kl_mean") is None:
+        return []
+    kl, top1 = summary["kl_mean"], share(summary["top1"])
+    return [f"cache: KL of the first token {kl:.4f}, same likeliest token along the answer {top1}"]
 
 
 def speed_in_words(summary: Mapping[str, Any]) -> list[str]:

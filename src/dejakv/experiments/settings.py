@@ -18,7 +18,7 @@ from dejakv.datasets.registry import OPTIONS, check_name
 from dejakv.engines.open import ModelChoice
 from dejakv.errors import ConfigError, command
 from dejakv.models import names
-from dejakv.settings import AnyPath, Count, Folder, Positive, Within, from_mapping, from_text, kinds_of, shown
+from dejakv.settings import AnyPath, Folder, Positive, Within, from_mapping, from_text, kinds_of, shown
 from dejakv.trust.settings import TrustSettings
 
 SHARES_MODEL = "smollm2-135m"
@@ -109,7 +109,6 @@ class RunSettings(ModelChoice):
     max_new_tokens   longest answer, in tokens
     temperature      sampling temperature; 0: greedy
     seed             of the data set and of sampling
-    noise_floor      samples for a comparison of the model with itself in the other of fp32 and bf16 (transformers engine)
     repeat           rounds over the samples
     promote          compute approximately answered prompts exactly after each request, untimed, as a server does in idle time
     output           folder for samples.jsonl and summary.json; a run in it is never replaced
@@ -136,7 +135,6 @@ class RunSettings(ModelChoice):
     max_new_tokens: Positive = 16
     temperature: Annotated[float, Within(0)] = 0.0
     seed: int = 0
-    noise_floor: Count = 0
     repeat: Positive = 1
     promote: bool = False
     output: Folder | None = None
@@ -145,11 +143,6 @@ class RunSettings(ModelChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.noise_floor and self.engine == "vllm":
-            raise ConfigError(
-                f"--noise-floor {self.noise_floor} is measured on the transformers engine, which runs the model in fp32 and in bf16:"
-                " leave it out, or give --engine transformers"
-            )
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise ConfigError(
                 f"--arms {','.join(self.arms)!r}: give one or more of {', '.join(ARMS)}, each once, separated by commas"
