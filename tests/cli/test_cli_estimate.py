@@ -23,9 +23,8 @@ def test_a_log_is_estimated_and_nothing_is_overwritten(
     out = capsys.readouterr().out
     assert ended.value.code == 0
     assert "recommended: reuse=exact" in out
-    assert "a dry run of it: hit rate 25.0%" in out
     assert "tokens anywhere in earlier prompts" in out
-    assert "prove it: dejakv run --dataset jsonl" in out
+    assert "prove it: dejakv run --model docs-lm --dataset jsonl" in out
     written = (tmp_path / "new" / "estimate.json").read_bytes()
     with pytest.raises(SystemExit) as ended:
         app()

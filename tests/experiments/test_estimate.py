@@ -129,13 +129,6 @@ def test_a_log_is_tuned_with_the_bundled_model(tmp_path: Path) -> None:
     assert found["command"] == f"dejakv run --model docs-lm {words}"
 
 
-def test_a_hit_whose_donor_has_no_known_answer_is_not_judged(tmp_path: Path) -> None:
-    records = [{"prompt": LONG}, {"prompt": LONG.upper(), "answer": "Rome"}]
-    found = tune(written(tmp_path / "log.jsonl", *records), "docs-lm", cache={"reuse": "adopt"})
-    assert found["dry_run"]["by_level"]["exact_text"]["hits"] == 1
-    assert (found["dry_run"]["judged"], found["dry_run"]["false_hits"]) == (0, None)
-
-
 def test_labels_of_a_model_take_the_place_of_the_logs(tmp_path: Path) -> None:
     records = [
         {"prompt": LONG, "answer": "x"},

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from dejakv.cli.options import SETTINGS_HELP, HelpAll
 from dejakv.config import SemanticCacheConfig
 from dejakv.experiments.settings import SHARES_MODEL
 
@@ -44,33 +43,16 @@ def estimate_command(
     output: Annotated[
         Path | None, typer.Option(help="New folder for estimate.json, which `dejakv report` reads.")
     ] = None,
-    reuse: Annotated[
-        str | None, typer.Option(help="Reuse method of the dry run (default: the recommended one).")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help=f"For the dry run: {SETTINGS_HELP}"),
-    ] = None,
-    help_all: HelpAll = False,
 ) -> None:
-    """Estimate from a log of prompts whether reuse pays: repeated text, hits and wrong hits of each setting, recommended settings with
-    a dry run, and the command to prove them. Nothing is answered."""
+    """Estimate from a log of prompts whether reuse pays: repeated text, hits and wrong hits of each setting, recommended settings, and
+    the command to prove them. Nothing is answered."""
     from rich.console import Console
 
     from dejakv.cli.progress import watching
-    from dejakv.errors import ConfigError
     from dejakv.experiments.advice import show
     from dejakv.experiments.estimate import estimate
     from dejakv.experiments.output import make_folder, refuse_existing, replace_file
-    from dejakv.experiments.settings import read_set, split_settings
 
-    run_part, cache = split_settings(dict(map(read_set, set_ or ())), "--set")
-    if run_part:
-        raise ConfigError(
-            f"--set {next(iter(run_part))}: a dry run takes settings of the cache alone; see docs/settings.md"
-        )
-    if reuse is not None:
-        cache = {"reuse": reuse, **cache}
     if output is not None:
         refuse_existing(output / "estimate.json", "the estimate")
         make_folder(output)
@@ -78,7 +60,7 @@ def estimate_command(
         result = estimate(
             log, model, max_false_hits=max_false_hits, label_with=label_with, index_encoder=index_encoder,
             chunk_source=chunk_source, raw_prompts=raw_prompts, max_samples=max_samples, min_gain=min_gain,
-            cache=cache or None, watch=watch,
+            watch=watch,
         )  # fmt: skip
     show(result, Console())
     if output is not None:

@@ -10,7 +10,6 @@ from dejakv.experiments.plain_words import (
     estimated,
     figure,
     interval,
-    plans_in_words,
     share,
     shares_in_words,
 )
@@ -98,7 +97,7 @@ def settings_sheet(result: Mapping[str, Any]) -> Sheet:
 
 
 def in_plain_words(result: Mapping[str, Any]) -> list[str]:
-    """Explain an estimate: settings, reason, savings, dry run, and the command to prove them."""
+    """Explain an estimate: settings, reason, savings, and the command to prove them."""
     advice = result["recommended"]
     saved = (advice["row"] or result["rows"][0])["tokens_saved"]
     lines = [
@@ -116,7 +115,4 @@ def in_plain_words(result: Mapping[str, Any]) -> list[str]:
     beyond = result["share_anywhere"] - result["share_prefix"]
     if beyond >= 0.1:
         lines.append(f"{beyond:.1%} of the tokens stand in earlier prompts at another place: try --reuse blend as well")
-    if (found := result.get("dry_run")) is not None:
-        wrong = "" if found["false_hits"] is None else f", {found['false_hits']} of {found['judged']} hits false"
-        lines.append(f"a dry run of it: hit rate {share(found['hit_rate'])}{wrong}; plans: {plans_in_words(found)}")
     return [*lines, *result["notes"], f"prove it: {result['command']}"]

@@ -1,12 +1,12 @@
 """Does reuse pay for a log of prompts? What occurred before, what each setting would hit and how often it would be wrong, what is
-recommended (`advice`), and a dry run of it. Nothing is answered, except by the model of `label_with`.
+recommended (`advice`). Nothing is answered, except by the model of `label_with`. And the dry run of `dejakv run`.
 
 A dry run looks every sample up as a live run does. A would-be hit is judged by the data set's answers: it is false if the donor's
 question has another right answer. (Not for blend and top_layer, which do not give the donor's answer.)
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,17 +62,14 @@ def estimate(
     raw_prompts: bool = False,
     max_samples: int = 2000,
     min_gain: int = SemanticCacheConfig.min_gain,
-    cache: Mapping[str, Any] | None = None,
     watch: Progress | None = None,
 ) -> dict[str, Any]:
-    """The figures of `estimate.json`: the shares, a row a setting (see `measure`), `recommended` (see `advice.recommend`), and `dry_run`
-    (see `dry_run`), None where the model is not here.
+    """The figures of `estimate.json`: the shares, a row a setting (see `measure`), and `recommended` (see `advice.recommend`).
 
     log            file of prompts (JSON lines), or the name of a data set
     model          whose tokenizer reads the prompts and, with `index_encoder="model"`, whose embeddings compare them
     label_with     model whose answers are taken as right, instead of those in the log
     raw_prompts    `prompt` is read as it stands, without the model's chat template
-    cache          settings of the dry run; None: the recommended ones
 
     Raises: DatasetError, ConfigError, InputError, ModelError, each naming what to change.
     """
@@ -100,23 +97,17 @@ def estimate(
     asked, shares = _asked(found, settings)
     notes = told(settings.dataset_path, len(found), more)
     common: dict[str, Any] = {"index_encoder": index_encoder, "min_gain": min_gain}
-    looked_up: dict[str, Any] | None = None
     if index_encoder != "model":
         rows = _measured(asked, min_gain, text_encoder(index_encoder), watch)
-        advice = recommend(rows, max_false_hits)
     elif model_is_missing(settings):
         notes.append(f"similar texts were not compared, for that the model must be here: {RECIPES[model].command}")
         rows = _measured(asked, min_gain, None, watch)
-        advice = recommend(rows, max_false_hits)
     else:
         watch.stage(f"loading {model}")
         with opened(settings) as engine:
             encoder = text_encoder("model", embed=engine.embed_text, fingerprint=_EPOCH)
             rows = _measured(asked, min_gain, encoder, watch)
-            advice = recommend(rows, max_false_hits)
-            config = SemanticCacheConfig.from_dict({**common, **(cache or advice["settings"])})
-            prompter = Prompter.of(settings, open_templates(settings))
-            looked_up, _ = dry_run(replace(settings, cache=config), found, engine, prompter, watch)
+    advice = recommend(rows, max_false_hits)
     total = shares.total
     proof = SemanticCacheConfig.from_dict({"semantic_text": False, **common, **advice["settings"]})
     return {
@@ -136,7 +127,6 @@ def estimate(
         "rows": rows,
         "recommended": advice,
         "command": run_command_of(replace(settings, cache_mode="live", cache=proof).named()),
-        "dry_run": looked_up,
         "notes": notes,
         "dejakv_version": __version__,
     }

@@ -58,12 +58,8 @@ def _dry(summary: Mapping[str, Any]) -> list[str]:
         else "no hit was judged, because the data set has no answers (or blend was asked for, which gives none of the donor's)"
     )
     hits = estimated(summary["hit_rate"], summary["hit_rate_interval"])
-    return [f"hit rate {hits}", judged, f"plans: {plans_in_words(summary)}"]
-
-
-def plans_in_words(summary: Mapping[str, Any]) -> str:
-    """How often a dry run would have run each plan."""
-    return ", ".join(f"{name} {count}" for name, count in summary["plans"].items())
+    plans = ", ".join(f"{name} {count}" for name, count in summary["plans"].items())
+    return [f"hit rate {hits}", judged, f"plans: {plans}"]
 
 
 def _live(summary: Mapping[str, Any]) -> list[str]:
