@@ -1,24 +1,76 @@
-"""The package's own views pass the suite that outsiders are given."""
+"""What engines count on from a view of an encoder cache, in memory and over a folder."""
 
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
 from dejakv.encoder_cache import EncoderView, VisualKVCache
-from dejakv.testing.encoder_cache import EncoderViewTests
+from dejakv.errors import InputError
+
+Views = Callable[[str, str], EncoderView]
 
 
-class TestView(EncoderViewTests):
-    def setup_method(self) -> None:
-        self.cache = VisualKVCache()
+@pytest.fixture(params=["memory", "disk"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Views]:
+    """Gives views of one cache, by epoch and partition."""
+    with VisualKVCache(disk=tmp_path / "outputs" if request.param == "disk" else None) as cache:
+        yield cache.view
 
-    def make(self, encoder_epoch: str, partition: str) -> EncoderView:
-        return self.cache.view(encoder_epoch, partition)
+
+def test_computes_once_and_returns_what_was_computed(make: Views) -> None:
+    view = make("e", "p")
+    made = np.ones((3, 4), np.float32)
+    assert view.get_or_compute("h", "image", lambda: made) is made
+    assert view.get_or_compute("h", "image", pytest.fail) is made
+    block = view.lookup("h")
+    assert block is not None
+    assert block.embedding is made
 
 
-class TestViewWithDisk(EncoderViewTests):
-    @pytest.fixture(autouse=True)
-    def _cache(self, tmp_path):
-        with VisualKVCache(disk=tmp_path / "outputs") as self.cache:
-            yield
+def test_epochs_partitions_and_modalities_are_apart(make: Views) -> None:
+    view = make("e", "p")
+    view.store("h", "image", np.ones((3, 4), np.float32))
+    assert make("e", "q").lookup("h") is None
+    assert make("f", "p").lookup("h") is None
+    assert view.lookup("h", "video") is None
+    assert make("e", "p").lookup("h") is not None
 
-    def make(self, encoder_epoch: str, partition: str) -> EncoderView:
-        return self.cache.view(encoder_epoch, partition)
+
+def test_threads_share_one_run(make: Views) -> None:
+    view = make("e", "p")
+    runs: list[int] = []
+
+    def compute() -> Any:
+        runs.append(1)
+        time.sleep(0.02)
+        return np.ones((3, 4), np.float32)
+
+    with ThreadPoolExecutor(8) as threads:
+        got = list(threads.map(lambda _: view.get_or_compute("h", "image", compute), range(8)))
+    assert len(runs) == 1
+    assert all(item is got[0] for item in got)
+
+
+def test_a_failed_encoder_is_tried_again(make: Views) -> None:
+    view = make("e", "p")
+
+    def broken() -> Any:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        view.get_or_compute("h", "image", broken)
+    assert view.lookup("h") is None
+    assert view.get_or_compute("h", "image", lambda: np.ones((3, 4), np.float32)) is not None
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4,), (1, 1, 1, 4)])
+def test_embeddings_that_are_none_are_refused(make: Views, shape: tuple[int, ...]) -> None:
+    view = make("e", "p")
+    with pytest.raises(InputError):
+        view.store("h", "image", np.ones(shape, np.float32))
+    assert view.lookup("h") is None

@@ -12,8 +12,8 @@ from dejakv.errors import ConfigError
 from dejakv.identity import Span
 from dejakv.request import Media, Request
 from dejakv.store.base import ChunkMeta
-from dejakv.testing.levels import Case, GuardTests
 
+Case = tuple[Request, ChunkMeta, Match]
 PICTURE, OTHER = Media(b"one"), Media(b"two")
 
 
@@ -71,37 +71,39 @@ def test_an_error_is_a_rejection_that_names_it_and_the_first_rejection_ends_the_
     assert after.asked == 0
 
 
-class TestThreshold(GuardTests):
-    def make(self) -> ThresholdGuard:
-        return ThresholdGuard({"semantic_text": 0.85})
-
-    def accepted(self) -> Case:
-        return case(0.85)
-
-    def rejected(self) -> Case:
-        return case(0.8499)
+def of_donor(id: str) -> Case:
+    asked, donor, match = case()
+    return asked, replace(donor, id=id), replace(match, donor=id)
 
 
-class TestContext(GuardTests):
-    def make(self) -> ContextGuard:
-        return ContextGuard()
-
-    def accepted(self) -> Case:
-        return case()
-
-    def rejected(self) -> Case:
-        return case(prompts=("Read. Where? Answer:", "Read this. When? Answer:"))
+def knows_wrong() -> KnownWrongGuard:
+    guard = KnownWrongGuard()
+    guard.observe(*of_donor("wrong"), False)
+    return guard
 
 
-class TestMedia(GuardTests):
-    def make(self) -> MediaGuard:
-        return MediaGuard()
-
-    def accepted(self) -> Case:
-        return case(media=(PICTURE,), spans=(Span(3, 4, PICTURE.digest),))
-
-    def rejected(self) -> Case:
-        return case(media=(PICTURE,), spans=(Span(3, 4, OTHER.digest),))
+@pytest.mark.parametrize(
+    ("guard", "accepted", "rejected"),
+    [
+        (ThresholdGuard({"semantic_text": 0.85}), case(0.85), case(0.8499)),
+        (ContextGuard(), case(), case(prompts=("Read. Where? Answer:", "Read this. When? Answer:"))),
+        (
+            MediaGuard(),
+            case(media=(PICTURE,), spans=(Span(3, 4, PICTURE.digest),)),
+            case(media=(PICTURE,), spans=(Span(3, 4, OTHER.digest),)),
+        ),
+        (knows_wrong(), of_donor("right"), of_donor("wrong")),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_verdicts_repeat_and_carry_name_and_reason(guard: Guard, accepted: Case, rejected: Case) -> None:
+    first, no = guard.judge(*accepted), guard.judge(*rejected)
+    assert first.decision in ("accept", "abstain")
+    assert guard.judge(*accepted) == first
+    assert no.decision == "reject"
+    for verdict in (first, no):
+        assert verdict.guard == guard.name
+        assert verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -163,24 +165,6 @@ def test_another_picture_may_do_only_if_the_vision_layer_compared_them(
     asked, donor, _ = case(media=(PICTURE,), spans=(Span(0, 1, (OTHER if other else PICTURE).digest),))
     verdict = MediaGuard(0.9).judge(asked, donor, match)
     assert (verdict.decision, says in verdict.reason) == (decision, True)
-
-
-def of_donor(id: str) -> Case:
-    asked, donor, match = case()
-    return asked, replace(donor, id=id), replace(match, donor=id)
-
-
-class TestKnownWrongGuard(GuardTests):
-    def make(self) -> KnownWrongGuard:
-        guard = KnownWrongGuard()
-        guard.observe(*of_donor("wrong"), False)
-        return guard
-
-    def accepted(self) -> Case:
-        return of_donor("right")
-
-    def rejected(self) -> Case:
-        return of_donor("wrong")
 
 
 def test_a_donor_that_agreed_stays_and_the_memory_is_bounded() -> None:

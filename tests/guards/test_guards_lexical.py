@@ -13,27 +13,22 @@ from dejakv.decide.levels.base import Match
 from dejakv.errors import ConfigError
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
-from dejakv.testing.levels import Case, GuardTests
 from dejakv_models.docs_facts import ATTRIBUTES
 from dejakv_models.shapes_language import HELD_OUT, SEEN, VARIANTS, Reference, wording
 
 GUARD = LexicalGuard()
 
 
-def case(one: str, other: str) -> Case:
+def case(one: str, other: str) -> tuple[Request, ChunkMeta, Match]:
     donor = ChunkMeta("id", "default", "epoch", (1, 2), other, other)
     return Request("r", one, one), donor, Match("id", "semantic_text", 0.95)
 
 
-class TestLexicalGuard(GuardTests):
-    def make(self) -> LexicalGuard:
-        return LexicalGuard()
-
-    def accepted(self) -> Case:
-        return case("What color is the cube?", "Which color does the cube have?")
-
-    def rejected(self) -> Case:
-        return case("What color is the cube?", "What color is the cone?")
+def test_verdicts_carry_name_and_reason() -> None:
+    for other, decision in (("Which color does the cube have?", "accept"), ("What color is the cone?", "reject")):
+        verdict = GUARD.judge(*case("What color is the cube?", other))
+        assert (verdict.decision, verdict.guard) == (decision, "lexical")
+        assert verdict.reason
 
 
 @pytest.mark.parametrize(

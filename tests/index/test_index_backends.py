@@ -1,17 +1,92 @@
-"""Every index passes the conformance suite, small and beyond the size where it changes its method."""
+"""Every index passes the same tests, small and beyond the size where it changes its method."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from dejakv.errors import ConfigError
-from dejakv.testing.levels import IndexTests
+from dejakv.errors import ConfigError, InputError
 from dejakv.vectors.base import unit
 from dejakv.vectors.flat import NUMPY_BELOW, FlatIndex
 from dejakv.vectors.hnsw import HNSWIndex
 from dejakv.vectors.lsh import LSHIndex
 from dejakv.vectors.spaces import Spaces, make_index
+
+
+class IndexTests:
+    """Approximate ones may miss neighbours, but not in a handful."""
+
+    dim = 24
+
+    def make(self, dim: int) -> FlatIndex:
+        raise NotImplementedError
+
+    def filled(self, count: int) -> tuple[FlatIndex, NDArray[np.float32]]:
+        """An index of random unit vectors, whose ids are their numbers, and the vectors."""
+        rows = np.random.default_rng(0).standard_normal((count, self.dim)).astype(np.float32)
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        index = self.make(self.dim)
+        for place, row in enumerate(rows):
+            index.add(str(place), row * (place + 1))
+        return index, rows
+
+    def test_an_empty_one_finds_nothing(self) -> None:
+        index = self.make(self.dim)
+        assert (len(index), index.dim) == (0, self.dim)
+        assert index.search(np.ones(self.dim, np.float32), 5) == []
+
+    def test_a_vector_finds_itself_with_cosine_one_whatever_its_length(self) -> None:
+        index, rows = self.filled(40)
+        for place, row in enumerate(rows):
+            ((id, score),) = index.search(row * 0.01, 1)
+            assert id == str(place)
+            assert score == pytest.approx(1.0, abs=5e-3)
+        assert len(index) == 40
+
+    def test_search_is_sorted_bounded_and_agrees_with_scores(self) -> None:
+        index, rows = self.filled(50)
+        hits = index.search(rows[3], 10)
+        assert len(hits) == 10
+        assert [s for _, s in hits] == sorted((s for _, s in hits), reverse=True)
+        again = index.scores(rows[3], [id for id, _ in hits])
+        assert again == pytest.approx([s for _, s in hits], abs=5e-3)
+        assert index.scores(rows[3], ["unknown"]) == [None]
+        assert len(index.search(rows[3], 1000)) == 50
+        least = (hits[4][1] + hits[5][1]) / 2
+        assert [id for id, _ in index.search(rows[3], 10, least)] == [id for id, _ in hits[:5]]
+        assert index.search(-rows[3], 10, 0.999) == []
+
+    def test_what_is_removed_is_not_found_and_what_is_added_again_is_replaced(self) -> None:
+        index, rows = self.filled(20)
+        for place in range(0, 20, 2):
+            assert index.remove(str(place))
+        assert not index.remove("0")
+        assert len(index) == 10
+        assert index.scores(rows[0], ["0"]) == [None]
+        for place in range(1, 20, 2):
+            assert index.search(rows[place], 1)[0][0] == str(place)
+        assert {id for id, _ in index.search(rows[0], 20)} == {str(place) for place in range(1, 20, 2)}
+        index.add("1", rows[0])
+        assert len(index) == 10
+        ((id, score),) = index.search(rows[0], 1)
+        assert (id, score) == ("1", pytest.approx(1.0, abs=5e-3))
+
+    def test_wrong_dimension_names_both(self) -> None:
+        index = self.make(self.dim)
+        for call in (lambda v: index.add("a", v), lambda v: index.search(v, 1)):
+            with pytest.raises(ConfigError, match=rf"25.*dimension {self.dim}"):
+                call(np.ones(25, dtype=np.float32))
+        assert len(index) == 0
+
+    @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+    def test_a_vector_without_direction_is_refused(self, value: float) -> None:
+        index = self.make(self.dim)
+        bad = np.full(self.dim, value, dtype=np.float32)
+        for call in (lambda: index.add("a", bad), lambda: index.search(bad, 1)):
+            with pytest.raises(InputError, match="no direction"):
+                call()
+        assert len(index) == 0
 
 
 class TestFlat(IndexTests):

@@ -1,4 +1,4 @@
-"""The suites for engines and encoders find the faults they are there to find."""
+"""The suite of engines finds the faults it is there to find."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,10 +10,7 @@ from dejakv.engines.base import Completion, Engine, Prepared
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import ModelChangedError
 from dejakv.store.base import Tensor
-from dejakv.testing.encoders import TextEncoderTests
 from dejakv.testing.engines import EngineTests
-from dejakv.vectors.base import Vector
-from dejakv.vectors.text import ModelTextEncoder
 
 
 class Around(Engine):
@@ -82,15 +79,3 @@ def test_a_fault_of_an_engine_is_found(kind: type[Around], name: str, docs_engin
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         test(kind(docs_engine))
     test(docs_engine)
-
-
-class Unnormalized(ModelTextEncoder):
-    def encode(self, text: str) -> Vector:
-        return 2 * super().encode(text)
-
-
-def test_a_fault_of_an_encoder_is_found(docs_engine: Any) -> None:
-    suite = TextEncoderTests()
-    with pytest.raises(AssertionError):
-        suite.test_a_text_is_a_unit_vector(Unnormalized(docs_engine.embed_text, "e"), "a red ball")
-    suite.test_a_text_is_a_unit_vector(ModelTextEncoder(docs_engine.embed_text, "e"), "a red ball")
