@@ -52,7 +52,7 @@ def test_the_fields_of_a_summary_are_the_golden_ones(result: Any) -> None:
 
 def test_what_is_exact_agrees_and_every_picture_is_encoded_once(result: Any) -> None:
     summary = result.summary
-    assert summary["by_level"]["exact_text"]["exact_agreement"] == 1.0
+    assert summary["by_level"]["exact_text"]["agreement"] == 1.0
     assert summary["arms"]["cache"]["computed_tokens"] < summary["arms"]["prefix"]["computed_tokens"]
     assert summary["arms"]["prefix"]["computed_tokens"] < summary["arms"]["none"]["computed_tokens"]
     assert summary["arms"]["none"]["encoder_runs"] == 60
@@ -103,7 +103,7 @@ def test_a_cache_directory_is_found_again(engine: Any, tmp_path: Path) -> None:
     )
     first, second = run(settings, engine=engine).summary, run(settings, engine=engine).summary
     assert second["by_method"]["exact"] > first["by_method"].get("exact", 0)
-    assert second["by_level"]["exact_text"]["exact_agreement"] == 1.0
+    assert second["by_level"]["exact_text"]["agreement"] == 1.0
     assert second["arms"]["cache"]["accuracy"] == first["arms"]["cache"]["accuracy"]
 
 

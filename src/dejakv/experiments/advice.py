@@ -105,13 +105,6 @@ def in_plain_words(result: Mapping[str, Any]) -> list[str]:
         f"why: {advice['reason']}",
         f"it saves about {saved / result['prompt_tokens']:.1%} of the prompts' tokens, exact prefixes included",
     ]
-    not_worth = max(row["not_worth"] for row in result["rows"])
-    if not_worth:
-        have = "has" if not_worth == 1 else "have"
-        lines.append(
-            f"up to {counted(not_worth, 'prompt')} {have} a donor that would save fewer than "
-            f"{counted(result['min_gain'], 'token')} beyond the exact prefix: no hit (--min-gain)"
-        )
     beyond = result["share_anywhere"] - result["share_prefix"]
     if beyond >= 0.1:
         lines.append(f"{beyond:.1%} of the tokens stand in earlier prompts at another place: try --reuse blend as well")

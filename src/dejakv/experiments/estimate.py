@@ -203,7 +203,7 @@ def measure(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEn
 
     `exact` requests are equal to an earlier one and always right. `hits` are the approximate ones; of the `judged`, whose
     right answer and donor's answer are known, `false_hits` have another answer than their donor. `tokens_saved` counts exact
-    prefixes and exact requests too. `not_worth` had a trusted donor, but would have saved less than `min_gain`.
+    prefixes and exact requests too.
     """
     levels: list[Level] = [ExactTextCache()]
     if encoder is not None and config.semantic_text:
@@ -228,7 +228,6 @@ def measure(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEn
         "hit_interval": wilson(len(marks), len(asked)),
         **_judged(marks),
         "tokens_saved": sum(plan.reused for plan in plans),
-        "not_worth": sum(plan.reason.startswith("min_gain") for plan in plans),
     }
 
 

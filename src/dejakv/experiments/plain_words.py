@@ -92,11 +92,6 @@ def _answers(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"this is one draw of the samples (--seed {summary.get('seed', 0)}): a sweep over `seed` shows how other draws differ"
         )
-    response = summary["response_cache"]
-    if response["hits"]:
-        lines.append(
-            f"a response cache on the same {response['hits']} hits would agree {share(response['agreement'])} and compute no token"
-        )
     return lines
 
 

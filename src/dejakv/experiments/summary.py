@@ -207,11 +207,9 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         **_rate("agreement", judged),
         **_rate("agreement_first", first),
         **means([near for row in rows if "cache" in row.arms and (near := row.arms["cache"].fidelity) is not None]),
-        "response_cache": _response_cache(hits),
         "beyond_prefix": _beyond_prefix(rows),
         "not_used": counted(record.reason for record in records if record.reason),
         "lookup_ms": _spread([record.lookup_ms for record in records]),
-        "inject_ms": _spread([record.inject_ms for record in records if record.reused_tokens]),
         "bytes_loaded": sum(record.bytes_loaded for record in records),
         **sizes,
         "dejakv_version": __version__,
@@ -254,21 +252,11 @@ def _by_level(hits: Sequence[Row]) -> dict[str, Any]:
             "hits": len(group),
             "exact_hits": len(exact),
             "agreement": sum(judged) / len(judged) if judged else None,
-            "exact_agreement": sum(bool(row.agrees("cache")) for row in exact) / len(exact)
-            if exact and judged
-            else None,
             "judged": len(judged),
             "false_hits": len(judged) - sum(judged) if judged else None,
             "false_hit_interval": wilson(len(judged) - sum(judged), len(judged)) if judged else None,
         }
     return table
-
-
-def _response_cache(hits: Sequence[Row]) -> dict[str, Any]:
-    """Agreement of a response cache on the same hits, which serves the donor's stored text and computes no tokens."""
-    judged = [row for row in hits if row.exact is not None and row.arms["cache"].cached_answer is not None]
-    agreed = sum(row.exact is not None and row.arms["cache"].cached_answer == row.exact.text for row in judged)
-    return {"hits": len(judged), "agreement": agreed / len(judged) if judged else None}
 
 
 def _beyond_prefix(rows: Sequence[Row]) -> dict[str, Any] | None:
