@@ -79,7 +79,8 @@ def test_a_prompt_longer_than_the_context_is_a_sample_that_could_not_run(docs_en
     text = shown(result.summary)
     assert "2 samples could not run" in text
     assert f"long: {lines[1]['error']}" in text
-    (page,) = make_report([output], tmp_path / "report.html")
+    page = tmp_path / "report.html"
+    make_report([output], page)
     assert "2 samples could not run" in page.read_text()
     assert why(output, "three").method == "exact"
     with pytest.raises(ConfigError, match="could not run"):

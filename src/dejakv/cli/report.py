@@ -13,11 +13,9 @@ def report_command(
     output: Annotated[Path, typer.Option(help="Page to write; replaces an earlier report, but no other file.")] = Path(
         "report.html"
     ),
-    svg: Annotated[Path | None, typer.Option(help="Folder for each chart as an SVG file of its own.")] = None,
 ) -> None:
     """Write one self-contained HTML page: tables, charts, changed answers and the commands that made them."""
     from dejakv.experiments.report.make import make_report
 
-    written = make_report(sources, output, svg)
-    more = f" and {len(written) - 1} charts in {svg}" if svg is not None else ""
-    typer.echo(f"written to {output}{more}")
+    make_report(sources, output)
+    typer.echo(f"written to {output}")

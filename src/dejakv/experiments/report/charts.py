@@ -17,9 +17,8 @@ _LINE = 56
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure: its SVG is in the page, and may be a file of its own (`name`.svg)."""
+    """A figure: its SVG is in the page."""
 
-    name: str
     title: str
     svg: str
 
@@ -35,9 +34,7 @@ class Series:
     high: Sequence[float] | None = None
 
 
-def lines(
-    name: str, title: str, x: str, y: str, series: Sequence[Series], *, marker: str = "", log_x: bool = False
-) -> Chart:
+def lines(title: str, x: str, y: str, series: Sequence[Series]) -> Chart:
     """Lines with a legend below, and intervals where given. `x`, `y`: labels of the axes.
 
     Raises: MissingExtraError without matplotlib.
@@ -50,7 +47,7 @@ def lines(
     from matplotlib import pyplot
 
     style: Any = {
-        "svg.fonttype": "none", "svg.hashsalt": name, "font.size": 10, "font.family": "sans-serif", "text.color": INK,
+        "svg.fonttype": "none", "svg.hashsalt": title, "font.size": 10, "font.family": "sans-serif", "text.color": INK,
         "axes.labelcolor": INK, "axes.edgecolor": LINE, "axes.spines.top": False, "axes.spines.right": False,
         "axes.grid": True, "axes.axisbelow": True, "grid.color": LINE, "grid.linewidth": 0.6, "xtick.color": INK,
         "ytick.color": INK,
@@ -63,14 +60,12 @@ def lines(
         axes.set(xlabel=x, ylabel=y)
         for number, (one, label) in enumerate(zip(series, labels, strict=True)):
             color = COLORS[number % len(COLORS)]
-            axes.plot(one.x, one.y, label=label, color=color, marker=marker, markersize=4, linewidth=1.6)
+            axes.plot(one.x, one.y, label=label, color=color, marker="o", markersize=4, linewidth=1.6)
             if one.low is not None and one.high is not None:
                 axes.vlines(one.x, one.low, one.high, color=color, linewidth=1)
-        if log_x:
-            axes.set_xscale("log")
         if len(series) > 1:
             columns = 2 if max(map(len, labels)) <= _LINE // 2 - 4 else 1
             figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
-    return Chart(name, title, buffer.getvalue())
+    return Chart(title, buffer.getvalue())

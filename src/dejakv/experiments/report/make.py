@@ -1,11 +1,11 @@
-"""From folders and logs to the page: what each source is, its section, and the files that are written."""
+"""From folders and logs to the page: what each source is, and its section."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.advice import in_plain_words, settings_sheet
-from dejakv.experiments.output import SAMPLES, SUMMARY, make_folder, read_object, refuse_existing, replace_file
+from dejakv.experiments.output import SAMPLES, SUMMARY, make_folder, read_object, replace_file
 from dejakv.experiments.report.page import GENERATOR, Section, page, paragraph, table
 from dejakv.experiments.report.run_section import run_section
 from dejakv.experiments.report.sweep_section import sweep_section
@@ -15,26 +15,15 @@ from dejakv.experiments.sweep_log import logged
 ESTIMATE = "estimate.json"
 
 
-def make_report(sources: Sequence[Path], output: Path, svg: Path | None = None) -> list[Path]:
-    """Writes the page, and with `svg` each chart as a file into that folder. Returns what was written.
-
-    An earlier report is replaced; any other file is not.
+def make_report(sources: Sequence[Path], output: Path) -> None:
+    """Writes the page. An earlier report is replaced; any other file is not.
 
     Raises: ConfigError for a source that is none, and for an output that exists and is no report.
     """
     _check_output(output)
-    sections = [one for number, source in enumerate(sources) for one in sections_of(source, f"s{number}")]
+    sections = [one for source in sources for one in sections_of(source)]
     make_folder(output.parent)
-    drawn: dict[Path, str] = {}
-    if svg is not None:
-        folder = make_folder(svg, "--svg")
-        drawn = {folder / f"{chart.name}.svg": chart.svg for section in sections for chart in section.charts}
-        for path in drawn:
-            refuse_existing(path, "--svg")
-        for path, chart in drawn.items():
-            replace_file(path, chart, "--svg")
     replace_file(output, page(sections[0].title if len(sections) == 1 else "DejaKV report", sections), "--output")
-    return [output, *drawn]
 
 
 def _check_output(output: Path) -> None:
@@ -51,21 +40,21 @@ def _check_output(output: Path) -> None:
         raise ConfigError(f"--output {str(output)!r} exists and is no report of ours: give another name")
 
 
-def sections_of(source: Path, prefix: str) -> list[Section]:
+def sections_of(source: Path) -> list[Section]:
     """The sections of a folder, or of the log of a sweep. Raises: ConfigError."""
     if not source.exists():
         raise ConfigError(f"no file or folder {str(source)!r}: give the folder of a run, or the log of a sweep")
     estimate = source / ESTIMATE if source.is_dir() else source
     found = [_estimated(estimate)] if estimate.name == ESTIMATE and estimate.exists() else []
     if (source / SUMMARY).exists() or (source / SAMPLES).exists():
-        return [run_section(source, finished_summary(source), f"{prefix}-run"), *found]
+        return [run_section(source, finished_summary(source)), *found]
     if found:
         return found
     if source.is_dir():
         raise ConfigError(
             f"{str(source)!r} has nothing to report: give a folder with {SUMMARY} or {ESTIMATE}, or the log of a sweep"
         )
-    return [sweep_section(source, logged(source), f"{prefix}-sweep")]
+    return [sweep_section(source, logged(source))]
 
 
 def _estimated(path: Path) -> Section:

@@ -33,10 +33,9 @@ span{border-radius:3px;padding:1px 3px;color:#222}.k{background:#a9d8a9}.c{backg
 
 @dataclass(frozen=True)
 class Block:
-    """HTML of part of a section, and its charts to save as files of their own."""
+    """HTML of part of a section."""
 
     html: str
-    charts: tuple[Chart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,6 @@ class Section:
 
     title: str
     blocks: Sequence[Block]
-
-    @property
-    def charts(self) -> list[Chart]:
-        return [chart for block in self.blocks for chart in block.charts]
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
@@ -93,7 +88,7 @@ def charts(found: Sequence[Chart]) -> Block:
         f'<figure><figcaption>{text(chart.title)}</figcaption><img alt="{text(chart.title)}" src="{data_of("svg+xml", chart.svg.encode())}"></figure>'
         for chart in found
     )
-    return Block(f'<div class="charts">{inner}</div>', tuple(found))
+    return Block(f'<div class="charts">{inner}</div>')
 
 
 def data_of(kind: str, content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The section of a run: what hit, what it saved, how long requests waited, and which answers changed."""
+"""The section of a run: what hit, what it saved, and which answers changed."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,7 @@ from dejakv.datasets.base import Sample
 from dejakv.errors import DejaKVError
 from dejakv.experiments.output import SETTINGS, read_object
 from dejakv.experiments.plain_words import in_words
-from dejakv.experiments.report.charts import Chart, Series, lines
-from dejakv.experiments.report.page import Block, Section, charts, command, data_of, paragraph, table, text
+from dejakv.experiments.report.page import Block, Section, command, data_of, paragraph, table, text
 from dejakv.experiments.samples import read_samples
 from dejakv.experiments.samples_log import finished_rows, finished_settings
 from dejakv.experiments.settings import run_command_of
@@ -22,27 +21,15 @@ from dejakv.request import Media
 MOST_DISAGREEMENTS = 8
 
 
-def run_section(folder: Path, summary: Mapping[str, Any], prefix: str) -> Section:
-    """`prefix` distinguishes the name of the chart. Raises: ConfigError if the samples of a live run are missing."""
+def run_section(folder: Path, summary: Mapping[str, Any]) -> Section:
+    """Raises: ConfigError if the samples of a live run are missing."""
     blocks = [paragraph(*summary.get("implied", ()), *in_words(summary)), *map(table, sheets_of(summary))]
     if "arms" in summary:
         rows = [row for row in finished_rows(folder) if not row.error]
-        blocks += [charts(_waiting(rows, prefix)), *_changed(folder, rows)]
+        blocks += _changed(folder, rows)
     if told := read_object(folder / SETTINGS):
         blocks.append(command(run_command_of(told)))
     return Section(f"Run {folder.name}: {summary['model']} on {summary['dataset']}", blocks)
-
-
-def _waiting(rows: Sequence[Row], prefix: str) -> list[Chart]:
-    names = list(rows[0].arms) if rows else []
-    series = [Series(name, *_distribution([row.arms[name].record.ttft_ms for row in rows])) for name in names]
-    title, y = "Time to first token of all requests", "share of requests that are as fast"
-    return [lines(f"{prefix}-ttft", title, "milliseconds", y, series, log_x=True)] if series else []
-
-
-def _distribution(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    ordered = sorted(max(value, 1e-3) for value in values)
-    return ordered, [(place + 1) / len(ordered) for place in range(len(ordered))]
 
 
 def _changed(folder: Path, rows: Sequence[Row]) -> list[Block]:

@@ -14,7 +14,7 @@ from dejakv.experiments.sweep_log import failures, number, sheet
 Rows = Sequence[Mapping[str, Any]]
 
 
-def sweep_section(path: Path, found: Rows, prefix: str) -> Section:
+def sweep_section(path: Path, found: Rows) -> Section:
     """`found`: the rows of `sweep_log.logged`."""
     done = [row for row in found if not row["error"]]
     failed = failures(found)
@@ -23,14 +23,14 @@ def sweep_section(path: Path, found: Rows, prefix: str) -> Section:
         [
             paragraph(f"{len(done)} experiments, {len(failed)} failed"),
             table(sheet(found)),
-            charts(_thresholds(done, prefix)),
+            charts(_thresholds(done)),
             paragraph(*failed),
             _commands(found),
         ],
     )
 
 
-def _thresholds(done: Rows, prefix: str) -> list[Chart]:
+def _thresholds(done: Rows) -> list[Chart]:
     """Hit rate and agreement against each threshold that varies, a line for what else differs."""
     found: list[Chart] = []
     every = [(_settings(row), row) for row in done]
@@ -48,8 +48,7 @@ def _thresholds(done: Rows, prefix: str) -> list[Chart]:
             ]
             if series := [one for one in made if one.x]:
                 said = f"{about.capitalize()} against the {title}"
-                chart = f"{prefix}-{figure}-{name.replace(' ', '_')}"
-                found.append(lines(chart, said, title, about, series[:8], marker="o"))
+                found.append(lines(said, title, about, series[:8]))
     return found
 
 
