@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LARGEST = 2**63 - 1
 """What SQLite and a C size hold."""
-_REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
-_NO_REDIS = "is a Redis address, and Redis is no longer a store: give a folder on a disk of this machine"
+MEMORY = "memory://"
+_NO_FOLDER = f"is an address: give a folder on a disk of this machine, or {MEMORY}"
 _SAYS = {
     "bool_type": "is neither true nor false: give one of them",
     "int_type": "is no whole number: give an integer",
@@ -94,8 +94,8 @@ class OnDisk(_Kind):
     folder: bool = False
 
     def problem(self, value: str) -> str | None:
-        if self.folder and _redis_scheme(value):
-            return _NO_REDIS
+        if self.folder and "://" in value and value != MEMORY:
+            return _NO_FOLDER
         if not value:
             return "is empty: give a path, or leave the setting out"
         try:
@@ -119,17 +119,10 @@ class _Instance(_Kind):
         return None if isinstance(value, self.kind) else f"is of the wrong type: give a {self.kind.__name__}"
 
 
-def refuse_redis(place: str) -> None:
-    """Raises: ConfigError for the address of a Redis server; the message leaves out the address, which may hold a password."""
-    scheme = _redis_scheme(place)
-    if scheme:
-        raise ConfigError(f"{scheme}://... {_NO_REDIS}")
-
-
-def _redis_scheme(place: str) -> str:
-    """The scheme of the address of a Redis server; of what is none, nothing."""
-    scheme, mark, _ = place.partition("://")
-    return scheme if mark and scheme.lower() in _REDIS else ""
+def refuse_address(place: str) -> None:
+    """Raises: ConfigError for an address where a folder belongs."""
+    if "://" in place:
+        raise ConfigError(f"{shown(place)} {_NO_FOLDER}")
 
 
 Count = Annotated[int, Within(0)]
@@ -197,8 +190,7 @@ def shown(value: object) -> str:
     if isinstance(value, bool | int | float | NoneType):
         return repr(value)
     if isinstance(value, str):
-        scheme = _redis_scheme(value)
-        value = f"{scheme}://..." if scheme else re.sub(r"(?s)://.*@", "://...@", value)
+        value = re.sub(r"(?s)://.*@", "://...@", value)
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 80 else f"{value[:60]!r}... ({len(value)} long)"
     if isinstance(value, list | tuple):

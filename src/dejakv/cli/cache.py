@@ -107,10 +107,10 @@ def evidence_command(
     from contextlib import closing
 
     from dejakv.errors import ConfigError
-    from dejakv.settings import refuse_redis
+    from dejakv.settings import refuse_address
     from dejakv.trust.ledger import FILE, Ledger
 
-    refuse_redis(cache_dir)
+    refuse_address(cache_dir)
     if not (Path(cache_dir) / FILE).is_file():
         raise ConfigError(f"{cache_dir} has no evidence: give the folder of a cache that was used with --error-bound")
     with closing(Ledger(cache_dir)) as ledger:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dejakv.errors import ConfigError, StoreError
-from dejakv.settings import refuse_redis
+from dejakv.errors import StoreError
+from dejakv.settings import MEMORY, refuse_address
 from dejakv.store.age import Clock
 from dejakv.store.age import now as steady
 from dejakv.store.budgets import Admission, Budget, Parts, PolicyName, named_parts
@@ -37,7 +37,6 @@ from dejakv.store.store import Store
 if TYPE_CHECKING:
     from dejakv.config import SemanticCacheConfig
 
-_MEMORY = "memory://"
 Fill = Literal["write", "read"]
 
 
@@ -49,7 +48,6 @@ def open_store(
     policy: PolicyName = "lru",
     memory_bytes: int = 0,
     memory_fill: Fill = "write",
-    redis_url: str | None = None,
     min_tokens: int = 0,
     second_sight: bool = False,
     max_write_rate: int = 0,
@@ -65,7 +63,6 @@ def open_store(
     max_bytes, max_entries  budgets of all processes together; beyond them `policy` (`lru` or `lfu`) evicts
     memory_bytes   of a store on disk, the part also kept in memory (0: none)
     memory_fill    when state enters memory: on writing or on the first read
-    redis_url      refused: Redis is no longer a store
     min_tokens, second_sight, max_write_rate  see `Admission`
     partitions     number of parts of the budgets; each partition is limited to one part and evicts only its own entries
     quotas         parts of named partitions as `NAME=BYTES[:ENTRIES]`; the others share the rest
@@ -78,21 +75,16 @@ def open_store(
     0
     >>> store.close()
     """
-    if redis_url is not None:
-        refuse_redis("redis://")
-    if isinstance(folder_or_url, str):
-        refuse_redis(folder_or_url)
     Budget(max_bytes, max_entries, policy)  # refuses negative ones before they are divided
     parts = Parts(partitions, max_bytes, max_entries, named_parts(quotas))
     budget = Budget(max_bytes, max_entries, policy, parts)
     rules = Admission(min_tokens, second_sight, max_write_rate)
-    url = folder_or_url if isinstance(folder_or_url, str) and "://" in folder_or_url else None
     more: dict[str, Any] = {"budget": budget, "admission": rules, "clock": clock}
     more |= {"background": background, "queue": queue}
-    if folder_or_url is None or url == _MEMORY:
+    if folder_or_url is None or folder_or_url == MEMORY:
         return Store(**more)
-    if url is not None:
-        raise ConfigError(f"the store {url!r} is of an unknown kind: give a folder or {_MEMORY}")
+    if isinstance(folder_or_url, str):
+        refuse_address(folder_or_url)
     return _open_folder(Path(folder_or_url), memory_bytes, memory_fill, more)
 
 
@@ -116,9 +108,9 @@ def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Stor
 def folders_of(folder: str | Path) -> dict[Path, int]:
     """Find a store's folder and those of its tensor-parallel ranks, with their formats; creates nothing.
 
-    Raises: StoreError for another or unreadable folder; ConfigError for a Redis address.
+    Raises: StoreError for another or unreadable folder; ConfigError for an address.
     """
-    refuse_redis(str(folder))
+    refuse_address(str(folder))
     folder = Path(folder)
     found: dict[Path, int] = {}
     try:
