@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from dejakv.adopt.adopter import Adopter, AdoptingLLM, AdoptRequest
+from dejakv.adopt.adopter import Adopter, AdoptRequest
 from dejakv.adopt.middleware import AdoptMiddleware
 from dejakv.adopt.openai_body import asked_of
 from dejakv.config import SemanticCacheConfig
@@ -223,28 +223,6 @@ def test_donors_are_bounded():
         asked = AdoptRequest("p", f"question number {number} about nothing", str(number))
         adopter.learn(asked, adopter.find(asked)[1])
     assert len(adopter) == 3
-
-
-def test_offline(tmp_path):
-    """An offline LLM whose prompts are rewritten, and the provenance beside each output."""
-
-    class _LLM:
-        def generate(self, prompts, sampling, **options):
-            self.prompts = prompts
-            return [type("Out", (), {})() for _ in prompts]
-
-    llm = _LLM()
-    adopting = AdoptingLLM(llm, _adopter())
-    (first,) = adopting.generate([FIRST])
-    second, foreign, ids = adopting.generate(
-        [{"prompt": NEAR}, {"prompt": NEAR, "cache_salt": "x"}, {"prompt_token_ids": [1]}]
-    )
-    assert first.dejakv.method == "none"
-    assert second.dejakv.method == "adopt"
-    assert foreign.dejakv.method == "none"
-    assert ids.dejakv.reason.startswith("not a text prompt")
-    assert llm.prompts[0] == {"prompt": FIRST}
-    assert llm.prompts[1] == {"prompt": NEAR, "cache_salt": "x"}
 
 
 @pytest.mark.parametrize(

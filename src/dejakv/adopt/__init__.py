@@ -3,7 +3,7 @@
 vllm serve MODEL --middleware dejakv.adopt.AdoptMiddleware
 """
 
-from dejakv.adopt.adopter import Adopter, AdoptingLLM
+from dejakv.adopt.adopter import Adopter, AdoptRequest
 from dejakv.adopt.middleware import AdoptMiddleware
 
-__all__ = ["AdoptMiddleware", "Adopter", "AdoptingLLM"]
+__all__ = ["AdoptMiddleware", "AdoptRequest", "Adopter"]

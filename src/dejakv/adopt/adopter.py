@@ -1,11 +1,10 @@
 """Adopt: a similar earlier prompt is run in a request's place, and the engine's own prefix cache has its state.
 
 Nothing is injected, so nothing can be poisoned; the answer is the answer to the donor's prompt, and the provenance says so.
-`Adopter` finds and judges donors; `AdoptingLLM` rewrites prompts for vLLM's offline `LLM`, `middleware` for an OpenAI server.
+`Adopter` finds and judges donors; `middleware` rewrites prompts for an OpenAI server.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,9 +13,8 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.decide.plan import Ask, Decision
 from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.errors import ConfigError
-from dejakv.identity import digest_of
 from dejakv.records import short
-from dejakv.request import DEFAULT_PARTITION, Request, keeping
+from dejakv.request import Request, keeping
 from dejakv.store.open import open_store
 
 log = logging.getLogger("dejakv.adopt")
@@ -114,59 +112,3 @@ class Adopter:
 def _prepared(asked: AdoptRequest) -> Prepared:
     request = Request("", asked.text, asked.text, partition=asked.partition, no_store=asked.no_store)
     return Prepared(request, tuple(map(ord, asked.text)), epoch=asked.context)
-
-
-_FOREIGN = Provenance(reason="not a text prompt with media that can be told apart")
-
-
-class AdoptingLLM:
-    """An offline `vllm.LLM` whose prompts are rewritten. Prompts are texts, or dictionaries with `prompt` and perhaps
-    `multi_modal_data` and `cache_salt`; whatever else they are runs as it is.
-
-        llm = AdoptingLLM(vllm.LLM(model), Adopter())
-        for output in llm.generate(["What is the capital of France?"]):
-            print(output.outputs[0].text, output.dejakv.method)
-    """
-
-    def __init__(self, llm: Any, adopter: Adopter) -> None:
-        self.llm = llm
-        self.adopter = adopter
-
-    def generate(self, prompts: Sequence[Any], sampling_params: Any = None, **options: Any) -> list[Any]:
-        """As `LLM.generate`; each output carries its `Provenance` as `output.dejakv`."""
-        asked = [_asked(prompt) for prompt in prompts]
-        found = [self.adopter.find(what) if what is not None else ("", _FOREIGN) for what in asked]
-        rewritten = [
-            prompt if what is None else {**prompt, "prompt": text} if isinstance(prompt, Mapping) else text
-            for prompt, what, (text, _) in zip(prompts, asked, found, strict=True)
-        ]
-        outputs = self.llm.generate(rewritten, sampling_params, **options)
-        for output, what, (_, note) in zip(outputs, asked, found, strict=True):
-            if what is not None:
-                self.adopter.learn(what, note)
-            output.dejakv = note
-        return outputs
-
-
-def _asked(prompt: Any) -> AdoptRequest | None:
-    if isinstance(prompt, str):
-        return AdoptRequest(DEFAULT_PARTITION, prompt, digest_of())
-    if not isinstance(prompt, Mapping) or not isinstance(prompt.get("prompt"), str):
-        return None
-    media = _media_digests(prompt.get("multi_modal_data") or {})
-    if media is None:
-        return None
-    salt = prompt.get("cache_salt")
-    partition = DEFAULT_PARTITION if not salt else "salt-" + digest_of("cache_salt", salt)[:32]
-    return AdoptRequest(partition, prompt["prompt"], digest_of(*media))
-
-
-def _media_digests(data: Mapping[str, Any]) -> list[str] | None:
-    """Media by their pixels; None if there are some that are no pictures."""
-    digests: list[str] = []
-    for kind, items in data.items():
-        for item in items if isinstance(items, list | tuple) else [items]:
-            if kind != "image" or not hasattr(item, "tobytes") or not hasattr(item, "mode"):
-                return None
-            digests.append(digest_of(item.mode, str(item.size), item.tobytes()))
-    return digests
