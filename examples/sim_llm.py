@@ -50,7 +50,7 @@ def _similarity(inference: SimLLMInference, cases: int, facts: int, rng: random.
         for _ in range(cases):
             doc = docs.make_document(rng, facts)
             change = docs.change(kind, doc, rng, questions=1)
-            embed, tokenizer = inference.model.similarity.embed, inference.model.tokenizer
+            embed, tokenizer = inference.model.embed, inference.model.tokenizer
             texts = [docs.prompt_of(one.text, change.questions[0].text) for one in (doc, change.target)]
             one, other = (embed(tokenizer(text)["input_ids"]) for text in texts)
             scores.append(float(one @ other))
@@ -105,7 +105,6 @@ def options() -> argparse.ArgumentParser:
     add("--similarity-threshold", type=float, default=0.8, help="least cosine of a task that is reused, -1 to 1")
     add("--max-cache-size", type=int, default=100, help="tasks that are kept")
     add("--num-hyperplanes", type=int, default=16, help="planes of the hash, 1 to 62")
-    add("--similarity", default="mean", help="what is compared: mean or position")
     add("--matching", default="map", help="tokens taken: map (equal text) or position (as in Sim-LLM)")
     add("--tail", type=int, default=32, help="last prompt tokens that are always computed")
     add("--cases", type=int, default=4, help="documents, or questions about each")
@@ -120,7 +119,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = options().parse_args(arguments)
     inference = SimLLMInference.from_pretrained(
         given.model, given.max_cache_size, given.similarity_threshold, given.num_hyperplanes, given.device,
-        similarity=given.similarity, matching=given.matching, tail=given.tail,
+        matching=given.matching, tail=given.tail,
     )  # fmt: skip
     rng = random.Random(f"sim-llm-demo/{given.seed}")
     for line in DEMOS[given.demo](inference, given.cases, given.facts, rng):

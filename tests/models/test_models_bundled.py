@@ -32,7 +32,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_available_lists_name_purpose_and_size(toy: Path) -> None:
     models = {model.name: model for model in available()}
     assert list(models) == ["docs-lckv", "docs-lm", "shapes-vlm"]
-    assert (models["docs-lm"].about, models["docs-lm"].nbytes, models["docs-lm"].folder) == ("a toy", 2 + 256 * 40, toy)
+    assert (models["docs-lm"].about, models["docs-lm"].nbytes) == ("a toy", 2 + 256 * 40)
     assert path("docs-lm") == resolve("docs-lm") == toy
 
 
@@ -100,8 +100,7 @@ def test_every_shipped_model_is_whole_and_small() -> None:
     assert "shapes-vlm" in models
     limits = {"shapes-vlm": 16e6, "docs-lm": 24e6, "docs-lckv": 24e6}
     for model in models.values():
-        assert path(model.name) == model.folder
-        files = sum(p.stat().st_size for p in model.folder.iterdir())
+        files = sum(p.stat().st_size for p in path(model.name).iterdir())
         assert files < limits[model.name]
         assert model.about
 

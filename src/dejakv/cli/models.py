@@ -25,20 +25,16 @@ def list_command() -> None:
     from dejakv.experiments.table import Sheet
     from dejakv.models import available, fetched
 
-    states = {"ready": "fetched", "missing": "not fetched", "damaged": "damaged"}
-    rows = [[model.name, model.about, f"{model.nbytes / 1e6:.1f} MB", "bundled"] for model in available()]
-    rows += [
-        [item.recipe.name, item.recipe.about, f"{item.recipe.nbytes / 1e6:.1f} MB", states[item.state]]
-        for item in fetched()
-    ]
+    known = [*available(), *fetched()]
+    rows = [[model.name, model.about, f"{model.nbytes / 1e6:.1f} MB", model.state] for model in known]
     Console().print(Sheet("", ("name", "what it is", "size", "state"), rows).printed())
-    if not available():
+    if known[0].state != "bundled":
         typer.echo(
             "docs-lm, docs-lckv and shapes-vlm come with the package dejakv-models (extra models), which is not installed"
         )
-    for item in fetched():
-        if item.state != "ready":
-            typer.echo(item.reason)
+    for model in known:
+        if model.reason:
+            typer.echo(model.reason)
     typer.echo("use: dejakv run --model NAME, or dejakv.models.load(NAME)")
 
 

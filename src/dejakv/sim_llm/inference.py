@@ -54,7 +54,7 @@ class SimLLMInference:
         device: str = "auto",
         **model_kwargs: Any,
     ) -> "SimLLMInference":
-        """`model_kwargs`: similarity, matching, tail (see `LlamaForCausalLMWithKVReuse`); store, partition,
+        """`model_kwargs`: matching, tail (see `LlamaForCausalLMWithKVReuse`); store, partition,
         seed (see `InterTaskKVManager`); all others go to transformers.
 
         Raises: ModelError for a model that is missing, or ordinary; ConfigError for a setting out of range

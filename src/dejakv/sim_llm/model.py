@@ -1,6 +1,5 @@
 """A causal language model that takes the top layer's KV of similar tasks from an `InterTaskKVManager`."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,10 @@ from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.models import load
 from dejakv.models.lckv.cache import GivenRows, LCKVCache, held
 from dejakv.models.lckv.layout import layout_of
-from dejakv.sim_llm.tasks import InterTaskKVManager, TaskCacheEntry, TaskSimilarity
+from dejakv.sim_llm.tasks import InterTaskKVManager, TaskCacheEntry
+from dejakv.vectors.base import normalized
 
-_OWN = ("similarity", "matching", "tail")
+_OWN = ("matching", "tail")
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,10 @@ class TaskResult:
 class LlamaForCausalLMWithKVReuse:
     """Takes LCKV models; in ordinary ones this is unsound, and they are refused.
 
-    `matching`, `tail`: see `blend.top_layer.take_rows`. `similarity`: see `TaskSimilarity`
+    `matching`, `tail`: see `blend.top_layer.take_rows`
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, *, similarity: str = "mean", matching: str = "map", tail: int = TOP_LAYER_TAIL
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, matching: str = "map", tail: int = TOP_LAYER_TAIL) -> None:
         layout = layout_of(model)
         if layout is None:
             raise ModelError(
@@ -59,14 +57,13 @@ class LlamaForCausalLMWithKVReuse:
             raise ConfigError(f"tail={tail} leaves no row to continue from: give at least 1")
         self.model, self.tokenizer, self.layout = model.eval(), tokenizer, layout
         self.matching, self.tail = matching, tail
-        self.similarity = TaskSimilarity(similarity, self.embed_tokens)
         self._ends = sentence_ends(tokenizer)
         self._watch = ModelWatch(model, tokenizer, None)
         self.manager: InterTaskKVManager | None = None
 
     @classmethod
     def from_pretrained(cls, model_path: str, *, device: str = "auto", **options: Any) -> "LlamaForCausalLMWithKVReuse":
-        """A bundled name, a folder or a hub id. `similarity`, `matching`, `tail` as in the class; other options go to
+        """A bundled name, a folder or a hub id. `matching`, `tail` as in the class; other options go to
         transformers. Raises: ModelError."""
         own = {name: options.pop(name) for name in _OWN if name in options}
         with no_bars():
@@ -103,7 +100,7 @@ class LlamaForCausalLMWithKVReuse:
 
     def make_manager(self, max_cache_size: int = 100, similarity_threshold: float = 0.8, **options: Any) -> Any:
         """A manager that fits this model, connected. `options`: see `InterTaskKVManager`."""
-        size, device = self.similarity.dim, str(self.model.device)
+        size, device = len(self.embed([0])), str(self.model.device)
         self.set_kv_manager(
             InterTaskKVManager(size, max_cache_size, similarity_threshold, device=device, epoch=self.epoch, **options)
         )
@@ -111,10 +108,11 @@ class LlamaForCausalLMWithKVReuse:
 
     def set_kv_manager(self, kv_manager: InterTaskKVManager | None) -> None:
         """Connects a cache of tasks; None: none. Raises: ConfigError if it is of another dimension."""
-        if kv_manager is not None and kv_manager.embedding_dim != self.similarity.dim:
+        size = len(self.embed([0]))
+        if kv_manager is not None and kv_manager.embedding_dim != size:
             raise ConfigError(
-                f"the cache of tasks is for embeddings of {kv_manager.embedding_dim}, this model's have "
-                f"{self.similarity.dim}: make it with embedding_dim={self.similarity.dim}"
+                f"the cache of tasks is for embeddings of {kv_manager.embedding_dim}, this model's have {size}: "
+                f"make it with embedding_dim={size}"
             )
         self.manager = kv_manager
 
@@ -123,6 +121,10 @@ class LlamaForCausalLMWithKVReuse:
         ids = torch.tensor(list(token_ids), device=self.model.device)
         with torch.no_grad():
             return self.model.get_input_embeddings()(ids).float().cpu().numpy()
+
+    def embed(self, token_ids: Sequence[int]) -> np.ndarray:
+        """A task's embedding: the mean of its input embeddings, [hidden] float32 of length 1."""
+        return normalized(self.embed_tokens(token_ids).mean(0))
 
     def generate_with_kv_reuse(self, input_ids: Any, task_id: str | None = None, **options: Any) -> torch.Tensor:
         """[1, prompt + answer] token ids, as `generate` returns them, for [1, tokens] of one task."""
@@ -159,22 +161,15 @@ class LlamaForCausalLMWithKVReuse:
             state = [held(cache, layer) for layer in self.layout.task_layers]
             kept = [torch.stack([kv[part][0, :, : len(prompt)] for kv in state if kv is not None]) for part in (0, 1)]
             name = task_id or manager.generate_task_id(text)
-            manager.add_task(name, self.similarity.embed(prompt), kept, token_ids=prompt, text=text)
+            manager.add_task(name, self.embed(prompt), kept, token_ids=prompt, text=text)
         return result
 
     def _search(self, manager: InterTaskKVManager, ids: tuple[int, ...]) -> TaskCacheEntry | None:
-        def judge(donor: Sequence[int], cosine: float) -> float:
-            """The similarity; none for a donor of which no row would be taken, so that it is no hit."""
-            score = self.similarity.score(ids, donor, cosine)
-            if (
-                score < manager.similarity_threshold
-                or not donor
-                or len(computed_rows(self._rows(ids, donor))) < len(ids)
-            ):
-                return score
-            return -math.inf
+        def useful(donor: Sequence[int]) -> bool:
+            """A donor of which no row would be taken is no hit."""
+            return not donor or len(computed_rows(self._rows(ids, donor))) < len(ids)
 
-        return manager.search_similar_task(self.similarity.embed(ids), judge=judge)
+        return manager.search_similar_task(self.embed(ids), useful)
 
     def _rows(self, ids: tuple[int, ...], donor: Sequence[int]) -> Ids:
         return take_rows(ids, Donors.of(donor), self.matching, self.embed_tokens, tail=self.tail, ends=self._ends)

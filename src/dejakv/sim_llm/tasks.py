@@ -3,9 +3,9 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,16 +18,14 @@ from dejakv.request import DEFAULT_PARTITION
 from dejakv.store.base import Chunk, ChunkMeta
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
-from dejakv.vectors.base import Vector, normalized, unit
+from dejakv.vectors.base import Vector, unit
 from dejakv.vectors.lsh import LSHIndex
-
-Judge = Callable[[tuple[int, ...], float], float]
 
 KIND = LAYER = "task"
 """Kind of the stored state, which no level takes for a prompt's exact state, and name of its vector."""
 
 CANDIDATES = 4
-"""Tasks that a search compares with the judge."""
+"""Tasks that a search looks at."""
 
 
 @dataclass(frozen=True)
@@ -125,28 +123,27 @@ class InterTaskKVManager:
     def __len__(self) -> int:
         return len(self._index)
 
-    def search_similar_task(self, query_embedding: Any, judge: Judge | None = None) -> TaskCacheEntry | None:
+    def search_similar_task(
+        self, query_embedding: Any, useful: Callable[[tuple[int, ...]], bool] | None = None
+    ) -> TaskCacheEntry | None:
         """The most similar task at or above the threshold, None without one.
 
         query_embedding  [dim], numpy or torch. Raises: ConfigError for another dimension, InputError without a direction
-        judge            the similarity that counts, from a candidate's token ids and its cosine; None: the cosine
+        useful           whether a task of these token ids may be found; None: any
         """
         vector = self._vector(query_embedding)
-        best: tuple[float, Chunk] | None = None
         with self._lock:
             hits = self._index.search(vector, CANDIDATES, self.similarity_threshold)
-        for id, cosine in hits:
+        for id, cosine in hits:  # the most similar first
             meta = self.store.meta(id)
-            score = cosine if judge is None or meta is None else judge(meta.token_ids, cosine)
-            if score < self.similarity_threshold or (best is not None and score <= best[0]):
+            if meta is not None and useful is not None and not useful(meta.token_ids):
                 continue
-            chunk = self.store.get(id)
-            if chunk is None:  # gone, or damaged: the store has counted it
-                self._forget(id)
-            else:
-                best = score, chunk
-        self._count("misses" if best is None else "hits")
-        return self._entry(best[1], best[0]) if best is not None else None
+            if (chunk := self.store.get(id)) is not None:
+                self._count("hits")
+                return self._entry(chunk, cosine)
+            self._forget(id)  # gone, or damaged: the store has counted it
+        self._count("misses")
+        return None
 
     def add_task(
         self, task_id: str, task_embedding: Any, top_layer_kv: Any, *, token_ids: tuple[int, ...] = (), text: str = ""
@@ -239,43 +236,3 @@ def _checked(top_layer_kv: Any, tokens: int) -> tuple[torch.Tensor, torch.Tensor
             "keys and values of equal shape [layers, kv heads, tokens, head dim]"
         )
     return keys, values
-
-
-Name = Literal["mean", "position"]
-NAMES: tuple[Name, ...] = get_args(Name)
-Rows = Callable[[Sequence[int]], NDArray[np.float32]]
-"""Input embeddings `[tokens, hidden]` of token ids."""
-
-
-class TaskSimilarity:
-    """How alike two tasks are: what is embedded for the search, and what is compared afterwards.
-
-    name      `mean`: the mean of the prompt's input embeddings, and their cosine. `position`: the same search, judged by the
-              cosines of the tokens at equal positions, averaged: what the public code of Sim-LLM compares; it tells word
-              order, and punishes shifts
-    rows      gives input embeddings
-    """
-
-    def __init__(self, name: str, rows: Rows) -> None:
-        if name not in NAMES:
-            raise ConfigError(f"similarity={name!r} is unknown: choose one of {', '.join(NAMES)}")
-        self.name, self._rows = name, rows
-
-    @property
-    def dim(self) -> int:
-        """Length of a task's embedding."""
-        return int(self._rows([0]).shape[1])
-
-    def embed(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """[dim] float32 of length 1."""
-        return normalized(self._rows(token_ids).mean(0))
-
-    def score(self, query: Sequence[int], donor: Sequence[int], cosine: float) -> float:
-        """How alike two prompts are, given the cosine that the search found."""
-        if self.name != "position":
-            return cosine
-        both = min(len(query), len(donor))
-        if not both:
-            return 0.0
-        mine, theirs = normalized(self._rows(query[:both])), normalized(self._rows(donor[:both]))
-        return float((mine * theirs).sum()) / max(len(query), len(donor))
