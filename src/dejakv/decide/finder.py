@@ -116,7 +116,7 @@ class Finder:
         statuses: dict[str, Status] = {}
         own = self._known(entry.id, prepared)
         found = self._find(query, own, prepared, ask, statuses)
-        tokens = entry.num_tokens
+        tokens = len(prepared.token_ids)
         if self.config.exact_prefix:
             prefix = (PrefixHit(entry.id, tokens - 1), own) if own is not None else self._longest_prefix(prepared)
             found = replace(found, prefix=prefix)

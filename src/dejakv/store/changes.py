@@ -221,7 +221,7 @@ class Notes:
         self._lock = lock
         self._uses = Uses()
         self._condemned: dict[int, str] = {}
-        self._lost: set[str] = set()
+        self.lost: set[str] = set()
 
     def used(self, id: str, segments: Sequence[int]) -> None:
         """Notes a use of a record and of the segments that it consists of."""
@@ -270,14 +270,11 @@ class Notes:
         """Counts a record as lost that needs a condemned segment: what replaces it takes its id out again."""
         with self._lock:
             if any(segment in self._condemned for segment in segments):
-                self._lost.add(id)
-
-    def is_lost(self, id: str) -> bool:
-        return id in self._lost
+                self.lost.add(id)
 
     def found(self, id: str) -> None:
         with self._lock:
-            self._lost.discard(id)
+            self.lost.discard(id)
 
     def settle(self, *, wait: bool) -> None:
         """Writes what is noted. Without `wait` only if nobody else writes."""
@@ -299,7 +296,7 @@ class Notes:
             for n in condemned:
                 self._condemned.pop(n, None)
             if not self._condemned:
-                self._lost.clear()
+                self.lost.clear()
         for _ in missing:
             logger.warning("a segment is removed: its object is missing")
             self._counters.add("corrupt")

@@ -13,6 +13,9 @@ from dejakv.identity import Span, encoded
 SIZE = 16
 """Bytes of a key."""
 
+PREFIX = "prefix-"
+"""How the id of a prefix begins that no stored prompt consists of."""
+
 
 class Keys:
     """The key of each prefix of one prompt. It names partition, epoch, and all tokens and media before its end, so equal keys are
@@ -70,12 +73,12 @@ def ends_of(start: int, stop: int, spans: Sequence[Span]) -> list[int]:
 
 def prefix_id(tokens: int, key: bytes) -> str:
     """Names a prefix that no stored prompt consists of."""
-    return f"prefix-{tokens}-{key.hex()}"
+    return f"{PREFIX}{tokens}-{key.hex()}"
 
 
 def prefix_of(id: str) -> tuple[int, bytes] | None:
     """Length and key of a prefix that `prefix_id` named."""
-    if not id.startswith("prefix-"):
+    if not id.startswith(PREFIX):
         return None
     try:
         _, tokens, key = id.split("-")

@@ -35,7 +35,7 @@ from dejakv.store.budgets import Admission, AdmissionGate, Budget
 from dejakv.store.catalog import Catalog, Piece, reason_of
 from dejakv.store.changes import Gone, Notes
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
-from dejakv.store.keys import Keys, prefix_id, prefix_of
+from dejakv.store.keys import PREFIX, Keys, prefix_id, prefix_of
 from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
 from dejakv.store.reconcile import reconcile
 from dejakv.store.records import decode_meta
@@ -206,7 +206,7 @@ class Store:
         if waiting is not None:
             return (waiting,)
         try:
-            prefix = prefix_of(id)
+            prefix = prefix_of(id) if id.startswith(PREFIX) else None
             record, meta = 0, None
             for again in (True, False):
                 if prefix:
@@ -238,7 +238,7 @@ class Store:
         """
         most = len(token_ids) - (not whole)
         best: tuple[PrefixHit, ChunkMeta] | None = None
-        for item in reversed(self._worker.waiting()):
+        for item in reversed(list(self._worker.queued.values())):
             meta = item.meta
             if (meta.kind, meta.partition, meta.epoch) == (KV, partition, epoch) and self._usable(meta.id):
                 tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans), most)
@@ -271,7 +271,7 @@ class Store:
         if item is not None:
             return item.meta
         try:
-            prefix = prefix_of(id)
+            prefix = prefix_of(id) if id.startswith(PREFIX) else None
             return self._named(id, *prefix)[0] if prefix else self._described(id)[1]
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
@@ -280,14 +280,14 @@ class Store:
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         """Descriptions of all chunks, queued ones first."""
         seen: set[str] = set()
-        for item in self._worker.waiting():
+        for item in list(self._worker.queued.values()):
             meta = item.meta
             if partition in (None, meta.partition) and epoch in (None, meta.epoch) and self._usable(meta.id):
                 seen.add(meta.id)
                 yield meta
         try:
             for row in self._catalog.records(partition, epoch, self._clock()):
-                meta = None if row.id in seen or self._notes.is_lost(row.id) else self._notes.decoded(row.n, row.about)
+                meta = None if row.id in seen or row.id in self._notes.lost else self._notes.decoded(row.n, row.about)
                 if meta is not None:
                     yield meta
         except sqlite3.Error as error:
@@ -359,7 +359,9 @@ class Store:
 
     def clear(self, partition: str | None = None) -> int:
         """Remove all entries, of one partition or of all, and return their number."""
-        waiting = [item.meta.id for item in self._worker.waiting() if partition in (None, item.meta.partition)]
+        waiting = [
+            item.meta.id for item in list(self._worker.queued.values()) if partition in (None, item.meta.partition)
+        ]
         waiting = [id for id in waiting if self._worker.drop(id)]
         gone = Gone()
         query = "SELECT n FROM {} WHERE ?1 IS NULL OR partition = ?1"
@@ -441,7 +443,7 @@ class Store:
 
     def _described(self, id: str) -> tuple[int, ChunkMeta | None]:
         """Number and description of a record. The number names its rows; a replacing record has another. Raises: sqlite3.Error"""
-        if self._notes.is_lost(id):
+        if id in self._notes.lost:
             return 0, None
         self.notice()
         row = self._catalog.record(id, self._clock())
@@ -564,7 +566,7 @@ class Store:
         return wait
 
     def _usable(self, id: str) -> Queued | None:
-        item = self._worker.get(id)
+        item = self._worker.queued.get(id)
         return item if item is not None and not is_expired(item.meta, self._clock()) else None
 
     def _waiting(self, id: str) -> Chunk | None:
@@ -598,7 +600,7 @@ class Store:
 
     def _store(self, item: Queued) -> str:
         """Store a chunk and name the outcome."""
-        if self._worker.get(item.meta.id) is not item:
+        if self._worker.queued.get(item.meta.id) is not item:
             return "dropped"
         meta = item.meta if item.complete is None else item.complete(item.meta)
         chunk = None if meta is None else item.chunk()

@@ -69,7 +69,8 @@ class Worker:
         self._work = work
         self._tick = tick
         self._queue: queue.Queue[Queued | Callable[[], object] | None] = queue.Queue(most)
-        self._waiting: dict[str, Queued] = {}
+        self.queued: dict[str, Queued] = {}
+        """What is not stored yet, by id, the oldest first. Read it without the lock."""
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -78,18 +79,18 @@ class Worker:
         """False if the queue is full, or closed: never waits. Without `background` it is done before this returns."""
         id = item.meta.id
         with self._lock:
-            accepted, before = not self._closed, self._waiting.get(id)
+            accepted, before = not self._closed, self.queued.get(id)
             if accepted:
-                self._waiting[id] = item
+                self.queued[id] = item
             if accepted and background:
                 try:
                     self._queue.put_nowait(item)
                     self._start()
                 except queue.Full:
                     accepted = False
-                    del self._waiting[id]
+                    del self.queued[id]
                     if before is not None:
-                        self._waiting[id] = before
+                        self.queued[id] = before
         self.count("submitted")
         if not accepted:
             self.count("dropped")
@@ -97,24 +98,17 @@ class Worker:
             self._work(item)
         return accepted
 
-    def waiting(self) -> list[Queued]:
-        """What is not stored yet, the oldest first."""
-        return list(self._waiting.values())
-
-    def get(self, id: str) -> Queued | None:
-        return self._waiting.get(id)
-
     def drop(self, id: str) -> bool:
         """Takes back what is not stored yet; False if there is nothing of this id."""
         with self._lock:
-            return self._waiting.pop(id, None) is not None
+            return self.queued.pop(id, None) is not None
 
     def leave(self, item: Queued) -> bool:
         """Takes an item out of what waits. True if it was dropped before."""
         with self._lock:
-            known = self._waiting.get(item.meta.id)
+            known = self.queued.get(item.meta.id)
             if known is item:
-                del self._waiting[item.meta.id]
+                del self.queued[item.meta.id]
             return known is None
 
     def count(self, outcome: str) -> None:
