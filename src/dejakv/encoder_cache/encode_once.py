@@ -17,9 +17,18 @@ from dataclasses import dataclass
 from threading import Lock, Thread
 from typing import Any
 
-from dejakv.encoder_cache.outputs import Key, Resolution, VisualEmbeddingBlock, chunk_id, load, save
+from dejakv.encoder_cache.outputs import (
+    Key,
+    Resolution,
+    VisualEmbeddingBlock,
+    check_embedding,
+    chunk_id,
+    load,
+    owned,
+    save,
+    size_of,
+)
 from dejakv.encoder_cache.stats import EncoderCacheStats
-from dejakv.encoder_cache.tensors import check_embedding, owned, size_of
 from dejakv.errors import InputError
 from dejakv.request import kept_for, nothing_is_kept
 from dejakv.store.age import is_older, shortest
@@ -70,6 +79,14 @@ class Wanted:
     place: Callable[[Any], Any] | None = None
 
 
+class QueueingController:
+    """Allows every eviction. Subclass it to keep a minimum of entries."""
+
+    def get_minimum_stable_blocks(self) -> int:
+        """The fewest entries that evictions may leave. Called, under the cache's lock, for each output that is stored."""
+        return 0
+
+
 class Registry:
     """Thread-safe. Keys carry the partition, so that nothing is found, counted or cleared across partitions.
 
@@ -78,9 +95,17 @@ class Registry:
     """
 
     def __init__(
-        self, parts: Parts, policy: PolicyName, disk: Store | None, *, check_finite: bool = True, ttl: float = 0.0
+        self,
+        parts: Parts,
+        policy: PolicyName,
+        disk: Store | None,
+        controller: QueueingController | None,
+        *,
+        check_finite: bool,
+        ttl: float,
     ) -> None:
         self.disk = disk
+        self.queueing_controller = controller
         self.policy: PolicyName = policy
         self._parts = parts
         self._check_finite = check_finite
@@ -89,10 +114,6 @@ class Registry:
         self._memory: dict[str, MemoryTier[Key, VisualEmbeddingBlock]] = {}
         self._runs: dict[Key, EncoderRun] = {}
         self._figures: defaultdict[str, EncoderCacheStats] = defaultdict(EncoderCacheStats)
-
-    def get_minimum(self) -> int:
-        """The fewest entries that evictions may leave."""
-        return 0
 
     def take(self, key: Key) -> VisualEmbeddingBlock | None:
         """The block in memory, counted as a hit; None, without counting, if it is not in memory."""
@@ -248,7 +269,8 @@ class Registry:
         """Takes a block into memory, in place of one of the same key; False if it was refused."""
         old = self._held(key)
         try:
-            minimum = self.get_minimum() // self._parts.partitions
+            controller = self.queueing_controller
+            minimum = controller.get_minimum_stable_blocks() // self._parts.partitions if controller else 0
             limit, left = self._in(key[0]).put(key, block, block.estimated_vram_bytes, minimum)
         except NoRoom as refusal:
             self._figures[key[0]].refusals[str(refusal)] += 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
-from dejakv.encoder_cache.encode_once import Compute, Registry, Wanted, alone
+from dejakv.encoder_cache.encode_once import Compute, QueueingController, Registry, Wanted, alone
 from dejakv.encoder_cache.outputs import Key, Resolution, VisualEmbeddingBlock, check_key
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import ConfigError, InputError
@@ -20,14 +20,6 @@ from dejakv.store.store import Store
 
 _QUEUE = 256
 """Outputs that may wait to be written to disk: a clip's frames come at once."""
-
-
-class QueueingController:
-    """Allows every eviction. Subclass it to keep a minimum of entries."""
-
-    def get_minimum_stable_blocks(self) -> int:
-        """The fewest entries that evictions may leave. Called, under the cache's lock, for each output that is stored."""
-        return 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,11 +260,10 @@ class VisualKVCache(Registry, EncoderView):
             raise ConfigError(f"ttl={ttl} is no time: give a number of seconds, or 0 for no limit")
         self.max_entries = max_entries
         self.max_vram_bytes = max_vram_bytes
-        self.queueing_controller = queueing_controller
         if disk is not None and not isinstance(disk, Store):
             disk = open_store(disk, max_bytes=disk_bytes, queue=_QUEUE)
         budget = (parts or Parts()).scaled(max_vram_bytes, max_entries)
-        Registry.__init__(self, budget, policy, disk, check_finite=check_finite, ttl=ttl)
+        Registry.__init__(self, budget, policy, disk, queueing_controller, check_finite=check_finite, ttl=ttl)
         EncoderView.__init__(self, self, "", DEFAULT_PARTITION)
 
     def view(
@@ -305,8 +296,3 @@ class VisualKVCache(Registry, EncoderView):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def get_minimum(self) -> int:
-        """See QueueingController."""
-        controller = self.queueing_controller
-        return controller.get_minimum_stable_blocks() if controller is not None else 0
