@@ -31,13 +31,10 @@ class Gone:
     objects: list[str] = field(default_factory=list[str])
     nbytes: int = 0
 
-    def add(self, other: "Gone") -> None:
+    def __iadd__(self, other: "Gone") -> "Gone":
         self.records += other.records
         self.objects += other.objects
         self.nbytes += other.nbytes
-
-    def __iadd__(self, other: "Gone") -> "Gone":
-        self.add(other)
         return self
 
 

@@ -33,6 +33,10 @@ CATALOG_FILES = (CATALOG, f"{CATALOG}-wal", f"{CATALOG}-shm", f"{CATALOG}.damage
 DAMAGED = CATALOG_FILES[-1]
 SEGMENTS = "segments"
 TEMPORARY = "temporary"
+SEGMENT = re.compile(r"[0-9a-f]{32}\.safetensors")
+"""Name of a segment's file."""
+GROUP = re.compile(r"[0-9a-f]{2}")
+"""Name of a folder below `segments`."""
 NOT_FOR_OTHERS = 0o022
 """Mode bits that let others change a file."""
 MOUNTS = Path("/proc/self/mountinfo")
@@ -45,8 +49,6 @@ NETWORKS = frozenset(
 _NEW_MARKER = f"{MARKER}.new"
 _LOCK_SECONDS = 30.0
 _RANK = re.compile(r"tp-[0-9]+-of-[0-9]+")
-_SEGMENT = re.compile(r"[0-9a-f]{32}\.safetensors")
-_GROUP = re.compile(r"[0-9a-f]{2}")
 _OUR_FILES = re.compile(
     r"segments/[0-9a-f]{2}/[0-9a-f]{32}\.safetensors|temporary/[0-9a-f-]+\.safetensors"
     r"|catalog\.sqlite(-wal|-shm|\.damaged)?|dejakv-store\.json\.new"
@@ -63,23 +65,9 @@ def file_of(segment: str) -> tuple[str, str]:
     return segment[:2], f"{segment}.safetensors"
 
 
-def is_segment(file: str) -> bool:
-    """Whether it is the name of a segment's file."""
-    return _SEGMENT.fullmatch(file) is not None
-
-
-def is_group(name: str) -> bool:
-    """Whether it is the name of a folder below `segments`."""
-    return _GROUP.fullmatch(name) is not None
-
-
-def is_ours(status: os.stat_result) -> bool:
-    """Whether this user owns it and nobody else may change it."""
-    return status.st_uid == os.geteuid() and not status.st_mode & NOT_FOR_OTHERS
-
-
 def is_our_file(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and is_ours(status)
+    """Whether it is a plain file that this user owns and nobody else may change."""
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & NOT_FOR_OTHERS
 
 
 def open_file(path: str | Path, flags: int) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.store.base import CorruptChunk
-from dejakv.store.claim import SEGMENTS, TEMPORARY, file_of, is_group, is_our_file, is_segment, open_file, own_folder
+from dejakv.store.claim import GROUP, SEGMENT, SEGMENTS, TEMPORARY, file_of, is_our_file, open_file, own_folder
 from dejakv.store.memory import MemoryTier
 
 Bytes = NDArray[np.uint8]
@@ -68,18 +68,6 @@ class Objects(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class Feed(Protocol):
-    """How stores on several machines tell each other what came and went."""
-
-    def tell(self, put: Sequence[str], removed: Sequence[str]) -> None:
-        """Tells the others names of objects."""
-        ...
-
-    def hear(self, mark: Any) -> tuple[Sequence[str], Sequence[str], Any] | None:
-        """What others put and removed since `mark`, and the next mark; None after a gap: then all objects are listed."""
-        ...
 
 
 class Memory:
@@ -197,17 +185,17 @@ class Folder:
 
     def list(self) -> Iterator[str]:
         try:
-            for group in filter(is_group, os.listdir(self._segments)):
+            for group in filter(GROUP.fullmatch, os.listdir(self._segments)):
                 folder = self._segments / group
                 for file in os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else ():
-                    if is_segment(file) and file.startswith(group):
+                    if SEGMENT.fullmatch(file) and file.startswith(group):
                         yield file.removesuffix(".safetensors")
         except OSError as error:
             raise Unknown(error) from error
 
     def sweep(self) -> None:
         """Removes what killed processes were writing. Raises: OSError if it cannot be listed."""
-        for file in filter(is_segment, os.listdir(self._temporary)):
+        for file in filter(SEGMENT.fullmatch, os.listdir(self._temporary)):
             with suppress(OSError):
                 descriptor = open_file(self._temporary / file, os.O_RDONLY)
                 try:
@@ -249,19 +237,19 @@ class Folder:
             raise Unknown(error) from error
 
 
-class InFront:
-    """Objects with a copy of the latest in memory. They never change, so none is ever out of date.
+class FolderInMemory(Folder):
+    """A folder with a copy of the latest objects in memory. They never change, so none is ever out of date.
 
     fill  `write`: also what is written; `read`: only what is read
     """
 
-    def __init__(self, behind: Objects, max_bytes: int, fill: str = "write") -> None:
-        self._behind, self._most, self._fill = behind, max_bytes, fill
+    def __init__(self, root: Path, max_bytes: int, fill: str = "write") -> None:
+        super().__init__(root)
+        self._most, self._fill = max_bytes, fill
         self._held = MemoryTier[str, Bytes](max_bytes)
-        self._lock = threading.Lock()
 
     def put(self, name: str, parts: Sequence[Any]) -> None:
-        self._behind.put(name, parts)
+        super().put(name, parts)
         if self._fill == "write" and sum(memoryview(part).nbytes for part in parts) <= self._most:
             self._hold(name, np.concatenate([np.frombuffer(part, np.uint8) for part in parts]))
 
@@ -270,23 +258,14 @@ class InFront:
             held = self._held.use(name)
         if held is not None:
             return held
-        found = self._behind.get(name)
+        found = super().get(name)
         return self._hold(name, found.copy()) if found.size <= self._most else found
-
-    def head(self, name: str, size: int) -> tuple[bytes, int]:
-        return self._behind.head(name, size)
 
     def delete(self, names: Sequence[str]) -> None:
         with self._lock:
             for name in names:
                 self._held.drop(name)
-        self._behind.delete(names)
-
-    def list(self) -> Iterator[str]:
-        return self._behind.list()
-
-    def close(self) -> None:
-        self._behind.close()
+        super().delete(names)
 
     def _hold(self, name: str, data: Bytes) -> Bytes:
         data.flags.writeable = False

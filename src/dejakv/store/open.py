@@ -31,7 +31,7 @@ from dejakv.store.claim import (
 )
 from dejakv.store.connection import is_damage
 from dejakv.store.counters import logger
-from dejakv.store.objects import Folder, InFront, Objects
+from dejakv.store.objects import Folder, FolderInMemory, Objects
 from dejakv.store.store import Store
 
 if TYPE_CHECKING:
@@ -141,9 +141,8 @@ def _open_folder(folder: Path, memory_bytes: int, fill: Fill, more: dict[str, An
                 write_marker(path)
             in_use = InUse(path / MARKER)
             try:
-                files = Folder(path)
-                files.sweep()
-                objects: Objects = InFront(files, memory_bytes, fill) if memory_bytes else files
+                objects = FolderInMemory(path, memory_bytes, fill) if memory_bytes else Folder(path)
+                objects.sweep()
                 return _with_catalog(path, in_use, objects, more | {"release": in_use.close})
             except BaseException:
                 in_use.close()

@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import suppress
+from functools import partial
 
 from dejakv.store import changes
 from dejakv.store.base import CorruptChunk
@@ -10,7 +11,7 @@ from dejakv.store.catalog import Catalog, Piece
 from dejakv.store.changes import Gone
 from dejakv.store.objects import Missing, Objects, Unknown
 from dejakv.store.records import decode_meta
-from dejakv.store.segment import HEAD, NeedMore, Segment, described
+from dejakv.store.segment import Segment, described
 
 
 def reconcile(
@@ -37,7 +38,7 @@ def reconcile(
         for name in present:
             try:
                 with suppress(Missing, Unknown):
-                    _index(sql, *_read(objects, name))
+                    _index(sql, name, described(partial(objects.head, name))[0])
             except CorruptChunk:
                 damaged += 1
                 sql.execute("INSERT INTO leaving VALUES (?)", (name,))
@@ -58,16 +59,6 @@ def is_there(objects: Objects, name: str) -> bool:
     except (Unknown, CorruptChunk):
         return True
     return True
-
-
-def _read(objects: Objects, name: str) -> tuple[str, Segment]:
-    need = HEAD
-    while True:
-        head, size = objects.head(name, need)
-        try:
-            return name, described(head, size)[0]
-        except NeedMore as more:
-            need = more.args[0]
 
 
 def _index(sql: sqlite3.Connection, name: str, segment: Segment) -> None:

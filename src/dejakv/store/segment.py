@@ -15,7 +15,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,10 +41,6 @@ _BLOCK_ROWS = 256
 _TEXT = ("name", "partition", "epoch", "kind", "record", "checksum")
 _JSON = ("start", "stop", "spans", "position", "generation", "lineage")
 _SECONDS = ("created", "ttl")
-
-
-class NeedMore(Exception):
-    """More bytes of the object are needed: so many."""
 
 
 @dataclass(frozen=True)
@@ -145,16 +141,18 @@ def _header(meta: dict[str, str], keys: int, ids: int, dtype: str, shape: list[i
     return body + b" " * (-(8 + len(body)) % _ALIGNMENT)
 
 
-def described(head: bytes, size: int) -> tuple[Segment, str, list[int], int]:
-    """The description at the beginning of an object of `size` bytes, verified; dtype, shape and place of its state.
+def described(read: Callable[[int], tuple[bytes, int]]) -> tuple[Segment, str, list[int], int]:
+    """The verified description of an object; dtype, shape and place of its state. Raises: CorruptChunk, and the errors of `read`.
 
-    Raises: CorruptChunk; NeedMore with the number of bytes where `head` is too short."""
+    read  returns the first bytes of the object, at most so many, and the object's size
+    """
     try:
+        head, size = read(HEAD)
         length = int.from_bytes(head[:8], "little")
         if not 0 < length <= size - 8:
             raise CorruptChunk(f"a header of {length} bytes in an object of {size}")
         if len(head) < 8 + length:
-            raise NeedMore(8 + length + HEAD)
+            head, size = read(8 + length + HEAD)
         said: Any = json.loads(head[8 : 8 + length])
         meta: dict[str, str] = dict(said["__metadata__"])
         if meta["format"] != FORMAT:
@@ -165,7 +163,7 @@ def described(head: bytes, size: int) -> tuple[Segment, str, list[int], int]:
         if base + s1 != size or not 0 == k0 <= k1 == i0 <= i1 <= s0 <= s1:
             raise CorruptChunk("the offsets do not fit the object")
         if len(head) < base + s0:
-            raise NeedMore(base + s0)
+            head, size = read(base + s0)
         keys, ids = head[base : base + k1], head[base + i0 : base + i1]
         # To the byte: what no digest covers is damage too.
         same = head[8:base] == _header(meta, len(keys) // SIZE, len(ids) // 4, dtype, shape, s1 - s0)
@@ -193,13 +191,7 @@ def described(head: bytes, size: int) -> tuple[Segment, str, list[int], int]:
 
 def opened(buffer: NDArray[np.uint8], name: str) -> tuple[Segment, Tensor]:
     """Segment and state in an object's bytes, verified; the tensor is a read-only view. Raises: CorruptChunk."""
-    need = HEAD
-    while True:
-        try:
-            segment, dtype, shape, at = described(buffer[:need].tobytes(), buffer.size)
-            break
-        except NeedMore as more:
-            need = more.args[0]
+    segment, dtype, shape, at = described(lambda need: (buffer[:need].tobytes(), buffer.size))
     if segment.name != name:
         raise CorruptChunk(f"object {name} is another one")
     flat = buffer[at:]
@@ -210,11 +202,10 @@ def opened(buffer: NDArray[np.uint8], name: str) -> tuple[Segment, Tensor]:
     return segment, Tensor(data, dtype)
 
 
-def checksum(data: NDArray[Any], *labels: str) -> str:
-    """Checksum of an array's bytes and their `labels` (the description of the bytes), 32 hexadecimal digits."""
-    octets = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+def _sum_of(octets: NDArray[np.uint8], name: str, dtype: str, shape: list[int]) -> str:
+    """Checksum of a state's bytes and their description, 32 hexadecimal digits."""
     sha = hashlib.blake2b(digest_size=16)
-    for part in (str(octets.size), *labels):
+    for part in (str(octets.size), FORMAT, name, dtype, ",".join(map(str, shape))):
         encoded = part.encode()
         sha.update(len(encoded).to_bytes(8, "little") + encoded)
     whole = octets.size // (8 * _ROW_WORDS)
@@ -224,10 +215,6 @@ def checksum(data: NDArray[Any], *labels: str) -> str:
         sha.update(sums.astype("<u8", copy=False).tobytes())
     sha.update(octets[whole * 8 * _ROW_WORDS :].tobytes())
     return sha.hexdigest()
-
-
-def _sum_of(flat: NDArray[np.uint8], name: str, dtype: str, shape: list[int]) -> str:
-    return checksum(flat, FORMAT, name, dtype, ",".join(map(str, shape)))
 
 
 def _digest(meta: dict[str, str], keys: bytes, ids: bytes) -> str:

@@ -1,7 +1,8 @@
 """Which entries a purge takes, and what was made from them and leaves with them."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dejakv.errors import InputError
 from dejakv.identity import common_prefix
@@ -121,12 +122,10 @@ def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list
 
 def counted(metas: Iterable[ChunkMeta]) -> Purged:
     """What the removal of these entries amounts to, but for bytes."""
-    purged = Purged()
-    for meta in metas:
-        media = frozenset((meta.partition, span.digest) for span in meta.spans)
-        kinds = {KV: Purged(prompts=1), ROWS: Purged(rows=1)}
-        purged += replace(kinds.get(meta.kind, Purged(encoder_outputs=1)), ids=frozenset({meta.id}), media=media)
-    return purged
+    metas = list(metas)
+    kinds = Counter(meta.kind if meta.kind in (KV, ROWS) else "" for meta in metas)
+    media = frozenset((meta.partition, span.digest) for meta in metas for span in meta.spans)
+    return Purged(kinds[KV], kinds[ROWS], 0, kinds[""], ids=frozenset(meta.id for meta in metas), media=media)
 
 
 def derived(metas: Iterable[ChunkMeta], *sources: str) -> list[str]:

@@ -427,13 +427,13 @@ class Store:
     def _put(self, chunk: Chunk) -> None:
         uses = self._notes.take_uses()
         try:
-            written = write(self._objects, self._catalog, self._budget, chunk, self._clock(), uses)
+            gone, evicted = write(self._objects, self._catalog, self._budget, chunk, self._clock(), uses)
         except BaseException:
             self._notes.put_back(uses)
             raise
-        for partition, why in written.evicted:
+        for partition, why in evicted:
             self._counters.add("evictions", partition, why)
-        self._left(written.gone)
+        self._left(gone)
         if chunk.stop == chunk.meta.num_tokens:
             self._notes.found(chunk.meta.id)
         if chunk.meta.ttl and self._background:

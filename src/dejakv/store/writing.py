@@ -3,7 +3,7 @@
 import secrets
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from dejakv.errors import InputError, StoreError
 from dejakv.identity import exact_key
@@ -29,12 +29,8 @@ class _TryAgain(Exception):
     """What a transaction builds on has left."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """What a put came to: what left for it, and (partition, limit) of each record evicted."""
-
-    gone: Gone = field(default_factory=Gone)
-    evicted: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+Written = tuple[Gone, list[tuple[str, str]]]
+"""What left for a put, and (partition, limit) of each record evicted."""
 
 
 @dataclass(frozen=True)
@@ -137,18 +133,18 @@ def _rows(sql: sqlite3.Connection, objects: Objects, budget: Budget, work: _Work
             raise _TryAgain
         n = found[0] if found else changes.add_segment(sql, one)
         pieces.append(Piece(n, one.name, one.start, one.stop, one.stop, one.due, one.record))
-    written = Written()
+    gone, evicted = Gone(), list[tuple[str, str]]()
     if work.about is not None:
         columns = (meta.id, meta.partition, meta.epoch, meta.kind)
-        written.gone.add(changes.add_record(sql, work.about, columns, meta.created, _due(meta), pieces))
+        gone += changes.add_record(sql, work.about, columns, meta.created, _due(meta), pieces)
     numbers = tuple(piece.n for piece in pieces)
     changes.touch(sql, {("", numbers): 1})
     for of, nbytes, entries in budget.limits(meta.partition):
         why = "quota" if of is not None else "bytes" if nbytes else "entries"
         room = changes.make_room(sql, POLICIES[budget.policy], nbytes, entries, of, set(numbers), meta.id)
-        written.evicted.extend((partition, why) for _, partition in room.records)
-        written.gone.add(room)
-    return written
+        evicted.extend((partition, why) for _, partition in room.records)
+        gone += room
+    return gone, evicted
 
 
 def _due(meta: ChunkMeta) -> float:
