@@ -70,6 +70,18 @@ class Objects(Protocol):
     def close(self) -> None: ...
 
 
+class Feed(Protocol):
+    """How stores on several machines tell each other what came and went."""
+
+    def tell(self, put: Sequence[str], removed: Sequence[str]) -> None:
+        """Tells the others names of objects."""
+        ...
+
+    def hear(self, mark: Any) -> tuple[Sequence[str], Sequence[str], Any] | None:
+        """What others put and removed since `mark`, and the next mark; None after a gap: then all objects are listed."""
+        ...
+
+
 class Memory:
     """Objects of this process alone."""
 
