@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from dejakv.blend.prune import PruneConfig
 from dejakv.blend.settings import BlendConfig
 from dejakv.build import build_cache
-from dejakv.config import SemanticCacheConfig
+from dejakv.config import LEFT, SemanticCacheConfig
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
-from dejakv.experiments.settings import RunSettings, read_set
+from dejakv.experiments.settings import RunSettings, read_set, split_settings
 from dejakv.server.settings import ServerSettings
 from dejakv.settings import AnyPath, Folder, Share, check_fields, from_mapping, helps
 
@@ -149,6 +149,15 @@ def test_the_parts_of_a_cache_share_no_name_and_the_connectors_defaults_differ_w
     shared = [item for item in fields(ConnectorSettings) if item.name in own]
     other = {item.name for item in shared if item.default != getattr(SemanticCacheConfig, item.name)}
     assert other == {"min_tokens"}
+
+
+def test_a_setting_that_left_names_what_took_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LEFT, "old_name", "give blend_share")
+    for make in (SemanticCacheConfig.from_dict, ConnectorSettings.from_extra):
+        with pytest.raises(ConfigError, match="old_name is no setting any more: give blend_share"):
+            make({"old_name": 1})
+    with pytest.raises(ConfigError, match="old_name is no setting any more: give blend_share"):
+        split_settings({"old-name": 1}, "a sweep")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,10 @@ DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 SIMILARITY_THRESHOLD = 0.85
 """Least cosine of a level that is given none."""
 
+_GUARD = "no cross-encoder judges paraphrases; lexical_guard alone refuses donors in other words"
+LEFT: dict[str, str] = {"cross_encoder": _GUARD, "paraphrase_threshold": _GUARD}
+"""Settings of earlier versions, and what took the place of each."""
+
 
 @dataclass(frozen=True)
 class TextSettings:
@@ -265,4 +269,4 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SemanticCacheConfig":
         """Build a config from plain values (JSON, flags; lists become tuples). Raises: ConfigError for an unknown name."""
-        return from_mapping(cls, values, "the cache's settings")
+        return from_mapping(cls, values, "the cache's settings", LEFT)

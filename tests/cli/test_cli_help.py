@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dejakv.cli.main import COMMANDS, typer_app
+from dejakv.cli.main import COMMANDS, REMOVED, typer_app
 from dejakv.cli.options import size
 from dejakv.experiments.settings import CACHE_KINDS, RUN_KINDS, SINGULARS, SWITCHES, RunSettings
 from dejakv.server.settings import ServerSettings
@@ -82,6 +82,12 @@ def test_the_help_names_the_defaults_of_the_settings(name: str, settings: Any) -
 def test_every_setting_is_an_option_of_run_or_is_given_with_set() -> None:
     named = {SWITCHES.get(option.name, SINGULARS.get(option.name, option.name)) for option in options("run")}
     assert {*CACHE_KINDS, *RUN_KINDS} - named == {"free_order"}
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_command_names_what_took_its_place(name: str) -> None:
+    done = CliRunner().invoke(typer_app, [name])
+    assert f"there is no command {name!r} any more" in str(done.exception)
 
 
 def test_set_a_file_and_options_override_each_other_in_this_order(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ FILES = {
     "purge.json": b'{"experiments": [{"name": "a", "preset": "shapes", "cache_dir": "folder"}]}',
 }
 MISTAKES = [
+    ("attack --quick --output new.json", "its checks are tests now (tests/attacks"),
     ("run --max-samples ten", "valid integer"),
     ("run --max-samples 0", "--max-samples=0 is too small"),
     ("run --max-samples 99999999999999999999", "too large"),
@@ -102,6 +103,7 @@ MISTAKES = [
     ("run --dataset gqa --dataset-path missing.jsonl --model docs-lm", "no file 'missing.jsonl'"),
     ("run --dataset gqa --dataset-path list.json --model docs-lm", "not in GQA's format"),
     ("run --dataset gqa", "--preset internvl3.5-2b or qwen3-vl-2b"),
+    ("run --seeds 5", "run a sweep with `grid: {seed: [0, 1, 2, 3, 4]}`"),
     ("run --image-root missing --max-samples 1", "--image-root 'missing' is no folder"),
     ("run --dataset rag --window 3", "--window is an option of the data set sessions"),
     ("run --passages 3", "--passages is an option of the data set rag"),
@@ -167,8 +169,10 @@ MISTAKES = [
     ("estimate", "Missing argument"),
     ("estimate missing", "no file"),
     ("estimate ok.jsonl --max-samples 0", "--max-samples"),
+    ("tune --prompts ok.jsonl", "give the log to `dejakv estimate LOG`"),
     ("models get nope", "no model 'nope' can be fetched: choose smollm2-135m"),
     ("serve --host 0.0.0.0", "--api-keys-file"),
+    ("version", "it is `dejakv --version`"),
     ("nope", "No such command"),
 ]
 

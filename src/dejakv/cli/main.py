@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from dejakv.errors import DejaKVError, OutputError
+from dejakv.errors import ConfigError, DejaKVError, OutputError
 
 COMMANDS = {
     "run": "Ask many questions with and without the cache: hits, tokens saved, time to first token, answers changed.",
@@ -20,6 +20,28 @@ COMMANDS = {
     "cache": "Look after the folder of a cache: show, purge, partitions, evidence.",
 }
 """Commands with their line in `dejakv --help`; each module has its command's name."""
+
+REMOVED = {
+    "attack": "its checks are tests now (tests/attacks in the source), and docs/exactness.md says what was attacked",
+    "frontier": "`python -m research.frontier` in a checkout of the source does it; its results are in docs/results",
+    "make-trace": "`python -m research.replay.generate` in a checkout of the source does it",
+    "replay": "`python -m research.replay` in a checkout of the source does it; its results are in docs/results/replay.md",
+    "sim-llm": "run examples/sim_llm.py, which has the same options",
+    "tune": "give the log to `dejakv estimate LOG`",
+    "version": "it is `dejakv --version`",
+}
+"""Commands of earlier versions, with their replacements."""
+
+REMOVED_OPTIONS = {
+    "--jobs": "give parts of the specification to sweeps with a --log-file each, and start these side by side",
+    "--noise-floor": "compare two runs, with --dtype fp32 and --dtype bf16",
+    "--prompts": "give the log itself: dejakv estimate LOG",
+    "--seeds": "run a sweep with `grid: {seed: [0, 1, 2, 3, 4]}` (docs/sweep.md)",
+    "--show-disagreements": "`dejakv report` shows the changed answers of a run",
+    "--svg": "charts are in the page that `dejakv report` writes",
+    "--unsound": "an ordinary model is refused; docs/results/sim_llm.md has what came out of it",
+}
+"""Options of earlier versions, with their replacements."""
 
 _OPTIONS: dict[str, Any] = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
@@ -38,7 +60,9 @@ class _Commands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a command; for the help only its line."""
+        """Import a command; for the help only its line. Raises: ConfigError for a removed one."""
+        if cmd_name in REMOVED:
+            raise ConfigError(f"there is no command {cmd_name!r} any more: {REMOVED[cmd_name]}")
         if cmd_name not in COMMANDS:
             return None
         if self._listing:
@@ -100,6 +124,12 @@ def app() -> None:
     except DejaKVError as error:
         _fail(str(error))
     except _UsageError as error:
+        from dejakv.config import LEFT
+
+        option = getattr(error, "option_name", None) or ""
+        instead = REMOVED_OPTIONS.get(option) or LEFT.get(option.removeprefix("--").replace("-", "_"))
+        if instead:
+            _fail(f"there is no option {option} any more: {instead}")
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "dejakv"
         _fail(f"{error.format_message().rstrip('.')}; see {command} --help")

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal, get_args
 
-from dejakv.config import FindSettings, KeepSettings, ReuseSettings, SemanticCacheConfig
+from dejakv.config import LEFT, FindSettings, KeepSettings, ReuseSettings, SemanticCacheConfig
 from dejakv.datasets.registry import OPTIONS, check_name
 from dejakv.engines.open import ModelChoice
 from dejakv.errors import ConfigError, command
@@ -205,6 +205,8 @@ def split_settings(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any]
             cache_part[name] = [value] if listed else value
         elif name in RUN_KINDS:
             run_part[name] = value
+        elif name in LEFT:
+            raise ConfigError(f"{where}: {name} is no setting any more: {LEFT[name]}")
         else:
             raise ConfigError(
                 f"{where} has the unknown setting {shown(key)}{did_you_mean(name, KEYS)}: names are the options of `dejakv run`"
@@ -295,7 +297,7 @@ def settings_of(named: Mapping[str, Any]) -> RunSettings:
     """Restore settings from `RunSettings.named`, also as read from JSON. Raises: ConfigError."""
     cache = {name.removeprefix(_PREFIX): value for name, value in named.items() if name.startswith(_PREFIX)}
     plain = {name: value for name, value in named.items() if not name.startswith(_PREFIX)}
-    return from_mapping(RunSettings, {**plain, "cache": SemanticCacheConfig.from_dict(cache)}, "a run's settings")
+    return from_mapping(RunSettings, {**plain, "cache": SemanticCacheConfig.from_dict(cache)}, "a run's settings", LEFT)
 
 
 def run_command_of(named: Mapping[str, Any]) -> str:

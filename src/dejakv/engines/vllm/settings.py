@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dejakv.config import BlendSettings, BudgetSettings, SemanticCacheConfig
+from dejakv.config import LEFT, BlendSettings, BudgetSettings, SemanticCacheConfig
 from dejakv.decide.plan import Ask
 from dejakv.errors import ConfigError
 from dejakv.settings import Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping
@@ -23,7 +23,7 @@ _TEXT = (
     "`similarity_threshold` and `index_encoder` in DEJAKV_ADOPT"
 )
 _ALONE = "run the other connector alone, or both below vLLM's MultiConnector with mode exact"
-LEFT: dict[str, str] = {
+LEFT_HERE: dict[str, str] = {
     "inner": _ALONE,
     "inner_isolated": _ALONE,
     "promote": "a client sends the prompt again with mode exact and max_tokens=1 when the server is idle",
@@ -122,7 +122,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings):
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> "ConnectorSettings":
         """Read `kv_connector_extra_config`. Raises: ConfigError for an unknown key, listing the known, or a removed one."""
-        return from_mapping(cls, extra, "kv_connector_extra_config", LEFT)
+        return from_mapping(cls, extra, "kv_connector_extra_config", {**LEFT, **LEFT_HERE})
 
 
 @dataclass(frozen=True)
