@@ -50,7 +50,9 @@ def test_a_run_reports_its_hits_as_ones_that_may_change_answers(tmp_path: Path) 
         assert (record["method"], record["approximate"], record["stored"]) == ("top_layer", True, False)
     why = CliRunner().invoke(typer_app, ["explain", "edit-0", "--run", str(tmp_path)])
     assert why.exit_code == 0, why.output
-    assert "the top layer's state (chosen)" in " ".join(why.output.split())
+    told = " ".join(why.output.split())
+    assert "plan: top_layer, 66 of 114 tokens computed, from 1 donor (document)" in told
+    assert "exact prefix 0.0061 s, top layer 0.0032 s" in told
 
 
 def test_a_dry_run_plans_it(tmp_path: Path) -> None:
