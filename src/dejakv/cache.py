@@ -26,8 +26,8 @@ from dejakv.errors import ModelError
 from dejakv.identity import check_partition, check_scope, rows_key
 from dejakv.records import Record, greedy_note
 from dejakv.request import Request, forget
-from dejakv.store.age import now, remaining, shortest
 from dejakv.store.base import ROWS, ChunkMeta, Tensor
+from dejakv.store.budgets import now, remaining, shortest
 from dejakv.store.selection import DONORS, PROMPT, Purged, Selection
 from dejakv.store.store import Store
 from dejakv.trust.differs import differs_of

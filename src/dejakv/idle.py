@@ -19,7 +19,7 @@ from dejakv.engines.base import Completion, Engine, OnToken, Prepared
 from dejakv.errors import ModelChangedError
 from dejakv.records import greedy_answer
 from dejakv.request import Request, Sampling, after_waiting, keeping
-from dejakv.store.age import now
+from dejakv.store.budgets import now
 from dejakv.trust.differs import Differs, Seen
 from dejakv.trust.features import certainty
 

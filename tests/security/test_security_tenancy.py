@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv import open_store
-from dejakv.store.age import now
+from dejakv.store.budgets import now
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
 from dejakv.testing import make_chunk

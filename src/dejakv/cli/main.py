@@ -46,7 +46,7 @@ REMOVED_OPTIONS = {
 _OPTIONS: dict[str, Any] = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
 
-class _Interrupted(Exception):
+class _Stopped(Exception):
     """Ctrl-C in a command. typer would turn a KeyboardInterrupt into an exit without a word."""
 
 
@@ -85,11 +85,11 @@ class _Commands(TyperGroup):
             self._listing = False
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command. Raises: _Interrupted."""
+        """Runs the command. Raises: _Stopped."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
-            raise _Interrupted from interrupt
+            raise _Stopped from interrupt
 
 
 typer_app = typer.Typer(name="dejakv", cls=_Commands, add_completion=False, pretty_exceptions_enable=False)
@@ -133,7 +133,7 @@ def app() -> None:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "dejakv"
         _fail(f"{error.format_message().rstrip('.')}; see {command} --help")
-    except (typer.Abort, _Interrupted):
+    except (typer.Abort, _Stopped):
         _fail("stopped", 130)
     else:
         sys.exit(status if isinstance(status, int) else 0)

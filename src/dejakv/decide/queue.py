@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from dejakv.decide.plan import Decision
 from dejakv.request import Request, Sampling
-from dejakv.store.age import now
+from dejakv.store.budgets import now
 from dejakv.trust.differs import Differs, Seen
 from dejakv.trust.draw import Draw
 from dejakv.trust.gate import Gate

@@ -31,9 +31,8 @@ from dejakv.encoder_cache.outputs import (
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import InputError
 from dejakv.request import kept_for, nothing_is_kept
-from dejakv.store.age import is_older, shortest
-from dejakv.store.age import now as clock
-from dejakv.store.budgets import NoRoom, Parts, PolicyName
+from dejakv.store.budgets import NoRoom, Parts, PolicyName, is_older, shortest
+from dejakv.store.budgets import now as clock
 from dejakv.store.memory import MemoryTier
 from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store

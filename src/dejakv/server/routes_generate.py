@@ -8,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from dejakv.decide.plan import APPROXIMATE
 from dejakv.request import Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
-from dejakv.server.schemas import GenerateRequest, GenerateResponse, Provenance, Timings
+from dejakv.server.schemas import GenerateRequest, GenerateResponse, Origin, Timings
 from dejakv.server.service import AnyService
 
 router = APIRouter(tags=["generate"], route_class=JsonRoute)
@@ -39,7 +39,7 @@ async def generate(
     elif record.stored or record.method == "exact":
         store_key = service.name_entry(partition, record.key, body.store_key)
     return GenerateResponse(
-        **vars(Provenance.model_validate(record)),
+        **vars(Origin.model_validate(record)),
         text=answer.text,
         used_semshare=record.method in APPROXIMATE,
         cache_hit=record.method != "none",

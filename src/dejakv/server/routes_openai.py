@@ -18,7 +18,7 @@ from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
 from dejakv.server.chat import conversation, pictures_of, render
 from dejakv.server.problems import refusal_of
-from dejakv.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest, Provenance
+from dejakv.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest, Origin
 from dejakv.server.service import AnyService, Service
 from dejakv.server.worker import Job
 
@@ -215,4 +215,4 @@ def _provenance(answer: Answer) -> dict[str, Any]:
     """The origin of the answer's state."""
     record = answer.record
     more = {"provenance": record.provenance, "score": record.score, "order": list(record.order)}
-    return {**vars(Provenance.model_validate(record)), **more}
+    return {**vars(Origin.model_validate(record)), **more}

@@ -41,7 +41,7 @@ class Timings(BaseModel):
     inject_ms: float
 
 
-class Provenance(BaseModel):
+class Origin(BaseModel):
     """The origin of an answer's state, by its `Record`. `reason`: why state that was found was not used, or why the prompt ran exactly;
     empty if there is nothing to say."""
 
@@ -57,8 +57,8 @@ class Provenance(BaseModel):
     tokens_computed: int = Field(validation_alias="computed_tokens")
 
 
-class GenerateResponse(Provenance):
-    """A `Provenance` and SemShareKV's fields. `cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar
+class GenerateResponse(Origin):
+    """An `Origin` and SemShareKV's fields. `cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar
     donor's KV was. `store_key` is null for an approximate answer, whose state is never kept as its prompt's."""
 
     text: str

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dejakv.identity import BLOCK_TOKENS as BLOCK
-from dejakv.store.age import SKEW
+from dejakv.store.budgets import SKEW
 from dejakv.store.connection import Connection, Damaged, is_damage
 from dejakv.store.counters import logger
 from dejakv.store.keys import Keys

@@ -8,9 +8,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dejakv.store.age import SKEW
 from dejakv.store.base import ChunkMeta, CorruptChunk
-from dejakv.store.budgets import NoRoom
+from dejakv.store.budgets import SKEW, NoRoom
 from dejakv.store.catalog import Catalog, Piece, alive, totals
 from dejakv.store.counters import Counters, logger
 from dejakv.store.keys import SIZE

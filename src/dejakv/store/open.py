@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dejakv.errors import StoreError
 from dejakv.settings import MEMORY, refuse_address
-from dejakv.store.age import Clock
-from dejakv.store.age import now as steady
-from dejakv.store.budgets import Admission, Budget, Parts, PolicyName, named_parts
+from dejakv.store.budgets import Admission, Budget, Clock, Parts, PolicyName, named_parts
+from dejakv.store.budgets import now as steady
 from dejakv.store.catalog import Catalog
 from dejakv.store.claim import (
     CATALOG,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from dejakv.errors import InputError
 from dejakv.identity import common_prefix
-from dejakv.store.age import is_older
 from dejakv.store.base import KV, ROWS, ChunkMeta
+from dejakv.store.budgets import is_older
 
 DONORS = "donors"
 """Entry of the `metadata` of rows: ids of the chunks whose state went into them."""

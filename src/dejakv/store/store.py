@@ -17,8 +17,6 @@ from cachetools import FIFOCache
 from dejakv.errors import InputError, StoreError
 from dejakv.identity import BLOCK_TOKENS, common_prefix
 from dejakv.store import changes
-from dejakv.store.age import Clock, is_expired
-from dejakv.store.age import now as steady
 from dejakv.store.base import (
     KV,
     Chunk,
@@ -31,7 +29,8 @@ from dejakv.store.base import (
     check_alike,
     joined,
 )
-from dejakv.store.budgets import Admission, AdmissionGate, Budget
+from dejakv.store.budgets import Admission, AdmissionGate, Budget, Clock, is_expired
+from dejakv.store.budgets import now as steady
 from dejakv.store.catalog import Catalog, Piece, reason_of
 from dejakv.store.changes import Gone, Notes
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dejakv.identity import Span
-from dejakv.store.age import now
 from dejakv.store.base import NUMPY_DTYPES, ROWS, Chunk, ChunkMeta, Tensor, joined
+from dejakv.store.budgets import now
 from dejakv.store.selection import DONORS, PROMPT, Purged, Selection
 from dejakv.store.store import Store
 from dejakv.testing.chunks import PREAMBLE, check_whole, deliveries, ids, make_chunk, prompt_chunk, same_bits, turns

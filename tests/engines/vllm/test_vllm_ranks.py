@@ -19,8 +19,8 @@ from dejakv.engines.vllm.ranks import Ranks, settings_of_rank
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stores import EveryRank
 from dejakv.engines.vllm.stores import open_store as open_side
-from dejakv.store.age import now
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.budgets import now
 from dejakv.store.open import open_store
 from dejakv.testing.chunks import deliveries, prompt_chunk
 

@@ -18,8 +18,8 @@ from dejakv.decide.plan import Decision, Plan
 from dejakv.errors import InputError
 from dejakv.identity import digest_of
 from dejakv.request import DEFAULT_PARTITION, Prepared, kept_for, nothing_is_kept
-from dejakv.store.age import shortest
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.budgets import shortest
 from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store
 

@@ -20,8 +20,8 @@ from dejakv.engines.vllm.messages import Kept, Timed
 from dejakv.engines.vllm.request import LookupResult, told
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.request import keeping
-from dejakv.store.age import now
 from dejakv.store.base import ChunkMeta
+from dejakv.store.budgets import now
 
 LEAST_TOKENS = 256
 """Tokens of a step that tells it. Fewer take a GPU about as long as one does: it reads all weights either way."""
