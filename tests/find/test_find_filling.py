@@ -60,9 +60,9 @@ def test_what_is_stored_while_an_empty_index_is_asked_is_found(monkeypatch: pyte
     """An empty index was taken for none, and replaced: the prompt went into the one that nobody asked any more."""
     made, first = finder_of(reuse="blend"), chunk_of(FIRST)
 
-    def asked_meanwhile(meta: ChunkMeta) -> Fingerprints:
+    def asked_meanwhile(metas: Sequence[ChunkMeta]) -> list[Fingerprints]:
         assert donors(made) == set()
-        return fingerprints_of(meta)
+        return fingerprints_of(metas)
 
     monkeypatch.setattr("dejakv.decide.finder.fingerprints_of", asked_meanwhile)
     assert made.store.put(first)

@@ -14,7 +14,7 @@ Texts = Mapping[str, Ids]
 def indexed(texts: Texts) -> CopiedIndex:
     index = CopiedIndex()
     for name, tokens in texts.items():
-        index.add(name, fingerprints(tokens))
+        index.add({name: fingerprints(tokens)})
     return index
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.find.copied.plain import check_runs, covered_by, indexed, places
 
-from dejakv.decide.copied.fingerprints import IN_A_ROW, WINDOW, Ids, fingerprints
+from dejakv.decide.copied.fingerprints import IN_A_ROW, WINDOW, Ids, K, fingerprints, fingerprints_of_all
 from dejakv.decide.copied.index import MAX_HOLDERS, CopiedIndex
 from dejakv.decide.copied.search import cover
 
@@ -34,7 +34,7 @@ def test_after_any_additions_and_removals_what_is_held_is_found_and_nothing_else
     for what, number in steps:
         name = str(number)
         if what == "add":
-            assert index.add(name, fingerprints(texts[name])) == (name not in held)
+            assert index.add({name: fingerprints(texts[name])}) == ([] if name in held else [name])
             held[name] = texts[name]
         else:
             assert index.remove(name) == (held.pop(name, None) is not None)
@@ -50,7 +50,7 @@ def test_memory_is_that_of_what_is_held_however_much_passed_through() -> None:
     index = CopiedIndex()
     sizes: list[int] = []
     for number, (name, text) in enumerate(texts.items()):
-        index.add(name, fingerprints(text))
+        index.add({name: fingerprints(text)})
         if number >= 20:
             index.remove(str(number - 20))
             sizes.append(index.entries)
@@ -69,7 +69,7 @@ def test_a_fingerprint_keeps_the_holders_used_most_beside_the_newest() -> None:
     words = np.arange(40)
     index = CopiedIndex()
     for number in range(100):
-        index.add(str(number), fingerprints(words))
+        index.add({str(number): fingerprints(words)})
         if number < 10:
             index.used([str(number)] * (number + 1))
     holders = index.holders(np.unique(fingerprints(words).keys))
@@ -84,7 +84,7 @@ def test_removed_holders_do_not_count_as_holders() -> None:
     for number in range(MAX_HOLDERS - 1):
         index.remove(str(number))
     for number in range(100, 100 + MAX_HOLDERS - 1):
-        index.add(str(number), fingerprints(words))
+        index.add({str(number): fingerprints(words)})
     holders = index.holders(np.unique(fingerprints(words).keys))
     assert "first" in {holders.names[number] for number in holders.numbers.tolist()}
 
@@ -100,3 +100,29 @@ def test_about_one_place_in_eight_is_kept_and_none_are_far_apart() -> None:
 def test_text_that_repeats_itself_keeps_few_places(period: int) -> None:
     found = fingerprints(np.tile(np.arange(period), 10_000))
     assert len(found) == IN_A_ROW
+
+
+@given(
+    lengths=st.lists(st.integers(0, 90), max_size=12),
+    seed=st.integers(0, 1 << 32),
+    words=st.sampled_from([1, 2, 40_000]),
+)
+def test_texts_at_once_have_the_fingerprints_of_each_and_are_held_alike(
+    lengths: list[int], seed: int, words: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    texts = {str(number): rng.integers(0, words, length) for number, length in enumerate(lengths)}
+    at_once = dict(zip(texts, fingerprints_of_all(list(texts.values())), strict=True))
+    for name, text in texts.items():
+        alone = fingerprints(text)
+        assert at_once[name].keys.tolist() == alone.keys.tolist()
+        assert at_once[name].positions.tolist() == alone.positions.tolist()
+        assert len(alone) == 0 or alone.positions.max() <= len(text) - K
+    one_by_one, together = indexed(texts), CopiedIndex()
+    together.add(at_once)
+    target = np.concatenate([np.empty(0, np.int64), *texts.values()])
+    keys = np.unique(fingerprints(target).keys)
+    first, second = one_by_one.holders(keys), together.holders(keys)
+    assert len(one_by_one) == len(together)
+    assert first.keys.tolist() == second.keys.tolist()
+    assert len(first.numbers) == len(second.numbers)

@@ -55,9 +55,9 @@ def test_what_one_partition_stores_takes_nothing_from_another(store: Store) -> N
     """No holders of a fingerprint: the guarded partition's chunk is found, whatever the other adds."""
     copied = CopiedText(store)
     mine = stored(store, WORDS, "mine")
-    copied.add(mine)
+    copied.add([mine])
     for number in range(200):
-        copied.add(stored(store, [*WORDS, *range(10_000 * number, 10_000 * number + 300)], "other"))
+        copied.add([stored(store, [*WORDS, *range(10_000 * number, 10_000 * number + 300)], "other")])
     found = search(copied, WORDS, "mine")
     assert found.runs == (TokenRun(0, 100, mine.id, 0),)
     assert found.candidates == 1
@@ -67,7 +67,7 @@ def test_a_run_never_spans_another_picture(store: Store, copied: CopiedText) -> 
     before, after = list(range(100, 140)), list(range(200, 250))
     tokens = [*before, *[7] * 60, *after]
     meta = stored(store, tokens, spans=(Span(40, 60, ONE),))
-    copied.add(meta)
+    copied.add([meta])
     same = search(copied, tokens, spans=(Span(40, 60, ONE),))
     assert same.runs == (TokenRun(0, 150, meta.id, 0),)
     other = search(copied, tokens, spans=(Span(40, 60, OTHER),))
@@ -78,8 +78,8 @@ def test_a_run_never_spans_another_picture(store: Store, copied: CopiedText) -> 
 def test_what_a_search_uses_stays_among_the_holders(store: Store, copied: CopiedText) -> None:
     """A hundred newer chunks share the passage; the one that a search has used is still held for it."""
     first = stored(store, [*WORDS, *range(50)])
-    copied.add(first)
+    copied.add([first])
     search(copied, [*WORDS, *range(50)])
     for number in range(100):
-        copied.add(stored(store, [5_000 + number, *WORDS]))
+        copied.add([stored(store, [5_000 + number, *WORDS])])
     assert search(copied, [*WORDS, 0]).donors == (first.id,)

@@ -108,28 +108,46 @@ def fingerprints(tokens: Ids) -> Fingerprints:
     >>> set(one.keys.tolist()) <= set(moved.keys.tolist())
     True
     """
-    if len(tokens) < GUARANTEED:
-        return Fingerprints(np.empty(0, np.uint32), np.empty(0, np.int64))
-    hashes = run_hashes(tokens, K)
-    positions = _winnowed(hashes)
+    return fingerprints_of_all([tokens])[0]
+
+
+def fingerprints_of_all(texts: Sequence[Ids]) -> list[Fingerprints]:
+    """The `fingerprints` of each text, several times as fast as one by one. Texts of 2^32 tokens together at most."""
+    long = [number for number, text in enumerate(texts) if len(text) >= GUARANTEED]
+    made = [Fingerprints(np.empty(0, np.uint32), np.empty(0, np.int64))] * len(texts)
+    if not long:
+        return made
+    lengths = np.array([len(texts[number]) for number in long])
+    firsts = np.cumsum(lengths) - lengths
+    hashes = run_hashes(np.concatenate([texts[number] for number in long]), K)
+    positions = _winnowed(hashes, firsts, lengths)
     keys = (hashes[positions] >> _HALF).astype(np.uint32)
-    kept = _not_deep_in_a_row(keys)
-    return Fingerprints(keys[kept], positions[kept])
+    text_of = np.searchsorted(firsts, positions, side="right") - 1
+    kept = _not_deep_in_a_row(keys, text_of)
+    keys, positions, text_of = keys[kept], positions[kept], text_of[kept]
+    bounds = np.searchsorted(text_of, np.arange(len(long) + 1))
+    for place, number in enumerate(long):
+        own = slice(bounds[place], bounds[place + 1])
+        made[number] = Fingerprints(keys[own], positions[own] - firsts[place])
+    return made
 
 
-def _winnowed(hashes: Hashes) -> Ids:
-    """Positions of the rightmost least hash of each window. The lower half of a hash orders it, the upper half is its key: the
-    least of fifteen would be a poor key."""
+def _winnowed(hashes: Hashes, firsts: Ids, lengths: Ids) -> Ids:
+    """Positions of the rightmost least hash of each window within a text. The lower half of a hash orders it, the upper half is its key:
+    the least of fifteen would be a poor key."""
     backwards = _LOW - np.arange(len(hashes), dtype=np.uint64)
     least = (hashes << _HALF) | backwards
     for step in (1, 2, 4, WINDOW - 8):
         least = np.minimum(least[:-step], least[step:])
-    positions = (_LOW - (least & _LOW)).astype(np.int64)
+    edges = np.zeros(len(least) + 1, np.int8)  # windows that begin here lie within one text
+    edges[firsts] += 1
+    edges[firsts + lengths - GUARANTEED + 1] -= 1
+    positions = (_LOW - (least[np.cumsum(edges[:-1]) > 0] & _LOW)).astype(np.int64)
     return positions[np.flatnonzero(np.diff(positions, prepend=-1))]
 
 
-def _not_deep_in_a_row(keys: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+def _not_deep_in_a_row(keys: NDArray[np.uint32], text_of: Ids) -> NDArray[np.bool_]:
+    starts = np.flatnonzero(np.concatenate([[True], (keys[1:] != keys[:-1]) | (text_of[1:] != text_of[:-1])]))
     lengths = np.diff(starts, append=len(keys))
     if lengths.max() <= IN_A_ROW:
         return np.ones(len(keys), np.bool_)

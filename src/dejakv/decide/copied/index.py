@@ -1,6 +1,6 @@
 """Where fingerprints stand in the segments of one space: packed arrays in sorted tiers, merged as they grow (an LSM tree)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +34,13 @@ class Tier:
     positions: NDArray[np.uint32]
 
     @classmethod
-    def of(cls, number: int, found: Fingerprints) -> "Tier":
-        """The places of one segment's fingerprints."""
-        order = np.argsort(found.keys, kind="stable")
-        entries = (found.keys[order].astype(np.uint64) << _HALF) | np.uint64(number)
-        return cls(entries, found.positions[order].astype(np.uint32))
+    def of(cls, first: int, found: Sequence[Fingerprints]) -> "Tier":
+        """The places of the fingerprints of segments that are numbered from `first` on."""
+        keys = np.concatenate([each.keys for each in found]).astype(np.uint64)
+        numbers = np.repeat(np.arange(first, first + len(found), dtype=np.uint64), [len(each) for each in found])
+        entries = (keys << _HALF) | numbers
+        order = np.argsort(entries, kind="stable")
+        return cls(entries[order], np.concatenate([each.positions for each in found])[order].astype(np.uint32))
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -152,24 +154,25 @@ class CopiedIndex:
         """Places held, those of removed segments included until they are compacted away."""
         return sum(len(tier) for tier in self._tiers)
 
-    def add(self, name: str, found: Fingerprints) -> bool:
-        """Indexes a segment; False for one that is known, or has no fingerprints."""
-        if not len(found) or name in self._number_of:
-            return False
-        number = len(self._names)
-        if number == len(self._alive):
-            room = (0, number)
+    def add(self, segments: Mapping[str, Fingerprints]) -> list[str]:
+        """Indexes segments by name, the oldest first; returns the names that are new, of segments with fingerprints."""
+        names = [name for name, found in segments.items() if len(found) and name not in self._number_of]
+        if not names:
+            return names
+        first, stop = len(self._names), len(self._names) + len(names)
+        if stop > len(self._alive):
+            room = (0, max(first, stop - len(self._alive)))
             self._sizes, self._alive = np.pad(self._sizes, room), np.pad(self._alive, room)
             self._uses = np.pad(self._uses, room)
-        self._sizes[number], self._alive[number] = len(found), True
-        self._names.append(name)
-        self._number_of[name] = number
+        self._sizes[first:stop], self._alive[first:stop] = [len(segments[name]) for name in names], True
+        self._names += names
+        self._number_of.update(zip(names, range(first, stop), strict=True))
         tiers = self._tiers
-        tiers.append(Tier.of(number, found).capped(self._uses))
+        tiers.append(Tier.of(first, [segments[name] for name in names]).capped(self._uses))
         while len(tiers) > 1 and len(tiers[-2]) < GROWTH * len(tiers[-1]):
             newer, older = self._living(tiers.pop()), self._living(tiers.pop())
             tiers.append(merged(older, newer).capped(self._uses))
-        return True
+        return names
 
     def remove(self, name: str) -> bool:
         """Takes a segment out; False for an unknown one. Its memory is given back with the next compaction."""

@@ -19,6 +19,7 @@ from dejakv.decide.copied.fingerprints import (
     Ids,
     K,
     fingerprints,
+    fingerprints_of_all,
     stretches,
     with_media,
 )
@@ -246,8 +247,8 @@ def cover(
     generation_of  generation of a segment's state (see `ChunkMeta`), 0 for exact state
 
     >>> passage, index = np.arange(100), CopiedIndex()
-    >>> index.add("donor", fingerprints(passage))
-    True
+    >>> index.add({"donor": fingerprints(passage)})
+    ['donor']
     >>> found = cover(np.concatenate([[7, 7], passage[20:80]]), index, {"donor": passage}.get)
     >>> found.runs
     (TokenRun(start=2, length=60, donor='donor', source=20),)
@@ -307,9 +308,9 @@ KEPT_BYTES = 16 << 20
 prompts of 8,000 tokens at once spent most of their time in making arrays of the same 85 donors."""
 
 
-def fingerprints_of(meta: ChunkMeta) -> Fingerprints:
-    """The fingerprints of a stored chunk."""
-    return fingerprints(with_media(meta.token_ids, meta.spans))
+def fingerprints_of(metas: Sequence[ChunkMeta]) -> list[Fingerprints]:
+    """The fingerprints of stored chunks."""
+    return fingerprints_of_all([with_media(meta.token_ids, meta.spans) for meta in metas])
 
 
 class _Space:
@@ -336,20 +337,26 @@ class CopiedText:
     def __len__(self) -> int:
         return len(self._space_of)
 
-    def add(self, meta: ChunkMeta, found: Fingerprints | None = None) -> bool:
-        """Makes a chunk findable. False for one that is known or is shorter than a run.
+    def add(self, metas: Sequence[ChunkMeta], found: Sequence[Fingerprints] | None = None) -> int:
+        """Makes chunks findable, the oldest first. Returns how many are new and as long as a run.
 
-        found  its `fingerprints_of`, if they are known
+        found  their `fingerprints_of`, if they are known
         """
-        name = (meta.partition, meta.epoch)
-        space = self._spaces.get(name) or _Space()
-        if not space.index.add(meta.id, fingerprints_of(meta) if found is None else found):
-            return False
-        self._spaces[name] = space
-        self._space_of[meta.id] = name
-        if meta.generation:
-            space.generations[meta.id] = meta.generation
-        return True
+        spaces: dict[tuple[str, str], dict[str, Fingerprints]] = {}
+        for meta, prints in zip(metas, fingerprints_of(metas) if found is None else found, strict=True):
+            spaces.setdefault((meta.partition, meta.epoch), {})[meta.id] = prints
+        added: set[str] = set()
+        for name, segments in spaces.items():
+            space = self._spaces.get(name) or _Space()
+            new = space.index.add(segments)
+            if new:
+                self._spaces[name] = space
+                self._space_of.update(dict.fromkeys(new, name))
+                added.update(new)
+        for meta in metas:
+            if meta.generation and meta.id in added:
+                self._spaces[meta.partition, meta.epoch].generations[meta.id] = meta.generation
+        return len(added)
 
     def remove(self, id: str) -> bool:
         """Makes a chunk unfindable; False for one that is not held."""
