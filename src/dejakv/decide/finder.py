@@ -18,7 +18,7 @@ from dejakv.decide.costs import Costs
 from dejakv.decide.counts import PartitionCounts
 from dejakv.decide.guards.base import Guard, Verdict, judge
 from dejakv.decide.guards.lexical import QUESTION
-from dejakv.decide.levels.base import Encodes, Level, Match, Query, Status, Vectors
+from dejakv.decide.levels.base import Level, Match, Query, Status, Vectors
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.plan import COPIED, Ask, Decision, Found, Method, PlanGuard, choose, serves_blends, settled
 from dejakv.errors import ConfigError
@@ -263,7 +263,7 @@ class Finder:
         """Warn of stored prompts with vectors of another embedder, if a level compares vectors."""
         prompts = [meta for meta in metas if meta.kind == KV and meta.chunk]
         others = sum(meta.embedder != self.embedder for meta in prompts)
-        if others and any(isinstance(level, Encodes) for level in self.levels):
+        if others and any(hasattr(level, "encode") for level in self.levels):
             logger.warning(
                 "%d of %d stored prompts have vectors of other settings (index_encoder, with `model` the model itself, chunk_window, "
                 "levels or embedding_hook): texts are embedded again, now and at each start, and latent layers find none of these "
@@ -419,8 +419,9 @@ def skipped(levels: Sequence[Level]) -> dict[str, Status]:
 
 
 def _encode(level: Level, query: Query) -> None:
-    if isinstance(level, Encodes):
-        level.encode(query)
+    encode = getattr(level, "encode", None)
+    if encode is not None:
+        encode(query)
 
 
 def _own_first(matches: Sequence[Match], own: ChunkMeta | None) -> list[Match]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class Query:
     nothing across spaces.
 
     embed    computes the latent layers' vectors, at most once and on demand (`query.vectors`)
-    encoded  vectors of the text, left here by levels (`Encodes`)
+    encoded  vectors of the text, left here by levels (`encode`)
     """
 
     request: Request
@@ -79,8 +79,9 @@ class Search:
 class Level(Protocol):
     """Base of levels. `add` and `remove` are idempotent; `search` never raises for lack of data: it returns a miss or a skip.
 
-    The finder calls all three under its lock, so a level needs none; slow work belongs into `Encodes`. Optional attributes: `thresholds`,
-    the least score by `Match.level`, for the threshold guard; `fingerprint` of the encoder: vectors of another one are ignored.
+    The finder calls all three under its lock, so a level needs none. Optional: `encode(query)`, called before from several threads,
+    computes the vectors that both need, once: `query.vectors`, or `query.encoded["text"]`, stored with the chunk; `thresholds`, the least
+    score by `Match.level`, for the threshold guard; `fingerprint` of the encoder: vectors of another one are ignored.
     """
 
     name: str
@@ -97,14 +98,3 @@ class Level(Protocol):
     def remove(self, donor: str) -> None: ...
 
     def __len__(self) -> int: ...
-
-
-@runtime_checkable
-class Encodes(Protocol):
-    """A level with vectors."""
-
-    def encode(self, query: Query) -> None:
-        """Compute the vectors of a query for `search` and `add`, once: `query.vectors`, or `query.encoded["text"]`, stored with the chunk.
-        Called before the finder takes its lock, from several threads.
-        """
-        ...
