@@ -1,5 +1,6 @@
 """A request holds what its annotations say, or an InputError says what is wrong: never a UnicodeEncodeError later on."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -76,3 +77,11 @@ def test_a_medium_is_bytes_that_nobody_changes(data: Any) -> None:
 def test_sampling(given: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(given))):
         Sampling(**given)
+
+
+def test_a_stored_request_is_one_that_was_checked() -> None:
+    stored, checked = Request.stored("a prompt", "a chunk", "p"), Request("", "a prompt", "a chunk", partition="p")
+    assert stored == checked
+    assert {item.name: getattr(stored, item.name) for item in fields(Request)} == {
+        item.name: getattr(checked, item.name) for item in fields(Request)
+    }

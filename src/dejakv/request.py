@@ -172,6 +172,13 @@ class Request:
         elif self.parts:
             raise InputError("the request has parts and order='given': give order='free', or leave the parts out")
 
+    @classmethod
+    def stored(cls, prompt: str, chunk: str, partition: str) -> "Request":
+        """The request of a stored prompt. Its texts were checked when it came: checking 100,000 again takes seconds."""
+        request = object.__new__(cls)
+        vars(request).update(id="", prompt=prompt, chunk=chunk, partition=partition, metadata={})
+        return request
+
     @cached_property
     def frame(self) -> Frame:
         """The prompt around its parts. Raises: InputError without parts, or for parts not found in it."""

@@ -248,7 +248,7 @@ class Finder:
     def _add_to(self, levels: Sequence[Level], meta: ChunkMeta) -> None:
         if meta.kind != KV or not levels:
             return
-        request = Request(id="", prompt=meta.prompt, chunk=meta.chunk, partition=meta.partition)
+        request = Request.stored(meta.prompt, meta.chunk, meta.partition)
         stored = meta.vectors if meta.embedder == self.embedder else {}
         texts = {"text": stored["text"]} if "text" in stored else {}
         query = Query(request, meta.space, lambda: stored, texts)
