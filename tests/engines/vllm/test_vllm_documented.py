@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "vllm.md"
 
 def commands() -> list[str]:
     """The server commands in the page's code blocks."""
-    blocks = re.findall(r"^```\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```\w*\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return [block for block in blocks if "vllm serve" in block]
 
 
