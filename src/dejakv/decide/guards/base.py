@@ -42,7 +42,8 @@ class Guard:
 def judge(guards: Sequence[Guard], request: Request, donor: ChunkMeta, match: Match) -> Verdict:
     """Ask the guards in order and return one verdict. Never raises.
 
-    The first rejection wins, a guard's failure included; else the first acceptance. Without either, the donor is rejected.
+    The first rejection wins, a guard's failure included, whose reason is the kind of its error; else the first acceptance.
+    Without either, the donor is rejected.
     """
     accepted: Verdict | None = None
     for guard in guards:

@@ -143,7 +143,7 @@ def prefill(
 
 
 def special_tokens(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """End and padding tokens for `generate`, from the model's settings, else the tokenizer's."""
+    """End token of the model's settings, else the tokenizer's; padding token of these settings, else the first end token, else 0."""
     config = model.generation_config
     end = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
     first = end[0] if isinstance(end, list) else end
