@@ -199,7 +199,8 @@ class HierarchicalCache:
             capture = partial(rows.capture, meta.position, meta.position + meta.num_tokens)
             if self._submit(meta, capture, self._with_donors, ran.shared):
                 kept += meta.num_tokens
-        self.finder.counts.add(decision.entry.partition, CacheCounts(rows_kept=kept))
+        if kept:
+            self.finder.counts.add(decision.entry.partition, CacheCounts(rows_kept=kept))
 
     def _with_donors(self, meta: ChunkMeta) -> ChunkMeta | None:
         """Description of rows, None if a donor was purged meanwhile: its rows leave with it."""

@@ -93,18 +93,18 @@ class Pipeline:
 
     def _prepared(self, request: Request) -> Prepared:
         """Tokenize a request under the engine's epoch, its parts in the order with most reuse."""
-        engine, cache = self.engine, self.cache
+        engine, cache, places = self.engine, self.cache, ()
         order = self._order(request) if request.order == "free" else None
         if order is not None and order.changed and cache is not None:
             held, given = (reusable(tokens, order.tokens, engine.piece) for tokens in (order.held, order.given))
             costs = cache.costs(engine)
             if costs is None or costs.prefix_saves(held, given, order.tokens):
-                parts = tuple(request.parts[number] for number in order.order)
-                prepared = engine.prepare(replace(request, prompt=order.prompt, parts=parts))
-                return replace(prepared, epoch=prepared.epoch or engine.epoch, order=order.order, order_s=order.seconds)
+                places = order.order
+                parts = tuple(request.parts[number] for number in places)
+                request = replace(request, prompt=order.prompt, parts=parts)
         prepared = engine.prepare(request)
         epoch = (prepared.epoch or engine.epoch) if cache is not None else ""
-        return replace(prepared, epoch=epoch, order_s=order.seconds if order is not None else 0.0)
+        return replace(prepared, epoch=epoch, order=places, order_s=order.seconds if order is not None else 0.0)
 
     def _order(self, request: Request) -> Arrangement | None:
         """Order a prompt's parts for the longest stored prefix."""

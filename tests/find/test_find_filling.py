@@ -70,6 +70,23 @@ def test_what_is_stored_while_an_empty_index_is_asked_is_found(monkeypatch: pyte
     assert donors(made) == {id_of(FIRST)}
 
 
+def test_a_prompt_whose_copied_text_cannot_be_indexed_costs_its_own_hits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, level = open_store(), ExactTextCache()
+    for item in (FIRST, SECOND):
+        assert store.put(chunk_of(item))
+
+    def broken(metas: Sequence[ChunkMeta]) -> list[Fingerprints]:
+        if any(meta.id == id_of(FIRST) for meta in metas):
+            raise RuntimeError("the first cannot be read")
+        return fingerprints_of(metas)
+
+    monkeypatch.setattr("dejakv.decide.finder.fingerprints_of", broken)
+    made = Finder(store, [level], config=SemanticCacheConfig(reuse="blend"))
+    with pytest.raises(RuntimeError, match="the first"):
+        made.fill()
+    assert donors(made) == {id_of(SECOND)}
+
+
 def test_a_stored_prompt_is_hit_exactly_while_what_is_stored_is_indexed() -> None:
     store, item, found = Busy(), prompt(tuple(range(40)), "a question"), list[Decision]()
     store.put(chunk_of(item, space=space_of(item, "exact")))

@@ -25,6 +25,7 @@ from dejakv.errors import ConfigError
 from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.request import Prepared, Request
 from dejakv.store.base import KV, ChunkMeta, PrefixHit
+from dejakv.store.budgets import shortest
 from dejakv.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -213,10 +214,15 @@ class Finder:
             if levels:
                 self._warn_of_vectors(metas)
             for first in takewhile(lambda _: not self._stopped, range(0, len(metas), FILLED_AT_ONCE)):
-                batch = metas[first : first + FILLED_AT_ONCE]
-                self._add_copied(batch)
+                batch, alone = metas[first : first + FILLED_AT_ONCE], False
+                try:
+                    self._add_copied(batch)
+                except Exception:  # because of one of them: each is added by itself
+                    alone = True
                 for meta in batch:
                     try:
+                        if alone:
+                            self._add_copied([meta])
                         self._add_to(levels, meta)
                     except Exception as error:
                         failed = failed or error
@@ -272,7 +278,7 @@ class Finder:
 
     def _asked(self, prepared: Prepared) -> tuple[ChunkMeta, Query]:
         """Describe the prompt's exact state, stored or not, and its query for the levels."""
-        request, lives = prepared.request, [live for live in (prepared.request.ttl, self._lifetime) if live]
+        request = prepared.request
         digests = [span.digest for span in prepared.spans]
         query = Query(request, space_of(prepared, self.config.media), lambda: self.embed(request))
         entry = ChunkMeta(
@@ -285,7 +291,7 @@ class Finder:
             space=query.space,
             spans=prepared.spans,
             embedder=self.embedder,
-            ttl=min(lives, default=0.0),
+            ttl=shortest(request.ttl, self._lifetime),
             metadata={"request": request.id} | ({QUESTION: request.question} if request.question else {}),
         )
         return entry, query
@@ -409,7 +415,7 @@ def space_of(prepared: Prepared, media: str) -> str:
     """Name of the space of comparable requests: partition, epoch and, with `media="exact"`, media."""
     request = prepared.request
     digests = [item.digest for item in request.media] or [span.digest for span in prepared.spans]
-    apart = "" if not digests else media_key(digests) if media == "exact" else "media"
+    apart = media_key(digests) if media == "exact" else ("media" if digests else "")
     return digest_of("space", request.partition, prepared.epoch, apart)[:40]
 
 

@@ -34,7 +34,7 @@ from dejakv.store.budgets import now as steady
 from dejakv.store.catalog import Catalog, Piece, reason_of
 from dejakv.store.changes import Gone, Notes
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
-from dejakv.store.keys import PREFIX, Keys, prefix_id, prefix_of
+from dejakv.store.keys import Keys, prefix_id, prefix_of
 from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
 from dejakv.store.reconcile import reconcile
 from dejakv.store.records import decode_meta
@@ -205,7 +205,7 @@ class Store:
         if waiting is not None:
             return (waiting,)
         try:
-            prefix = prefix_of(id) if id.startswith(PREFIX) else None
+            prefix = prefix_of(id)
             record, meta = 0, None
             for again in (True, False):
                 if prefix:
@@ -270,7 +270,7 @@ class Store:
         if item is not None:
             return item.meta
         try:
-            prefix = prefix_of(id) if id.startswith(PREFIX) else None
+            prefix = prefix_of(id)
             return self._named(id, *prefix)[0] if prefix else self._described(id)[1]
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)

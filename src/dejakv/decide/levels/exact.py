@@ -75,7 +75,7 @@ class ExactTextCache:
 
     def search(self, query: Query) -> Search:
         """Return up to 8 matches of score 1.0, newest first; `skip` for an empty text."""
-        plain = normalize(query.request.chunk)
+        plain = normalize(query.text)
         if not plain:
             return Search((), {self.name: "skip"})
         donors = self._donors.get(_key(query.space, plain), ())
