@@ -99,9 +99,7 @@ class Pipeline:
             held, given = (reusable(tokens, order.tokens, engine.piece) for tokens in (order.held, order.given))
             costs = cache.costs(engine)
             if costs is None or costs.prefix_saves(held, given, order.tokens):
-                places = order.order
-                parts = tuple(request.parts[number] for number in places)
-                request = replace(request, prompt=order.prompt, parts=parts)
+                places, request = order.order, order.of(request)
         prepared = engine.prepare(request)
         epoch = (prepared.epoch or engine.epoch) if cache is not None else ""
         return replace(prepared, epoch=epoch, order=places, order_s=order.seconds if order is not None else 0.0)

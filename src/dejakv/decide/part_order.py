@@ -18,7 +18,7 @@ from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError
 from dejakv.identity import BLOCK_TOKENS, DEFAULT_PARTITION
-from dejakv.request import Frame, check_parts
+from dejakv.request import Frame, Request, check_parts
 from dejakv.store.keys import Keys
 
 BEGINNING = 256
@@ -62,6 +62,10 @@ class Arrangement:
     @property
     def changed(self) -> bool:
         return self.order != tuple(range(len(self.order)))
+
+    def of(self, request: Request) -> Request:
+        """The request with its parts in this order."""
+        return replace(request, prompt=self.prompt, parts=tuple(request.parts[number] for number in self.order))
 
 
 def arrange(

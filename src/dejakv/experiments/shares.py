@@ -4,7 +4,7 @@ No model is needed, only its tokenizer. What stands anywhere but not in a prefix
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -155,9 +155,7 @@ def tokenized(samples: Iterable[Sample], settings: RunSettings) -> Iterator[tupl
             raise InputError(f"sample {sample.id} has pictures: name an image-text model with --model of dejakv run")
         request = prompter.request(sample)
         if request.order == "free":
-            best = arranged(request.frame, seen, tokenize, request.partition)
-            parts = tuple(request.parts[place] for place in best.order)
-            request = replace(request, prompt=best.prompt, parts=parts)
+            request = arranged(request.frame, seen, tokenize, request.partition).of(request)
         ids = tokenize(request.prompt)
         seen.add(ids, request.partition)
         yield sample, Prepared(request, tuple(ids))
