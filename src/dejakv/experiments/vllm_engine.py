@@ -318,7 +318,7 @@ class VLLMEngine(Engine):
         """Steps the engine until what the request ordered is done: the copy of its state may be the next steps'."""
         core = self._llm.llm_engine.engine_core.engine_core  # in this process
         while core.scheduler.has_requests():
-            core.step_fn()
+            self._llm.llm_engine.step()  # a step of the core alone would lose its statistics
 
     def _id_of(self, donor: ChunkMeta, salt: str) -> str:
         """The connector's id of a donor of the pipeline's: it knows the partition as a digest of the `cache_salt`."""

@@ -35,7 +35,7 @@ def confirmed(engine: Any) -> None:
     while engine.connector.scheduler_side.saves.pending:
         engine.ask([[9, 9, 9, 9]], max_tokens=2)  # a step carries the confirmation
     while engine.core.scheduler.has_requests():
-        engine.core.step_fn()
+        engine.llm.llm_engine.step()  # a step of the core alone would lose its statistics
 
 
 def chunk_of(store: Path, rank: str, prompt: list[int]) -> tuple[Path, Chunk]:
