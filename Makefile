@@ -23,7 +23,7 @@ workloads: $(VENV)/.installed-report $(VENV)/.model .venv-vllm/.installed
 	$(BIN)/python -m research.workloads --report
 
 ## levels, thresholds, guards and ways of reuse, each alone, and a report of them; about half an hour, and it goes on where it was stopped
-ablation: $(VENV)/.installed-report $(VENV)/.model
+ablation: $(VENV)/.installed $(VENV)/.model
 	mkdir -p runs/ablation
 	for name in shapes smollm2; do \
 	    log=runs/ablation/$$name.csv; \
@@ -87,7 +87,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml
 	touch $@
 
 $(VENV)/.installed-report: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'matplotlib>=3.9,<4'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dejakv.experiments.fidelity import means
-from dejakv.experiments.summary import Row, percentile
+from dejakv.experiments.summary import Row, means, percentile
 from dejakv.records import Record
 from research.workloads.streams import BASE
 

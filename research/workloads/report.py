@@ -103,7 +103,7 @@ def _against(found: Mapping[str, Any] | None) -> str:
 
 def draw(found: Sequence[Mapping[str, Any]], folder: Path) -> bool:
     """Writes `workloads.png` and `workloads.svg`: mean time to first token by stream and arm, a panel an engine. Error bars: the 95%
-    interval of the paired ratio, times prefix caching's mean. False without matplotlib (extra `report`) or without streams."""
+    interval of the paired ratio, times prefix caching's mean. False without matplotlib or without streams."""
     engines = list(dict.fromkeys(summary["engine"] for summary in found))
     try:
         import matplotlib

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.experiments.fidelity import Fidelity, fidelity, means
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
+from dejakv.experiments.summary import Fidelity, fidelity, means
 
 
 def test_divergence_and_agreement_by_hand() -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError, InputError
 from dejakv.experiments.estimate import estimate as tune
-from dejakv.experiments.report.make import make_report
+from dejakv.experiments.report import make_report
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.experiments.summary import Progress, Row

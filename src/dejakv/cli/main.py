@@ -14,7 +14,7 @@ COMMANDS = {
     "sweep": "Run many experiments from one specification, or the ablation of every level.",
     "estimate": "Tell from a log of prompts what reuse would save, and how often it would be wrong.",
     "explain": "Explain why a sample of a run hit or missed, or which donor token supplied each token of a blend.",
-    "report": "Write one self-contained HTML page: tables, charts, changed answers and the commands that made them.",
+    "report": "Write one self-contained HTML page: tables, changed answers and the commands that made them.",
     "serve": "Serve a model over HTTP, with OpenAI's endpoints.",
     "models": "List the models that dejakv knows by name, or fetch one.",
     "cache": "Look after the folder of a cache: show, purge, partitions, evidence.",
@@ -38,7 +38,7 @@ REMOVED_OPTIONS = {
     "--prompts": "give the log itself: dejakv estimate LOG",
     "--seeds": "run a sweep with `grid: {seed: [0, 1, 2, 3, 4]}` (docs/sweep.md)",
     "--show-disagreements": "`dejakv report` shows the changed answers of a run",
-    "--svg": "charts are in the page that `dejakv report` writes",
+    "--svg": "`dejakv report` writes tables alone; the log of a sweep is a .csv file",
     "--unsound": "an ordinary model is refused; docs/results/sim_llm.md has what came out of it",
 }
 """Options of earlier versions, with their replacements."""

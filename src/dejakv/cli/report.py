@@ -14,8 +14,8 @@ def report_command(
         "report.html"
     ),
 ) -> None:
-    """Write one self-contained HTML page: tables, charts, changed answers and the commands that made them."""
-    from dejakv.experiments.report.make import make_report
+    """Write one self-contained HTML page: tables, changed answers and the commands that made them."""
+    from dejakv.experiments.report import make_report
 
     make_report(sources, output)
     typer.echo(f"written to {output}")

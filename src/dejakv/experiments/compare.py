@@ -11,11 +11,10 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
 from dejakv.engines.open import open_engine
 from dejakv.errors import InputError
-from dejakv.experiments.fidelity import STEPS, fidelity
 from dejakv.experiments.samples import Prompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import Arm, RunSettings
-from dejakv.experiments.summary import Outcome, Progress, Row, exact_of
+from dejakv.experiments.summary import STEPS, Outcome, Progress, Row, exact_of, fidelity
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.counters import FAILED_WRITES

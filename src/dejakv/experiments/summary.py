@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dejakv import __version__
 from dejakv.decide.plan import APPROXIMATE
-from dejakv.experiments.fidelity import Fidelity, means
 from dejakv.records import Record
+from dejakv.trust.differs import divergence
 
 
 def normal(answer: str) -> str:
@@ -60,6 +61,37 @@ def ratio_interval(over: Sequence[float], under: Sequence[float]) -> tuple[float
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` of the values lie, linear between neighbours; 0 for none."""
     return float(np.quantile(values, share)) if len(values) else 0.0
+
+
+STEPS = 16
+"""First tokens of an answer that are compared."""
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """One sample against full computation, along full computation's own answer (teacher forcing).
+
+    kl    Kullback-Leibler divergence of the first token from full computation's, in nats
+    top1  share of the answer's first `STEPS` tokens with the same likeliest token
+    """
+
+    kl: float
+    top1: float
+
+
+def fidelity(wanted: NDArray[np.float32] | None, got: NDArray[np.float32] | None) -> Fidelity | None:
+    """Of two arrays `[tokens, vocabulary]` of log probabilities; None if one is missing."""
+    if wanted is None or got is None or not len(wanted):
+        return None
+    same = wanted.argmax(axis=-1) == got.argmax(axis=-1)
+    return Fidelity(float(divergence(wanted[:1], got[:1])[0]), float(same.mean()))
+
+
+def means(values: Sequence[Fidelity]) -> dict[str, Any]:
+    """`kl_mean` and `top1` over samples, None if there are none."""
+    if not values:
+        return {"kl_mean": None, "top1": None}
+    return {"kl_mean": float(np.mean([v.kl for v in values])), "top1": float(np.mean([v.top1 for v in values]))}
 
 
 @dataclass(frozen=True)

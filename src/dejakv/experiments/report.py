@@ -1,0 +1,241 @@
+"""`dejakv report`: one HTML page from the files of runs, sweeps and estimates. `dejakv explain` writes its pages with it too.
+
+A page loads nothing, and its own policy forbids it to.
+"""
+
+import base64
+import html
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dejakv import __version__
+from dejakv.datasets.base import Sample
+from dejakv.errors import ConfigError, DejaKVError
+from dejakv.experiments.advice import in_plain_words, settings_sheet
+from dejakv.experiments.output import SAMPLES, SETTINGS, SUMMARY, make_folder, read_object, replace_file
+from dejakv.experiments.plain_words import in_words
+from dejakv.experiments.samples import read_samples
+from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
+from dejakv.experiments.settings import run_command_of
+from dejakv.experiments.summary import Row
+from dejakv.experiments.sweep_log import failures, logged, sheet
+from dejakv.experiments.table import Sheet, changed_answers, origin, sheets_of
+from dejakv.pictures import decoded
+from dejakv.request import Media
+
+ESTIMATE = "estimate.json"
+MOST_DISAGREEMENTS = 8
+GENERATOR = '<meta name="generator" content="dejakv report'
+
+_STYLE = """
+:root{color-scheme:light dark;--ink:#24292f;--line:#d0d4d9;--ground:#fff;--soft:#f4f5f7}
+@media(prefers-color-scheme:dark){:root{--ink:#dde1e6;--line:#3b424b;--ground:#14171b;--soft:#1f242a}}
+*{box-sizing:border-box}body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:68rem;padding:1rem;color:var(--ink);
+background:var(--ground);overflow-wrap:anywhere}h1{font-size:1.5rem}h2{font-size:1.25rem;margin-top:2.2rem}h3{font-size:1rem}
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:right;white-space:nowrap}
+th:first-child,td:first-child{text-align:left}pre{background:var(--soft);padding:.6rem;border-radius:8px;white-space:pre-wrap}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,18rem),1fr));gap:.6rem}
+.pair>div{background:var(--soft);padding:.6rem;border-radius:8px}.case{border-top:1px solid var(--line);padding:.6rem 0}
+.case img{max-width:12rem;width:100%;image-rendering:pixelated;border-radius:4px}small{opacity:.75}
+span{border-radius:3px;padding:1px 3px;color:#222}.k{background:#a9d8a9}.c{background:#ffe9a8}.f{background:#ffd0a6}.x{background:#ffb3b3}
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """HTML of part of a section."""
+
+    html: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """One source of the report."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """The whole page."""
+    body = "".join(
+        f"<section><h2>{text(section.title)}</h2>{''.join(block.html for block in section.blocks)}</section>"
+        for section in sections
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
+        f'{GENERATOR} {__version__}"><title>{text(title)}</title><style>{_STYLE}</style></head>'
+        f"<body><h1>{text(title)}</h1>{body}<p><small>DejaKV {__version__}</small></p></body></html>\n"
+    )
+
+
+def text(value: object) -> str:
+    """A value as HTML text."""
+    return html.escape(str(value))
+
+
+def paragraph(*sentences: str) -> Block:
+    return Block("".join(f"<p>{text(sentence)}</p>" for sentence in sentences))
+
+
+def command(line: str) -> Block:
+    return Block(f"<h3>Command</h3><pre>{text(line)}</pre>")
+
+
+def table(sheet: Sheet) -> Block:
+    """A table that scrolls on a phone."""
+    title = f"<h3>{text(sheet.title)}</h3>" if sheet.title else ""
+    head = "".join(f"<th>{text(column)}</th>" for column in sheet.columns)
+    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in sheet.rows)
+    return Block(f'{title}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
+
+
+def facts(values: Mapping[str, Any], title: str = "") -> Block:
+    return table(Sheet(title, ("", ""), [(name, str(value)) for name, value in values.items()]))
+
+
+def make_report(sources: Sequence[Path], output: Path) -> None:
+    """Writes the page. An earlier report is replaced; any other file is not.
+
+    Raises: ConfigError for a source that is none, and for an output that exists and is no report.
+    """
+    _check_output(output)
+    sections = [one for source in sources for one in sections_of(source)]
+    make_folder(output.parent)
+    replace_file(output, page(sections[0].title if len(sections) == 1 else "DejaKV report", sections), "--output")
+
+
+def _check_output(output: Path) -> None:
+    """Raises: ConfigError if the file exists and no report wrote it."""
+    if output.is_dir():
+        raise ConfigError(f"--output {str(output)!r} is a folder: give the name of a page in it")
+    try:
+        begins = output.read_bytes()[:2000]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"--output {str(output)!r} cannot be used ({error.strerror}): give another name") from error
+    if GENERATOR.encode() not in begins:
+        raise ConfigError(f"--output {str(output)!r} exists and is no report of ours: give another name")
+
+
+def sections_of(source: Path) -> list[Section]:
+    """The sections of a folder, or of the log of a sweep. Raises: ConfigError."""
+    if not source.exists():
+        raise ConfigError(f"no file or folder {str(source)!r}: give the folder of a run, or the log of a sweep")
+    estimate = source / ESTIMATE if source.is_dir() else source
+    found = [_estimated(estimate)] if estimate.name == ESTIMATE and estimate.exists() else []
+    if (source / SUMMARY).exists() or (source / SAMPLES).exists():
+        return [run_section(source, finished_summary(source)), *found]
+    if found:
+        return found
+    if source.is_dir():
+        raise ConfigError(
+            f"{str(source)!r} has nothing to report: give a folder with {SUMMARY} or {ESTIMATE}, or the log of a sweep"
+        )
+    return [sweep_section(source, logged(source))]
+
+
+def _estimated(path: Path) -> Section:
+    """Section on an estimate: the recommendation, and hits by level and threshold. Raises: ConfigError for another file."""
+    found = read_object(path)
+    foreign = f"{str(path)!r} was not written by this version, or is damaged"
+    if not isinstance(found.get("rows"), list) or not found["rows"]:
+        raise ConfigError(f"{foreign} (it has no rows): make it again")
+    try:
+        blocks = [paragraph(*in_plain_words(found)), table(settings_sheet(found))]
+        return Section(f"Settings for {found['log']}", blocks)
+    except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:  # a file of another shape
+        raise ConfigError(f"{foreign} ({type(error).__name__}: {error}): make it again") from error
+
+
+def run_section(folder: Path, summary: Mapping[str, Any]) -> Section:
+    """Raises: ConfigError if the samples of a live run are missing."""
+    blocks = [paragraph(*summary.get("implied", ()), *in_words(summary)), *map(table, sheets_of(summary))]
+    if "arms" in summary:
+        rows = [row for row in finished_rows(folder) if not row.error]
+        blocks += _changed(folder, rows)
+    if told := read_object(folder / SETTINGS):
+        blocks.append(command(run_command_of(told)))
+    return Section(f"Run {folder.name}: {summary['model']} on {summary['dataset']}", blocks)
+
+
+def _changed(folder: Path, rows: Sequence[Row]) -> list[Block]:
+    """The changed answers, the furthest from full computation first, with their pictures."""
+    changed = changed_answers(rows)
+    if not changed:
+        return (
+            [paragraph("No answer of the cache arm differs from full computation's.")]
+            if rows and rows[0].agrees("cache") is not None
+            else []
+        )
+    worst = sorted(changed, key=_distance, reverse=True)[:MOST_DISAGREEMENTS]
+    samples = _samples(folder, {row.sample_id for row in worst})
+    head = f"<h3>Changed answers: {len(changed)} of {len(rows)}, the {len(worst)} furthest from full computation</h3>"
+    return [Block(head + "".join(_case(row, samples.get(row.sample_id)) for row in worst))]
+
+
+def _distance(row: Row) -> float:
+    near = row.arms["cache"].fidelity
+    return near.kl if near is not None else 0.0
+
+
+def _samples(folder: Path, wanted: set[str]) -> dict[str, Sample]:
+    """The samples themselves, for their pictures. Without the data set the page has none."""
+    try:
+        return {sample.id: sample for sample in read_samples(finished_settings(folder)) if sample.id in wanted}
+    except DejaKVError:
+        return {}
+
+
+def _case(row: Row, sample: Sample | None) -> str:
+    pictures = "".join(_picture(media) for media in (sample.media if sample is not None else ())[:2])
+    expected = f"<p>expected: {text(row.answer)}</p>" if row.answer is not None else ""
+    full = row.exact.text if row.exact is not None else ""
+    question = row.question if len(row.question) <= 600 else f"... {row.question[-600:]}"
+    return (
+        f'<div class="case"><p><b>{text(row.sample_id)}</b>: {text(question)}</p>{pictures}<div class="pair">'
+        f"<div><small>computed in full</small><br>{text(full)}</div>"
+        f"<div><small>with the cache: {text(origin(row))}</small><br>{text(row.arms['cache'].text)}</div>"
+        f"</div>{expected}</div>"
+    )
+
+
+def _picture(media: Media) -> str:
+    """A picture as data in the page, at most 480 pixels wide and high."""
+    if media.modality != "image":
+        return ""
+    picture = decoded(media)
+    picture.thumbnail((480, 480))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return f'<img alt="the picture of the question" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+
+
+def sweep_section(path: Path, found: Sequence[Mapping[str, Any]]) -> Section:
+    """`found`: the rows of `sweep_log.logged`."""
+    done = [row for row in found if not row["error"]]
+    failed = failures(found)
+    return Section(
+        f"Sweep {path.name}",
+        [
+            paragraph(f"{len(done)} experiments, {len(failed)} failed"),
+            table(sheet(found)),
+            paragraph(*failed),
+            _commands(found),
+        ],
+    )
+
+
+def _commands(found: Sequence[Mapping[str, Any]]) -> Block:
+    each = "".join(
+        f"<p>{text(row['name'])}</p><pre>{text(run_command_of(json.loads(row['settings'] or '{}')))}</pre>"
+        for row in found
+    )
+    return Block(f"<details><summary>The command of each experiment</summary>{each}</details>")
