@@ -61,33 +61,7 @@ _HOMES = {
     "open_store": "dejakv.store.open",
 }
 
-__all__ = [
-    "DejaKVError",
-    "EmbeddingCache",
-    "ExactTextCache",
-    "FusionCache",
-    "FusionProvider",
-    "FusionState",
-    "HierarchicalCache",
-    "LRUCacheStore",
-    "LSHIndex",
-    "Media",
-    "Pipeline",
-    "PrunableDynamicCache",
-    "Request",
-    "Sampling",
-    "SeenPrompts",
-    "SemanticCacheConfig",
-    "SemanticTextCache",
-    "TransformersEngine",
-    "VisualEmbeddingBlock",
-    "VisualKVCache",
-    "__version__",
-    "arrange",
-    "attach",
-    "build_cache",
-    "open_store",
-]
+__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,8 +7,7 @@ from typing import Any
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.finder import Embed, no_vectors
-from dejakv.decide.guards.base import Guard
-from dejakv.decide.guards.checks import ContextGuard, KnownWrongGuard, MediaGuard, ThresholdGuard
+from dejakv.decide.guards.base import ContextGuard, Guard, KnownWrongGuard, MediaGuard, ThresholdGuard
 from dejakv.decide.guards.lexical import LexicalGuard
 from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.exact import ExactTextCache

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dejakv.decide.guards.base import judge
-from dejakv.decide.guards.checks import ThresholdGuard
+from dejakv.decide.guards.base import ThresholdGuard, judge
 from dejakv.decide.guards.lexical import LexicalGuard
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.errors import InputError, ModelError

@@ -15,7 +15,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.decide.copied.fingerprints import Fingerprints
 from dejakv.decide.copied.search import fingerprints_of
 from dejakv.decide.finder import Finder, space_of
-from dejakv.decide.guards.checks import ThresholdGuard
+from dejakv.decide.guards.base import ThresholdGuard
 from dejakv.decide.levels.base import Query
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.semantic import SemanticTextCache

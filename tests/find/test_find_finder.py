@@ -22,8 +22,7 @@ from tests.find.finders import (
 from dejakv.cache import HierarchicalCache
 from dejakv.decide.costs import Costs
 from dejakv.decide.finder import space_of
-from dejakv.decide.guards.base import Verdict
-from dejakv.decide.guards.checks import ThresholdGuard
+from dejakv.decide.guards.base import ThresholdGuard, Verdict
 from dejakv.decide.guards.lexical import LexicalGuard
 from dejakv.decide.levels.base import Match
 from dejakv.decide.plan import Ask

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dejakv.decide.guards.base import Guard, Verdict, judge
-from dejakv.decide.guards.checks import ContextGuard, KnownWrongGuard, MediaGuard, ThresholdGuard
+from dejakv.decide.guards.base import ContextGuard, Guard, KnownWrongGuard, MediaGuard, ThresholdGuard, Verdict, judge
 from dejakv.decide.levels.base import Match
 from dejakv.errors import ConfigError
 from dejakv.identity import Span

@@ -11,8 +11,7 @@ from tests.asking import ADOPT, request
 from tests.serving import stored
 
 import dejakv
-from dejakv.decide.guards.base import Guard, Verdict
-from dejakv.decide.guards.checks import ThresholdGuard
+from dejakv.decide.guards.base import Guard, ThresholdGuard, Verdict
 from dejakv.decide.levels.base import Match, Query, Search
 from dejakv.pipeline import Pipeline
 from dejakv.records import Record

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store.suite import WholeStoreTests
 
 from dejakv.store.base import Chunk, StoreStats, Tensor
 from dejakv.store.budgets import Budget
@@ -60,7 +61,7 @@ FAULTS = [
 
 
 def run(kind: type[Store], name: str, tmp_path: Path) -> None:
-    class Suite(StoreTests):
+    class Suite(WholeStoreTests):
         def make_store(self, folder: Path, **settings: Any) -> Store:
             return kind(budget=Budget(**settings))
 

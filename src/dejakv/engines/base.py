@@ -244,6 +244,9 @@ class Engine:
     def forget(self, partition: str | None) -> None:
         """Forget remembered requests of a partition, or of all."""
 
+    def close(self) -> None:
+        """End what the engine runs."""
+
     def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Input embeddings `[tokens, hidden]` float32, without running the decoder."""
         raise NotImplementedError(

@@ -18,7 +18,6 @@ from dejakv.experiments.summary import STEPS, Outcome, Progress, Row, exact_of, 
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.counters import FAILED_WRITES
-from dejakv.vectors.base import Closes
 
 
 def pipeline_for(
@@ -256,7 +255,7 @@ def _idle(pipeline: Pipeline) -> None:
 
 @contextmanager
 def opened(settings: RunSettings) -> Iterator[Any]:
-    """The engine of these settings, closed afterwards if possible: a process can have one vLLM at a time."""
+    """The engine of these settings, closed afterwards: a process can have one vLLM at a time."""
     if settings.engine == "vllm":
         from dejakv.experiments.vllm_engine import open_vllm
 
@@ -266,5 +265,4 @@ def opened(settings: RunSettings) -> Iterator[Any]:
     try:
         yield engine
     finally:
-        if isinstance(engine, Closes):
-            engine.close()
+        engine.close()

@@ -81,12 +81,6 @@ def prompt_chunk(
     return Chunk(meta, Tensor(data, "F32"))
 
 
-def turns(count: int) -> list[Chunk]:
-    """A conversation after the preamble: each prompt continues the one before by 20 tokens."""
-    told = [token for turn in range(count) for token in range(100 * turn, 100 * turn + 20)]
-    return [prompt_chunk((*PREAMBLE, *told[: 20 * turn])) for turn in range(1, count + 1)]
-
-
 def deliveries(chunk: Chunk, ends: Sequence[int]) -> list[Chunk]:
     """A prompt's state in parts, its first rows first."""
     data, dtype = chunk.tensor.data, chunk.tensor.dtype

@@ -17,7 +17,6 @@ from dejakv.errors import InputError, ModelChangedError
 from dejakv.request import Request, Sampling
 from dejakv.store.base import Chunk, ChunkMeta
 from dejakv.store.open import open_store
-from dejakv.vectors.base import Closes
 
 TEXT = " ".join(f"the {colour} {thing} is in the {place} ." for colour, thing, place in [
     ("red", "ball", "garden"), ("old", "book", "kitchen"), ("small", "key", "office"), ("green", "lamp", "hall"),
@@ -43,8 +42,7 @@ class EngineTests:
     def engine(cls) -> Iterator[Engine]:
         engine = cls().make()
         yield engine
-        if isinstance(engine, Closes):
-            engine.close()
+        engine.close()
 
     def prepared(self, engine: Engine, topic: int) -> Prepared:
         """A prompt under the engine's epoch, as a pipeline hands it over."""

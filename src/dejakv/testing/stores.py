@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from dejakv.identity import Span
-from dejakv.store.base import NUMPY_DTYPES, ROWS, Chunk, ChunkMeta, Tensor, joined
+from dejakv.store.base import NUMPY_DTYPES, Chunk, Tensor
 from dejakv.store.budgets import now
-from dejakv.store.selection import DONORS, PROMPT, Purged, Selection
 from dejakv.store.store import Store
-from dejakv.testing.chunks import PREAMBLE, check_whole, deliveries, ids, make_chunk, prompt_chunk, same_bits, turns
+from dejakv.testing.chunks import PREAMBLE, check_whole, ids, make_chunk, prompt_chunk, same_bits
 
 LONG = tuple(range(1000, 2000))
 TURNS = [LONG[: 400 + 50 * turn] for turn in range(13)]
@@ -33,18 +32,6 @@ class Ahead:
         return now() + self.seconds
 
 
-def rows_chunk(name: str, *donors: str, prompt: str = "") -> Chunk:
-    """Rows that a blend of these donors computed."""
-    about = {DONORS: list(donors), PROMPT: prompt}
-    meta = ChunkMeta(name.ljust(40, "0"), "p", "e", (5, 6), "", "", kind=ROWS, metadata=about, generation=1)
-    return Chunk(meta, Tensor(np.ones((2, 1, 1, 2, 2), np.float32), "F32"))
-
-
-def tokens_found(store: Store, chunk: Chunk, *, whole: bool = True) -> int:
-    found = store.find("p", "e", chunk.meta.token_ids, chunk.meta.spans, whole=whole)
-    return 0 if found is None else found[0].tokens
-
-
 def told_by(store: Store) -> list[str]:
     told: list[str] = []
     store.on_evict(told.append)
@@ -52,7 +39,7 @@ def told_by(store: Store) -> list[str]:
 
 
 class StoreTests:
-    """What every `dejakv.store.Store` must do.
+    """What every `dejakv.store.Store` must do, wherever its bytes are.
 
     make_store  a store with the given settings of `open_store`; the same folder again is the same store
     """
@@ -166,8 +153,6 @@ class StoreTests:
         assert abs(store.stats().bytes - held) <= 8
         assert (store.stats().entries, gone) == (1, [])
 
-    # Budgets
-
     def size(self, folder: Path, chunk: Chunk) -> int:
         """Bytes that a chunk counts for in an empty store."""
         with closing(self.make_store(folder)) as store:
@@ -175,28 +160,6 @@ class StoreTests:
             held = store.stats().bytes
             assert store.delete(chunk.meta.id)
             return held
-
-    @pytest.mark.parametrize(
-        ("policy", "limit", "left"),
-        [("lru", "entries", (0, 2, 3)), ("lfu", "entries", (0, 1, 3)), ("lfu", "bytes", (0, 1, 3))],
-    )
-    def test_the_least_recently_or_least_often_used_leaves(
-        self, tmp_path: Path, policy: str, limit: str, left: tuple[int, ...]
-    ) -> None:
-        """An entry keeps its count of uses when put again."""
-        chunks = [make_chunk(number) for number in range(4)]
-        most = 3 if limit == "entries" else 3 * self.size(tmp_path / "probe", chunks[0]) + 512
-        with closing(self.make_store(tmp_path / "store", policy=policy, **{f"max_{limit}": most})) as store:
-            gone = told_by(store)
-            for chunk in chunks[:3]:
-                store.put(chunk)
-            for number in (0, 0, 0, 1, 1, 2):
-                store.get(chunks[number].meta.id)
-            assert store.put(make_chunk(0, seed=9))
-            assert store.put(chunks[3])
-            assert ids(store) == {chunks[number].meta.id for number in left}
-            assert set(gone) == {chunk.meta.id for chunk in chunks} - ids(store)
-            assert store.stats().evictions == {limit: 1}
 
     def test_max_bytes_holds_and_evicts_as_many_as_it_takes(self, tmp_path: Path) -> None:
         small, large = make_chunk(0, nbytes=4096), make_chunk(9, nbytes=12000)
@@ -211,30 +174,6 @@ class StoreTests:
             assert store.stats().bytes <= 4 * size + 1024
             assert store.stats().evictions == {"bytes": -(-(large_size - 1024) // size)}
             check_whole(store, [large, make_chunk(3, nbytes=4096)])
-
-    def test_a_conversation_longer_than_the_budget_of_entries_is_stored(self, tmp_path: Path) -> None:
-        chunks = turns(8)
-        with closing(self.make_store(tmp_path / "small", max_entries=3)) as store:
-            told = told_by(store)
-            for chunk in chunks:
-                assert store.put(chunk)
-            check_whole(store, chunks[5:])
-            assert ids(store) == {chunk.meta.id for chunk in chunks[5:]}
-            assert set(told) == {chunk.meta.id for chunk in chunks[:5]}
-
-    @pytest.mark.parametrize("used", [0, 1, 2])
-    def test_ends_leave_before_beginnings(self, tmp_path: Path, used: int) -> None:
-        chunks = [prompt_chunk(LONG[:length], width=64) for length in (256, 512, 768)]
-        other = prompt_chunk(range(300), width=64)
-        most = round(1.2 * chunks[-1].tensor.nbytes)
-        with closing(self.make_store(tmp_path / "small", max_bytes=most)) as store:
-            for chunk in chunks:
-                assert store.put(chunk)
-            assert store.get(chunks[used].meta.id) is not None
-            assert store.put(other)
-            check_whole(store, [chunks[0], other])
-            assert tokens_found(store, chunks[2]) in (256, 512), "what is left is a prefix without a gap"
-            assert store.meta(chunks[2].meta.id) is None
 
     def test_threads_share_a_store(self, tmp_path: Path) -> None:
         chunks = [make_chunk(number) for number in range(16)]
@@ -255,8 +194,6 @@ class StoreTests:
             assert len(ids(store)) == store.stats().entries <= 8
             assert store.stats().corrupt == 0
 
-    # Prefixes
-
     @pytest.mark.parametrize(("prompts", "again"), [(TURNS, 0), (BRANCHES, 15)], ids=["turns", "branches"])
     def test_what_prompts_begin_with_alike_is_stored_once(
         self, store: Store, prompts: list[tuple[int, ...]], again: int
@@ -269,67 +206,6 @@ class StoreTests:
         row = chunks[0].tensor.nbytes // chunks[0].meta.num_tokens
         assert store.stats().bytes < 1.03 * row * rows + sum(8 * len(tokens) + 1000 for tokens in prompts)
         assert (store.stats().entries, store.stats().puts, store.stats().hits) == (len(prompts),) * 3
-
-    def test_the_longest_prefix_is_found_token_by_token(self, store: Store) -> None:
-        assert store.put(prompt_chunk(LONG))
-        for length in (16, 17, 31, 32, 100, 255, 256, 257, 513, 999):
-            other = prompt_chunk((*LONG[:length], *[7] * 30))
-            hit = store.find("p", "e", other.meta.token_ids)
-            assert hit is not None
-            assert hit[0].tokens == length
-            begun = joined(store.get_parts(hit[1].id, [(0, length)]) or (), 0, length)
-            assert begun is not None
-            np.testing.assert_array_equal(begun.data, other.tensor.data[:, :, :, :length])
-        assert tokens_found(store, prompt_chunk((*LONG[:10], 7, 7))) == 0, "less than a block"
-        assert tokens_found(store, prompt_chunk(LONG), whole=False) == 999
-
-    def test_a_prefix_is_found_whoever_stored_it(self, store: Store) -> None:
-        first, second, third = turns(3)
-        for chunk in (first, second, third):
-            assert store.put(chunk)
-        assert store.delete(first.meta.id)
-        check_whole(store, [second, third])
-        assert tokens_found(store, first) == first.meta.num_tokens
-        hit = store.find("p", "e", (*first.meta.token_ids, 9, 9))
-        assert hit is not None
-        assert joined(store.get_parts(hit[0].donor) or (), 0, 60) is not None
-
-    def test_pictures_are_part_of_a_prefix(self, store: Store) -> None:
-        tokens = (*PREAMBLE, *([9] * 30), 1, 2, 3)
-        chunks = [prompt_chunk(tokens, spans=(Span(40, 30, digest * 32),)) for digest in ("ab", "cd")]
-        for chunk in chunks:
-            assert store.put(chunk)
-        plain, asked, moved = (
-            prompt_chunk(tokens),
-            prompt_chunk((*tokens[:70], *range(20)), spans=chunks[0].meta.spans),
-            prompt_chunk(tokens, spans=(Span(41, 30, "ab" * 32),)),
-        )
-        assert tokens_found(store, plain) == tokens_found(store, moved) == 40, "what is before the picture"
-        assert tokens_found(store, asked) == 70, "the picture ends inside of a block"
-        assert store.put(plain)
-        check_whole(store, [*chunks, plain])
-
-    def test_what_is_not_exact_is_found_by_no_prefix(self, store: Store) -> None:
-        """Rows of blends have no keys."""
-        tokens = (*PREAMBLE, *range(30, 80))
-        fields: dict[str, Any]
-        for fields in ({"kind": ROWS}, {"generation": 1}, {"position": 5}):
-            assert store.put(prompt_chunk(tokens, **fields))
-        wrong = replace(prompt_chunk(tokens), meta=replace(prompt_chunk(tokens).meta, id="0" * 40))
-        assert store.put(wrong)
-        assert tokens_found(store, prompt_chunk(tokens)) == 0
-        check_whole(store, [wrong])
-
-    def test_parts_of_a_long_prompt_are_prefixes_until_the_last_one_comes(self, store: Store) -> None:
-        chunk = prompt_chunk(LONG)
-        parts = deliveries(chunk, (300, 620, 1000))
-        assert store.put(parts[1]) is False, "its first rows are not there"
-        for number, part in enumerate(parts):
-            assert store.meta(chunk.meta.id) is None
-            assert store.put(part), number
-            assert tokens_found(store, chunk) == part.stop
-        check_whole(store, [chunk])
-        assert store.stats("p").refused == {"parent": 1}
 
     def test_the_parts_that_hold_the_rows_are_read_as_they_are_held(self, store: Store) -> None:
         whole = prompt_chunk(LONG)
@@ -345,144 +221,6 @@ class StoreTests:
                 np.testing.assert_array_equal(part.tensor.data, whole.tensor.data[:, :, :, part.first : part.stop])
         assert store.get_parts("0" * 40, [(0, 1)]) is None
         assert (store.stats().hits, store.stats().misses) == (3, 1)
-
-    # Expiry
-
-    def test_an_expired_entry_is_found_by_no_call(self, store: Store, clock: Ahead) -> None:
-        """It leaves with what no other prompt shares, and listeners are told."""
-        brief = prompt_chunk((*PREAMBLE, *range(200, 230)), created=now(), ttl=60.0)
-        longer = prompt_chunk((*brief.meta.token_ids, *range(300, 330)), created=now())
-        for chunk in (brief, longer):
-            assert store.put(chunk)
-        assert store.sweep() == 0
-        check_whole(store, [brief, longer])
-        told = told_by(store)
-        clock.seconds = 61
-        assert store.get(brief.meta.id) is None
-        assert store.get_parts(brief.meta.id, [(0, 4)]) is None
-        assert store.meta(brief.meta.id) is None
-        assert ids(store) == {longer.meta.id}
-        assert store.sweep() == 1
-        assert brief.meta.id in told
-        check_whole(store, [longer])
-        store.delete(longer.meta.id)
-        assert store.stats().bytes == 0
-
-    def test_a_prompt_that_is_computed_anew_lives_anew(self, store: Store, clock: Ahead) -> None:
-        tokens = (*PREAMBLE, *range(200, 230))
-        assert store.put(prompt_chunk(tokens, created=now(), ttl=60.0))
-        clock.seconds = 61
-        again = prompt_chunk(tokens, created=clock(), ttl=60.0)
-        assert store.put(again)
-        assert store.sweep() == 0
-        check_whole(store, [again])
-        clock.seconds = 122
-        assert store.get(again.meta.id) is None
-        ahead = prompt_chunk((*PREAMBLE, 1), created=clock() + 3600, ttl=10_000.0)
-        assert store.put(ahead)
-        assert store.get(ahead.meta.id) is None, "another clock made it in the future"
-        assert store.sweep() == 2
-
-    def test_what_prompts_share_leaves_in_the_time_of_each(self, store: Store, clock: Ahead) -> None:
-        """No row of the shorter-lived one outlives it, and the longer-lived ones stay whole."""
-        brief = prompt_chunk((*PREAMBLE, *range(200, 330)), created=now(), ttl=60.0)
-        others = [
-            prompt_chunk((*PREAMBLE, *range(200, 220), *range(n, n + 50)), created=now(), ttl=100.0) for n in (500, 600)
-        ]
-        for chunk in (brief, *others):
-            assert store.put(chunk)
-        clock.seconds = 61
-        assert tokens_found(store, brief) == 60, "what it shares with prompts that are there"
-        store.sweep()
-        check_whole(store, others)
-        row = brief.tensor.nbytes // 170
-        assert sum(part.stop - part.first for part in store.get_parts(others[0].meta.id) or ()) == 110
-        assert store.stats().bytes < 160 * row + 8 * 1500, "the beginning is stored once"
-        clock.seconds = 101
-        assert store.sweep() == 2
-        assert store.stats().bytes == 0
-
-    # Purges
-
-    @pytest.mark.parametrize("evicted", [False, True])
-    def test_a_donor_leaves_with_all_that_was_made_from_it(self, store: Store, evicted: bool) -> None:
-        donor, later = turns(2)
-        beside = prompt_chunk((*PREAMBLE, *range(5000, 5030)))
-        first = rows_chunk("r1", donor.meta.id)
-        second = rows_chunk("r2", "somebody", first.meta.id)
-        own = rows_chunk("r3", "somebody", prompt=later.meta.id)
-        foreign = rows_chunk("r4", beside.meta.id)
-        for chunk in (donor, later, beside, first, second, own, foreign):
-            assert store.put(chunk)
-        if evicted:
-            assert store.delete(donor.meta.id)
-        selection = Selection(donors=(donor.meta.id,))
-        assert store.purge(replace(selection, partition="another")) == Purged()
-        before = store.purge(selection, dry_run=True)
-        assert len(ids(store)) == 7 - evicted
-        assert store.purge(selection) == before
-        expected = (0, 2) if evicted else (2, 3)
-        assert (before.prompts, before.rows, before.encoder_outputs) == (*expected, 0)
-        gone = {first.meta.id, second.meta.id} if evicted else {c.meta.id for c in (donor, later, first, second, own)}
-        assert ids(store) == {c.meta.id for c in (later, own, beside, foreign)} - gone
-        check_whole(store, [beside])
-        assert [store.get(id) for id in gone] == [None] * len(gone)
-        assert store.purge(selection) == Purged()
-
-    def test_prompts_that_share_with_a_purged_one_stay_whole(self, store: Store) -> None:
-        """What is from the future is old."""
-        tokens = (*PREAMBLE, *range(60))
-        old, ahead, *young = (
-            prompt_chunk((*tokens, *more), width=64, created=now() + since)
-            for more, since in (((), -100), (range(3000, 3090), 3600), (range(4000, 4090), 0), (range(200, 230), 0))
-        )
-        for chunk in (ahead, old, *young):
-            assert store.put(chunk)
-        purged = store.purge(Selection(older_than=50))
-        assert (purged.prompts, purged.parts) == (2, 0)
-        assert purged.bytes < old.tensor.nbytes + ahead.tensor.nbytes, "its rows are also the others'"
-        assert ids(store) == {chunk.meta.id for chunk in young}
-        check_whole(store, young)
-        assert tokens_found(store, ahead) == 100, "no row of its own is left"
-        assert store.purge(Selection()).prompts == 2
-        assert (ids(store), store.stats().bytes) == (set(), 0)
-
-    @pytest.mark.parametrize(
-        ("selection", "left"),
-        [
-            (Selection("a"), {"b1", "b2"}),
-            (Selection(epoch="2"), {"a1", "b1"}),
-            (Selection("a", "2"), {"a1", "b1", "b2"}),
-            (Selection(), set()),
-            (Selection("nobody"), {"a1", "a2", "b1", "b2"}),
-        ],
-    )
-    def test_a_purge_takes_partitions_and_epochs(self, store: Store, selection: Selection, left: set[str]) -> None:
-        for place in ("a1", "a2", "b1", "b2"):
-            for last in (1, 2):
-                assert store.put(prompt_chunk((*PREAMBLE, *[last] * 20), partition=place[0], epoch=place[1]))
-        purged = store.purge(selection)
-        assert {meta.partition + meta.epoch for meta in store.metas()} == left
-        assert (purged.prompts, purged.parts) == (8 - 2 * len(left), 0)
-        assert (store.stats().bytes == 0) == (not left)
-
-    @pytest.mark.parametrize("by_donor", [False, True])
-    def test_parts_of_a_prompt_that_was_never_finished_leave_too(self, store: Store, by_donor: bool) -> None:
-        """A process that is killed while it stores a long prompt leaves rows, and their tokens, that no prompt needs."""
-        unfinished, other = prompt_chunk((*PREAMBLE, *range(200))), prompt_chunk((1, 2, 3), partition="b")
-        donor = prompt_chunk(PREAMBLE)
-        for chunk in (*[donor] * by_donor, *deliveries(unfinished, (64, 128, 240))[:2], other):
-            assert store.put(chunk)
-        selection = Selection("p", donors=(donor.meta.id,) * by_donor)
-        before = store.purge(selection, dry_run=True)
-        assert store.purge(selection) == before
-        assert before.prompts == by_donor
-        assert before.parts > 0
-        assert before.bytes > 0
-        assert ids(store) == {other.meta.id}
-        assert store.find("p", "e", unfinished.meta.token_ids) is None
-        assert store.delete(other.meta.id)
-        assert store.stats().bytes == 0
 
 
 class PersistentStoreTests(StoreTests):

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,13 +48,6 @@ class ImageEncoder(Protocol):
     def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
         """`[dim]` float32 of length 1, remembered within the partition at most. Raises InputError for data that is no picture."""
         ...
-
-
-@runtime_checkable
-class Closes(Protocol):
-    """A level or an engine that runs something that must be ended."""
-
-    def close(self) -> None: ...
 
 
 def unit(vector: Any, dim: int, what: str = "the index") -> Vector:

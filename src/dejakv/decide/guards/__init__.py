@@ -1,1 +1,1 @@
-"""May this donor be trusted? One reason to say no per file."""
+"""May this donor be trusted? The words of a question have a file of their own."""

@@ -1,15 +1,22 @@
-"""The seam of guards: each looks at a request, a donor and their match, and accepts, rejects or abstains; `judge` asks them in a row."""
+"""Guards look at a request, a donor and their match, and accept, reject or abstain; `judge` asks them in a row.
+
+Here are those of the score, the media, the prompt around the chunk, and the donor's record.
+"""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dejakv.decide.levels.base import Match
+from dejakv.errors import ConfigError
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
 
 logger = logging.getLogger(__name__)
+
+REMEMBERED = 10_000
+"""Wrong donors remembered at once; the oldest are forgotten first."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +67,121 @@ def judge(guards: Sequence[Guard], request: Request, donor: ChunkMeta, match: Ma
         return accepted
     reason = "all guards abstained" if guards else "there is no guard that could accept: add a ThresholdGuard"
     return Verdict("reject", "chain", reason)
+
+
+@dataclass(frozen=True)
+class ThresholdGuard(Guard):
+    """Accepts a score at or above its level's threshold, rejects one below it. Equal text needs no score.
+
+    thresholds  by the level a match names (`semantic_text`, `embedding:prompt`, ...); any number in [-1, 1], 0 included
+    default     for levels that are not named; None: the guard abstains on them
+
+    A request's own threshold can only tighten: the higher of the two counts.
+
+    >>> donor = ChunkMeta("d", "default", "epoch", (1, 2), "Where is it?", "Where is it?")
+    >>> guard = ThresholdGuard({"semantic_text": 0.85})
+    >>> guard.judge(Request("r", "Where?", "Where?"), donor, Match("d", "semantic_text", 0.8))
+    Verdict(decision='reject', guard='threshold', reason='score 0.800 is below 0.85')
+    >>> guard.judge(Request("r", "Where?", "Where?"), donor, Match("d", "exact_text", 1.0)).decision
+    'accept'
+    """
+
+    thresholds: Mapping[str, float] = field(default_factory=dict[str, float])
+    default: float | None = None
+    name: str = "threshold"
+
+    def __post_init__(self) -> None:
+        for level, least in {**self.thresholds, "other levels": self.default}.items():
+            if least is not None and not -1.0 <= least <= 1.0:
+                raise ConfigError(f"the threshold {least} of {level} is no cosine: give a number from -1 to 1")
+
+    def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
+        if match.level == "exact_text":
+            return Verdict("accept", self.name, "equal text")
+        least = self.thresholds.get(match.level, self.default)
+        if request.threshold is not None:
+            least = request.threshold if least is None else max(least, request.threshold)
+        if least is None:
+            return Verdict("abstain", self.name, f"no threshold is set for {match.level}")
+        if match.score >= least:
+            return Verdict("accept", self.name, f"score {match.score:.3f} reaches {least:g}")
+        return Verdict("reject", self.name, f"score {match.score:.3f} is below {least:g}")
+
+
+class MediaGuard(Guard):
+    """Rejects a donor with other media, whatever space it was found in: a second lock on `--media exact`.
+
+    least  for `--media similar`: other media may do if the vision layer has compared them and their cosine is at least this
+
+    >>> from dejakv.request import Media
+    >>> donor = ChunkMeta("d", "default", "epoch", (1, 2), "What is this?", "What is this?")
+    >>> asked = Request("r", "What is this?", "What is this?", (Media(b"a picture"),))
+    >>> MediaGuard().judge(asked, donor, Match("d", "exact_text", 1.0)).reason
+    'other media: 1 here, 0 there, not the same ones'
+    """
+
+    def __init__(self, least: float | None = None) -> None:
+        self.least = least
+        self.name = "media" if least is None else "vision"
+
+    def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
+        here = list(dict.fromkeys(medium.digest for medium in request.media))
+        there = list(dict.fromkeys(span.digest for span in donor.spans))
+        if here == there:
+            return Verdict("abstain", self.name, "the same media" if here else "no media")
+        if self.least is None:
+            reason = f"other media: {len(here)} here, {len(there)} there, not the same ones"
+            return Verdict("reject", self.name, reason)
+        score = match.layers.get("vision")
+        if score is None:
+            return Verdict("reject", self.name, f"other media, and {match.level} has not compared them")
+        if score < self.least:
+            return Verdict("reject", self.name, f"other media, and their cosine {score:.3f} is below {self.least:g}")
+        return Verdict("abstain", self.name, f"other media that look alike ({score:.3f})")
+
+
+class ContextGuard(Guard):
+    """Rejects a donor whose prompt differs outside the chunk (another document, another system prompt), which no level compares. Abstains
+    where a prompt does not contain its chunk (a chunk made of other fields)."""
+
+    name = "context"
+    waived_for_blend = True  # it recomputes what differs, so words may differ
+
+    def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
+        here, there = _around(request.prompt, request.chunk), _around(donor.prompt, donor.chunk)
+        if here is None or there is None:
+            return Verdict("abstain", self.name, "the prompt does not contain the chunk: its surroundings are unknown")
+        if here != there:
+            return Verdict("reject", self.name, "the prompts differ outside the compared text")
+        return Verdict("abstain", self.name, "the prompts are equal outside the compared text")
+
+
+def _around(prompt: str, chunk: str) -> tuple[str, str] | None:
+    """The prompt before and after its last occurrence of the chunk; None without one."""
+    if not chunk or chunk not in prompt:
+        return None
+    before, _, after = prompt.rpartition(chunk)
+    return before, after
+
+
+class KnownWrongGuard(Guard):
+    """Rejects donors whose answer was not full computation's once, as somebody who compares answers told `observe`. Memory is bounded."""
+
+    name = "known_wrong"
+    waived_for_blend = True  # a blend does not give the donor's answer
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._wrong: dict[str, None] = {}
+        self._most = remembered
+
+    def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
+        if donor.id in self._wrong:
+            return Verdict("reject", self.name, "this donor's answer was wrong for an earlier request")
+        return Verdict("abstain", self.name, "nothing is known against this donor")
+
+    def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
+        """Remembers a donor whose answer was not full computation's."""
+        if not agreed:
+            self._wrong[donor.id] = None
+            if len(self._wrong) > self._most:
+                del self._wrong[next(iter(self._wrong))]
