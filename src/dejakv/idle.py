@@ -37,7 +37,7 @@ class _Unlabelled(Exception):
     """No label can be made, for a reason independent of the outcome."""
 
 
-class _Stopped(Exception):
+class _Closed(Exception):
     """The cache was closed during a label. Counts as wrong: else slow answers would be left out."""
 
 
@@ -102,7 +102,7 @@ class Settler:
         except (_Unlabelled, ModelChangedError):
             queue.lose(label)
             return True
-        except _Stopped:
+        except _Closed:
             wrong = True
         except Exception as error:  # nobody waits for it: what goes wrong must not reach a request that comes next
             logger.warning("a label failed and counts as wrong: %s: %s", type(error).__name__, error, exc_info=error)
@@ -133,7 +133,7 @@ class Settler:
             if queue.removed_since(begun, partition):
                 raise _Unlabelled
             if queue.closed:
-                raise _Stopped
+                raise _Closed
             if self._clock() > until:
                 raise TimeoutError(f"more than {SECONDS:g} seconds")
 

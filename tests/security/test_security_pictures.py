@@ -21,8 +21,8 @@ from dejakv.http.errors import ClientGoneError
 from dejakv.pictures import decoded
 from dejakv.pipeline import Pipeline
 from dejakv.request import Media, Request, Sampling
+from dejakv.server.jobs import RequestWorker
 from dejakv.server.settings import ServerSettings
-from dejakv.server.worker import RequestWorker
 
 CHAT = "/v1/chat/completions"
 

@@ -16,9 +16,9 @@ from dejakv.http.errors import ClientGoneError, RefusedError
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.server.app import create_app
+from dejakv.server.jobs import RequestWorker
 from dejakv.server.routes_openai import EventStream
 from dejakv.server.settings import ServerSettings
-from dejakv.server.worker import RequestWorker
 
 LONG = Request("long", "ann lives in paris. " * 40, "x", sampling=Sampling(900))
 SHORT = Request("short", "ann lives in paris.", "x", sampling=Sampling(1))

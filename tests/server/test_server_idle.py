@@ -15,8 +15,8 @@ from dejakv.build import build_cache
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request
 from dejakv.server.app import create_app
+from dejakv.server.jobs import RequestWorker
 from dejakv.server.settings import ServerSettings
-from dejakv.server.worker import RequestWorker
 from dejakv_models.docs import ask
 
 BLEND = replace(EXACT, reuse="blend", semantic_text=False)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.serving import until
 
+from dejakv.store.background import WriterStats
 from dejakv.store.base import Chunk, ChunkMeta
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
-from dejakv.store.worker import WriterStats
 from dejakv.testing.chunks import make_chunk
 
 

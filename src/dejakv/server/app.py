@@ -19,10 +19,10 @@ from dejakv.http.bodies import Limits
 from dejakv.pipeline import Pipeline
 from dejakv.server import problems, routes_cache, routes_generate, routes_openai, routes_operator
 from dejakv.server.access import KeyGate, keys_of
+from dejakv.server.jobs import RequestWorker
 from dejakv.server.schemas import Problem
 from dejakv.server.service import Service
 from dejakv.server.settings import ServerSettings
-from dejakv.server.worker import RequestWorker
 
 MAX_VALUES = 20_000
 """Items of lists and fields of objects in a body: messages, parts and all fields count."""

@@ -17,10 +17,10 @@ from dejakv.pipeline import Answer
 from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
 from dejakv.server.chat import conversation, pictures_of, render
+from dejakv.server.jobs import Job
 from dejakv.server.problems import refusal_of
 from dejakv.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest, Origin
 from dejakv.server.service import AnyService, Service
-from dejakv.server.worker import Job
 
 router = APIRouter(tags=["openai"], route_class=JsonRoute)
 

@@ -13,8 +13,8 @@ from dejakv.errors import InputError
 from dejakv.http.errors import ClientGoneError
 from dejakv.pipeline import Answer
 from dejakv.request import Request, ReuseMode
+from dejakv.server.jobs import Job, RequestWorker
 from dejakv.server.settings import ServerSettings
-from dejakv.server.worker import Job, RequestWorker
 from dejakv.store.selection import Purged, Selection
 
 _NAMES_A_PARTITION = 10_000

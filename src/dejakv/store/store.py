@@ -17,6 +17,7 @@ from cachetools import FIFOCache
 from dejakv.errors import InputError, StoreError
 from dejakv.identity import BLOCK_TOKENS, common_prefix
 from dejakv.store import changes
+from dejakv.store.background import After, Capture, Complete, Queued, Worker, WriterStats
 from dejakv.store.base import (
     KV,
     Chunk,
@@ -41,7 +42,6 @@ from dejakv.store.records import decode_meta
 from dejakv.store.removal import Choose, loose, remove
 from dejakv.store.segment import opened
 from dejakv.store.selection import Purged, Selection, chosen, counted
-from dejakv.store.worker import After, Capture, Complete, Queued, Worker, WriterStats
 from dejakv.store.writing import Refused, write
 
 _VERIFIED = 4096
