@@ -3,12 +3,14 @@
 Every case is written to `cases.jsonl` when it is finished, so a stopped run continues where it stopped.
 """
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dejakv.engines.transformers.continuation import twin_of
+import torch
+
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError
 from dejakv.experiments.output import make_folder, replace_file
@@ -89,3 +91,9 @@ def _held(folder: Path, settings: dict[str, Any]) -> dict[tuple[str, int], dict[
         raise ConfigError(
             f"{folder / CASES} is damaged ({error}): remove its bad line, or give another --output"
         ) from error
+
+
+def twin_of(engine: Any) -> Any:
+    """An engine of the same weights in the other one of float32 and bfloat16, without an encoder registry; a copy of the model."""
+    other = torch.bfloat16 if engine.model.dtype == torch.float32 else torch.float32
+    return type(engine)(copy.deepcopy(engine.model).to(other), engine.tokenizer, engine.processor, check=False)

@@ -17,7 +17,7 @@ from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.server.app import create_app
 from dejakv.server.jobs import RequestWorker
-from dejakv.server.routes_openai import EventStream
+from dejakv.server.routes_generate import EventStream
 from dejakv.server.settings import ServerSettings
 
 LONG = Request("long", "ann lives in paris. " * 40, "x", sampling=Sampling(900))

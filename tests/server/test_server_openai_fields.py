@@ -8,7 +8,7 @@ import pytest
 from tests.server.test_server_openai import messages, question
 from tests.serving import stored
 
-from dejakv.server.routes_openai import cut
+from dejakv.server.routes_generate import cut
 
 CHAT: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(0)), "temperature": 0, "max_tokens": 3}
 PLAIN: dict[str, Any] = {"model": "docs-lm", "prompt": "ann lives in paris .", "temperature": 0, "max_tokens": 3}

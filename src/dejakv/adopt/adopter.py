@@ -6,16 +6,21 @@ Nothing is injected, so nothing can be poisoned; the answer is the answer to the
 
 import logging
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.plan import Ask, Decision
 from dejakv.engines.base import NO_STATE, Completion, Prepared
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, ModelError
 from dejakv.records import short
 from dejakv.request import Request, keeping
 from dejakv.store.open import open_store
+from dejakv.vectors.base import normalized
 
 log = logging.getLogger("dejakv.adopt")
 
@@ -112,3 +117,38 @@ class Adopter:
 def _prepared(asked: AdoptRequest) -> Prepared:
     request = Request("", asked.text, asked.text, partition=asked.partition, no_store=asked.no_store)
     return Prepared(request, tuple(map(ord, asked.text)), epoch=asked.context)
+
+
+class InputEmbeddings:
+    """The served model's input embeddings, read from its weight files, in a process without the model. The table (vocabulary x hidden,
+    float32) is read at once: a first request that waits for it would miss.
+
+    epoch  names the table for whoever keeps vectors made with it
+
+    Raises: ModelError if the folder's weight files hold no input embeddings.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Any, epoch: str) -> None:
+        self.folder = folder
+        self.epoch = epoch
+        self._tokenizer = tokenizer
+        self._table = self._read()
+
+    def embed_text(self, text: str) -> NDArray[np.float32]:
+        """Mean of a text's token embeddings, of length one: `[hidden]` float32."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        if not ids:
+            return np.zeros(self._table.shape[1], dtype=np.float32)
+        return normalized(self._table[ids].mean(axis=0))
+
+    def _read(self) -> NDArray[np.float32]:
+        from safetensors import safe_open
+
+        for path in sorted(self.folder.glob("*.safetensors")):
+            with safe_open(str(path), framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    if name.endswith("embed_tokens.weight"):
+                        return file.get_tensor(name).float().numpy()
+        raise ModelError(
+            f"no input embeddings (*embed_tokens.weight) in {self.folder}: set index_encoder to a sentence-transformers model"
+        )

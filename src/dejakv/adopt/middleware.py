@@ -18,8 +18,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dejakv.adopt.adopter import Adopter, AdoptRequest, Provenance
-from dejakv.adopt.embeddings import InputEmbeddings
+from dejakv.adopt.adopter import Adopter, AdoptRequest, InputEmbeddings, Provenance
 from dejakv.adopt.openai_body import asked_of, own, unkept, wish_of, with_text, with_wish
 from dejakv.adopt.routes import ADOPTING, CLIENT, audience
 from dejakv.config import SemanticCacheConfig

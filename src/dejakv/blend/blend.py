@@ -19,14 +19,12 @@ class BlendReport:
     """Cost of blending one prompt, in tokens and seconds; or, if it was computed exactly, the `reason`.
 
     rows      recomputed tokens of each layer (all the same, but for top-layer reuse)
-    computed  their mean over the layers, from an engine that reports only that
     active    indices of the recomputed tokens; None: all
     asked     tokens computed by the question's own pass, for the ranking: not part of `rows`
     """
 
     tokens: int
     rows: tuple[int, ...] = ()
-    computed: int | None = None
     active: tuple[int, ...] | None = field(default=None, repr=False)
     asked: float = 0.0
     forced_share: float = 0.0
@@ -39,13 +37,11 @@ class BlendReport:
     @property
     def share(self) -> float:
         """Share of recomputed tokens, the mean over the layers, without the question's own pass."""
-        if self.rows:
-            return sum(self.rows) / (len(self.rows) * self.tokens)
-        return 1.0 if self.computed is None else self.computed / self.tokens
+        return sum(self.rows) / (len(self.rows) * self.tokens) if self.rows else 1.0
 
     @property
     def blended(self) -> bool:
-        return bool(self.rows) or self.computed is not None
+        return bool(self.rows)
 
 
 def find(

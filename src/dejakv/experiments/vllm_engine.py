@@ -17,22 +17,18 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from cachetools import FIFOCache, LRUCache
 from numpy.typing import NDArray
 
-from dejakv.blend.blend import BlendReport
-from dejakv.blend.settings import BlendConfig
 from dejakv.config import BlendSettings, BudgetSettings, SemanticCacheConfig
 from dejakv.engines.base import (
     FULL,
     NO_STATE,
-    Accept,
     Completion,
     ComputedRows,
-    Donor,
     Engine,
     OnToken,
     Plan,
@@ -49,7 +45,7 @@ from dejakv.models import resolve
 from dejakv.pictures import decoded
 from dejakv.request import Media, Request
 from dejakv.settings import kinds_of
-from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ROWS, ChunkMeta, Tensor
 from dejakv.store.selection import PROMPT
 from dejakv.store.store import Store
 from dejakv.vectors.base import normalized
@@ -155,8 +151,7 @@ class VLLMEngine(Engine):
         if plan.method == "top_layer":
             return Refusal(self.no_top_layer())
         if plan.method == "blend":
-            donors = [Chunk(meta, NO_STATE) for meta in plan.donors]
-            return self.blend(prepared, donors, cast(BlendConfig, settings_of(plan)), on_token=on_token)
+            return self._blend(prepared, plan, on_token)
         if plan.method == "adopt":  # the donor's prompt runs in this one's place
             donor = plan.donors[0]
             prepared = replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
@@ -164,48 +159,6 @@ class VLLMEngine(Engine):
         wish = {"mode": "exact" if cached else "off", "no_store": not cached}
         with self._lock:
             return self._run(prepared, wish, on_token)
-
-    def blend(
-        self,
-        prepared: Prepared,
-        donors: Sequence[Donor],
-        config: BlendConfig | None = None,
-        *,
-        on_token: OnToken | None = None,
-        accept: Accept | None = None,
-    ) -> Completion | Refusal:
-        """Answers from the donors' state, which the connector blends as `config` says, whatever it was started with. `accept` is not
-        asked: vLLM runs the whole request.
-
-        `details["blend"]` is a `BlendReport`. What the connector finds that it cannot blend, it runs exactly, and says why.
-
-        Raises: InputError.
-        """
-        config = config or BlendConfig()
-        why = why_not(prepared, donors, self._settings, self.epoch)
-        if self.arm != "cache":
-            why = f"the arm {self.arm} reuses nothing of the connector's"
-        if why:
-            return Refusal(why, {"blend": BlendReport(len(prepared.token_ids), reason=why)})
-        metas = [donor.meta for donor in donors[: self.most_donors]]
-        salt = self._salt(prepared)
-        ids = [self._id_of(meta, salt) for meta in metas]
-        with self._lock:
-            _worker_side().blender.config = config  # nothing else runs beside it
-            done = self._run(prepared, {"mode": "blend", "donors": ids}, on_token)
-        told = done.details["vllm"]
-        if told.get("method") == "blend":
-            report = BlendReport(done.prompt_tokens, computed=done.computed_tokens)
-        else:
-            reason = told.get("reason") or "the connector said nothing of this request"
-            report = BlendReport(done.prompt_tokens, reason=reason)
-        ours = dict(zip(ids, (meta.id for meta in metas), strict=True))
-        return replace(
-            done,
-            rows=self._rows(prepared, told, salt, ours),
-            exactly=report.reason,
-            details={**done.details, "blend": report},
-        )
 
     def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Input embeddings `[tokens, hidden]` float32."""
@@ -244,6 +197,25 @@ class VLLMEngine(Engine):
         _forget()
         self._llm = None
         self._folder.cleanup()
+
+    def _blend(self, prepared: Prepared, plan: Plan, on_token: OnToken | None) -> Completion | Refusal:
+        """Answers from the donors' state, which the connector blends as the plan says, whatever it was started with. What it finds that it
+        cannot blend, it runs exactly, and says why. `accept` is not asked: vLLM runs the whole request."""
+        if self.arm != "cache":
+            return Refusal(f"the arm {self.arm} reuses nothing of the connector's")
+        metas, salt = plan.donors[: self.most_donors], self._salt(prepared)
+        ids = [self._id_of(meta, salt) for meta in metas]
+        with self._lock:
+            _worker_side().blender.config = settings_of(plan)  # nothing else runs beside it
+            done = self._run(prepared, {"mode": "blend", "donors": ids}, on_token)
+        told = done.details["vllm"]
+        exactly = told.get("reason") or "the connector said nothing of this request"
+        ours = dict(zip(ids, (meta.id for meta in metas), strict=True))
+        return replace(
+            done,
+            rows=self._rows(prepared, told, salt, ours),
+            exactly="" if told.get("method") == "blend" else exactly,
+        )
 
     def _run(self, prepared: Prepared, wish: dict[str, Any], on_token: OnToken | None) -> Completion:
         from vllm import SamplingParams
@@ -432,17 +404,6 @@ def connector_settings(config: SemanticCacheConfig) -> ConnectorSettings:
     }
     everything = {"min_tokens": 0, "min_new_tokens": 0, "second_sight": False, "max_write_rate": 0}
     return ConnectorSettings(**{**shared, **own, **everything})
-
-
-def why_not(prepared: Prepared, donors: Sequence[Donor], settings: ConnectorSettings, epoch: str) -> str:
-    """Why a prompt cannot be blended, as far as it is known before it is run; empty if it may be."""
-    if not settings.may_blend:
-        return "this vLLM was started without blend: open it with modes=('off', 'exact', 'blend') or --reuse blend"
-    if prepared.spans or any(donor.meta.spans for donor in donors):
-        return "blend is for prompts without media"
-    if any(donor.meta.epoch not in ("", epoch) for donor in donors):
-        return "a donor's state is of another model"
-    return ""
 
 
 def _start(

@@ -17,7 +17,7 @@ from dejakv.engines.open import open_engine, open_templates
 from dejakv.errors import ConfigError
 from dejakv.http.bodies import Limits
 from dejakv.pipeline import Pipeline
-from dejakv.server import problems, routes_cache, routes_generate, routes_openai, routes_operator
+from dejakv.server import problems, routes_cache, routes_generate, routes_operator
 from dejakv.server.access import KeyGate, keys_of
 from dejakv.server.jobs import RequestWorker
 from dejakv.server.schemas import Problem
@@ -68,8 +68,8 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     app.state.limits = Limits(settings.max_body_bytes, MAX_VALUES, settings.body_seconds)
     app.add_middleware(KeyGate, keys=keys)
     problems.install(app)
-    for routes in (routes_generate, routes_openai, routes_cache, routes_operator):
-        app.include_router(routes.router)
+    for router in (routes_generate.own, routes_generate.openai, routes_cache.router, routes_operator.router):
+        app.include_router(router)
     return app
 
 

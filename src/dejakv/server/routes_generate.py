@@ -1,20 +1,42 @@
-"""`POST /v1/generate`: SemShareKV's own endpoint."""
+"""`POST /v1/generate`, SemShareKV's own endpoint; `/v1/completions` and `/v1/chat/completions` as OpenAI's clients expect them, and
+`/v1/models`."""
 
+import json
+import time
 import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from dejakv.decide.plan import APPROXIMATE
-from dejakv.request import Request, Sampling
+from dejakv.http.errors import RefusedError, error_object
+from dejakv.pipeline import Answer
+from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
-from dejakv.server.schemas import GenerateRequest, GenerateResponse, Origin, Timings
-from dejakv.server.service import AnyService
+from dejakv.server.chat import conversation, pictures_of, render
+from dejakv.server.jobs import Job
+from dejakv.server.problems import refusal_of
+from dejakv.server.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    GenerateResponse,
+    OpenAIRequest,
+    Origin,
+    Timings,
+)
+from dejakv.server.service import AnyService, Service
 
-router = APIRouter(tags=["generate"], route_class=JsonRoute)
+own = APIRouter(tags=["generate"], route_class=JsonRoute)
+openai = APIRouter(tags=["openai"], route_class=JsonRoute)
 
 
-@router.post("/v1/generate")
+@own.post("/v1/generate")
 async def generate(
     http: HttpRequest, service: AnyService, partition: Partition, no_store: NoStore, body: GenerateRequest
 ) -> GenerateResponse:
@@ -48,3 +70,196 @@ async def generate(
         store_key=store_key,
         timings=Timings.model_validate(record, from_attributes=True),
     )
+
+
+@openai.get("/v1/models")
+async def models(service: AnyService, _: Partition) -> dict[str, Any]:
+    """The model of this server."""
+    return {"object": "list", "data": [_model(service)]}
+
+
+@openai.get("/v1/models/{name:path}")
+async def model(name: str, service: AnyService, _: Partition) -> dict[str, Any]:
+    """The model of this server by its name."""
+    _check_model(name, service)
+    return _model(service)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {"id": service.model_name, "object": "model", "created": 0, "owned_by": "dejakv"}
+
+
+@openai.post("/v1/completions")
+async def completions(
+    http: HttpRequest, service: AnyService, partition: Partition, no_store: NoStore, body: CompletionRequest
+) -> Any:
+    """OpenAI's completions, one prompt a request."""
+    _check_model(body.model, service)
+    request = _request(body, partition, no_store, body.prompt, body.prompt, body.max_tokens or 16)
+    return await _serve(body, http, service, request)
+
+
+@openai.post("/v1/chat/completions")
+async def chat_completions(
+    http: HttpRequest, service: AnyService, partition: Partition, no_store: NoStore, body: ChatRequest
+) -> Any:
+    """OpenAI's chat completions; pictures as data URLs."""
+    _check_model(body.model, service)
+    asked = conversation(body.messages)
+    service.check_length(sum(map(len, asked.texts)))
+    media = await pictures_of(http, asked.pictures, service.settings)
+    prompt, chunk = await run_in_threadpool(render, asked, service.templates)
+    tokens = body.max_completion_tokens or body.max_tokens or 256
+    return await _serve(body, http, service, _request(body, partition, no_store, prompt, chunk, tokens, media))
+
+
+def _check_model(name: str | None, service: Service) -> None:
+    """Raises RefusedError for another model."""
+    if name not in (None, service.model_name):
+        raise RefusedError(
+            404, f"this server has the model {service.model_name!r}, not {str(name)[:80]!r}: name that one, or none",
+            param="model", code="model_not_found",
+        )  # fmt: skip
+
+
+def _request(
+    body: OpenAIRequest,
+    partition: str,
+    no_store: bool,
+    prompt: str,
+    chunk: str,
+    tokens: int,
+    media: tuple[Media, ...] = (),
+) -> Request:
+    asked = body.dejakv
+    return Request(
+        uuid.uuid4().hex,
+        prompt,
+        chunk,
+        media,
+        partition,
+        Sampling(tokens, body.temperature, body.top_p, body.seed, stop=tuple(body.stop)),
+        reuse=asked.reuse or "exact",  # clients that do not know DejaKV get exact answers only
+        threshold=asked.threshold,
+        parts=tuple(asked.parts),
+        order=asked.order,
+        no_store=no_store or asked.no_store,
+        ttl=asked.ttl,
+    )
+
+
+async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, request: Request) -> Any:
+    reply = Reply(service, request.id, isinstance(body, ChatRequest), body.stop)
+    if body.stream:
+        job = service.submit(request)
+        return EventStream(job, reply.events(job, body.stream_options.include_usage))
+    answer = await service.answer(http, request)
+    text, stopped = cut(answer.text, body.stop)
+    content = {"message": {"role": "assistant", "content": text}} if reply.chat else {"text": text}
+    whole = reply.object(content, reason=reply.finish_reason(answer, stopped))
+    return {**whole, "usage": _usage(answer), "dejakv": _provenance(answer)}
+
+
+class EventStream(StreamingResponse):
+    """The events of a job. When the stream ends, even before its first event, the job stops."""
+
+    def __init__(self, job: Job, events: AsyncIterator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.cancel()
+
+
+class Reply:
+    """OpenAI's objects of one response, whole or in events."""
+
+    def __init__(self, service: Service, id: str, chat: bool, stops: Sequence[str]) -> None:
+        self.chat = chat
+        self._stops, self._ends = stops, service.ends
+        kind = "chat.completion" if chat else "text_completion"
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{id}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": service.model_name,
+        }
+
+    def object(self, *choices: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        made = [{"index": 0, "finish_reason": reason, "logprobs": None, **choice} for choice in choices]
+        return {**self._head, "choices": made}
+
+    async def events(self, job: Job, usage: bool) -> AsyncIterator[str]:
+        """Server-sent events of a job: a chunk a piece of text, the usage if asked for, `[DONE]`. A failure becomes an error event: the
+        status line has already been sent."""
+        text, shown, stopped = "", 0, False
+        if self.chat:
+            yield self._chunk({"role": "assistant", "content": ""})
+        try:
+            async for piece in job.stream():
+                if isinstance(piece, Answer):
+                    final, stopped = cut(piece.text, self._stops)
+                    if len(final) > shown:
+                        yield self._chunk({"content": final[shown:]})
+                    reason = self.finish_reason(piece, stopped)
+                    yield self._chunk({}, reason, dejakv=_provenance(piece))
+                    if usage:
+                        yield self._chunk(None, usage=_usage(piece))
+                    continue
+                text, stopped = cut(text + piece, self._stops) if not stopped else (text, True)
+                until = len(text) if stopped else safe_length(text, self._stops)
+                if until > shown:
+                    yield self._chunk({"content": text[shown:until]})
+                    shown = until
+        except Exception as error:
+            told = refusal_of(error)
+            yield _line(error_object(told.status, str(told)))
+        yield "data: [DONE]\n\n"
+
+    def finish_reason(self, answer: Answer, stopped: bool) -> str:
+        """`stop` for a stop sequence or an end token, `length` for any other end (the limit, the context)."""
+        ended = bool(answer.token_ids) and answer.token_ids[-1] in self._ends
+        return "stop" if stopped or ended else "length"
+
+    def _chunk(self, delta: dict[str, str] | None, reason: str | None = None, **more: Any) -> str:
+        """An event with a piece of the answer; None: without a choice."""
+        choices = [] if delta is None else [{"delta": delta} if self.chat else {"text": delta.get("content", "")}]
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return _line({**self.object(*choices, reason=reason), "object": kind, **more})
+
+
+def _line(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first stop sequence in it, and whether there was one."""
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return (text[: min(places)], True) if places else (text, False)
+
+
+def safe_length(text: str, stops: Sequence[str]) -> int:
+    """Length of a growing text that can be sent: a possible beginning of a stop sequence is held back."""
+    begun = [length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length])]
+    return len(text) - max(begun, default=0)
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    """OpenAI's usage; `cached_tokens` are the prompt tokens that were not computed."""
+    record = answer.record
+    return {
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.output_tokens,
+        "total_tokens": record.prompt_tokens + record.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": record.reused_tokens},
+    }
+
+
+def _provenance(answer: Answer) -> dict[str, Any]:
+    """The origin of the answer's state."""
+    record = answer.record
+    more = {"provenance": record.provenance, "score": record.score, "order": list(record.order)}
+    return {**vars(Origin.model_validate(record)), **more}

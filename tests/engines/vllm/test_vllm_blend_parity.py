@@ -44,8 +44,8 @@ def kept(store: Store, partition: str = DEFAULT_PARTITION) -> dict[tuple[int, in
 
 def computed(answer: Answer) -> int:
     """Rows of the prompt. The transformers engine counts the question's own pass too."""
-    rows = answer.completion.details["blend"].active if answer.record.method == "blend" else None
-    return answer.record.computed_tokens if rows is None else len(rows)
+    report = answer.completion.details.get("blend") if answer.record.method == "blend" else None
+    return answer.record.computed_tokens if report is None or report.active is None else len(report.active)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dejakv.adopt.embeddings import InputEmbeddings
+from dejakv.adopt.adopter import InputEmbeddings
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.tensors import borrowed, to_store
 from dejakv.engines.vllm import upstream

@@ -1,6 +1,5 @@
 """What a model would say next, token by token: for comparing runs, not for serving."""
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,9 +46,3 @@ def copied(cache: Cache, tokens: int) -> Cache | None:
     own: Any = LCKVCache(cache.layout, settled=cache.settled) if condensed else DynamicCache()
     own.layers = [PartsLayer([layer.keys[:1, :, :tokens]], [layer.values[:1, :, :tokens]]) for layer in held]
     return own
-
-
-def twin_of(engine: Any) -> Any:
-    """An engine of the same weights in the other one of float32 and bfloat16, without an encoder registry; a copy of the model."""
-    other = torch.bfloat16 if engine.model.dtype == torch.float32 else torch.float32
-    return type(engine)(copy.deepcopy(engine.model).to(other), engine.tokenizer, engine.processor, check=False)
