@@ -1,6 +1,9 @@
 """Models by name or path: what a `--model` value means, and loading it with transformers."""
 
 import difflib
+import inspect
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,8 @@ from dejakv.errors import ModelError
 from dejakv.models.gguf import SUFFIX, load_gguf
 from dejakv.models.lckv import register
 from dejakv.models.table import known, names, path
+
+_OPTIONAL = ("video_processor", "audio_tokenizer")
 
 
 def resolve(name_or_path: str | Path) -> Path | str:
@@ -45,26 +50,101 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
     `options` go to `from_pretrained` of the model (dtype, attn_implementation, trust_remote_code, ...); without them
     the weights stay in the checkpoint's own type on the CPU.
 
-    Raises: ModelError if the name is unknown, files are missing, or the weights cannot be read.
+    Raises: ModelError if the name is unknown, files are missing, the weights cannot be read, or the model is neither a causal language
+    model nor an image-text model.
     """
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     found = resolve(name_or_path)
     if isinstance(found, Path) and found.suffix == SUFFIX:
         return load_gguf(found, **options)
-    where = str(found)
+    where, trusted = str(found), bool(options.get("trust_remote_code", False))
     register()
-    remote = {"trust_remote_code": options.get("trust_remote_code", False)}
     try:
-        config = AutoConfig.from_pretrained(where, **remote)
-        multimodal = hasattr(config, "vision_config") or hasattr(config, "audio_config")
-        loader = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
-        model = loader.from_pretrained(where, **options)
-        processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(where, **remote)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        config = AutoConfig.from_pretrained(where, trust_remote_code=trusted)
+        images = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        if not images and not _causal(config):
+            raise ModelError(_unknown_kind(where, config))
+        kind: Any = AutoModelForImageTextToText if images else AutoModelForCausalLM
+        with no_bars():
+            model = kind.from_pretrained(where, **options)
+        if images:
+            return model.eval(), load_processor(where, trusted)
+        return model.eval(), AutoTokenizer.from_pretrained(where, trust_remote_code=trusted)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SyntaxError, SafetensorError) as error:
         raise ModelError(
-            f"model {str(name_or_path)!r} does not load ({error}): give a complete checkpoint folder, a hub id that "
-            f"can be reached from here, or a model of this package ({', '.join(names())})"
+            f"model {str(name_or_path)!r} does not load ({type(error).__name__}: {error}): give a complete checkpoint folder, a hub id "
+            f"that can be reached from here, or a model of this package ({', '.join(names())})"
         ) from error
-    return model.eval(), processor
+
+
+def load_processor(where: str, trust_remote_code: bool = False) -> Any:
+    """The model's own processor. Video processors of transformers need torchvision; without it the same processor is
+    put together from its tokenizer and its picture part. Raises: whatever loading raises if that does not help."""
+    from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    try:
+        return AutoProcessor.from_pretrained(where, trust_remote_code=trust_remote_code)
+    except (ImportError, OSError) as error:
+        if "video" not in str(error).lower() and "torchvision" not in str(error).lower():
+            raise
+        config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
+        if type(config) not in PROCESSOR_MAPPING:
+            raise
+        kind: Any = PROCESSOR_MAPPING[type(config)]
+        settings, _ = kind.get_processor_dict(where)
+        accepted = inspect.signature(kind.__init__).parameters
+        own = {name: value for name, value in settings.items() if name in accepted and not name.endswith("_processor")}
+        return pictures_only(
+            kind,
+            image_processor=AutoImageProcessor.from_pretrained(where, trust_remote_code=trust_remote_code),
+            tokenizer=AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code),
+            **own,
+        )
+
+
+def pictures_only(kind: Any, **parts: Any) -> Any:
+    """A processor of class `kind` whose video part is absent."""
+
+    class PicturesOnly(kind):
+        video_processor = None
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return [name for name in super().get_attributes() if name not in _OPTIONAL]
+
+    PicturesOnly.__name__ = kind.__name__
+    absent = {name: None for name in _OPTIONAL if name in inspect.signature(kind.__init__).parameters}
+    return PicturesOnly(**{**absent, **parts})
+
+
+@contextmanager
+def no_bars() -> Generator[None]:
+    """transformers' own bar over the weights would stand in the middle of a command's output."""
+    from transformers.utils import logging
+
+    were = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were:
+            logging.enable_progress_bar()
+
+
+def _causal(config: Any) -> bool:
+    """Whether transformers, this package or the checkpoint's own code has a causal language model for it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return known or "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+
+
+def _unknown_kind(where: str, config: Any) -> str:
+    message = f"{where} is of type {config.model_type!r}, which is neither a causal language model nor an image-text model of transformers"
+    if "internvl" in str(config.model_type).lower():
+        return f"{message}: take the conversion to transformers' own InternVL, whose name ends in -HF"
+    return f"{message}: choose a model of AutoModelForCausalLM or AutoModelForImageTextToText"

@@ -11,7 +11,6 @@ from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.settings import TOP_LAYER_TAIL
 from dejakv.blend.token_map import Donors, Ids
 from dejakv.blend.top_layer import MATCHINGS, computed_rows, take_rows
-from dejakv.engines.transformers.loading import no_bars
 from dejakv.engines.transformers.top_layer import UNSOUND, moved_rows
 from dejakv.engines.transformers.watch import ModelWatch
 from dejakv.errors import ConfigError, InputError, ModelError
@@ -66,8 +65,7 @@ class LlamaForCausalLMWithKVReuse:
         """A bundled name, a folder or a hub id. `matching`, `tail` as in the class; other options go to
         transformers. Raises: ModelError."""
         own = {name: options.pop(name) for name in _OWN if name in options}
-        with no_bars():
-            model, tokenizer = load(model_path, **options)
+        model, tokenizer = load(model_path, **options)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         return cls(model.to(device), tokenizer, **own)

@@ -21,8 +21,8 @@ from tiny_transformers import (
 )
 
 from dejakv.engines.transformers import TransformersEngine
-from dejakv.engines.transformers.loading import load_processor
 from dejakv.errors import ConfigError, InputError, ModelError
+from dejakv.models.loading import load_processor
 from dejakv.request import Sampling
 
 
@@ -85,7 +85,7 @@ def test_models_that_cannot_be_loaded_say_why(saved: str, tmp_path: Path) -> Non
     with pytest.raises(ModelError):
         TransformersEngine.from_pretrained(str(empty))
     (Path(saved) / "model.safetensors").write_bytes(b"cut off")
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="does not load"):
         TransformersEngine.from_pretrained(saved)
     with pytest.raises(ModelError, match="hub id"):
         TransformersEngine.from_pretrained("nobody/has-this-model")

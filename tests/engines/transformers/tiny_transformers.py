@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from dejakv.engines.base import Completion, Prepared
 from dejakv.engines.transformers import TransformersEngine
-from dejakv.engines.transformers.loading import pictures_only
+from dejakv.models.loading import pictures_only
 from dejakv.request import Media, Request, Sampling
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 
