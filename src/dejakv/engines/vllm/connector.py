@@ -23,17 +23,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from dejakv.blend.sentences import sentence_ends
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm import upstream
-from dejakv.engines.vllm.bind import bound_runner
+from dejakv.engines.vllm.bind import EXTENSION, bound_model, bound_runner
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.blend.rows import RowForward
-from dejakv.engines.vllm.generations import UNCLEAN, Watch, WeightDigests
+from dejakv.engines.vllm.generations import UNCLEAN, Watch
 from dejakv.engines.vllm.identity import Adapters, server_epoch
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.pages import PagedKV
 from dejakv.engines.vllm.ranks import ALONE, Ranks, rank_count, settings_of_rank
-from dejakv.engines.vllm.refusals import refuse_unsupported
+from dejakv.engines.vllm.refusals import refuse_beside_others, refuse_unsupported
 from dejakv.engines.vllm.saves import PartSize
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
@@ -97,14 +97,16 @@ def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSid
     )
 
 
-def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> Blender | None:
-    """What blends with the worker's model; None if no request may ask for it.
+def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> Blender:
+    """What blends with the worker's model.
 
     Raises: ConfigError if the worker was not handed over, ModelError if keys of the model cannot be moved.
     """
-    if not settings.may_blend:
-        return None
     runner = bound_runner(vllm_config)
+    if runner is None:
+        raise ConfigError(
+            f"blend computes with the served model and needs to be given it: add --worker-extension-cls {EXTENSION}"
+        )
     model = runner.get_model()
     if vllm_config.lora_config is not None:
         model = upstream.without_adapters(model)
@@ -142,18 +144,20 @@ class DejaKVConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.settings = ConnectorSettings.from_extra(self._kv_transfer_config.kv_connector_extra_config)
-        upstream.require_usable(blend=self.settings.may_blend)
+        no_blend = upstream.usable("blend" if self.settings.may_blend else "exact")
+        self._blends = self.settings.may_blend and not no_blend
         refuse_unsupported(vllm_config, kv_cache_config)
+        refuse_beside_others(vllm_config, upstream.engine_transfer(), self.settings)
         self._counts = ConnectorCounts()
-        scheduling = role == KVConnectorRole.SCHEDULER
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        if scheduling:
-            scheduler = upstream.calling_scheduler()
-            upstream.recompute_failed_loads(scheduler)
+        if role == KVConnectorRole.SCHEDULER:
+            # vLLM's default fails a request whose state cannot be read. Of the engine's policy where this connector is alone.
+            self._kv_transfer_config.kv_load_failure_policy = "recompute"
             self._scheduler = make_scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
-            self._scheduler.fail_loads = partial(upstream.fail_loads, scheduler)
-            self._scheduler.leave_room = partial(upstream.leave_room, scheduler)
+            self._scheduler.no_blend = no_blend
+            if self._blends:
+                self._scheduler.leave_room = partial(upstream.leave_room, upstream.calling_scheduler())
         else:
             self._worker = make_worker_side(vllm_config, self.settings)
 
@@ -209,9 +213,9 @@ class DejaKVConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         layers = upstream.attention_layers(self._vllm_config, kv_caches)
         paged = PagedKV(layers, kv_caches, upstream.block_tokens(self._kv_cache_config))
-        model = upstream.calling_model()
-        watch = Watch(None if model is None else WeightDigests(model))
-        self.worker_side.ready(paged, blender_for(self._vllm_config, self.settings, paged), watch)
+        watch = Watch.of(bound_model(self._vllm_config))
+        blender = blender_for(self._vllm_config, self.settings, paged) if self._blends else None
+        self.worker_side.ready(paged, blender, watch)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self.worker_side.start_loads(self._plan())

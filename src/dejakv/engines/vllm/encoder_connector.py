@@ -28,11 +28,13 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorRole,
     ECConnectorWorkerMetadata,
 )
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from dejakv.config import LifetimeSettings
 from dejakv.encoder_cache import EncoderView, VisualKVCache
 from dejakv.engines.vllm import upstream
-from dejakv.engines.vllm.generations import Generations, Watch, WeightDigests
+from dejakv.engines.vllm.bind import bound_model
+from dejakv.engines.vllm.generations import Generations, Watch
 from dejakv.engines.vllm.identity import media_digest, partition_of, server_epoch
 from dejakv.engines.vllm.ranks import rank_count
 from dejakv.engines.vllm.settings import Timeout
@@ -216,12 +218,47 @@ _registries: dict[str, VisualKVCache] = {}
 """Those of this process by vLLM's engine id: scheduler and worker side of one server share one."""
 
 
+_managers: dict[str, "CountingManager"] = {}
+"""vLLM's managers of its encoder cache in this process, by engine id."""
+
+
+class CountingManager(EncoderCacheManager):
+    """Counts how often vLLM empties its encoder cache, as it does when weights are updated (vllm-project/vllm#33452); connectors
+    are not told."""
+
+    resets = 0
+
+    @classmethod
+    def create_manager(cls, *, cache_size: int, vllm_config: Any) -> "CountingManager":
+        manager = cls(cache_size)
+        _managers[str(vllm_config.ec_transfer_config.engine_id)] = manager
+        return manager
+
+    def reset(self) -> None:
+        super().reset()
+        self.resets += 1
+
+
+def count_resets(vllm_config: Any) -> None:
+    """Names that manager in vLLM's own setting, which the scheduler reads once it has made the connector.
+
+    Raises: ConfigError where there is another one.
+    """
+    setting, ours = vllm_config.ec_manager_config, f"{__name__}.{CountingManager.__name__}"
+    if vllm_config.model_config.is_encoder_decoder or setting.encoder_cache_manager_cls not in (None, ours):
+        raise ConfigError(
+            "resets of the encoder cache would not be noticed: DejaKVEncoderConnector runs with vLLM's own manager of that"
+            " cache, so leave --ec-manager-config out, and with no encoder-decoder model"
+        )
+    setting.encoder_cache_manager_cls = ours
+
+
 class DejaKVEncoderConnector(ECConnectorBase):
     """Raises ConfigError at start for settings that do not fit or a vLLM that is not supported."""
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
-        upstream.require_supported()
+        upstream.usable("pictures")
         transfer = vllm_config.ec_transfer_config
         if transfer.ec_role != "ec_both":
             raise ConfigError(f"ec_role={transfer.ec_role!r}: this connector both saves and loads, give ec_both")
@@ -238,8 +275,9 @@ class DejaKVEncoderConnector(ECConnectorBase):
         self.reused = 0
         self._outputs: Queue[tuple[Sight, torch.Tensor]] = Queue(64)
         self._closing = Event()
+        self._resets = 0
         if role == ECConnectorRole.SCHEDULER:
-            self._resets = upstream.EncoderResets(upstream.calling_scheduler())
+            count_resets(vllm_config)
         else:
             Thread(target=self._keep, name="dejakv-encoder-save", daemon=True).start()
 
@@ -287,7 +325,9 @@ class DejaKVEncoderConnector(ECConnectorBase):
         return False, None
 
     def _notice_reset(self) -> None:
-        if self._resets.seen():
+        resets = _managers[self._engine_id].resets
+        if self._resets != resets:
+            self._resets = resets
             self._begin_generation()
 
     def _begin_generation(self) -> None:
@@ -298,8 +338,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
     # Worker side
 
     def start_worker_services(self) -> None:
-        model = upstream.calling_model()
-        self._watch = Watch(None if model is None else WeightDigests(model))
+        self._watch = Watch.of(bound_model(self._vllm_config))
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
         device = self._vllm_config.device_config.device
@@ -332,6 +371,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
         self._closing.set()
         self._finder.close()
         _registries.pop(self._engine_id, None)
+        _managers.pop(self._engine_id, None)
 
     def _get_orders(self) -> EncoderOrders:
         orders = self._get_connector_metadata()

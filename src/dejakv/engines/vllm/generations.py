@@ -162,6 +162,7 @@ def _factors() -> Callable[[torch.device], torch.Tensor]:
 log = logging.getLogger("dejakv.vllm")
 
 CHANGED = "the weights were changed without a reset"
+RESET = "a reset: the weights may have changed"
 
 
 class Watch:
@@ -174,18 +175,26 @@ class Watch:
         self._changed = False
         self._told = False
 
+    @classmethod
+    def of(cls, model: torch.nn.Module | None) -> "Watch":
+        """Reads the weights of the model that the worker extension hands over (`bind`)."""
+        if model is None:
+            log.info("without --worker-extension-cls weights are not watched: each reset of this connector begins anew")
+        return cls(None if model is None else WeightDigests(model))
+
     @property
     def problem(self) -> str:
         """Why nothing may be stored or used now; empty if it may."""
         return CHANGED if self._changed else ""
 
-    def step(self, generation: int, *, computing: bool, using: bool) -> None:
-        """Once a step, before anything is stored or used.
+    def step(self, generation: int, *, computing: bool, using: bool) -> bool:
+        """Once a step, before anything is stored or used. Whether the step begins a generation.
 
         computing  prompt tokens are computed in this step, which may be stored later
         using      state is stored or used in this step
         """
-        if generation != self._generation:
+        begins = generation != self._generation
+        if begins:
             same = self._weights is not None and self._weights.are_those_of_the_start()
             self._generation, self._changed, self._told = generation, False, False
             self._said.append((generation, same))
@@ -197,6 +206,7 @@ class Watch:
         ):
             self._changed = True
             log.warning("%s: nothing is stored or reused until the next reset of the prefix cache", CHANGED)
+        return begins
 
     def take(self) -> tuple[list[tuple[int, bool]], bool]:
         """News for the scheduler side: generations with whether their weights are those of the start, and whether a change

@@ -190,6 +190,11 @@ class Loads:
             self._loading.append(_Loading(load, now + self.timeout_s, time.perf_counter()))
         self._begin()
 
+    def give_up(self, why: str) -> None:
+        """None of those that are under way may be used: `finish` tells that they failed."""
+        for item in self._loading:
+            item.problem = item.problem or why
+
     def finish(self, plan: StepPlan, refused: str = "") -> list[LoadResult]:
         """Puts what has arrived into its blocks, and computes rows of blends, as many as the step has room for; the loads that are
         over. `refused`: why nothing may be put in."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dejakv.engines.vllm import upstream
 from dejakv.errors import ConfigError
 
 _LEAST = 1 << 16
@@ -109,7 +110,7 @@ def write_rows(layer: Any, cache: torch.Tensor, keys: torch.Tensor, values: torc
     """Write K (rotated) and V, each `[kv_heads, tokens, head_dim]`, to `slots` (`block * block_tokens + offset`)."""
     keys = keys.transpose(0, 1).to(cache.device).contiguous()
     values = values.transpose(0, 1).to(cache.device).contiguous()
-    layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
+    upstream.write_rows(layer, cache, keys, values, slots)
 
 
 def slots_of(block_ids: Sequence[int], block_tokens: int, places: torch.Tensor) -> torch.Tensor:
@@ -127,7 +128,7 @@ def reader_for(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], bl
     for reader in _candidates(layers, caches, block_tokens):
         if all(_round_trip(reader, layers[name], cache, block_tokens) for name, cache in caches.items()):
             return reader
-    kinds = sorted({type(layer.impl).__name__ for layer in layers.values()})
+    kinds = sorted({upstream.attention_of(layer) for layer in layers.values()})
     raise ConfigError(
         f"the KV layout of {', '.join(kinds)} could not be read back: a write-read round trip failed."
         " Choose another attention backend, or run without DejaKVConnector"

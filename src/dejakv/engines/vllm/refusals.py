@@ -123,6 +123,25 @@ REFUSALS: tuple[Unsupported, ...] = (
 )
 
 
+def refuse_beside_others(vllm_config: Any, engine: Any | None, settings: ConnectorSettings) -> None:
+    """Raises ConfigError where MultiConnector has this connector beside others and is not set for it.
+
+    engine  the engine's own KV transfer settings; None where they are not known (vLLM's scheduler does not tell, its worker does)
+    """
+    if engine is None or engine is vllm_config.kv_transfer_config:
+        return
+    if settings.may_blend:
+        raise ConfigError(
+            "blend below MultiConnector: other connectors would keep approximate state as exact. Run DejaKVConnector alone, or"
+            " leave blend out of mode and modes"
+        )
+    if engine.kv_load_failure_policy != "recompute":
+        raise ConfigError(
+            f'a state that cannot be loaded would fail its request: add "kv_load_failure_policy": "recompute" beside'
+            f' "kv_connector": "{engine.kv_connector}" in --kv-transfer-config'
+        )
+
+
 def refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
     """Raises ConfigError naming everything configured here that is not supported."""
     found = [f"{item.what} ({item.why})" for item in REFUSALS if item.found(vllm_config, kv_cache_config)]

@@ -35,7 +35,6 @@ class SchedulerSide:
     bitwise      exact state has the same bits as if it were computed now (`upstream.is_batch_invariant`)
     ranks        workers that each carry out every order for their part of the heads, and answer it
     leave_room   keeps so many tokens of the next steps' budget free for rows of blends
-    fail_loads   makes vLLM recompute the requests of these ids that wait for a load or were not scheduled after it
     """
 
     settings: ConnectorSettings
@@ -49,7 +48,6 @@ class SchedulerSide:
     arithmetic: str = ""
     bitwise: bool = False
     leave_room: Callable[[int], None] = lambda tokens: None
-    fail_loads: Callable[[set[str]], None] = lambda ids: None
     requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     _loads: list[Load] = field(default_factory=list[Load])
 
@@ -231,7 +229,6 @@ class SchedulerSide:
         self.generations.begin(problem)
         self.lookups.adapters.base = self.generations.epoch
         self.saves.outdate()
-        self.fail_loads({request_id for request_id, tracked in self.requests.items() if tracked.used})
 
     def _heard_load(self, loaded: LoadResult) -> None:
         self.blends.ended(loaded.request_id)

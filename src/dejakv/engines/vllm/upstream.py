@@ -1,115 +1,191 @@
 # pyright: reportMissingImports=false
-"""Every use of what vLLM does not promise, but the forward of blends (`blend/rows.py`), with the versions it was seen to work with.
+"""Every use of what vLLM does not promise. `USES` is the list: where it is, what breaks without it, and with which versions it was seen
+to work. The check at the start (`usable`) names what is missing.
 
-Adding a version: read the files named below in its source, run `tests/engines/vllm` on it, add it to `SUPPORTED`.
+Promised, and used elsewhere too: the base classes of connectors and of their statistics, `--worker-extension-cls`, `--ec-manager-config`,
+and the fields of the configurations and of the `Request` that a connector's methods are given.
+
+A new version: read the files named below in its source, run `tests/engines/vllm/contracts` with it and set `RANGE`; run all of
+`tests/engines/vllm` and add it to `TESTED`.
 """
 
 import copy
-import dataclasses
 import hashlib
 import importlib
 import inspect
 import logging
 import secrets
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from dejakv.errors import ConfigError
 
-NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    (
-        "vllm.v1.request",
-        "Request",
-        (
-            "request_id", "status", "prompt_token_ids", "prompt_embeds", "mm_features", "num_prompt_tokens",
-            "num_computed_tokens", "num_output_tokens", "sampling_params", "pooling_params", "cache_salt", "lora_request",
-            "kv_transfer_params", "skip_reading_prefix_cache", "resumable",
-        ),
-    ),
-    ("vllm.v1.core.sched.scheduler", "Scheduler", ("vllm_config", "_handle_failed_recving")),
-    (
-        "vllm.v1.core.sched.output",
-        "SchedulerOutput",
-        ("num_scheduled_tokens", "total_num_scheduled_tokens", "scheduled_cached_reqs", "preempted_req_ids"),
-    ),
-    ("vllm.v1.core.sched.output", "CachedRequestData", ("req_ids", "num_computed_tokens")),
-    ("vllm.v1.core.kv_cache_manager", "KVCacheManager", ("block_pool", "get_block_ids")),
-    (
-        "vllm.v1.core.block_pool",
-        "BlockPool",
-        ("num_gpu_blocks", "get_num_free_blocks", "cached_block_hash_to_block"),
-    ),
-    ("vllm.config", "KVTransferConfig", ("kv_role", "kv_connector_extra_config", "kv_load_failure_policy")),
-    ("vllm.v1.outputs", "KVConnectorOutput", ("kv_connector_worker_meta",)),
-    (
-        "vllm.distributed.kv_transfer.kv_connector.v1.base",
-        "KVConnectorTransferResults",
-        ("finished_sending", "finished_recving", "failed_recving"),
-    ),
-)  # fmt: skip
-"""Module, class, and attributes of its instances."""
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("dejakv.vllm")
+
+TESTED = ("0.32.0",)
+"""Versions that all of `tests/engines/vllm` ran with, which the package's extras install."""
+RANGE = ((0, 31), (0, 34))
+"""Versions that `exact` may run with: from the first one on, below the last one."""
+
+Part = Literal["exact", "blend", "pictures", "run"]
 
 
-def missing() -> list[str]:
-    """What is not there, as `module.Class.name`; empty if `exact` may run."""
-    lost: list[str] = []
-    for module, name, attributes in NEEDED:
+@dataclass(frozen=True)
+class Use:
+    """What is taken of one class or function of vLLM's.
+
+    where   a module, or `module:name` of a class or function in it
+    names   what the module has, attributes of the class's instances, or parameters of the function
+    breaks  what does not work without it
+    part    what needs it; all need `exact`
+    seen    oldest and newest version that it was seen to work with
+    """
+
+    where: str
+    names: str
+    breaks: str
+    part: Part = "exact"
+    seen: str = "0.31.0 to 0.33.0"
+
+    def missing(self) -> list[str]:
+        """What this vLLM does not have of it, by name."""
+        module, _, name = self.where.partition(":")
         try:
-            found = getattr(importlib.import_module(module), name)
+            found: Any = importlib.import_module(module)
+            found = getattr(found, name) if name else found
         except (ImportError, AttributeError):
-            lost.append(f"{module}.{name}")
-            continue
-        lost += [f"{module}.{name}.{each}" for each in attributes if not _has(found, each)]
-    return lost
+            return [self.where]
+        return [f"{self.where}.{each}" for each in self.names.split() if not _has(found, each)]
 
 
-def _has(kind: Any, attribute: str) -> bool:
-    """Whether instances have it: of the class, a field, or set by `__init__`."""
-    if hasattr(kind, attribute):
+_ONE = "0.32.0"
+_REQUEST = (
+    "request_id status prompt_token_ids prompt_embeds mm_features num_prompt_tokens num_computed_tokens num_output_tokens"
+    " sampling_params pooling_params cache_salt lora_request kv_transfer_params skip_reading_prefix_cache resumable"
+)
+_STEP = "num_scheduled_tokens total_num_scheduled_tokens scheduled_cached_reqs preempted_req_ids"
+_POOL = "num_gpu_blocks get_num_free_blocks cached_block_hash_to_block"
+_LORA = "lora_dtype target_modules enable_moe_shared_loras enable_mixed_moe_lora_format enable_tower_connector_lora"
+_SELECTED = "head_size dtype kv_cache_dtype use_mla num_heads"
+_METADATA = (
+    "query_start_loc query_start_loc_cpu seq_lens seq_lens_cpu_upper_bound num_reqs num_actual_tokens max_query_len max_seq_len"
+    " block_table_tensor slot_mapping causal is_prefilling positions"
+)
+_CONTEXT = "attn_metadata vllm_config num_tokens slot_mapping skip_compiled"
+_ROTARY = "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding"
+USES = (
+    Use("vllm.v1.request:Request", _REQUEST, "no request can be looked up"),
+    Use("vllm.v1.request:RequestStatus", "FINISHED_ABORTED", "aborted requests would be stored"),
+    Use("vllm.v1.core.sched.output:SchedulerOutput", _STEP, "it is not known when a prompt is computed"),
+    Use("vllm.v1.core.sched.output:CachedRequestData", "req_ids num_computed_tokens", "nothing is stored"),
+    Use("vllm.v1.core.kv_cache_manager:KVCacheManager", "block_pool get_block_ids", "no block can be saved"),
+    Use("vllm.v1.core.block_pool:BlockPool", _POOL, "a reset is not known to be whole"),
+    Use("vllm.v1.kv_cache_interface:KVCacheConfig", "kv_cache_groups", "the KV cache's shape is not known"),
+    Use("vllm.config:CompilationConfig", "static_forward_context", "no layer is found for its KV cache"),
+    Use("vllm.config", "get_current_vllm_config_or_none", "a policy that fails requests is not noticed"),
+    Use(
+        "vllm.v1.attention.backend:AttentionBackend", "forward_includes_kv_cache_update", "no state is put into blocks"
+    ),
+    Use("vllm.v1.attention.selector:get_attn_backend", _SELECTED, "another backend's state would be exact"),
+    Use("vllm.distributed", "get_tp_group get_tensor_model_parallel_rank", "ranks do not know their heads"),
+    Use("vllm.platforms.interface:Platform", "device_type get_device_name get_punica_wrapper", "no device is known"),
+    Use("vllm.config.lora:LoRAConfig", _LORA, "state of one adapter would be another one's"),
+    Use("vllm.v1.request:Request", "block_hashes", "blends would be served as exact", "blend", _ONE),
+    Use(
+        "vllm.v1.kv_cache_interface:KVCacheConfig",
+        "hash_block_size",
+        "exact blocks would be made private",
+        "blend",
+        _ONE,
+    ),
+    Use("vllm.v1.core.sched.scheduler:Scheduler", "max_num_scheduled_tokens", "blends get no room", "blend", _ONE),
+    Use("vllm.forward_context:set_forward_context", _CONTEXT, "no rows are recomputed", "blend", _ONE),
+    Use("vllm.v1.attention.backend:CommonAttentionMetadata", _METADATA, "no rows are recomputed", "blend", _ONE),
+    Use("vllm.v1.worker.utils:AttentionGroup", "layer_names", "no rows are recomputed", "blend", _ONE),
+    Use("vllm.v1.attention.backend:AttentionImpl", "forward", "recomputed rows are not seen", "blend", _ONE),
+    Use(_ROTARY, "cos_sin_cache is_neox_style", "keys cannot be moved", "blend", _ONE),
+    Use("vllm.lora.layers", "BaseLayerWithLoRA", "adapters would change blends of the base model", "blend", _ONE),
+    Use("vllm.v1.core.encoder_cache_manager:EncoderCacheManager", "reset", "resets are not noticed", "pictures", _ONE),
+    Use("vllm.v1.engine.core_client:InprocClient", "engine_core", "saves are not waited for", "run", _ONE),
+)
+
+
+def _has(kind: Any, name: str) -> bool:
+    """Whether instances of a class have it: of the class, a field, or set by `__init__`; or a function takes it."""
+    if hasattr(kind, name) or name in getattr(kind, "__annotations__", {}):
         return True
-    if dataclasses.is_dataclass(kind):
-        return attribute in {field.name for field in dataclasses.fields(kind)}
-    makers = (getattr(each.__init__, "__code__", None) for each in kind.__mro__)
-    return any(code is not None and attribute in code.co_names for code in makers)
+    if inspect.isfunction(kind):
+        return name in inspect.signature(kind).parameters
+    makers = (getattr(each.__init__, "__code__", None) for each in getattr(kind, "__mro__", ()))
+    return any(code is not None and (name in code.co_names or name in code.co_consts) for code in makers)
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM without its local part (`0.32.0+cpu` gives `0.32.0`)."""
+    import vllm
+
+    return vllm.__version__.split("+")[0]
+
+
+def usable(part: Part, version: str | None = None) -> str:
+    """Why `blend` is switched off with this vLLM, empty if it is not. `exact` runs with any version of the range, with a line in the log
+    where it was not tested.
+
+    Raises: ConfigError for other versions, for the other parts with an untested one, and with what is missing.
+    """
+    version, tested = version or vllm_version(), ", ".join(TESTED)
+    new, install = version not in TESTED, f"Install one of: {tested}"
+    if not RANGE[0] <= tuple(map(int, version.split(".")[:2])) < RANGE[1]:
+        first, last = (".".join(map(str, each)) for each in RANGE)
+        raise ConfigError(
+            f"vLLM {version} is not supported: `exact` runs with {first} and later, below {last}. {install}"
+        )
+    if new and part in ("pictures", "run"):
+        raise ConfigError(f"vLLM {version} is not supported: {part} leans on more of it than `exact` does. {install}")
+    lost = [
+        f"{name} ({use.breaks})"
+        for use in USES
+        if use.part == "exact" or (use.part == part and not new)
+        for name in use.missing()
+    ]
+    if lost:
+        raise ConfigError(f"vLLM {version} is not supported: it has no {', '.join(lost)}. {install}")
+    off = f"blend was not tested with vLLM {version} ({tested} was), so that requests run exactly" if new else ""
+    if new:
+        log.warning("vLLM %s was not tested (%s was): it has what exact reuse needs, so that runs", version, tested)
+    if part != "blend":
+        return ""
+    if off:
+        log.warning("%s", off)
+    return off
 
 
 def calling_scheduler() -> Any:
-    """The scheduler that is making this connector. A connector that wraps others, such as vLLM's MultiConnector, hands them
-    a copy of the configuration, so that nothing else leads to it. Raises ConfigError."""
+    """The scheduler that is making this connector, whose budget leaves room to blends: the one object that vLLM hands out nowhere, so that
+    it is taken from the calling frames. Raises ConfigError where none makes it."""
     from vllm.v1.core.sched.interface import SchedulerInterface
 
-    scheduler = _caller(lambda item: isinstance(item, SchedulerInterface))
-    if scheduler is None:
-        raise ConfigError("no scheduler makes this connector: it runs in vLLM's engine, alone or in a MultiConnector")
-    return scheduler
-
-
-def calling_model() -> Any:
-    """The model of the runner that is calling the worker's connector; None if there is none."""
-    runner = _caller(lambda item: hasattr(item, "model_config") and callable(getattr(item, "get_model", None)))
-    return None if runner is None else runner.get_model()
-
-
-def _caller(wanted: Callable[[Any], bool]) -> Any:
-    """The nearest object whose method waits for this call to return and that is wanted."""
     frame = inspect.currentframe()
     while frame is not None:
-        item = frame.f_locals.get("self")
-        if item is not None and wanted(item):
-            return item
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, SchedulerInterface):
+            return caller
         frame = frame.f_back
-    return None
+    raise ConfigError("no scheduler makes this connector: blend runs in vLLM's engine alone")
 
 
-def recompute_failed_loads(scheduler: Any) -> None:
-    """A state that cannot be read must cost a recomputation, never the request (`v1/core/sched/scheduler.py` reads the
-    policy right after it made the connector; vLLM's default is to fail the request)."""
-    scheduler.vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+def engine_transfer() -> Any | None:
+    """The engine's KV transfer settings where it makes a worker's connector, whatever that is a part of; None elsewhere
+    (`v1/worker/worker_base.py`)."""
+    from vllm.config import get_current_vllm_config_or_none
 
-
-def fail_loads(scheduler: Any, request_ids: set[str]) -> None:
-    """Makes vLLM recompute what is being loaded, or was loaded and not scheduled since, as after a load that failed."""
-    scheduler._handle_failed_recving(request_ids)
+    engine = get_current_vllm_config_or_none()
+    return None if engine is None else engine.kv_transfer_config
 
 
 def leave_room(scheduler: Any, tokens: int) -> None:
@@ -122,45 +198,6 @@ def leave_room(scheduler: Any, tokens: int) -> None:
     scheduler.max_num_scheduled_tokens = whole - max(0, min(tokens, most))
 
 
-log = logging.getLogger("dejakv.vllm")
-
-SUPPORTED = ("0.32.0",)
-
-
-def vllm_version() -> str:
-    """Version of the installed vLLM without its local part (`0.32.0+cpu` gives `0.32.0`)."""
-    import vllm
-
-    return vllm.__version__.split("+")[0]
-
-
-def require_supported(version: str | None = None) -> None:
-    """Raises ConfigError unless the running vLLM is one these connectors were shown to be exact with."""
-    version = version or vllm_version()
-    if version not in SUPPORTED:
-        raise ConfigError(
-            f"vLLM {version} is not supported: DejaKV leans on fields that may change between releases."
-            f" Install one of: {', '.join(SUPPORTED)}"
-        )
-
-
-def require_usable(*, blend: bool, version: str | None = None) -> None:
-    """Lets an untested vLLM run `exact` where it has what that needs. Raises ConfigError, with what is missing, if not."""
-    version = version or vllm_version()
-    if version in SUPPORTED:
-        return
-    tested = ", ".join(SUPPORTED)
-    if blend:
-        raise ConfigError(
-            f"blend was not tested with vLLM {version}, and leans on more of it than exact does: leave blend out of mode and"
-            f" modes, or install one of: {tested}"
-        )
-    lost = missing()
-    if lost:
-        raise ConfigError(f"vLLM {version} is not supported: it has no {', '.join(lost)}. Install one of: {tested}")
-    log.warning("vLLM %s was not tested (%s was): it has what exact reuse needs, so that runs", version, tested)
-
-
 def register(connector: type) -> None:
     """Makes a connector known by its name: MultiConnector looks up the classes of statistics by that alone
     (`v1/multi_connector.py`), and an unknown one ends the server."""
@@ -170,26 +207,6 @@ def register(connector: type) -> None:
         KVConnectorFactory.register_connector(connector.__name__, connector.__module__, connector.__name__)
     except ValueError:
         log.debug("%s is registered already", connector.__name__)
-
-
-class EncoderResets:
-    """Notices that vLLM emptied its encoder cache, as it does when weights are updated (vllm-project/vllm#33452). It tells
-    connectors nothing of it, so a mark lies in the cache, under a name that no medium has, and is gone after a reset
-    (`v1/core/encoder_cache_manager.py`)."""
-
-    MARK = "dejakv:mark"
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-        self._placed = False
-
-    def seen(self) -> bool:
-        """Whether there was one since the last call."""
-        cached = self._scheduler.encoder_cache_manager.cached  # the manager is made after the connector
-        gone = self._placed and self.MARK not in cached
-        cached[self.MARK] = set()
-        self._placed = True
-        return gone
 
 
 def was_aborted(request: Any) -> bool:
@@ -208,8 +225,8 @@ def prefix_cache_is_empty(kv_cache_manager: Any) -> bool:
 
 
 def hash_block_tokens(kv_cache_config: Any) -> int:
-    """Tokens behind one entry of `Request.block_hashes`; it may be fewer than a KV block's."""
-    return kv_cache_config.hash_block_size or block_tokens(kv_cache_config)
+    """Tokens behind one entry of `Request.block_hashes`; it may be fewer than a KV block's. 0.31, which blends nothing, does not tell."""
+    return getattr(kv_cache_config, "hash_block_size", None) or block_tokens(kv_cache_config)
 
 
 def block_tokens(kv_cache_config: Any) -> int:
@@ -354,3 +371,108 @@ def without_adapters(model: Any) -> Any:
     bare = copy.copy(model)
     bare._modules = model._modules | parts
     return bare
+
+
+@contextmanager
+def watched(layer: Any, update: Callable[..., None], attend: Callable[..., Any]) -> Generator[None]:
+    """Has a layer's attention call these in place of its own methods, which they are given first (`v1/attention/backend.py`). The layer's own
+    are back afterwards, whatever happens.
+
+    update  writes K and V: `(update, layer, key, value, cache, slots)`
+    attend  `(forward, layer, query, ...)`
+    """
+    impl = layer.impl
+    own_update, own_forward = impl.do_kv_cache_update, impl.forward
+    impl.do_kv_cache_update = lambda *given: update(own_update, *given)
+    impl.forward = lambda *given, **options: attend(own_forward, *given, **options)
+    try:
+        yield
+    finally:
+        del impl.do_kv_cache_update, impl.forward  # the class's own are seen again
+
+
+def attention_of(layer: Any) -> str:
+    """The name of what a layer attends with."""
+    return type(layer.impl).__name__
+
+
+def no_forward(runner: Any, model: Any, layers: Mapping[str, Any]) -> str:
+    """Why rows cannot be recomputed with this model; empty if they can."""
+    for layer in layers.values():
+        if layer.attn_backend.forward_includes_kv_cache_update:
+            return (
+                f"{attention_of(layer)} writes K and V while it attends. Choose another attention backend, or leave blend out"
+                " of mode and modes"
+            )
+    if getattr(runner, "lookback_token_ids", None) is not None:
+        return f"{type(model).__name__} looks at tokens before the rows that it computes"
+    return ""
+
+
+def forward_rows(runner: Any, model: Any, layers: Mapping[str, Any], batch: Any) -> None:
+    """Runs the model over the rows of a `blend.rows.Batch`, not compiled, with metadata made as the model runner makes it
+    (`v1/worker/gpu_model_runner.py`)."""
+    import torch
+    from vllm.forward_context import set_forward_context
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    device, config = runner.device, runner.vllm_config.model_config
+    positions, slots = batch.positions.to(device), batch.slots.to(device)
+    common = CommonAttentionMetadata(
+        query_start_loc=batch.starts.to(device),
+        query_start_loc_cpu=batch.starts,
+        seq_lens=batch.lengths.to(device),
+        seq_lens_cpu_upper_bound=batch.lengths,
+        num_reqs=len(batch.lengths),
+        num_actual_tokens=len(batch.ids),
+        max_query_len=int(batch.starts.diff().max()),
+        max_seq_len=int(batch.lengths.max()),
+        block_table_tensor=batch.blocks.to(device),
+        slot_mapping=slots,
+        causal=True,
+        is_prefilling=torch.ones(len(batch.lengths), dtype=torch.bool),
+        positions=positions,
+    )
+    metadata: dict[str, Any] = {}
+    for group in runner.attn_groups[0]:
+        metadata.update(dict.fromkeys(group.layer_names, group.build_metadata(common)))
+    ids: torch.Tensor | None = batch.ids.to(device)
+    embeddings: torch.Tensor | None = None
+    if config.supports_multimodal_inputs:  # such a model takes embeddings for text as well
+        ids, embeddings = None, model.embed_input_ids(ids)
+    if config.uses_mrope:  # text alone has the same position in all dimensions
+        positions = positions.expand(config.mrope_num_dims, -1)
+    context = set_forward_context(
+        metadata,
+        runner.vllm_config,
+        num_tokens=len(batch.ids),
+        slot_mapping=dict.fromkeys(layers, slots),
+        skip_compiled=True,
+    )
+    with context:
+        model(input_ids=ids, positions=positions, intermediate_tensors=None, inputs_embeds=embeddings)
+
+
+def write_rows(layer: Any, cache: "torch.Tensor", keys: "torch.Tensor", values: "torch.Tensor", slots: Any) -> None:
+    """Has a layer's attention write K (rotated) and V, `[tokens, kv_heads, head_dim]`, to slots of its cache."""
+    layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
+
+
+def scale_and_cap(layer: Any) -> tuple[float, float]:
+    """What a layer multiplies its scores with, and how it caps them softly (0.0: not at all)."""
+    return layer.impl.scale, getattr(layer.impl, "logits_soft_cap", None) or 0.0
+
+
+def rotary_tables(model: Any, layers: Iterable[Any]) -> Iterator[tuple[Any, bool] | None]:
+    """Of each layer the table of cosines and sines `[positions, 2 * half]` that the model rotates its keys with, and whether the partner of
+    a number lies half a head apart or beside it; None without one."""
+    holder = {id(child): module for module in model.modules() for child in module.children()}
+    for layer in layers:
+        rotary = getattr(holder.get(id(layer)), "rotary_emb", None)
+        known = hasattr(rotary, "cos_sin_cache") and hasattr(rotary, "is_neox_style")
+        yield (rotary.cos_sin_cache, rotary.is_neox_style) if rotary is not None and known else None
+
+
+def has_work(llm: Any) -> bool:
+    """Whether an offline `LLM` in this process has requests, or orders of the connector, to step for (`v1/engine/core_client.py`)."""
+    return llm.llm_engine.engine_core.engine_core.scheduler.has_requests()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from dejakv.engines.tensors import to_store
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.mixer import Mixer
-from dejakv.engines.vllm.generations import Watch
+from dejakv.engines.vllm.generations import RESET, Watch
 from dejakv.engines.vllm.loads import Loads
 from dejakv.engines.vllm.messages import BACKLOG, IDLE_WAIT_S, LoadResult, Save, StepPlan, StepReport, Timed
 from dejakv.engines.vllm.pages import Buffers, PagedKV, to_host
@@ -156,7 +156,8 @@ class WorkerSide:
     def start_loads(self, plan: StepPlan) -> None:
         """Looks at the weights, then reads the chunks of this step's loads, in threads."""
         using = bool(plan.saves or plan.loads or len(self.loads))
-        self.watch.step(plan.generation, computing=plan.computing, using=using)
+        if self.watch.step(plan.generation, computing=plan.computing, using=using):
+            self.loads.give_up(RESET)
         self.loads.order(plan.loads)
 
     def copy_saves(self, plan: StepPlan) -> None:
@@ -165,7 +166,7 @@ class WorkerSide:
             if save.generation == plan.generation:
                 self._copy(save)
             else:  # ordered in the step in which a change of the weights was noticed
-                self.saver.drop(save.meta.id, "a reset: the weights may have changed")
+                self.saver.drop(save.meta.id, RESET)
             if save.release is not None:
                 self._released.add(save.release)
         self._released |= plan.releases

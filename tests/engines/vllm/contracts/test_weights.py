@@ -55,6 +55,20 @@ def test_state_of_other_weights_is_not_found_until_they_are_back(
     assert methods(toy({"store_dir": str(tmp_path)}), A, B) == ["exact", "none"]
 
 
+def test_without_the_extension_a_reset_begins_anew(toy: Callable[..., ToyEngine], tmp_path: Path) -> None:
+    """Nobody can say then that the weights are those of the start. What is stored from then on is this process's alone."""
+    extra = {"store_dir": str(tmp_path), "memory_bytes": 0}
+    engine = toy(extra, extended=False)
+    engine.ask(A)
+    assert methods(engine, A) == ["exact"]
+    assert engine.reset(connector=True)
+    assert methods(engine, A) == ["none"]
+    for prompt in (A, B):
+        engine.ask(prompt)
+    assert methods(engine, A, B) == ["exact", "exact"]
+    assert methods(toy(extra, extended=False), A, B) == ["exact", "none"]
+
+
 def test_a_save_under_way_at_a_reset_is_dropped(engine: ToyEngine, held: Any) -> None:
     go = held("put")
     engine.ask(A)
@@ -69,7 +83,7 @@ def test_a_save_under_way_at_a_reset_is_dropped(engine: ToyEngine, held: Any) ->
 
 @pytest.mark.parametrize("arrived", [False, True])
 def test_a_load_at_a_reset_is_not_used(engine: ToyEngine, held: Any, arrived: bool) -> None:
-    """The state is on its way, or in its blocks and not yet computed with, when the weights change."""
+    """The state is on its way when the weights change; where it has arrived, its request goes on as one that is running does."""
     engine.ask(A)
     engine.forget()
     go = held("get_parts")
@@ -85,7 +99,11 @@ def test_a_load_at_a_reset_is_not_used(engine: ToyEngine, held: Any, arrived: bo
     go.set()
     engine.drain()
     asked = engine.asked[name]
-    assert (asked.told["method"], asked.tokens) == ("none", answer(A, 1, engine.weight))
+    if arrived:
+        assert asked.told["method"] == "exact"
+    else:
+        assert (asked.told["method"], asked.tokens) == ("none", answer(A, 1, engine.weight))
+        assert "a reset" in asked.told["reason"]
     refused = engine.ask(B)
     assert "reset again" in refused.told["reason"]
     engine.settle()

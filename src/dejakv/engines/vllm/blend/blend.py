@@ -9,7 +9,6 @@ The last rows are computed by vLLM.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from dejakv.blend.slices import copy_part, ranges_of
 from dejakv.blend.token_map import Donors, TokenMap, new_text
 from dejakv.decide.copied.fingerprints import GUARANTEED
 from dejakv.engines.tensors import borrowed
+from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.blend.drafts import Draft, Read
 from dejakv.engines.vllm.blend.mixing import BlendPart, Mixing
 from dejakv.engines.vllm.blend.model_check import ModelCheck
@@ -270,13 +270,13 @@ def question_attention(
     def asked(layer: int, _prompt: int, queries: torch.Tensor) -> None:
         if layer >= first:
             keys = paged.keys(blocks, layer, room)
-            seen[:room] += _weights(queries[asking], keys, paged.attention(layer).impl)
+            seen[:room] += _weights(queries[asking], keys, *upstream.scale_and_cap(paged.attention(layer)))
 
     forward.run([PromptRows(draft.ids[rows], rows, blocks)], asked=asked)
     return seen, len(rows)
 
 
-def _weights(queries: torch.Tensor, keys: torch.Tensor, impl: Any) -> torch.Tensor:
+def _weights(queries: torch.Tensor, keys: torch.Tensor, scale: float, cap: float) -> torch.Tensor:
     """How much the last rows attend to each token up to themselves, summed over heads and rows: `[tokens]` float32.
 
     queries  of these rows `[k, heads, head_dim]`
@@ -284,8 +284,7 @@ def _weights(queries: torch.Tensor, keys: torch.Tensor, impl: Any) -> torch.Tens
     """
     count, heads, width = queries.shape
     by_group = queries.float().transpose(0, 1).reshape(keys.shape[0], -1, width)
-    scores = torch.bmm(by_group, keys.float().mT).mul_(impl.scale).view(heads, count, -1)
-    cap = getattr(impl, "logits_soft_cap", None) or 0.0
+    scores = torch.bmm(by_group, keys.float().mT).mul_(scale).view(heads, count, -1)
     if cap > 0.0:
         scores = cap * torch.tanh(scores / cap)
     later = torch.ones(count, count, dtype=torch.bool, device=keys.device).triu(1)

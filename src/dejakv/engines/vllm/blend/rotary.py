@@ -7,31 +7,30 @@ import torch
 
 from dejakv.blend.rope import turn
 from dejakv.blend.slices import sliced
+from dejakv.engines.vllm import upstream
 from dejakv.errors import ModelError
 
 
 class Rotary:
-    """The rotary tables of a model's layers, in order.
+    """The rotary tables of a model's layers, in order (`upstream.rotary_tables`).
 
     Whether the model rotates its keys in the way that follows from them is not to be seen here: `model_check` computes it.
     """
 
-    def __init__(self, rotaries: Sequence[Any]) -> None:
-        self.rotaries = tuple(rotaries)
+    def __init__(self, tables: Sequence[tuple[torch.Tensor, bool]]) -> None:
+        self.tables = tuple(tables)
 
     @classmethod
     def of(cls, model: torch.nn.Module, attention: Sequence[Any]) -> "Rotary":
         """From the modules that hold the attention layers. Raises ModelError where one has no rotary table."""
-        holder = {id(child): module for module in model.modules() for child in module.children()}
-        found: list[Any] = []
-        for number, layer in enumerate(attention):
-            rotary = getattr(holder.get(id(layer)), "rotary_emb", None)
-            if not hasattr(rotary, "cos_sin_cache") or not hasattr(rotary, "is_neox_style"):
+        found: list[tuple[torch.Tensor, bool]] = []
+        for number, table in enumerate(upstream.rotary_tables(model, attention)):
+            if table is None:
                 raise ModelError(
                     f"blend is not possible: layer {number} of {type(model).__name__} has no rotary table, so keys cannot be"
                     " moved. Leave blend out of mode and modes (`dejakv run`: --reuse exact or adopt)"
                 )
-            found.append(rotary)
+            found.append(table)
         return cls(found)
 
     def move(self, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -45,21 +44,21 @@ class Rotary:
         slices = [(slice(begin, end), slice(int(rows[begin]), int(rows[begin]) + end - begin)) for begin, end in runs]
         apart = torch.from_numpy(others).to(rows.device)
         scattered = rows[apart]
-        tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # most models have one rotary module for all layers
-        for rotary, mine in zip(self.rotaries, keys, strict=True):
-            if id(rotary) not in tables:
-                tables[id(rotary)] = _turn(rotary, source, target)
-            cos, sin = tables[id(rotary)]
+        turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # most models have one table for all layers
+        for (table, halves), mine in zip(self.tables, keys, strict=True):
+            if id(table) not in turns:
+                turns[id(table)] = _turn(table, source, target)
+            cos, sin = turns[id(table)]
             for run, there in slices:
-                _turn_keys(rotary.is_neox_style, mine[:, there], cos[run], sin[run])
+                _turn_keys(halves, mine[:, there], cos[run], sin[run])
             if len(apart):
                 some = mine[:, scattered]
-                _turn_keys(rotary.is_neox_style, some, cos[apart], sin[apart])
+                _turn_keys(halves, some, cos[apart], sin[apart])
                 mine[:, scattered] = some
 
 
-def _turn(rotary: Any, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    table = rotary.cos_sin_cache.float()
+def _turn(table: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    table = table.float()
     half = table.shape[-1] // 2
     there, here = table[target], table[source]
     return turn((there[:, :half], there[:, half:]), (here[:, :half], here[:, half:]))

@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """One ordinary forward of the served model over chosen rows of prompts whose KV lies in vLLM's blocks.
 
 The rows are sequences of the attention metadata (`Batch`). All rows' K and V of a layer are written before the layer attends, so a
@@ -6,8 +5,8 @@ row sees the fresh state of those before it. Any model, weight format and attent
 used; nothing here knows its layers.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from dejakv.blend.slices import contiguous
+from dejakv.engines.vllm import upstream
 from dejakv.errors import ModelError
 
 
@@ -120,16 +120,9 @@ class RowForward:
     """
 
     def __init__(self, runner: Any, model: Any, layers: Mapping[str, Any], block_tokens: int) -> None:
-        for layer in layers.values():
-            if layer.attn_backend.forward_includes_kv_cache_update:
-                raise ModelError(
-                    f"blend is not possible: {type(layer.impl).__name__} writes K and V while it attends. Choose another"
-                    " attention backend, or leave blend out of mode and modes"
-                )
-        if getattr(runner, "lookback_token_ids", None) is not None:
-            raise ModelError(
-                f"blend is not possible: {type(model).__name__} looks at tokens before the rows that it computes"
-            )
+        why = upstream.no_forward(runner, model, layers)
+        if why:
+            raise ModelError(f"blend is not possible: {why}")
         self._runner = runner
         self._model = model
         self._layers = layers
@@ -153,70 +146,30 @@ class RowForward:
 
     def forward(self, batch: Batch) -> None:
         """Runs the model."""
-        from vllm.forward_context import set_forward_context
-
-        positions = batch.positions.to(self._device)
-        slots = batch.slots.to(self._device)
-        metadata = self._attention_metadata(batch, positions, slots)
-        ids: torch.Tensor | None = batch.ids.to(self._device)
-        embeddings: torch.Tensor | None = None
-        if self._config.supports_multimodal_inputs:  # such a model takes embeddings for text as well
-            ids, embeddings = None, self._model.embed_input_ids(ids)
-        if self._config.uses_mrope:  # text alone has the same position in all dimensions
-            positions = positions.expand(self._config.mrope_num_dims, -1)
-        context = set_forward_context(
-            metadata,
-            self._runner.vllm_config,
-            num_tokens=len(batch.ids),
-            slot_mapping=dict.fromkeys(self._layers, slots),
-            skip_compiled=True,
-        )
-        with context:
-            self._model(input_ids=ids, positions=positions, intermediate_tensors=None, inputs_embeds=embeddings)
-
-    def _attention_metadata(self, batch: Batch, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, Any]:
-        from vllm.v1.attention.backend import CommonAttentionMetadata
-
-        counts = batch.starts.diff()
-        common = CommonAttentionMetadata(
-            query_start_loc=batch.starts.to(self._device),
-            query_start_loc_cpu=batch.starts,
-            seq_lens=batch.lengths.to(self._device),
-            seq_lens_cpu_upper_bound=batch.lengths,
-            num_reqs=len(batch.lengths),
-            num_actual_tokens=len(batch.ids),
-            max_query_len=int(counts.max()),
-            max_seq_len=int(batch.lengths.max()),
-            block_table_tensor=batch.blocks.to(self._device),
-            slot_mapping=slots,
-            causal=True,
-            is_prefilling=torch.ones(len(batch.lengths), dtype=torch.bool),
-            positions=positions,
-        )
-        made: dict[str, Any] = {}
-        for group in self._runner.attn_groups[0]:
-            made.update(dict.fromkeys(group.layer_names, group.build_metadata(common)))
-        return made
+        upstream.forward_rows(self._runner, self._model, self._layers, batch)
 
     def run(self, prompts: Sequence[PromptRows], written: Written | None = None, asked: Asked | None = None) -> None:
         """Computes the rows and writes their K and V to their blocks, in the engine loop. All prompts share one forward."""
         batch = Batch.of(prompts, self._block_tokens)
         with ExitStack() as stack:
             for number, layer in enumerate(self._layers.values()):
-                stack.enter_context(self._watched(number, layer.impl, batch, written, asked))
+                stack.enter_context(self._watched(number, layer, batch, written, asked))
             stack.enter_context(suppress(_AllWritten))
             self.forward(batch)
 
-    @contextmanager
     def _watched(
-        self, number: int, impl: Any, batch: Batch, written: Written | None, asked: Asked | None
-    ) -> Generator[None]:
+        self, number: int, layer: Any, batch: Batch, written: Written | None, asked: Asked | None
+    ) -> AbstractContextManager[None]:
         """Has a layer's attention tell what it writes and asks, and the last one end the forward."""
-        update, forward = impl.do_kv_cache_update, impl.forward
         last = number == len(self._layers) - 1
 
         def updating(
-            layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+            update: Callable[..., None],
+            layer: Any,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            cache: torch.Tensor,
+            slots: torch.Tensor,
         ) -> None:
             update(layer, key, value, cache, slots)
             if written is not None:
@@ -227,7 +180,7 @@ class RowForward:
                         keys, values = keys.transpose(0, 1).contiguous(), values.transpose(0, 1).contiguous()
                         update(layer, keys, values, cache, where)
 
-        def attending(layer: Any, query: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        def attending(forward: Callable[..., Any], layer: Any, query: torch.Tensor, *rest: Any, **options: Any) -> Any:
             if asked is not None:
                 for prompt, rows in enumerate(batch.of_prompt):
                     asked(number, prompt, query[rows])
@@ -235,8 +188,4 @@ class RowForward:
                 raise _AllWritten
             return forward(layer, query, *rest, **options)
 
-        impl.do_kv_cache_update, impl.forward = updating, attending
-        try:
-            yield
-        finally:
-            del impl.do_kv_cache_update, impl.forward  # the class's own are seen again
+        return upstream.watched(layer, updating, attending)
