@@ -96,6 +96,7 @@ def test_a_version_outside_the_range_is_refused(version, part):
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.1", "0.33.0rc1"])
 def test_an_untested_version_of_the_range_runs_exact_alone(version, caplog):
     """With a line in the log; blend is off with a reason, and what leans on more is refused."""
+    caplog.set_level("WARNING")  # vLLM's server raises the root's
     assert upstream.usable("exact", version) == ""
     (line,) = (record.message for record in caplog.records)
     assert f"{version} was not tested" in line
