@@ -17,7 +17,7 @@ import torch
 
 from dejakv.build import build_cache
 from dejakv.cache import HierarchicalCache
-from dejakv.config import SemanticCacheConfig
+from dejakv.config import SemanticCacheConfig, switched_off
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.generate_call import Arguments, GenerateCall, joined
@@ -70,7 +70,7 @@ def attach(
             "Pipeline and call settle_one between requests, or leave error_bound out"
         )
     registry = encoder_cache
-    if registry is None and settings.encoder_bytes:
+    if registry is None and settings.encoder_bytes and not switched_off():
         registry = VisualKVCache(
             max_entries=1_000_000, max_vram_bytes=settings.encoder_bytes, ttl=settings.lifetime(settings.ttl_encoder)
         )

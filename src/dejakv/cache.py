@@ -5,13 +5,14 @@
 Free of torch; `pipeline.Pipeline` adds an engine.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 from weakref import WeakSet
 
-from dejakv.config import SemanticCacheConfig
+from dejakv.config import SemanticCacheConfig, switched_off
 from dejakv.decide.bound import ErrorBound
 from dejakv.decide.costs import Costs
 from dejakv.decide.counts import CacheCounts
@@ -33,6 +34,8 @@ from dejakv.store.store import Store
 from dejakv.trust.differs import differs_of
 from dejakv.trust.gate import Gate
 from dejakv.trust.report import TrustReport
+
+log = logging.getLogger("dejakv")
 
 
 class Observer(Protocol):
@@ -73,6 +76,9 @@ class HierarchicalCache:
     ) -> None:
         self.store = store
         self._background = background
+        self.off = switched_off()
+        if self.off:
+            log.warning("%s: nothing is reused or stored", self.off)
         self.finder = Finder(
             store,
             levels,
@@ -109,6 +115,8 @@ class HierarchicalCache:
 
     def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
         """Decide without an engine. `ask` defaults to the request and the settings. See `Finder.decide`."""
+        if self.off:
+            return self.finder.fully(prepared, self.off)
         decision = self.finder.decide(prepared, ask or Ask.of(prepared.request, self.config), costs=costs)
         if self.config.enable_fusion_cache:
             decision = replace(decision, statuses={**decision.statuses, "fusion": "skip"})
@@ -128,6 +136,8 @@ class HierarchicalCache:
 
         After a blend, only rows computed in every layer are stored, for later blends alone.
         """
+        if self.off:
+            return False
         for observer in self.observers:
             observer.answered(prepared, decision, plan, ran)
         if decision.ask.no_store or plan.method == "exact":

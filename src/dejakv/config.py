@@ -4,6 +4,7 @@ Command line, environment of the server, keys of vLLM's connector and docs/setti
 holds the help text of each field.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,6 +32,20 @@ IndexKind = Literal["flat", "hnsw", "lsh"]
 ReuseMethod = Literal["exact", "adopt", "blend", "top_layer"]
 PrunePolicy = Literal["none", "attention", "snapkv", "random"]
 EvictionPolicy = Literal["lru", "lfu"]
+
+OFF = "DEJAKV_OFF"
+
+
+def switched_off() -> str:
+    """Why nothing may be reused or stored, by the environment variable `DEJAKV_OFF`; empty if reuse is on. Asked where a cache is made.
+
+    Raises: ConfigError for another value than 0 or 1.
+    """
+    value = os.environ.get(OFF, "")
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"{OFF}={value}: set it to 1, so that nothing is reused or stored, or to 0")
+    return f"switched off: {OFF}=1" if value == "1" else ""
+
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 SIMILARITY_THRESHOLD = 0.85

@@ -107,7 +107,7 @@ class Pipeline:
     def _order(self, request: Request) -> Arrangement | None:
         """Order a prompt's parts for the longest stored prefix."""
         cache, epoch = self.cache, self.engine.epoch
-        if cache is None or not (cache.config.free_order and cache.config.exact_prefix) or not epoch:
+        if cache is None or cache.off or not (cache.config.free_order and cache.config.exact_prefix) or not epoch:
             return None
 
         def tokenize(text: str) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from dejakv.decide.guards.base import Guard, Verdict, judge
 from dejakv.decide.guards.lexical import QUESTION
 from dejakv.decide.levels.base import Level, Match, Query, Status, Vectors
 from dejakv.decide.levels.exact import ExactTextCache
-from dejakv.decide.plan import COPIED, Ask, Decision, Found, Method, PlanGuard, choose, serves_blends, settled
+from dejakv.decide.plan import COPIED, FULL, Ask, Decision, Found, Method, PlanGuard, choose, serves_blends, settled
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.request import Prepared, Request
@@ -136,6 +136,11 @@ class Finder:
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
         """Decide how to compute a prompt exactly, without comparison."""
         return self.decide(prepared, Ask(levels=False), costs=costs)
+
+    def fully(self, prepared: Prepared, reason: str) -> Decision:
+        """Decide to compute a prompt in full, without a lookup."""
+        entry, query = self._asked(prepared)
+        return Decision(entry, Ask("off", no_store=True), (replace(FULL, reason=reason),), Found(), query, {})
 
     def fill(self) -> None:
         """Make all stored chunks findable."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dejakv.config import SemanticCacheConfig
+from dejakv.config import SemanticCacheConfig, switched_off
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.settings import check_fields
 
@@ -63,8 +63,10 @@ def connector_folder(cache_dir: str) -> str:
     return f"{cache_dir.rstrip('/')}-vllm"
 
 
-def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache:
-    """The registry of encoder outputs; with `enable_fusion_cache` and a folder it outlives the process."""
+def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache | None:
+    """The registry of encoder outputs; with `enable_fusion_cache` and a folder it outlives the process. None where reuse is off."""
+    if switched_off():
+        return None
     disk = config.fusion_cache_dir if config.enable_fusion_cache else None
     lifetime = config.lifetime(config.ttl_encoder)
     return VisualKVCache(

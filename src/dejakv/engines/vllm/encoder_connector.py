@@ -30,7 +30,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
-from dejakv.config import LifetimeSettings
+from dejakv.config import LifetimeSettings, switched_off
 from dejakv.encoder_cache import EncoderView, VisualKVCache
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import bound_model
@@ -263,6 +263,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
         if transfer.ec_role != "ec_both":
             raise ConfigError(f"ec_role={transfer.ec_role!r}: this connector both saves and loads, give ec_both")
         self.settings = EncoderSettings.from_extra(transfer.ec_connector_extra_config)
+        self._off = bool(switched_off())
         self._engine_id = str(transfer.engine_id)
         if self._engine_id not in _registries:
             _registries[self._engine_id] = self.settings.open()
@@ -285,7 +286,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
         self._notice_reset()
-        return self._finder.ready(request)
+        return self._off or self._finder.ready(request)  # what was not looked for is neither used nor filed
 
     def has_cache_item(self, identifier: str) -> bool:
         sight = self._finder.sight(identifier)

@@ -249,6 +249,8 @@ class SchedulerSide:
         return time.monotonic() + self.settings.lookup_timeout_s
 
     def _not_for_us(self, request: Any) -> str:
+        if self.lookups.cache.off:
+            return self.lookups.cache.off
         if request.pooling_params is not None or request.sampling_params is None:
             return "not a generating request"
         if request.prompt_token_ids is None or request.prompt_embeds is not None:

@@ -316,3 +316,22 @@ def test_what_another_process_stores_is_found(toy: Start, tmp_path: Path) -> Non
         time.sleep(0.05)
     theirs.close()
     ours.close()
+
+
+def test_switched_off_it_neither_looks_up_nor_stores(
+    toy: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`DEJAKV_OFF=1` (tests/test_switched_off.py has the other faces): what was stored before stays, and a start without it finds it."""
+    extra = {"store_dir": str(tmp_path / "store"), "memory_bytes": 0}
+    engine = toy(extra)
+    ask(engine, A)
+    engine.forget()
+    monkeypatch.setenv("DEJAKV_OFF", "1")
+    engine = toy(extra)
+    for prompt in (A, B, B):
+        told = ask(engine, prompt).told
+        assert (told["method"], told["reason"]) == ("none", "switched off: DEJAKV_OFF=1")
+    engine.forget()
+    monkeypatch.delenv("DEJAKV_OFF")
+    engine = toy(extra)
+    assert [method(engine, prompt, no_store=True) for prompt in (A, B)] == ["exact", "none"]
