@@ -63,10 +63,10 @@ def attach(
     if "generate" in own:
         raise ConfigError("this model is attached already, or its generate was replaced: leave the other `with` first")
     settings = config or (cache.config if cache is not None else SemanticCacheConfig())
-    bound = (cache.config if cache is not None else settings).error_bound
-    if bound is not None:
+    asked = cache.config if cache is not None else settings
+    if asked.labels_online:
         raise ConfigError(
-            f"error_bound={bound} needs idle time in which answers are checked, and an attached model has none: use "
+            f"error_bound={asked.error_bound} needs idle time in which answers are checked, and an attached model has none: use "
             "Pipeline and call settle_one between requests, or leave error_bound out"
         )
     registry = encoder_cache

@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig, switched_off
 from dejakv.decide.bound import ErrorBound
+from dejakv.decide.certified import Certified
 from dejakv.decide.costs import Costs
 from dejakv.decide.counts import CacheCounts
 from dejakv.decide.finder import Embed, EpochPrefixes, Finder, no_vectors
@@ -39,7 +40,7 @@ log = logging.getLogger("dejakv")
 
 
 class Observer(Protocol):
-    """Follows requests: the error bound, fusion states, or the caller's own."""
+    """Follows requests: the error bound, a certificate, fusion states, or the caller's own."""
 
     def decided(self, prepared: Prepared, decision: Decision) -> Decision:
         """Called before the first plan runs; returns the decision, with other plans if need be."""
@@ -96,6 +97,8 @@ class HierarchicalCache:
         self.observers: list[Observer] = [*([fusion] if fusion is not None else [])]
         if gate is not None:
             self.observers.insert(0, ErrorBound(gate, self.config, self.queue))
+        if self.config.certificate is not None:
+            self.observers.insert(0, Certified(self.config))
         self._served: WeakSet[Engine] = WeakSet()
         self.store.on_evict(self.finder.remove)
         self.finder.fill()

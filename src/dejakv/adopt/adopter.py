@@ -73,7 +73,7 @@ class Adopter:
         if max_donors < 1:
             raise ConfigError(f"max_donors={max_donors}: give 1 or more")
         self.config = config or SemanticCacheConfig(reuse="adopt")
-        if self.config.error_bound is not None:
+        if self.config.labels_online:
             raise ConfigError(
                 f"error_bound={self.config.error_bound} needs audits, and an adopter sends none: use `dejakv serve` or `dejakv run`, or "
                 "leave error_bound out"

@@ -13,6 +13,7 @@ COMMANDS = {
     "run": "Ask many questions with and without the cache: hits, tokens saved, time to first token, answers changed.",
     "sweep": "Run many experiments from one specification, or the ablation of every level.",
     "estimate": "Tell from a log of prompts what reuse would save, and how often it would be wrong.",
+    "certify": "Certify from a log which blends are wrong rarely enough, in a file for vLLM's connector.",
     "explain": "Explain why a sample of a run hit or missed, or which donor token supplied each token of a blend.",
     "report": "Write one self-contained HTML page: tables, changed answers and the commands that made them.",
     "serve": "Serve a model over HTTP, with OpenAI's endpoints.",

@@ -379,7 +379,7 @@ def open_vllm(choice: ModelChoice, cache: SemanticCacheConfig) -> VLLMEngine:
         raise ConfigError(
             f"--prune {cache.prune} is of the transformers engine: leave it out, or give --engine transformers"
         )
-    if cache.error_bound is not None and cache.reuse == "blend":
+    if cache.labels_online and cache.reuse == "blend":
         raise ConfigError(
             "--error-bound with --reuse blend is of the transformers engine: vLLM holds a prompt's exact state by the time its blend "
             "would be compared with it; give --engine transformers, or --reuse adopt"

@@ -19,6 +19,7 @@ open, the second afterwards, when strict bands have few labels and the next one 
 
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -268,14 +269,28 @@ class State:
         if not self.opened:
             return None
         needed = terms.needed - math.log(weights_of(len(self.tallies))[self.opened - 1])
-        low, high = 0.0, 1.0
-        for _ in range(30):
-            middle = (low + high) / 2
-            if middle < 1 and evidence(self.tallies[: self.opened], terms, middle)[-1] >= needed:
-                high = middle
-            else:
-                low = middle
-        return high
+        return _least(lambda share: evidence(self.tallies[: self.opened], terms, share)[-1] >= needed)
+
+
+def interval(labels: int, wrong: int, confidence: float) -> tuple[float, float]:
+    """Ends of the anytime-valid intervals of a share of wrong answers, each at `confidence`, from so many labels of one rule.
+
+    >>> [round(end, 3) for end in interval(100, 0, 0.95)], [round(end, 2) for end in interval(100, 20, 0.95)]
+    ([0.0, 0.034], [0.07, 0.34])
+    """
+    needed = -math.log(1 - confidence)
+    above = _least(lambda share: bool(log_wealth(labels, wrong, share) >= needed))
+    below = _least(lambda share: bool(log_wealth(labels, labels - wrong, share) >= needed))
+    return 1 - below, above
+
+
+def _least(excluded: Callable[[float], bool]) -> float:
+    """The least share, in (0, 1), that is excluded with all above it; 1 if none is."""
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if middle < 1 and excluded(middle) else (middle, high)
+    return high
 
 
 def _with(tally: Tally, own: bool, wrong: bool, nested: bool, light: bool) -> Tally:

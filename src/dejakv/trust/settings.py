@@ -5,7 +5,7 @@ from typing import Annotated
 
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of
-from dejakv.settings import Within, check_fields, shown
+from dejakv.settings import AnyPath, Within, check_fields, shown
 
 ErrorBound = Annotated[float, Within(0, 1, above=True, below=True)]
 Confidence = Annotated[float, Within(0, 1, above=True, below=True)]
@@ -14,10 +14,22 @@ DrawnShare = Annotated[float, Within(0, 1, above=True)]
 
 
 @dataclass(frozen=True)
-class TrustSettings:
-    """Bound on wrong approximate answers.
+class BoundSettings:
+    """Bound on wrong approximate answers. Also keys of vLLM's connector.
 
-    error_bound    largest share of wrong answers among the served approximate ones; None: there is no gate
+    error_bound  largest share of wrong answers among the served approximate ones; None: there is no gate
+    certificate  file of `dejakv certify`: approximate plans outside of its rules are computed in full, and nothing is labelled online;
+                 None: there is none
+    """
+
+    error_bound: ErrorBound | None = None
+    certificate: AnyPath | None = None
+
+
+@dataclass(frozen=True)
+class TrustSettings(BoundSettings):
+    """Evidence for the bound.
+
     confidence     probability that the bound holds
     explore_share  share of would-be hits to compute both ways while no rule covers them
     audit_share    share of served hits to compute in full as well, to notice a change of traffic
@@ -25,7 +37,6 @@ class TrustSettings:
     trust_groups   `NAME=PARTITION,PARTITION`: partitions that share evidence; every other partition has its own
     """
 
-    error_bound: ErrorBound | None = None
     confidence: Confidence = 0.95
     explore_share: DrawnShare = 1.0
     audit_share: DrawnShare = 0.02
@@ -35,6 +46,11 @@ class TrustSettings:
     def __post_init__(self) -> None:
         check_fields(self)
         self.groups()
+
+    @property
+    def labels_online(self) -> bool:
+        """Whether evidence for the bound is collected while requests are served."""
+        return self.error_bound is not None and self.certificate is None
 
     def groups(self) -> dict[str, str]:
         """Group of each grouped partition. Raises: ConfigError for an unreadable group, or a partition in two."""

@@ -32,11 +32,11 @@ def as_run(command: str, folder: Path) -> tuple[dict[str, str], list[str]]:
 
 def test_the_page_has_a_command_for_each_way() -> None:
     found = commands()
-    assert len(found) == 3
+    assert len(found) == 4
     assert find_spec("sentence_transformers") is None, "this environment has more than the extra brings"
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_documented_commands_start(number: int, tmp_path: Path) -> None:
     environment, arguments = as_run(commands()[number], tmp_path)
     with serving(tmp_path, arguments, environment) as address:

@@ -45,7 +45,8 @@ from dejakv.store.base import Tensor
         ({"blend_share": 1.5}, "blend_share"),
         ({"mode": "blend", "blend_map": "nearest"}, "nearest"),
         ({"storedir": "/x"}, "known are"),
-        ({"error_bound": 0.01}, "error_bound is no setting any more: bounds are kept by"),
+        ({"error_bound": 0.01}, "error_bound=0.01 is kept by a certificate here: make one with `dejakv certify"),
+        ({"certificate": "c.json", "blend_tail": 8}, "certificates are of the default blend_tail and blend_max_share"),
     ],
 )
 def test_settings_are_checked(extra, words):

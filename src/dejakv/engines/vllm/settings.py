@@ -10,6 +10,7 @@ from dejakv.config import LEFT, BlendSettings, BudgetSettings, SemanticCacheConf
 from dejakv.decide.plan import Ask
 from dejakv.errors import ConfigError
 from dejakv.settings import Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping
+from dejakv.trust.settings import BoundSettings
 
 if TYPE_CHECKING:
     from dejakv.blend.settings import BlendConfig
@@ -27,7 +28,6 @@ LEFT_HERE: dict[str, str] = {
     "inner": _ALONE,
     "inner_isolated": _ALONE,
     "promote": "a client sends the prompt again with mode exact and max_tokens=1 when the server is idle",
-    "error_bound": "bounds are kept by `dejakv serve` and `dejakv run`, on the transformers engine",
     **dict.fromkeys(
         (
             "index_encoder", "encoder_threads", "similarity_threshold", "chunk_window", "lexical_guard", "cross_encoder",
@@ -40,7 +40,7 @@ LEFT_HERE: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class ConnectorSettings(BlendSettings, BudgetSettings):
+class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     """Keys of `kv_connector_extra_config`, beside those of its base classes.
 
     mode               default mode of a request: `exact` or `blend`
@@ -81,6 +81,14 @@ class ConnectorSettings(BlendSettings, BudgetSettings):
         check_fields(self)
         if self.may_blend:
             self.blend_config()
+        if self.error_bound is not None and self.certificate is None:
+            raise ConfigError(
+                f"error_bound={self.error_bound} is kept by a certificate here: make one with `dejakv certify --engine vllm`, and name its "
+                "file in certificate"
+            )
+        plain = (ConnectorSettings.blend_tail, ConnectorSettings.blend_max_share)
+        if self.certificate is not None and (self.blend_tail, self.blend_max_share) != plain:
+            raise ConfigError("certificates are of the default blend_tail and blend_max_share: leave both out")
         self.cache_config()
 
     def blend_config(self) -> "BlendConfig":
@@ -107,7 +115,9 @@ class ConnectorSettings(BlendSettings, BudgetSettings):
     def cache_config(self) -> SemanticCacheConfig:
         """The same settings for levels, guards and planner. Raises ConfigError for settings that do not fit."""
         shared = {
-            item.name: getattr(self, item.name) for part in (BlendSettings, BudgetSettings) for item in fields(part)
+            item.name: getattr(self, item.name)
+            for part in (BlendSettings, BudgetSettings, BoundSettings)
+            for item in fields(part)
         }
         if self.max_bytes:
             shared["memory_bytes"] = min(self.memory_bytes, self.max_bytes)

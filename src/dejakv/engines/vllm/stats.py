@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client import Counter
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from dejakv.decide.certified import CERTIFICATE
 from dejakv.engines.vllm.messages import LoadResult
 from dejakv.engines.vllm.request import LookupResult
 
@@ -28,6 +29,8 @@ class ConnectorCounts:
     def looked_up(self, found: LookupResult) -> None:
         self.add("lookups", found.method if found.method != "none" else "miss")
         self.add("lookup_seconds", amount=found.seconds)
+        if found.reason.startswith(CERTIFICATE):
+            self.add("withheld", found.reason)
 
     def loaded(self, loaded: LoadResult) -> None:
         if loaded.problem:
@@ -55,6 +58,7 @@ def _short(label: str) -> str:
 METRICS: dict[str, tuple[str, str]] = {
     "lookups": ("Lookups by what they found (exact, blend, miss).", "found"),
     "lookup_seconds": ("Seconds spent in lookups, off the engine loop.", ""),
+    "withheld": ("Blends that the certificate withheld, by reason.", "reason"),
     "loads": ("Stored states put into the KV cache.", ""),
     "loaded_bytes": ("Bytes of state put into the KV cache.", ""),
     "loaded_donors": ("Stored prompts whose state was put in; of one load several where it is blended.", ""),

@@ -1,0 +1,170 @@
+"""`dejakv certify`: every would-be hit of a log both ways, with reuse and computed in full, and what that certifies."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dejakv import __version__
+from dejakv.datasets.registry import KNOWN
+from dejakv.decide.certified import setting_of
+from dejakv.decide.plan import COPIED, Decision, Plan
+from dejakv.engines.open import open_templates
+from dejakv.errors import ConfigError, DatasetError
+from dejakv.experiments.compare import check_ran, close_all, opened, pipeline_for, serve_all
+from dejakv.experiments.run import cache_folder
+from dejakv.experiments.samples import Prompter, read_samples
+from dejakv.experiments.settings import RunSettings, settings_of
+from dejakv.experiments.summary import Outcome, Progress
+from dejakv.request import Prepared
+from dejakv.trust.certificate import Audit, Certificate, Hit, rules_of
+from dejakv.trust.differs import Seen, differs_of
+from dejakv.trust.features import features_of, risk_of
+
+FIXED: dict[str, Any] = {
+    "cache.reuse": "blend",
+    "cache.semantic_text": False,
+    "cache.embedding_layers": [],
+    "cache.levels": [],
+    "cache.error_bound": None,
+    "cache.certificate": None,
+}
+"""Settings of every such run: it blends copied text alone, as vLLM's connector does."""
+
+NOT_KEPT = ("output", "implied", "dataset_path", "cache.cache_dir", "cache.fusion_cache_dir", "cache.image_root")
+"""Settings that a file of another machine has no use for."""
+
+
+def data_of(log: str) -> dict[str, Any]:
+    """Settings for a log: a file of JSON lines, or the name of a data set."""
+    if log in KNOWN and not Path(log).is_file():
+        return {"dataset": log}
+    return {"dataset": "jsonl", "dataset_path": log}
+
+
+def certify(settings: RunSettings, watch: Progress | None = None, engine: Any = None) -> Certificate:
+    """Run the log of the settings, and certify what the evidence opens under `settings.cache.error_bound`.
+
+    Raises: ConfigError without a bound, DatasetError for a log without prompts, ModelError, InputError where nothing could run.
+    """
+    asked = settings.cache
+    if asked.error_bound is None:
+        raise ConfigError("a certificate is of a bound: give --error-bound, such as .05")
+    ran = _ran(_fixed(settings), watch or Progress(), engine)
+    found = rules_of(ran.hits, asked)
+    counts = {**ran.counts, **found.pop("counts")}
+    return Certificate(
+        error_bound=asked.error_bound,
+        confidence=asked.confidence,
+        differs=asked.differs,
+        model=settings.model,
+        engine=settings.engine,
+        epoch=ran.epoch,
+        level=COPIED,
+        method="blend",
+        setting=setting_of(asked),
+        made=datetime.now(UTC).date().isoformat(),
+        dejakv_version=__version__,
+        counts=counts,
+        settings=_kept(settings),
+        **found,
+    )
+
+
+def audit(
+    certificate: Certificate, given: Mapping[str, Any], watch: Progress | None = None, engine: Any = None
+) -> Audit:
+    """Run a later log with a certificate's settings, and these over them (`RunSettings.named`), and compare.
+
+    Raises: ConfigError for a model or an engine that is not the certificate's; the errors of `certify`.
+    """
+    ran = _ran(_fixed(settings_of({**certificate.settings, **given})), watch or Progress(), engine)
+    if ran.epoch != certificate.epoch:
+        raise ConfigError(
+            f"the certificate is of another model or engine: it names {certificate.model} on {certificate.engine}, and their epoch is "
+            "another now; make it again with `dejakv certify`"
+        )
+    return certificate.audit(ran.hits)
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A log that was run. `counts`: its `requests`, and those `not_run`."""
+
+    epoch: str
+    hits: list[Hit]
+    counts: dict[str, int]
+
+
+class _Plans:
+    """Observer that notes the approximate plan of each request, by its id: risk, tokens and features."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, tuple[float, int, dict[str, float]]] = {}
+
+    def decided(self, prepared: Prepared, decision: Decision) -> Decision:
+        plan, tokens = decision.plan, len(prepared.token_ids)
+        if plan.approximate:
+            features = features_of(plan, decision.found, tokens)
+            self.found[prepared.request.id] = risk_of(plan.method, features), tokens, features
+        return decision
+
+    def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Any) -> None:
+        """Its answer is in the row."""
+
+
+def _ran(settings: RunSettings, watch: Progress, engine: Any) -> _Ran:
+    """Every request with reuse and in full, in one process. A hit is a request whose answer was approximate."""
+    chosen = list(read_samples(settings))
+    if not chosen:
+        raise DatasetError("the log has no prompts: give a file with one request a line, or the name of a data set")
+    if engine is None:
+        watch.stage(f"loading {settings.model}")
+        with opened(settings) as engine:
+            return _ran(settings, watch, engine)
+    prompter, plans = Prompter.of(settings, open_templates(settings)), _Plans()
+    with cache_folder(settings) as inside:
+        pipelines = {arm: pipeline_for(arm, engine, inside.cache) for arm in ("cache", "none")}
+        cache = pipelines["cache"].cache
+        assert cache is not None
+        cache.observers.append(plans)
+        try:
+            rows, _ = serve_all(pipelines, chosen, inside, engine, prompter, watch)
+        finally:
+            close_all(pipelines)
+    not_run = {row.sample_id: row.error for row in rows if row.error}
+    check_ran(not_run, len(rows))
+    differs, hits = differs_of(settings.cache.differs), list[Hit]()
+    for sample, row in zip(chosen, rows, strict=False):  # an interrupt leaves samples without a row
+        if not row.error and row.arms["cache"].record.approximate:
+            risk, tokens, features = plans.found[sample.id]
+            wrong = differs.wrong(prompter.request(sample), _seen(row.arms["none"]), _seen(row.arms["cache"]))
+            hits.append(Hit(risk, bool(wrong), tokens, features))
+    return _Ran(engine.epoch, hits, {"requests": len(rows), "not_run": len(not_run)})
+
+
+def _seen(outcome: Outcome) -> Seen:
+    return Seen(outcome.text, () if outcome.first_token is None else (outcome.first_token,))
+
+
+def _fixed(settings: RunSettings) -> RunSettings:
+    """The settings with answers as long as the comparison needs. Raises: ConfigError for one that needs distributions."""
+    differs = differs_of(settings.cache.differs)
+    if differs.logits:
+        raise ConfigError(
+            f"--differs {settings.cache.differs} compares distributions, and vLLM's connector has none: give first, answer or a function"
+        )
+    if settings.temperature:
+        raise ConfigError("answers of a certificate are compared, so that they are greedy: leave --temperature out")
+    asked = settings.cache
+    settings = settings_of({**settings.named(), **FIXED})
+    cache = replace(settings.cache, error_bound=None, differs=asked.differs)
+    return replace(settings, cache=cache, max_new_tokens=differs.tokens or settings.max_new_tokens)
+
+
+def _kept(settings: RunSettings) -> dict[str, Any]:
+    """Settings other than the defaults, as JSON gives them back."""
+    plain, named = (json.loads(json.dumps(each.named())) for each in (RunSettings(), settings))
+    return {name: value for name, value in named.items() if value != plain[name] and name not in NOT_KEPT}

@@ -1,0 +1,184 @@
+"""Certificates: which blends were right often enough in a log of requests, as one JSON file.
+
+Every hit of the log is computed both ways, and the risks of the first ones choose nested rules (`trust.rules`). A rule opens if the evidence
+of all later hits together (`trust.evidence`) is that its share of wrong answers is at most the bound. The evidence depends on no order and
+holds at any length of the log, so that a log that opens nothing may be continued and certified again.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from dejakv.errors import ConfigError
+from dejakv.identity import digest_of
+from dejakv.settings import Count, Share, check_fields, from_mapping
+from dejakv.trust.evidence import State, Tally, Terms, evidence, interval
+from dejakv.trust.features import RISK_VERSION
+from dejakv.trust.rules import PILOT, band_of, cutoffs_of, open_rules
+from dejakv.trust.settings import Confidence, ErrorBound, TrustSettings
+
+HOLDS = "holds for traffic like its log, and says nothing of other traffic"
+
+FORMAT = 1
+"""Of the file. Counted up with every change of what a rule means."""
+
+Verdict = Literal["holds", "does not hold", "too few hits"]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A hit of the log: its risk, whether its approximate answer was wrong, the tokens of its prompt, and its features
+    (`features.features_of`)."""
+
+    risk: float
+    wrong: bool
+    tokens: int
+    features: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What a log showed.
+
+    error_bound, confidence, differs  see `TrustSettings`
+    cutoff    highest risk that the open rules serve; None: none opened
+    longest   tokens of the log's longest hit; longer prompts are not served
+    upper     upper end of the share of wrong answers among what they serve, at `confidence`
+    epoch     of the engine that ran the log; `model` and `engine` name it
+    level     where the log's donors were found, and `method` and `setting` of their use (`decide.certified.setting_of`)
+    made      day, in ISO 8601
+    counts    `requests` of the log, `not_run`, `hits` that were blended, `wrong` ones, those `kept` by the open rules and `kept_wrong`
+    rules     each with its `cutoff`, and `hits` and `wrong` ones behind the pilot, `log_evidence`, and whether it is `open`
+    settings  of the run, by name, for an audit
+    evidence  the hits, in order
+    """
+
+    holds: str = HOLDS
+    error_bound: ErrorBound
+    confidence: Confidence
+    differs: str
+    cutoff: Share | None
+    longest: Count
+    upper: Share | None
+    model: str
+    engine: str
+    epoch: str
+    level: str
+    method: str
+    setting: str
+    made: str
+    dejakv_version: str
+    counts: Mapping[str, Any]
+    rules: tuple[Mapping[str, Any], ...]
+    settings: Mapping[str, Any]
+    evidence: tuple[Mapping[str, Any], ...]
+    risk_version: Count = RISK_VERSION
+    format: Count = FORMAT
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def text(self) -> str:
+        """The file, with a checksum over all else in it."""
+        return json.dumps({**vars(self), "checksum": _checksum(vars(self))}, indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Certificate":
+        """Raises: ConfigError for a file that cannot be read, is none of ours, of another version, or was edited."""
+        again = "make it again with `dejakv certify`"
+        try:
+            found: Any = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"the certificate cannot be read: {type(error).__name__}; {again}") from error
+        found = cast(dict[str, Any], found) if isinstance(found, dict) else {}
+        if not {"checksum", "format", "risk_version"} <= set(found):
+            raise ConfigError(f"the certificate is no file of `dejakv certify`: {again}")
+        if found.pop("checksum") != _checksum(found):
+            raise ConfigError(f"the certificate was edited or damaged: its checksum is another; {again}")
+        if (found["format"], found["risk_version"]) != (FORMAT, RISK_VERSION):
+            raise ConfigError(f"the certificate is of another version of dejakv: {again}")
+        return from_mapping(cls, found, "the certificate")
+
+    @property
+    def hits(self) -> list[Hit]:
+        """The evidence."""
+        return [Hit(**hit) for hit in self.evidence]
+
+    def again(self, settings: TrustSettings) -> "Certificate":
+        """The same evidence for another bound or confidence. Each has its confidence by itself: choose the bound before you look."""
+        assert settings.error_bound is not None
+        found = rules_of(self.hits, settings)
+        counts = {**self.counts, **found.pop("counts")}
+        asked = {"error_bound": settings.error_bound, "confidence": settings.confidence}
+        return replace(self, **asked, **found, counts=counts)
+
+    def serves(self, risk: float, tokens: int) -> bool:
+        """Whether an open rule serves a hit of this risk, for a prompt of so many tokens."""
+        return self.cutoff is not None and risk <= self.cutoff and tokens <= self.longest
+
+    def audit(self, hits: Sequence[Hit]) -> "Audit":
+        """Whether the hits of a later log, as many as there are, still agree."""
+        kept = [hit for hit in hits if self.serves(hit.risk, hit.tokens)]
+        low, high = interval(len(kept), _wrong(kept), self.confidence)
+        verdict: Verdict = "too few hits"
+        if low > self.error_bound:
+            verdict = "does not hold"
+        elif high <= self.error_bound:
+            verdict = "holds"
+        return Audit(verdict, len(hits), len(kept), _wrong(kept), low, high)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What a later log says of a certificate: its `hits`, those that the open rules `kept`, the `wrong` ones among these, and the ends of
+    the intervals of their share, each at the certificate's confidence. Without `kept` ones nothing can be said."""
+
+    verdict: Verdict
+    hits: int
+    kept: int
+    wrong: int
+    low: float
+    high: float
+
+
+def rules_of(hits: Sequence[Hit], settings: TrustSettings) -> dict[str, Any]:
+    """Fields of the certificate that follow from the hits: `rules`, `cutoff`, `longest`, `upper`, `counts` and `evidence`."""
+    terms = replace(Terms.of(settings), explore=1.0, audit=1.0)  # every hit has its label
+    state, rules = State(), list[dict[str, Any]]()
+    if len(hits) > PILOT:
+        cutoffs = cutoffs_of([hit.risk for hit in hits[:PILOT]])
+        tallies = tuple(_tally(hits[PILOT:], cutoffs, rule) for rule in range(len(cutoffs)))
+        found = evidence(tallies, terms)
+        state = replace(state, cutoffs=cutoffs, tallies=tallies, opened=open_rules(found, terms.needed))
+        rules = [
+            {"cutoff": cutoff, "open": rule < state.opened, "hits": tally.full, "wrong": tally.full_wrong, "log_evidence": value}
+            for rule, (cutoff, tally, value) in enumerate(zip(cutoffs, tallies, found, strict=True))
+        ]  # fmt: skip
+    cutoff = state.cutoffs[state.opened - 1] if state.opened else None
+    kept = [hit for hit in hits if cutoff is not None and hit.risk <= cutoff]
+    return {
+        "rules": tuple(rules),
+        "cutoff": cutoff,
+        "longest": max((hit.tokens for hit in hits), default=0),
+        "upper": state.upper(terms),
+        "counts": {"hits": len(hits), "wrong": _wrong(hits), "kept": len(kept), "kept_wrong": _wrong(kept)},
+        "evidence": tuple(dict(vars(hit)) for hit in hits),
+    }
+
+
+def _tally(hits: Sequence[Hit], cutoffs: Sequence[float], rule: int) -> Tally:
+    """Labels of one rule, and of its own band."""
+    bands = [(band_of(hit.risk, cutoffs), hit) for hit in hits]
+    own = [hit for band, hit in bands if band == rule]
+    nested = [hit for band, hit in bands if band <= rule]
+    return Tally(len(own), _wrong(own), len(nested), _wrong(nested))
+
+
+def _wrong(hits: Sequence[Hit]) -> int:
+    return sum(hit.wrong for hit in hits)
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    return digest_of("certificate", json.dumps(values, sort_keys=True))
