@@ -9,8 +9,15 @@ from dejakv.blend.settings import DEFAULT, MAP
 
 
 def explain_command(
-    sample: Annotated[str | None, typer.Argument(help="Id of a sample of the run in --run.")] = None,
+    sample: Annotated[
+        str | None,
+        typer.Argument(
+            help="Id of a sample of the run in --run, or JSON file with the request for --server (-: standard input)."
+        ),
+    ] = None,
     run: Annotated[Path | None, typer.Option(help="Folder of a finished run; with a sample's id.")] = None,
+    server: Annotated[str | None, typer.Option(help="Address of a running server; with a request.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="DEJAKV_API_KEY", help="API key for --server.")] = None,
     donor: Annotated[str | None, typer.Option(help="Earlier prompt, or @FILE; with --target.")] = None,
     target: Annotated[str | None, typer.Option(help="New prompt, or @FILE; with --donor.")] = None,
     model: Annotated[
@@ -38,7 +45,8 @@ def explain_command(
     dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
-    """Explain why a sample of a run hit or missed; or show the donor token behind each token of a blend of two prompts."""
+    """Explain why a sample of a run hit or missed; what a running server reuses for a request; or the donor token behind each token of a
+    blend of two prompts."""
     from rich.console import Console
 
     from dejakv.cli.progress import watching
@@ -52,10 +60,17 @@ def explain_command(
         make_folder(html.parent, "--html")
         if html.is_dir():
             raise ConfigError(f"--html {str(html)!r} is a folder: give the name of a file in it")
+    if server is not None:
+        from dejakv.cli.explain_server import explain_request
+
+        if sample is None or run is not None or donor is not None or target is not None or html is not None:
+            raise ConfigError("--server takes a request alone: give a JSON file, or - for standard input")
+        typer.echo(explain_request(server, sample, api_key))
+        return
     of_run, of_two = (sample is not None, run is not None), (donor is not None, target is not None)
     if any(of_run) == any(of_two) or not (all(of_run) or all(of_two)):
         raise ConfigError(
-            "Missing option: give --donor and --target, or the id of a sample and --run FOLDER, and not both"
+            "Missing option: give --donor and --target, or the id of a sample and --run FOLDER, or a request and --server URL"
         )
     if sample is not None and run is not None:
         from dejakv.experiments import why

@@ -28,6 +28,28 @@ def test_multi_connector_survives_damage(tmp_path: Path) -> None:
         assert "cannot be read" in damaged.told["reason"]
 
 
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+def test_beside_a_connector_of_vllm(tmp_path: Path, first: str) -> None:
+    """Whichever stands first serves; answers are those of full computation either way."""
+    extra = {"store_dir": str(tmp_path / "ours"), "lookup_timeout_s": 30}
+    ours = {**KV_CONNECTOR, "kv_connector_extra_config": extra}
+    theirs = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "theirs")},
+    }
+    with running(multi=[ours, theirs] if first == "ours" else [theirs, ours]) as engine:
+        (truth,) = engine.ask([A], max_tokens=8)
+        assert any((tmp_path / "theirs").iterdir())
+        expected, method = "exact" if first == "ours" else "none", ""
+        while method != expected:  # ours stores behind the answer
+            engine.reset_prefix_cache()
+            (again,) = engine.ask([A], max_tokens=8, wish={"no_store": True})
+            assert again.tokens == truth.tokens
+            method = again.told["method"]
+        assert again.cached > 0
+
+
 @pytest.mark.parametrize(
     ("extra", "policy", "words"),
     [

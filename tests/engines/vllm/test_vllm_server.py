@@ -1,10 +1,14 @@
 """The OpenAI server in processes of its own: the flags, the middleware, what the client is told, and /metrics."""
 
 import json
+import runpy
+from pathlib import Path
 
 import httpx
 import pytest
 from vllm_harness import DOCS, server_flags, serving
+
+from dejakv.cli.explain_server import explain_request
 
 DOCUMENT = "mara lives in rome. olga lives in oslo. " * 8
 FIRST = f"{DOCUMENT}where does mara live?"
@@ -56,3 +60,25 @@ def test_server(server):
     lookups = [line for line in metrics.splitlines() if line.startswith("vllm:dejakv_lookups_total")]
     assert lookups
     assert sum(float(line.rsplit(" ", 1)[1]) for line in lookups) >= 3
+
+
+def test_a_request_is_explained(server, tmp_path):
+    """Why nothing is reused, then what is, without storing what was asked."""
+    (tmp_path / "request.json").write_text(json.dumps({"prompt": FIRST.replace("mara", "dana"), "stream": True}))
+    said = [explain_request(server, str(tmp_path / "request.json"), "two") for _ in range(2)]
+    assert all(each.startswith("Nothing was reused for ") for each in said), said
+    _complete(server, FIRST.replace("mara", "dana"), key="two")
+    while said[-1].startswith("Nothing was reused"):  # it is stored behind its answer
+        said.append(explain_request(server, str(tmp_path / "request.json"), "two"))
+    assert "the answer is that of full computation" in said[-1]
+
+
+def test_a_client_settles_prompts(server, tmp_path):
+    """examples/vllm_settle.py, on a prompt of which nothing is stored."""
+    settle = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "vllm_settle.py"))["settle"]
+    prompt = FIRST.replace("mara", "hugo")
+    with httpx.Client(base_url=server, timeout=None, headers={"authorization": "Bearer one"}) as client:
+        assert settle(client, [{"model": "docs", "prompt": prompt, "max_tokens": 40, "stream": True}]) == 1
+    told = {"method": "none"}
+    while told["method"] != "exact":  # it is stored behind its answer
+        _, _, told = _complete(server, prompt, kv_transfer_params={"dejakv": {"no_store": True}})
