@@ -428,7 +428,6 @@ def _start(
     from vllm.platforms import current_platform
 
     from dejakv.engines.vllm import upstream
-    from dejakv.engines.vllm.identity import server_epoch
 
     upstream.usable("run")
     if has_kv_transfer_group():  # vLLM keeps connectors in globals
@@ -460,7 +459,7 @@ def _start(
                 worker_extension_cls=EXTENSION,
                 **made | options,
             )
-        return llm, server_epoch(llm.llm_engine.vllm_config), folder, settings
+        return llm, upstream.connector_of(llm).scheduler_side.generations.epoch, folder, settings
     except (OSError, ValueError, RuntimeError, DejaKVError) as error:
         _forget()
         folder.cleanup()

@@ -1,4 +1,4 @@
-"""State of other weights, and of another device, dtype or attention backend, is a miss, in one folder."""
+"""State of other weights, and of another device, dtype, attention backend or block, is a miss, in one folder."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,9 @@ class OtherBackend(CPUAttentionBackend):
     """The same kernels under another name."""
 
 
-def test_state_of_another_device_dtype_or_backend_is_a_miss(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_another_device_dtype_backend_or_block_is_a_miss(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each kind of server finds its own state and that of no other, and says in which arithmetic."""
 
     def asked(**options: Any) -> tuple[str, str]:
@@ -41,6 +43,7 @@ def test_state_of_another_device_dtype_or_backend_is_a_miss(tmp_path: Any, monke
         other.setattr(type(current_platform), "get_device_name", classmethod(lambda *_: "another"))
         assert asked() == ("none", "exact")
     assert asked(dtype="bfloat16") == ("none", "exact")
+    assert asked(block_size=64) == ("none", "exact")
     assert asked() == ("exact", "exact")
 
 

@@ -26,6 +26,7 @@ from dejakv.engines.vllm.refusals import REFUSALS, refuse_beside_others, refuse_
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.errors import ConfigError, ModelError
 from dejakv.experiments.vllm_engine import connector_settings
+from dejakv.identity import epoch_of
 from dejakv.store.base import Tensor
 
 
@@ -199,6 +200,27 @@ class FullAttentionSpec:
 
 class MambaSpec:
     pass
+
+
+def test_pages_of_another_layout_are_of_another_epoch():
+    """Axes, groups, layers, and what a block holds for each. How many blocks there are makes no difference."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
+
+    def epoch(*groups, layers=("a", "b"), spec=FullAttentionSpec, order="LBHNC", blocks=100, **changes):
+        values = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32} | changes
+        made = [KVCacheGroupSpec(list(layers), spec(**values)), *groups]
+        kv = KVCacheConfig(blocks, [], made)
+        kv.kv_cache_layout = order
+        return epoch_of({"pages": upstream.page_layout(kv)})
+
+    assert epoch() == epoch(blocks=50)
+    other = KVCacheGroupSpec(["c"], FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32))
+    mla = {"spec": MLAAttentionSpec, "num_kv_heads": 1}
+    epochs = [
+        epoch(), epoch(block_size=32), epoch(num_kv_heads=1), epoch(head_size=64), epoch(dtype=torch.bfloat16), epoch(order="BLHNC"),
+        epoch(layers="abc"), epoch(layers="ba"), epoch(other), epoch(**mla), epoch(**mla, cache_dtype_str="fp8_ds_mla"),
+    ]  # fmt: skip
+    assert len(set(epochs)) == len(epochs)
 
 
 def test_refusals():

@@ -50,7 +50,7 @@ def make_scheduler_side(
     vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: ConnectorCounts
 ) -> SchedulerSide:
     """Raises ConfigError, StoreError or MissingExtraError."""
-    base = server_epoch(vllm_config)
+    base = server_epoch(vllm_config, kv_cache_config)
     adapters = Adapters(
         base,
         upstream.adapters_applied(vllm_config),

@@ -56,8 +56,8 @@ def weights_fingerprint(model: str, revision: str | None, load_format: str, seed
     return found
 
 
-def server_epoch(vllm_config: Any) -> str:
-    """Return the epoch of a server without adapters, 32 hexadecimal digits."""
+def server_epoch(vllm_config: Any, kv_cache_config: Any = None) -> str:
+    """Return the epoch of a server without adapters, 32 hexadecimal digits: of its KV cache's pages if `kv_cache_config` is given."""
     model = vllm_config.model_config
     parts: Mapping[str, object] = {
         "engine": "vllm",
@@ -72,7 +72,7 @@ def server_epoch(vllm_config: Any) -> str:
         "attention": upstream.attention_backend(vllm_config),
         "batch_invariant": upstream.is_batch_invariant(),
         "quantization": str(model.quantization),
-        "layout": "2,layers,kv_heads,tokens,head_dim",
+        "pages": [] if kv_cache_config is None else upstream.page_layout(kv_cache_config),
         "tensor_parallel": rank_count(vllm_config),  # other heads in a chunk, and sums in another order
     }
     return epoch_of(parts)

@@ -240,6 +240,13 @@ def bytes_per_token(kv_cache_config: Any) -> int:
     return len(group.layer_names) * group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size
 
 
+def page_layout(kv_cache_config: Any) -> list[str]:
+    """What decides which byte of a page is which, beside backend, device and dtype of the cache (`v1/kv_cache_interface.py`): the order of
+    axes, and of each group its layers and what a block holds for each. Kernel blocks follow from these, scales from the weights."""
+    order = str(getattr(kv_cache_config, "kv_cache_layout", None))  # 0.31 has one order
+    return [order, *(f"{group.layer_names}:{group.kv_cache_spec}" for group in kv_cache_config.kv_cache_groups)]
+
+
 def attention_layers(vllm_config: Any, names: Any) -> dict[str, Any]:
     """The attention modules behind the registered KV caches, in the model's order."""
     context = vllm_config.compilation_config.static_forward_context
@@ -270,10 +277,15 @@ def _private(block_hash: Any) -> bytes:
 
 
 def device_name() -> str:
-    """The kind of device that computes: `cpu`, `NVIDIA H200` (`platforms`)."""
+    """The kind of device that computes: `cuda:NVIDIA H200`, or `cpu:cpu:AVX512:False` with the instructions by which kernels and the order of
+    a page's bytes differ, the last of which are AMX (`platforms`, `v1/attention/backends/cpu_attn.py`)."""
+    import torch
     from vllm.platforms import current_platform
 
-    return f"{current_platform.device_type}:{current_platform.get_device_name()}"
+    name = f"{current_platform.device_type}:{current_platform.get_device_name()}"
+    if not current_platform.is_cpu():
+        return name
+    return f"{name}:{torch.backends.cpu.get_cpu_capability()}:{torch.cpu._is_amx_tile_supported()}"
 
 
 def attention_backend(vllm_config: Any) -> str:
@@ -471,6 +483,11 @@ def rotary_tables(model: Any, layers: Iterable[Any]) -> Iterator[tuple[Any, bool
         rotary = getattr(holder.get(id(layer)), "rotary_emb", None)
         known = hasattr(rotary, "cos_sin_cache") and hasattr(rotary, "is_neox_style")
         yield (rotary.cos_sin_cache, rotary.is_neox_style) if rotary is not None and known else None
+
+
+def connector_of(llm: Any) -> Any:
+    """The connector on the scheduler's side of an offline `LLM` in this process (`v1/engine/core_client.py`)."""
+    return llm.llm_engine.engine_core.engine_core.scheduler.connector
 
 
 def has_work(llm: Any) -> bool:
