@@ -10,11 +10,10 @@ FAST := $(wildcard tests/test_*.py tests/find tests/levels tests/guards tests/in
 
 .PHONY: demo workloads ablation test test-fast test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
 
-## the main job: 400 questions about pictures, then 12 questions with retrieved passages on a real language model
+## the main job: prompts of a real workload through a real language model, with prefix caching and with DejaKV; about three minutes on two free cores
 demo: $(VENV)/.model
-	rm -rf runs/demo runs/demo-rag
-	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --output runs/demo
-	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset rag --max-samples 12 --output runs/demo-rag
+	rm -rf runs/demo
+	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset repo --max-samples 20 --arms prefix,cache --brief --output runs/demo
 
 ## repo, rag and sessions with blend at three qualities against prefix caching, through transformers and vLLM; an hour, and it goes on where it was stopped
 workloads: $(VENV)/.installed-report $(VENV)/.model .venv-vllm/.installed

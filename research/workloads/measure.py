@@ -16,7 +16,7 @@ from dejakv.experiments.compare import close_all, opened, pipeline_for, serve_al
 from dejakv.experiments.output import SETTINGS, SUMMARY, make_folder, read_object, write_run
 from dejakv.experiments.samples_log import SamplesLog, check_same
 from dejakv.experiments.settings import Arm
-from dejakv.experiments.shares import measured as shares_of
+from dejakv.experiments.shares import shares_of
 from dejakv.experiments.summary import Progress, Row
 from dejakv.models import resolve
 from dejakv.pipeline import Pipeline

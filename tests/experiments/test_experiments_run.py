@@ -35,10 +35,10 @@ def test_the_files_of_a_run(result: Any) -> None:
 
 
 def fields(values: dict[str, Any], *path: str) -> list[str]:
-    """The names in a summary, down to the figures. Counts of reasons, levels and methods are named by what was counted: left out."""
+    """The names in a summary, down to the figures. Counts of reasons, levels and methods are named by what was counted, and the machine by what it has: left out."""
     found: list[str] = []
     for name, value in values.items():
-        counted = name in ("not_used", "by_method", "hook_counts", "evictions", "failed_writes", "not_run")
+        counted = name in ("not_used", "by_method", "hook_counts", "evictions", "failed_writes", "not_run", "measured")
         inner = fields(value, *path, name) if isinstance(value, dict) and not counted else []
         found += inner or [".".join((*path, name))]
     return found

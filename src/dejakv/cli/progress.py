@@ -1,4 +1,4 @@
-"""Progress of long work: a line for each stage, and one every ten seconds. Nothing goes to standard output."""
+"""Progress of long work: a bar on a terminal, elsewhere a line for each stage and one every ten seconds. Nothing goes to standard output."""
 
 import time
 from collections import defaultdict
@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from statistics import fmean
 
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
 from dejakv.experiments.summary import Progress, Row
 
@@ -18,25 +21,30 @@ def watching(
     console: Console, *, log_samples: bool = False, seconds: float = LOG_SECONDS, counts: str = "samples"
 ) -> Generator[Progress, None, None]:
     """A watch that prints to the console, at most every `seconds` in a stage. `counts`: the noun of what is done one after the other."""
-    yield _Lines(console, log_samples, seconds, counts)
+    if not console.is_terminal:
+        yield _Lines(console, log_samples, seconds, counts)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[means]}"),
+    )
+    with Bars(*columns, console=console, transient=True) as bars:
+        yield _Bar(console, log_samples, bars)
 
 
-class _Lines(Progress):
-    """Prints each stage, how far it is and the mean time to first token of each arm in it, and samples if asked to."""
+class _Means(Progress):
+    """Mean time to first token of each arm in a stage; prints samples if asked to."""
 
-    def __init__(self, console: Console, log_samples: bool, seconds: float, counts: str) -> None:
+    def __init__(self, console: Console, log_samples: bool) -> None:
         self._console = console
         self._log_samples = log_samples
-        self._seconds = seconds
-        self._counts = counts
-        self.stage("")
+        self._times: defaultdict[str, list[float]] = defaultdict(list)
 
     def stage(self, text: str) -> None:
-        self._times: defaultdict[str, list[float]] = defaultdict(list)
-        self._began = self._printed = time.monotonic()
-        self._before: int | None = None
-        if text:
-            self._print(text)
+        self._times.clear()
 
     def sample(self, done: int, total: int, row: Row | None) -> None:
         if row is not None:
@@ -44,18 +52,63 @@ class _Lines(Progress):
                 self._times[name].append(outcome.record.ttft_ms)
             if self._log_samples:
                 self._print(line_of(row))
+
+    @property
+    def means(self) -> str:
+        """`mean TTFT ms: prefix 812, cache 401`; empty where nothing was answered."""
+        means = ", ".join(f"{name} {fmean(times):.0f}" for name, times in self._times.items())
+        return f"mean TTFT ms: {means}" if means else ""
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Bar(_Means):
+    """A bar for the stage under way, its remaining time and the means."""
+
+    def __init__(self, console: Console, log_samples: bool, bars: Bars) -> None:
+        super().__init__(console, log_samples)
+        self._bars = bars
+        self._stage: TaskID | None = None
+
+    def stage(self, text: str) -> None:
+        super().stage(text)
+        if self._stage is not None:
+            self._bars.remove_task(self._stage)
+        self._stage = self._bars.add_task(escape(text), total=None, means="")
+
+    def sample(self, done: int, total: int, row: Row | None) -> None:
+        super().sample(done, total, row)
+        if self._stage is not None:
+            self._bars.update(self._stage, completed=done, total=total, means=self.means)
+
+
+class _Lines(_Means):
+    """Prints each stage, how far it is and the means."""
+
+    def __init__(self, console: Console, log_samples: bool, seconds: float, counts: str) -> None:
+        super().__init__(console, log_samples)
+        self._seconds = seconds
+        self._counts = counts
+        self.stage("")
+
+    def stage(self, text: str) -> None:
+        super().stage(text)
+        self._began = self._printed = time.monotonic()
+        self._before: int | None = None
+        if text:
+            self._print(text)
+
+    def sample(self, done: int, total: int, row: Row | None) -> None:
+        super().sample(done, total, row)
         if self._before is None:
             self._before = done - 1
         now = time.monotonic()
         if now - self._printed >= self._seconds:
             self._printed = now
             left = (now - self._began) / max(1, done - self._before) * (total - done)
-            means = ", ".join(f"{name} {fmean(times):.0f}" for name, times in self._times.items())
-            figures = f"; mean TTFT ms: {means}" if means else ""
+            figures = f"; {self.means}" if self.means else ""
             self._print(f"{done} of {total} {self._counts}, about {left:.0f} s left{figures}")
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def line_of(row: Row) -> str:

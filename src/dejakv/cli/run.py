@@ -55,6 +55,12 @@ def _run(
         bool,
         typer.Option("--log-samples", help="Print a line for each finished sample.", rich_help_panel="Output"),
     ] = False,
+    brief: Annotated[
+        bool,
+        typer.Option(
+            "--brief", help="Print the result alone, and write report.html into --output.", rich_help_panel="Output"
+        ),
+    ] = False,
     set_: Set = None,
     config: Config = None,
     help_all: HelpAll = False,
@@ -65,17 +71,26 @@ def _run(
     from rich.console import Console
 
     from dejakv.cli.progress import watching
+    from dejakv.experiments.report import make_report
     from dejakv.experiments.run import run
     from dejakv.experiments.samples_log import REMEDY
     from dejakv.experiments.table import show
+    from dejakv.experiments.verdict import show_result
 
     settings = settings_given(preset, given, set_ or (), config)
     with watching(Console(stderr=True), log_samples=log_samples) as watch:
         result = run(settings, watch, resume=resume)
     if result.earlier:
         typer.echo(f"the run in {result.output} is finished, and was not measured again: {REMEDY} to do that", err=True)
-    show(result.summary, result.rows)
-    if result.output is not None:
+    if brief and "arms" in result.summary:
+        show_result(result.summary, result.rows)
+    else:
+        show(result.summary, result.rows)
+    if brief and result.output is not None and not result.stopped:
+        page = result.output / "report.html"
+        make_report([result.output], page)
+        typer.echo(f"All figures and changed answers: {page.resolve().as_uri()}")
+    elif result.output is not None:
         typer.echo(f"written to {result.output}: {', '.join(sorted(path.name for path in result.output.iterdir()))}")
     if result.stopped:
         where = f"after {len(result.rows)} of {result.summary['stopped_before']} samples"

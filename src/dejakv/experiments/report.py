@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.advice import in_plain_words, settings_sheet
+from dejakv.experiments.chart import STYLE, curves
 from dejakv.experiments.output import SAMPLES, SETTINGS, SUMMARY, make_folder, read_object, replace_file
 from dejakv.experiments.plain_words import in_words
 from dejakv.experiments.samples import read_samples
@@ -24,6 +26,7 @@ from dejakv.experiments.settings import run_command_of
 from dejakv.experiments.summary import Row
 from dejakv.experiments.sweep_log import failures, logged, sheet
 from dejakv.experiments.table import Sheet, changed_answers, origin, sheets_of
+from dejakv.experiments.verdict import NAMES, asked, headline, times, verdict
 from dejakv.pictures import decoded
 from dejakv.request import Media
 
@@ -38,7 +41,8 @@ _STYLE = """
 background:var(--ground);overflow-wrap:anywhere}h1{font-size:1.5rem}h2{font-size:1.25rem;margin-top:2.2rem}h3{font-size:1rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:right;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}pre{background:var(--soft);padding:.6rem;border-radius:8px;white-space:pre-wrap}
+th,td:first-child{white-space:normal}th:first-child,td:first-child{text-align:left}pre{background:var(--soft);padding:.6rem;border-radius:8px;white-space:pre-wrap}
+summary{cursor:pointer;font-weight:bold;margin:1rem 0}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,18rem),1fr));gap:.6rem}
 .pair>div{background:var(--soft);padding:.6rem;border-radius:8px}.case{border-top:1px solid var(--line);padding:.6rem 0}
 .case img{max-width:12rem;width:100%;image-rendering:pixelated;border-radius:4px}small{opacity:.75}
@@ -64,13 +68,14 @@ class Section:
 def page(title: str, sections: Sequence[Section]) -> str:
     """The whole page."""
     body = "".join(
-        f"<section><h2>{text(section.title)}</h2>{''.join(block.html for block in section.blocks)}</section>"
+        f"<section>{f'<h2>{text(section.title)}</h2>' if section.title != title else ''}"
+        f"{''.join(block.html for block in section.blocks)}</section>"
         for section in sections
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
-        f'{GENERATOR} {__version__}"><title>{text(title)}</title><style>{_STYLE}</style></head>'
+        f'{GENERATOR} {__version__}"><title>{text(title)}</title><style>{_STYLE}{STYLE}</style></head>'
         f"<body><h1>{text(title)}</h1>{body}<p><small>DejaKV {__version__}</small></p></body></html>\n"
     )
 
@@ -157,13 +162,41 @@ def _estimated(path: Path) -> Section:
 
 def run_section(folder: Path, summary: Mapping[str, Any]) -> Section:
     """Raises: ConfigError if the samples of a live run are missing."""
-    blocks = [paragraph(*summary.get("implied", ()), *in_words(summary)), *map(table, sheets_of(summary))]
+    details = [paragraph(*summary.get("implied", ()), *in_words(summary)), *map(table, sheets_of(summary))]
+    blocks: list[Block] = []
     if "arms" in summary:
         rows = [row for row in finished_rows(folder) if not row.error]
-        blocks += _changed(folder, rows)
+        blocks = [paragraph(asked(summary, rows)), table(headline(summary)), paragraph(*verdict(summary))]
+        blocks += [*_over_the_stream(rows), *_changed(folder, rows)]
+        details.append(table(times(rows)))
+    blocks += [_folded("Details", details)] if blocks else details
+    if made := summary.get("measured"):
+        blocks.append(paragraph(_provenance(made)))
     if told := read_object(folder / SETTINGS):
         blocks.append(command(run_command_of(told)))
     return Section(f"Run {folder.name}: {summary['model']} on {summary['dataset']}", blocks)
+
+
+def _folded(title: str, blocks: Sequence[Block]) -> Block:
+    """Blocks behind their title, which opens them."""
+    return Block(f"<details><summary>{text(title)}</summary>{''.join(block.html for block in blocks)}</details>")
+
+
+def _provenance(made: Mapping[str, Any]) -> str:
+    where, versions = made["machine"], ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    cores = f"{where['cores_used']} of {where['cores']} cores, load {where['load_average']}"
+    return f"Measured until {made['finished']} on {where.get('gpu', where['cpu'])} ({cores}); {versions}."
+
+
+def _over_the_stream(rows: Sequence[Row]) -> list[Block]:
+    """Time to the first token of each request, and the tokens computed so far."""
+    arms = list(rows[0].arms) if rows else []
+    seconds = {arm: [row.arms[arm].record.ttft_ms / 1e3 for row in rows] for arm in arms}
+    tokens = {arm: list(accumulate(row.arms[arm].record.computed_tokens for row in rows)) for arm in arms}
+    return [
+        Block(curves("Time to the first token", "seconds", seconds, NAMES)),
+        Block(curves("Tokens computed so far", "tokens", tokens, NAMES)),
+    ]
 
 
 def _changed(folder: Path, rows: Sequence[Row]) -> list[Block]:

@@ -14,11 +14,12 @@ from dejakv.engines.open import open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
 from dejakv.experiments.compare import check_ran, compare, opened
 from dejakv.experiments.estimate import dry_run
+from dejakv.experiments.machine import measured
 from dejakv.experiments.output import locked, run_folder, write_run
 from dejakv.experiments.samples import Prompter, missing, model_is_missing, read_samples, repeated, wants_pictures
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.shares import measured, shares_alone
+from dejakv.experiments.shares import shares_alone, shares_of
 from dejakv.experiments.summary import Progress, Row, summarize
 from dejakv.vectors.image import ROOT_VARIABLES, image_roots
 
@@ -109,7 +110,7 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Pr
     summary = summarize(done.rows, settings.model, settings.dataset, done.sizes)
     check_ran(summary["not_run"], len(done.rows))
     ran = [sample for sample, row in zip(chosen, done.rows, strict=False) if not row.error]
-    summary |= measured(ran, prompter, engine.prepare)
+    summary |= shares_of(ran, prompter, engine.prepare)
     _label(summary, settings, chosen)
     if done.stopped:
         summary["stopped_before"] = len(chosen)
@@ -121,6 +122,7 @@ def _label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Samp
     """What a reader of the figures must know beside them."""
     summary["media"] = settings.cache.media
     summary["seed"] = settings.seed
+    summary["measured"] = measured()
     summary["implied"] = list(settings.implied)
     if settings.cache.prune != "none":
         summary["implied"].append(

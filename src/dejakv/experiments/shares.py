@@ -129,7 +129,7 @@ class _HashSet:
         self._arrays.append(merged)
 
 
-def measured(chosen: Sequence[Sample], prompter: Prompter, prepare: Callable[[Request], Prepared]) -> dict[str, Any]:
+def shares_of(chosen: Sequence[Sample], prompter: Prompter, prepare: Callable[[Request], Prepared]) -> dict[str, Any]:
     """The shares of a run's prompts, in its order."""
     shares = Shares()
     for sample in chosen:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rich.box import HEAVY_HEAD, Box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,9 +25,9 @@ class Sheet(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    def printed(self) -> Table:
-        """As a table for a rich console: figures to the right."""
-        table = Table(title=Text(self.title) if self.title else None)
+    def printed(self, box: Box | None = HEAVY_HEAD) -> Table:
+        """As a table for a rich console, framed by `box`: figures to the right."""
+        table = Table(title=Text(self.title) if self.title else None, box=box)
         for place, column in enumerate(self.columns):
             words = place == 0 or any(row[place][:1].isalpha() for row in self.rows)
             table.add_column(column, justify="left" if words else "right", overflow="fold")
