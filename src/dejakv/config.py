@@ -276,9 +276,9 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
     def _check_bound(self) -> None:
         self.groups()
         differs_of(self.differs)
-        if self.error_bound is not None and self.prune != "none":
+        if self.prune != "none" and (self.error_bound is not None or self.certificate is not None):
             raise ConfigError(
-                f"error_bound={self.error_bound} is a bound on reuse, and prune={self.prune} changes answers without any: leave one out"
+                f"error_bound and certificate are bounds on reuse, and prune={self.prune} changes answers without any: leave one out"
             )
 
     @classmethod

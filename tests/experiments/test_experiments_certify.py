@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dejakv.engines.base import FULL, Completion
 from dejakv.errors import ConfigError
 from dejakv.experiments.certify import audit, certify
 from dejakv.experiments.settings import RunSettings, settings_from
+from dejakv.experiments.summary import Progress
 from dejakv.trust.certificate import Certificate
 from dejakv.trust.rules import PILOT
 
@@ -76,6 +78,28 @@ def test_wrong_answers_are_counted_and_open_nothing(docs_engine: Any, monkeypatc
     assert (made.cutoff, made.upper, made.counts["kept"]) == (None, None, 0)
 
 
+def test_a_log_may_repeat_ids_and_a_judge_may_fail(made: Certificate, docs_engine: Any, tmp_path: Path) -> None:
+    """Each hit keeps its own risk, and where the judge raises, the answer is wrong. A log that goes on is no surprise either."""
+
+    def judging() -> Iterator[bool]:
+        yield from ()
+        raise ValueError
+
+    log, most, told = tmp_path / "log.jsonl", len(DOCUMENTS) + 12, list[str]()
+    watch = Progress()
+    watch.stage = told.append
+    log.write_text(
+        "".join(json.dumps({"id": 7, "question": s.question, "context": s.context}) + "\n" for s in stream())
+    )
+    settings = asked(differs=says(judging()))
+    settings = replace(settings, dataset="jsonl", dataset_path=str(log), max_samples=most)
+    again = certify(settings, watch, engine=docs_engine)
+    assert len(again.hits) >= 7
+    assert [hit.risk for hit in again.hits] == [hit.risk for hit in made.hits][: len(again.hits)]
+    assert [hit.wrong for hit in again.hits] == [True, *[False] * (len(again.hits) - 1)]
+    assert any(line.startswith(f"read: {most} samples of log.jsonl, which has more") for line in told)
+
+
 def test_hits_within_the_rules_are_served_and_others_computed(made: Certificate, file: Path, served: Any) -> None:
     assert [record.method for record in served_with(served, file)] == ["blend"] * 3
     low = min(hit.risk for hit in made.hits)
@@ -94,6 +118,8 @@ def test_hits_within_the_rules_are_served_and_others_computed(made: Certificate,
         ({"setting": "other"}, {}, "of another setting"),
         ({}, {"blend_share": 0.5}, "of another setting"),
         ({}, {"blend_donors": 2}, "of another setting"),
+        ({}, {"min_gain": 8}, "of another setting"),
+        ({"dejakv_version": "0.0.9"}, {}, "of another version of dejakv: 0.0.9"),
         ({}, {"error_bound": 0.2}, "of another bound: error_bound is 0.3, 0.2 is asked for"),
         ({"cutoff": None}, {}, "opens no rule"),
         ({"level": "text"}, {}, "not of such a hit"),
@@ -167,9 +193,13 @@ def test_the_command_writes_the_file_and_says_first_what_it_holds_for(tmp_path: 
     assert Certificate.read(file).counts["requests"] == 12
     assert "dataset_path" not in Certificate.read(file).settings
     again = ["certify", str(file), "--error-bound", "0.4", "--output", str(loose)]
-    CliRunner().invoke(typer_app, [*again, "--model", "docs-lm"], catch_exceptions=False)
+    CliRunner().invoke(typer_app, again, catch_exceptions=False)
     assert Certificate.read(loose).hits == Certificate.read(file).hits
     assert Certificate.read(loose).error_bound == 0.4
+    unused = ["certify", str(file), "--differs", "answer", "--error-bound", "0.4", "--output", str(tmp_path / "e.json")]
+    for refused in (unused, ["certify", str(log), "--differs", "answer", "--audit", str(file)]):
+        with pytest.raises(ConfigError, match="leave out --differs"):
+            CliRunner().invoke(typer_app, refused, catch_exceptions=False)
     later = CliRunner().invoke(typer_app, ["certify", str(log), "--audit", str(file)], catch_exceptions=False)
     assert later.exit_code == 0
     assert "too few hits" in later.stdout

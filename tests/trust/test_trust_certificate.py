@@ -96,6 +96,8 @@ def test_hits_that_choose_the_rules_are_no_evidence() -> None:
     spoiled = [Hit(hit.risk, True, 100, {}) for hit in hits[:PILOT]] + hits[PILOT:]
     assert certified(spoiled).cutoff == certified(hits).cutoff == 1.0
     assert certified(spoiled).counts["wrong"] == PILOT
+    short, long = ([rule["cutoff"] for rule in certified(some).rules] for some in (hits[: PILOT + 1], hits))
+    assert short == long
 
 
 def test_a_rule_opens_where_wrong_hits_have_a_higher_risk() -> None:

@@ -48,15 +48,16 @@ def _certify(
     from dejakv.experiments import certify
     from dejakv.experiments.output import refuse_existing, replace_file
     from dejakv.trust.certificate import Certificate
+    from dejakv.trust.settings import TrustSettings
 
     if (output is None) == (audit is None):
         raise ConfigError("give --output FILE for a new certificate, or --audit FILE for one to hold against the log")
     data = certify.data_of(log)
     if audit is not None:
+        _refuse_others(given, set_, ("max_samples", "seed"), "--audit runs with the certificate's settings")
         held = Certificate.read(audit)
-        given.pop("model", None)
-        settings = settings_given(None, {**given, **data, "model": held.model, "reuse": "blend"}, set_ or (), None)
-        changed = {name: value for name, value in settings.named().items() if name in {*data, "max_samples"}}
+        settings = settings_given(None, {**given, **data, "model": held.model}, (), None)
+        changed = {name: getattr(settings, name) for name in (*data, "max_samples", "seed")}
         with watching(Console(stderr=True)) as watch:
             done = certify.audit(held, changed, watch)
         typer.echo(f"The certificate {held.holds}.")
@@ -67,12 +68,11 @@ def _certify(
         raise typer.Exit(int(done.verdict == "does not hold"))
     assert output is not None
     refuse_existing(output, "--output")
-    settings = settings_given(None, {**given, **data, "reuse": "blend"}, set_ or (), None)
     if Path(log).suffix == ".json" and Path(log).is_file():
-        if settings.cache.error_bound is None:
-            raise ConfigError("a certificate is of a bound: give --error-bound, such as .05")
-        made = Certificate.read(log).again(settings.cache)
+        _refuse_others(given, set_, ("error_bound", "confidence"), "a certificate's evidence is of its own settings")
+        made = Certificate.read(log).again(TrustSettings(**given))
     else:
+        settings = settings_given(None, {**given, **data, "reuse": "blend"}, set_ or (), None)
         with watching(Console(stderr=True)) as watch:
             made = certify.certify(settings, watch)
     replace_file(output, made.text(), "--output")
@@ -89,6 +89,16 @@ def _certify(
             f"{made.confidence:g}, and the bound is {made.error_bound:g}."
         )
     typer.echo(f"written to {output}")
+
+
+def _refuse_others(given: dict[str, Any], assigned: list[str] | None, taken: tuple[str, ...], why: str) -> None:
+    """Raises: ConfigError for options that would change nothing."""
+    from dejakv.errors import ConfigError
+
+    others = [name for name in given if name not in taken] + ["set"] * bool(assigned)
+    if others:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise ConfigError(f"{why}: leave out {named}")
 
 
 certify_command = command(_certify, (RunSettings, SemanticCacheConfig), GROUPS, {**SWITCHES, **SINGULARS}, skip=SKIPPED)

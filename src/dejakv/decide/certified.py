@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from dejakv import __version__
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide import bound
 from dejakv.decide.plan import Decision, Plan
@@ -69,7 +70,7 @@ class Certified:
 
 def setting_of(config: SemanticCacheConfig) -> str:
     """Settings of blends that a certificate is of."""
-    return f"{bound.setting_of('blend', config)}, donors {config.blend_donors}"
+    return f"{bound.setting_of('blend', config)}, donors {config.blend_donors}, gain {config.min_gain}"
 
 
 def _breaks(found: Certificate, config: SemanticCacheConfig) -> str:
@@ -77,6 +78,8 @@ def _breaks(found: Certificate, config: SemanticCacheConfig) -> str:
     asked, here = config.error_bound, setting_of(config)
     if asked is not None and found.error_bound > asked:
         return f"{CERTIFICATE} is of another bound: error_bound is {found.error_bound:g}, {asked:g} is asked for"
+    if found.dejakv_version != __version__:
+        return f"{CERTIFICATE} is of another version of dejakv: {found.dejakv_version}, here {__version__}"
     if found.setting != here:
         return f"{CERTIFICATE} is of another setting: {found.setting!r}, here {here!r}"
     if found.cutoff is None:

@@ -21,6 +21,8 @@ from dejakv.trust.settings import Confidence, ErrorBound, TrustSettings
 
 HOLDS = "holds for traffic like its log, and says nothing of other traffic"
 
+NO_BOUND = "a certificate is of a bound: give --error-bound, such as .05"
+
 FORMAT = 1
 """Of the file. Counted up with every change of what a rule means."""
 
@@ -90,7 +92,7 @@ class Certificate:
         again = "make it again with `dejakv certify`"
         try:
             found: Any = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"the certificate cannot be read: {type(error).__name__}; {again}") from error
         found = cast(dict[str, Any], found) if isinstance(found, dict) else {}
         if not {"checksum", "format", "risk_version"} <= set(found):
@@ -107,8 +109,12 @@ class Certificate:
         return [Hit(**hit) for hit in self.evidence]
 
     def again(self, settings: TrustSettings) -> "Certificate":
-        """The same evidence for another bound or confidence. Each has its confidence by itself: choose the bound before you look."""
-        assert settings.error_bound is not None
+        """The same evidence for another bound or confidence. Each has its confidence by itself: choose the bound before you look.
+
+        Raises: ConfigError without a bound.
+        """
+        if settings.error_bound is None:
+            raise ConfigError(NO_BOUND)
         found = rules_of(self.hits, settings)
         counts = {**self.counts, **found.pop("counts")}
         asked = {"error_bound": settings.error_bound, "confidence": settings.confidence}

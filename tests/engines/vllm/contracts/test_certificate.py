@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from vllm_harness import Engine, Output, running, tokens
 
+from dejakv import __version__
 from dejakv.decide.certified import setting_of
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.trust.certificate import Certificate, Hit, rules_of
@@ -34,7 +35,7 @@ def certificate(epoch: str) -> Certificate:
         method="blend",
         setting=setting_of(ConnectorSettings.from_extra(MODES).cache_config()),
         made="2026-01-02",
-        dejakv_version="0",
+        dejakv_version=__version__,
         settings={},
         **rules_of(hits, asked),
     )
