@@ -459,7 +459,9 @@ def _start(
                 worker_extension_cls=EXTENSION,
                 **made | options,
             )
-        return llm, upstream.connector_of(llm).scheduler_side.generations.epoch, folder, settings
+        scheduler = upstream.connector_of(llm).scheduler_side
+        scheduler.names.most = 0  # each plan is run as it is, and none on blocks of another one
+        return llm, scheduler.generations.epoch, folder, settings
     except (OSError, ValueError, RuntimeError, DejaKVError) as error:
         _forget()
         folder.cleanup()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
-import dejakv.engines.vllm.scheduler as scheduler
+import dejakv.engines.vllm.names as names
 
 LENGTH = 345
 A = tokens(LENGTH, 21)
@@ -61,7 +61,7 @@ def _blend(engine, prompt, donor, **options):
 
 
 def _ladder(engine, truth):
-    """Climbs the ladder; the names of the wrong answers, and how many requests were blended."""
+    """Climbs the ladder; the names of the wrong answers, and the levels of those that were approximate."""
     single, batch, _ = truth
     (donor,) = [meta.id for meta in worker_side().store.metas() if list(meta.token_ids) == A]
     wrong = []
@@ -91,22 +91,22 @@ def _ladder(engine, truth):
     for index, output in enumerate(outputs):
         if not output.told["approximate"] and output.tokens != batch[index].tokens:
             wrong.append(f"batch {index}")
-    blended = sum(output.told["method"] == "blend" for output in outputs)
-    return wrong, blended
+    return wrong, [output.told["level"] for output in outputs if output.told["approximate"]]
 
 
 def test_poisoning_ladder(engine, truth):
     """0 wrong answers, on every rung and in 200 mixed requests under memory pressure."""
     before = engine.metrics()["vllm:num_preemptions"]
-    wrong, blended = _ladder(engine, truth)
+    wrong, levels = _ladder(engine, truth)
     assert wrong == []
-    assert blended >= 10
+    assert len(levels) >= 10
+    assert "prefix" in levels, "some take blended blocks of others"
     assert engine.metrics()["vllm:num_preemptions"] > before
 
 
 def test_ladder_detects_poison(engine, truth, monkeypatch):
-    """The same with the re-key switched off: the ladder sees it."""
-    monkeypatch.setattr(scheduler, "rekey_tail", lambda request, first, upto=None: True)
+    """The same with approximate names switched off: the ladder sees it."""
+    monkeypatch.setattr(names, "approximate_name", lambda setting, block_hash: block_hash)
     wrong, _ = _ladder(engine, truth)
     assert wrong != []
     assert "B" in wrong

@@ -115,6 +115,25 @@ class Engine:
         self.llm.llm_engine.engine_core.shutdown()
 
 
+class Steps:
+    """What vLLM's model is given in each step, by its own scheduler and for blends."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.tokens: list[int] = []
+        self.then: Any = lambda: None
+        self._step = engine.llm.llm_engine.step
+        model = engine.core.model_executor.driver_worker.worker.model_runner.get_model()
+        self.hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, _model: Any, _given: Any, named: Any) -> None:
+        self.tokens[-1] += named["positions"].shape[-1]
+        self.then()
+
+    def step(self) -> list[Any]:
+        self.tokens.append(0)
+        return self._step()
+
+
 def worker_side() -> Any:
     """The worker side of the running engine's connector, None without one."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group

@@ -31,6 +31,7 @@ from dejakv.engines.vllm.generations import UNCLEAN, Watch
 from dejakv.engines.vllm.identity import Adapters, server_epoch
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import StepPlan, StepReport
+from dejakv.engines.vllm.names import Names, is_approximate
 from dejakv.engines.vllm.pages import PagedKV
 from dejakv.engines.vllm.ranks import ALONE, Ranks, rank_count, settings_of_rank
 from dejakv.engines.vllm.refusals import refuse_beside_others, refuse_unsupported
@@ -63,12 +64,18 @@ def make_scheduler_side(
     config = settings.cache_config()
     lookups = Lookups(HierarchicalCache(store, config=config), settings, adapters)
     budget = vllm_config.scheduler_config.max_num_batched_tokens
-    tokens = upstream.hash_block_tokens(kv_cache_config)
+    shares = vllm_config.cache_config.enable_prefix_caching
+    names = Names(
+        settings,
+        upstream.hash_block_tokens(kv_cache_config),
+        upstream.block_tokens(kv_cache_config),
+        settings.max_generation if shares else 0,
+    )
     size = part_size(settings_of_rank(settings, 0, ranks), kv_cache_config)
     return SchedulerSide(
         settings,
         lookups,
-        tokens,
+        names,
         counts,
         max_tokens=budget,
         ranks=ranks,
@@ -167,6 +174,12 @@ class DejaKVConnector(KVConnectorBase_V1):
     def scheduler_side(self) -> SchedulerSide:
         assert self._scheduler is not None
         return self._scheduler
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._blends:
+            upstream.hide_events(kv_cache_manager, is_approximate)
+            self.scheduler_side.names.is_cached = partial(upstream.is_cached, kv_cache_manager)
 
     def on_new_request(self, request: Any) -> None:
         self.scheduler_side.new_request(request)

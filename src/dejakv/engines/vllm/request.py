@@ -1,12 +1,14 @@
 """What the connector's scheduler side knows of one live request, and what a lookup said of it."""
 
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dejakv.decide.certified import CERTIFICATE
 from dejakv.decide.plan import Decision
 from dejakv.engines.vllm.messages import LoadResult
 from dejakv.engines.vllm.settings import Wish
+from dejakv.engines.vllm.upstream import RenamedBlocks
 from dejakv.records import short
 from dejakv.store.base import ChunkMeta
 from dejakv.store.selection import DONORS
@@ -21,6 +23,8 @@ class LookupResult:
     tokens  leading tokens of the prompt that the donors' state covers (for blend: all that is mapped)
     save    how the prompt's own state would be stored; None if it must not or need not be
     key     the prompt's exact key, empty where it could not be made
+    held    first token and length of each run of the prompt in the donors of a blend; None: not known
+    generation  how often approximate state went into what a blend makes of the donors
     instead of a blend: the exact prefix to take if the blend turns out not to be possible
     """
 
@@ -33,7 +37,20 @@ class LookupResult:
     key: str = ""
     save: ChunkMeta | None = None
     seconds: float = 0.0
+    held: tuple[tuple[int, int], ...] | None = None
+    generation: int = 0
     instead: "LookupResult | None" = None
+
+    @property
+    def withheld(self) -> bool:
+        """Whether a certificate does not let it be blended."""
+        return self.reason.startswith(CERTIFICATE)
+
+    def saves(self, first: int, stop: int) -> int:
+        """Tokens from `first` to `stop` that need not be computed."""
+        if self.held is None:
+            return max(0, stop - first)
+        return sum(max(0, min(begin + length, stop) - max(begin, first)) for begin, length in self.held)
 
 
 def told(decision: Decision, instead: str = "") -> LookupResult:
@@ -50,7 +67,9 @@ def told(decision: Decision, instead: str = "") -> LookupResult:
         return exact
     donors, match = tuple(meta.id for meta in chosen.donors), chosen.match
     fallback = exact if exact.donors else None
-    return LookupResult("blend", donors, decision.tokens, match.level, match.score, key=decision.key, instead=fallback)
+    made, held = 1 + max(meta.generation for meta in chosen.donors), decision.found.held
+    blend = LookupResult("blend", donors, decision.tokens, match.level, match.score, key=decision.key, instead=fallback)
+    return replace(blend, held=held, generation=made)
 
 
 @dataclass
@@ -58,7 +77,10 @@ class Tracked:
     """What is known of a live request.
 
     used      tokens that a load was ordered for; the request is `approximate` as soon as blended state may be in its blocks
-    rekeyed   hash block from which on its blocks are private, None: none is
+    names     where its blocks are filed if some have approximate names (`names`)
+    shared    tokens that vLLM's prefix cache held under such names
+    blended   how often approximate state went into its blocks
+    shares_until  how long it waits for blocks that another request makes, 0.0: it does not yet
     loaded    what the worker said of the last load
     kept      its rows that are stored for later blends, if it was blended
     settled   no further load: it was loaded, it failed, or there is nothing to load
@@ -74,7 +96,10 @@ class Tracked:
     found: LookupResult | None = None
     settled: bool = False
     approximate: bool = False
-    rekeyed: int | None = None
+    names: RenamedBlocks | None = None
+    shared: int = 0
+    blended: int = 0
+    shares_until: float = 0.0
     used: int = 0
     loaded: LoadResult | None = None
     kept: list[ChunkMeta] = field(default_factory=list[ChunkMeta])
@@ -102,13 +127,14 @@ class Tracked:
         used = self.used
         loaded = self.loaded or LoadResult("", 0, 0.0)
         donors = (loaded.donors or found.donors) if used else ()
+        method, level = ("blend", "prefix") if self.shared else ("none", "")
         return {
-            "method": found.method if used else "none",
-            "level": found.level if used else "",
+            "method": found.method if used else method,
+            "level": found.level if used else level,
             "donor": donors[0] if donors else None,
             "donors": list(donors),
             "score": found.score if used else None,
-            "tokens_reused": max(0, used - loaded.computed),
+            "tokens_reused": self.shared + max(0, used - loaded.computed),
             "tokens_recomputed": loaded.computed,
             "bytes_loaded": loaded.nbytes,
             "load_s": loaded.seconds,

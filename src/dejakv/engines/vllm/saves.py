@@ -244,7 +244,7 @@ class Saves:
         meta, loaded = tracked.to_save(), tracked.loaded
         if meta is None or not tracked.approximate:
             return [] if meta is None else [meta]
-        if loaded is None or loaded.kept is None:
+        if loaded is None or loaded.kept is None or tracked.shared:  # which donors are in what was shared is not known
             return []
         tracked.kept = self.lookups.rows_of(meta, loaded.kept)
         return tracked.kept

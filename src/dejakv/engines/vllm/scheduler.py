@@ -15,19 +15,20 @@ from dejakv.engines.vllm.blend.underway import UnderWay
 from dejakv.engines.vllm.generations import CHANGED, Generations
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan, StepReport
+from dejakv.engines.vllm.names import Names
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.request import LookupResult, Tracked
 from dejakv.engines.vllm.saves import PartSize, Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.stats import ConnectorCounts
-from dejakv.engines.vllm.upstream import rekey_tail, was_aborted
+from dejakv.engines.vllm.upstream import was_aborted
 
 
 @dataclass
 class SchedulerSide:
     """One instance in the scheduler.
 
-    hash_tokens  tokens behind one entry of `Request.block_hashes`
+    names        under which blended blocks are shared
     no_blend     why blend is not possible here, empty if it is
     max_tokens   tokens that vLLM computes in a step at most
     size         which prompts are stored in parts
@@ -39,7 +40,7 @@ class SchedulerSide:
 
     settings: ConnectorSettings
     lookups: Lookups
-    hash_tokens: int
+    names: Names
     counts: ConnectorCounts
     no_blend: str = ""
     max_tokens: int = 0
@@ -82,10 +83,17 @@ class SchedulerSide:
         self.requests[request.request_id] = tracked
 
     def matched_tokens(self, request: Any, local: int) -> tuple[int | None, bool]:
-        """How many tokens beyond `local` are going to be loaded; None while the lookup is still running."""
+        """How many tokens beyond `local` are going to be loaded; None while that is not known, or vLLM is to look in its own cache again."""
         tracked = self.requests.get(request.request_id)
         if tracked is None:
             return 0, False
+        gain, later = self._matched(tracked, request, local)
+        if gain is not None:
+            blends = gain > 0 and tracked.found is not None and tracked.found.method == "blend"
+            self.names.settle(tracked, local, blends=blends)
+        return gain, later
+
+    def _matched(self, tracked: Tracked, request: Any, local: int) -> tuple[int | None, bool]:
         why = self.saves.of_no_use(tracked)
         if why:
             tracked.used = 0
@@ -105,6 +113,8 @@ class SchedulerSide:
             else:
                 tracked.found = LookupResult(reason=f"the lookup took longer than {self.settings.lookup_timeout_s:g} s")
             self.counts.looked_up(tracked.found)
+        if tracked.wish.mode == "blend" and self._shares(tracked, tracked.found, local):
+            return None, False
         gain = self._loadable(tracked, request, local)
         return gain, gain > 0
 
@@ -115,6 +125,35 @@ class SchedulerSide:
         elif time.monotonic() >= tracked.deadline:
             return self._no(tracked, "what weights the workers have is not known yet"), False
         return None, False
+
+    def _shares(self, tracked: Tracked, found: LookupResult, local: int) -> bool:
+        """Whether vLLM is to look for the prompt again: for blended blocks by their names, or because another request is making them.
+
+        What is exact is preferred where it serves as much. A prompt that was blended before is computed in full where nothing else is
+        under way, and so is one whose state would have been blended too often.
+        """
+        request = tracked.request
+        if self.no_blend or request.mm_features or found.withheld:
+            return False
+        exact = found if found.method != "blend" else found.instead or LookupResult()
+        exactly = max(local, exact.tokens)
+        if self.names.awaits(tracked, exactly):
+            return True
+        if tracked.names is not None:
+            return False
+        cached, generation = self.names.cached(tracked, local)
+        there, least = local + cached, max(1, self.settings.min_gain)
+        if there - exactly < least:
+            return False
+        if found.method == "blend" and found.saves(there, self._stop(found, request)) >= least:
+            generation = max(found.generation, generation + 1)
+        why = "blended too often" if generation > self.names.most else ""
+        if len(self.requests) == 1 and self.names.served(found.key):
+            why = "blended before"
+        if why:
+            tracked.found = replace(exact, reason=f"computed in full: {why}", key=found.key, save=found.save)
+            return False
+        return self.names.rename(tracked, local)
 
     def _awaits_save(self, tracked: Tracked, found: LookupResult, local: int) -> bool:
         """Whether the prompt waits for a save that was under way at its lookup and serves more of it, or for the lookup after that. It
@@ -146,7 +185,8 @@ class SchedulerSide:
         blend: tuple[int, ...] = ()
         if found.method == "blend":
             blend = tuple(request.prompt_token_ids)
-            tracked.approximate = True
+            tracked.approximate, tracked.blended = True, max(found.generation, tracked.blended + 1)
+            self.names.makes(tracked)
             self.blends.ordered(request.request_id)
         self._loads.append(Load(request.request_id, found.donors, tuple(block_ids), stop - external, external, blend))
         tracked.settled, tracked.used = True, external
@@ -210,6 +250,7 @@ class SchedulerSide:
             return False, {}
         self.blends.abandoned(request.request_id)
         aborted = was_aborted(request)
+        self.names.over(tracked, answered=not aborted)
         holds = self.saves.finished(request.request_id, lost=aborted or not block_ids)
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not aborted:
@@ -232,6 +273,7 @@ class SchedulerSide:
 
     def _heard_load(self, loaded: LoadResult) -> None:
         self.blends.ended(loaded.request_id)
+        self.names.made(loaded.request_id)
         tracked = self.requests.get(loaded.request_id)
         self.counts.loaded(loaded)
         if tracked is None:
@@ -270,18 +312,16 @@ class SchedulerSide:
         doubt = self.lookups.adapters.doubt(request.lora_request)
         if doubt:
             return self._no(tracked, doubt)
-        gain = self._stop(found, request) - local
+        stop = self._stop(found, request)
+        gain = found.saves(local, stop)
         if gain < max(1, self.settings.min_gain):
             return self._no(
-                tracked, f"{max(0, gain)} tokens beyond vLLM's own prefix hit, min_gain is {self.settings.min_gain}"
+                tracked, f"{gain} tokens beyond vLLM's own prefix hit, min_gain is {self.settings.min_gain}"
             )
-        if found.method == "blend":
-            first = local // self.hash_tokens
-            if not rekey_tail(request, first, tracked.rekeyed):
-                return self._no(tracked, "no full block lies beyond the local prefix")
-            tracked.rekeyed = min(first, first if tracked.rekeyed is None else tracked.rekeyed)
+        if found.method == "blend" and not self.names.rename(tracked, local):
+            return self._no(tracked, "no full block lies beyond the local prefix")
         tracked.reason = tracked.reason or found.reason  # why an exact prefix is loaded and no blend made
-        return gain
+        return stop - local
 
     @staticmethod
     def _no(tracked: Tracked, reason: str) -> int:

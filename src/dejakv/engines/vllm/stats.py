@@ -9,7 +9,6 @@ from typing import Any
 from prometheus_client import Counter
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from dejakv.decide.certified import CERTIFICATE
 from dejakv.engines.vllm.messages import LoadResult
 from dejakv.engines.vllm.request import LookupResult
 
@@ -29,7 +28,7 @@ class ConnectorCounts:
     def looked_up(self, found: LookupResult) -> None:
         self.add("lookups", found.method if found.method != "none" else "miss")
         self.add("lookup_seconds", amount=found.seconds)
-        if found.reason.startswith(CERTIFICATE):
+        if found.withheld:
             self.add("withheld", found.reason)
 
     def loaded(self, loaded: LoadResult) -> None:

@@ -10,11 +10,9 @@ A new version: read the files named below in its source, run `tests/engines/vllm
 """
 
 import copy
-import hashlib
 import importlib
 import inspect
 import logging
-import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,11 +93,18 @@ USES = (
     Use("vllm.distributed", "get_tp_group get_tensor_model_parallel_rank", "ranks do not know their heads"),
     Use("vllm.platforms.interface:Platform", "device_type get_device_name get_punica_wrapper", "no device is known"),
     Use("vllm.config.lora:LoRAConfig", _LORA, "state of one adapter would be another one's"),
-    Use("vllm.v1.request:Request", "block_hashes", "blends would be served as exact", "blend", _ONE),
+    Use("vllm.v1.request:Request", "block_hashes _block_hasher", "blends would be served as exact", "blend", _ONE),
+    Use(
+        "vllm.v1.core.block_pool:BlockPool",
+        "get_cached_block take_events",
+        "blends would not be shared, and would be published",
+        "blend",
+        _ONE,
+    ),
     Use(
         "vllm.v1.kv_cache_interface:KVCacheConfig",
         "hash_block_size",
-        "exact blocks would be made private",
+        "exact blocks would not be found",
         "blend",
         _ONE,
     ),
@@ -253,27 +258,63 @@ def attention_layers(vllm_config: Any, names: Any) -> dict[str, Any]:
     return {name: context[name] for name in names}
 
 
-def rekey_tail(request: Any, first: int, upto: int | None = None) -> bool:
-    """Makes a request's blocks from hash block `first` on private to it; False if there is no such block.
+class RenamedBlocks:
+    """Files one request's blocks from hash block `first` on under `name(hash)`, those of its answer too.
 
-    `KVCacheManager.allocate_slots` ends in `cache_blocks`, which files every full block under `Request.block_hashes`:
-    approximate state would be served to later exact requests. A hash that nobody can compute again keeps it private, and
-    since every later hash chains from the last one, the blocks of generated tokens become private too. Blocks before
-    `first` keep their exact hashes and stay shared.
-
-    upto  do not touch hashes from here on: they are private already (a retry with fewer local blocks)
+    `KVCacheManager.allocate_slots` ends in `cache_blocks`, which files every full block under `Request.block_hashes`, and a request finds
+    what is filed under its own: approximate state would be served to exact requests. vLLM's hash of a block chains from the one before it
+    (`Request._block_hasher`), so that its own hashes are kept here.
     """
-    hashes = request.block_hashes
-    if first >= len(hashes):
-        return False
-    for index in range(first, len(hashes) if upto is None else upto):
-        hashes[index] = _private(hashes[index])
-    return True
+
+    def __init__(self, request: Any, first: int, name: Callable[[bytes], bytes]) -> None:
+        self._name = name
+        self._own, self._hasher = list(request.block_hashes), request._block_hasher
+        request._block_hasher = self
+        self.move(request, first)
+
+    def __call__(self, request: Any) -> list[bytes]:
+        """Hash the request's new full blocks."""
+        names, request.block_hashes = request.block_hashes, self._own
+        try:
+            new = self._hasher(request)
+        finally:
+            request.block_hashes = names
+        self._own += new
+        return [self._name(block_hash) for block_hash in new]
+
+    def move(self, request: Any, first: int) -> None:
+        """Blocks before hash block `first` are filed under their own hashes."""
+        self.first = first
+        request.block_hashes[:] = [*self._own[:first], *map(self._name, self._own[first:])]
+
+    def restore(self, request: Any) -> None:
+        """All of them are, and vLLM hashes the next ones."""
+        request.block_hashes[:] = self._own
+        request._block_hasher = self._hasher
 
 
-def _private(block_hash: Any) -> bytes:
-    """A hash in this one's place that nobody can compute again."""
-    return hashlib.sha256(secrets.token_bytes(16) + bytes(block_hash)).digest()
+def is_cached(kv_cache_manager: Any, block_hash: bytes) -> bool:
+    """Whether vLLM's prefix cache has a block under this hash."""
+    return kv_cache_manager.block_pool.get_cached_block(block_hash, [0]) is not None
+
+
+def hide_events(kv_cache_manager: Any, hidden: Callable[[bytes | int], bool]) -> None:
+    """Takes blocks whose hash is `hidden` out of the KV events that vLLM publishes. It gathers them while it schedules and, of answers,
+    after a step (`v1/core/sched/async_scheduler.py`). In an event such blocks come last: those of a prompt after its exact ones."""
+    pool = kv_cache_manager.block_pool
+    take = pool.take_events
+
+    def shown() -> Iterator[Any]:
+        for event in take():
+            hashes = getattr(event, "block_hashes", [])  # a reset has none
+            left = len(hashes) - sum(map(hidden, hashes))
+            if 0 < left < len(hashes):  # of stored blocks: they are removed one by one
+                event.block_hashes, event.token_ids = hashes[:left], event.token_ids[: left * event.block_size]
+                event.extra_keys = event.extra_keys and event.extra_keys[:left]
+            if left or not hashes:
+                yield event
+
+    pool.take_events = lambda: list(shown())
 
 
 def device_name() -> str:

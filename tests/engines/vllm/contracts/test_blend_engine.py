@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_harness import EXTENSION, Engine, Output, greedy, recompute_all, recomputing_none, running, tokens
+from vllm_harness import EXTENSION, Engine, Output, Steps, greedy, recompute_all, recomputing_none, running, tokens
 
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.rows import RowForward
@@ -111,7 +111,7 @@ def test_who_did_not_ask_is_told_of_what_is_approximate(engine: Engine) -> None:
 
 
 def test_what_vllm_holds_stays_and_is_shared(engine: Engine, truth: Any) -> None:
-    """A late edit: the beginning is vLLM's own, and what the blend puts behind it is the request's alone."""
+    """A late edit: the beginning is vLLM's own, and what the blend puts behind it is nobody's who asks for exact."""
     engine.settle()
     engine.reset_prefix_cache()
     engine.ask([LATE[:160] + TAIL], wish={"mode": "off", "no_store": True})
@@ -213,25 +213,6 @@ def test_a_blend_that_fails_costs_itself_alone(engine: Engine, fails: str, monke
         assert "the load failed: ZeroDivisionError" in reasons
     again = [ask(engine, prompt) for prompt in prompts]
     assert [(one.told["method"], one.tokens) for one in again] == [("blend", truth) for truth in truths]
-
-
-class Steps:
-    """What vLLM's model is given in each step, by its own scheduler and for blends."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.tokens: list[int] = []
-        self.then: Any = lambda: None
-        self._step = engine.llm.llm_engine.step
-        model = engine.core.model_executor.driver_worker.worker.model_runner.get_model()
-        self.hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
-
-    def _count(self, _model: Any, _given: Any, named: Any) -> None:
-        self.tokens[-1] += named["positions"].shape[-1]
-        self.then()
-
-    def step(self) -> list[Any]:
-        self.tokens.append(0)
-        return self._step()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ A = tokens(400, 901)
 LITTLE = A[60:160] + tokens(24, 902) + A[200:390]
 """A prompt with a short stretch that no stored prompt holds, and one with a long one."""
 MUCH = A[60:160] + tokens(130, 903) + A[250:390]
-MODES: dict[str, Any] = {"modes": ["off", "exact", "blend"], "max_generation": 0}
+MODES: dict[str, Any] = {"modes": ["off", "exact", "blend"]}
 
 
 def certificate(epoch: str) -> Certificate:
@@ -55,7 +55,7 @@ def asked_both(engine: Engine) -> tuple[Output, Output]:
 
 
 @pytest.mark.slow
-def test_a_certificate_opens_and_closes_blends(tmp_path: Path) -> None:
+def test_a_certificate_opens_and_closes_blends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "certificate.json"
     file.write_text(certificate("of another model").text())
     with running(extra={**MODES, "certificate": str(file)}) as engine:
@@ -75,3 +75,12 @@ def test_a_certificate_opens_and_closes_blends(tmp_path: Path) -> None:
         named = ask(engine, LITTLE, mode="blend", donor=little.told["donor"])
         assert named.told["reason"].startswith("the certificate is not of such a hit")
         assert engine.metrics()["vllm:dejakv_withheld"] == 2
+        both = [LITTLE, LITTLE[:288] + tokens(20, 904)]  # nine blocks in common; the other one has a plan of its own
+        engine.reset_prefix_cache()
+        first, second, other = engine.ask([LITTLE, *both], wish={"mode": "blend", "no_store": True})
+        assert sorted((first.told["level"], second.told["level"])) == ["copied", "prefix"]
+        assert other.told["level"] == "copied"
+        monkeypatch.setattr(Certificate, "serves", lambda *given: False)
+        for output in engine.ask(both, wish={"mode": "blend", "no_store": True}):
+            assert (output.told["method"], output.told["approximate"]) == ("none", False)
+            assert output.told["reason"].startswith("the certificate does not serve")

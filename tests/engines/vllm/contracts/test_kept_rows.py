@@ -77,6 +77,7 @@ def test_rows_are_never_exact(engine: Engine) -> None:
 def test_who_wants_nothing_kept_keeps_nothing_and_other_partitions_see_nothing(engine: Engine) -> None:
     assert blended(engine, FIRST, no_store=True)["rows_kept"] == 0
     assert rows() == []
+    engine.reset_prefix_cache()
     blended(engine, FIRST)
     (other,) = engine.ask([SECOND], wish={"mode": "blend", "no_store": True}, salt="somebody-else")
     assert other.told["method"] == "none"

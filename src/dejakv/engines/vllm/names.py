@@ -1,0 +1,159 @@
+"""Approximate names: what vLLM's prefix cache files blended blocks under, so that requests for a blend share them.
+
+The name of a block is `H("approximate", setting, h)`. `h` is vLLM's own hash of the block: of all tokens up to its end, salt and media.
+The setting is what a request chose of how its state is approximated; the server's settings are the same for all, and vLLM's cache is
+empty after a change of weights before anything is blended again (`generations`). No donor is in it that the request did not name, and not
+where a prompt ceases to be exact. Requests that do not ask for a blend look up `h` alone, so that they never find such a block. With a
+certificate the prompt is in the setting too: its rules are of blends of whole prompts, and say nothing of another one behind their blocks.
+
+How often approximate state went into a block is noted beside its name: 1 for a blend of exact state.
+"""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+
+from dejakv.engines.vllm.request import Tracked
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.engines.vllm.upstream import RenamedBlocks
+from dejakv.identity import digest_of
+
+_MARK = secrets.token_bytes(8)
+"""Ends every name in this process, and no other hash: KV events are told by it."""
+_LEAST_NOTES = 4096
+
+
+def approximate_name(setting: str, block_hash: bytes) -> bytes:
+    """The name of a block with this hash."""
+    digest = hashlib.sha256(b"approximate" + setting.encode() + bytes(block_hash)).digest()
+    return digest[: -len(_MARK)] + _MARK
+
+
+def is_approximate(block_hash: bytes | int) -> bool:
+    """Whether a hash in a KV event is such a name. vLLM publishes all of a hash, or its last 8 bytes as an integer."""
+    shown = block_hash.to_bytes(len(_MARK), "big") if isinstance(block_hash, int) else bytes(block_hash)
+    return shown.endswith(_MARK)
+
+
+@dataclass
+class Names:
+    """The approximate names of one server's requests. Used in the engine loop alone.
+
+    hash_tokens   tokens behind one entry of `Request.block_hashes`
+    block_tokens  tokens of a KV block, which is filed under the last hash of its tokens
+    most          how often approximate state may go into a block that is shared; 0: none is shared
+    is_cached     whether vLLM's prefix cache has a block of this name
+    """
+
+    settings: ConnectorSettings
+    hash_tokens: int
+    block_tokens: int
+    most: int
+    is_cached: Callable[[bytes], bool] = lambda name: False
+    _makers: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    _made_by: dict[str, Sequence[bytes]] = field(default_factory=dict[str, Sequence[bytes]])
+    _generations: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    _served: dict[str, None] = field(default_factory=dict[str, None])
+    _prune_at: int = _LEAST_NOTES
+
+    def cached(self, tracked: Tracked, local: int) -> tuple[int, int]:
+        """How many tokens behind `local`, where its exact blocks end, a request would find under approximate names, and their generation."""
+        if not self.most:
+            return 0, 0
+        stride = self.block_tokens // self.hash_tokens
+        last = (tracked.request.num_prompt_tokens - 1) // self.block_tokens * stride  # vLLM computes the last token
+        hashes = tracked.request.block_hashes[local // self.hash_tokens : last][stride - 1 :: stride]
+        found = list(takewhile(self.is_cached, map(self._naming(tracked), hashes)))
+        return len(found) * self.block_tokens, self._generation(found)
+
+    def awaits(self, tracked: Tracked, there: int) -> bool:
+        """Whether another request is making the block behind the tokens that are `there`. Its time is over after `load_timeout_s`."""
+        stop = (there // self.block_tokens + 1) * self.block_tokens
+        if stop >= tracked.request.num_prompt_tokens:  # vLLM computes that one
+            return False
+        own = tracked.request.block_hashes[stop // self.hash_tokens - 1]
+        name = own if tracked.names is not None else self._naming(tracked)(own)
+        if self._makers.get(name, tracked.request.request_id) == tracked.request.request_id:
+            return False
+        now = time.monotonic()
+        tracked.shares_until = tracked.shares_until or now + self.settings.load_timeout_s
+        return now < tracked.shares_until
+
+    def rename(self, tracked: Tracked, local: int) -> bool:
+        """Files the request's blocks behind `local` under their approximate names; False if there is none."""
+        first = local // self.hash_tokens
+        if tracked.names is None and first < len(tracked.request.block_hashes):
+            tracked.names = RenamedBlocks(tracked.request, first, self._naming(tracked))
+        elif tracked.names is not None and first < tracked.names.first:
+            tracked.names.move(tracked.request, first)
+        return tracked.names is not None
+
+    def settle(self, tracked: Tracked, local: int, *, blends: bool) -> None:
+        """vLLM takes the blocks up to `local` for the request, and blends those behind it or computes them."""
+        if tracked.names is None or tracked.used:
+            return
+        first = tracked.names.first
+        tracked.shared = max(0, min(local, tracked.request.num_prompt_tokens) - first * self.hash_tokens)
+        if tracked.shared:
+            tracked.approximate = True
+            tracked.blended = self._generation(tracked.request.block_hashes[first : local // self.hash_tokens])
+        elif not blends and not tracked.approximate:
+            tracked.names.restore(tracked.request)
+            tracked.names = None
+
+    def makes(self, tracked: Tracked) -> None:
+        """The request's blocks are being blended: others that want the same wait for them, unless these may not serve them."""
+        self._note(tracked)
+        if tracked.names is None or tracked.blended > self.most:
+            return
+        made = self._made_by[tracked.request.request_id] = self._own(tracked, tracked.names)
+        for name in made:
+            self._makers.setdefault(name, tracked.request.request_id)
+
+    def made(self, request_id: str) -> None:
+        """What the request made is there, which vLLM files before it asks for any request that waits, or nothing comes of it."""
+        for name in self._made_by.pop(request_id, ()):
+            if self._makers.get(name) == request_id:
+                del self._makers[name]
+
+    def over(self, tracked: Tracked, *, answered: bool) -> None:
+        """The request is over, and its answer's blocks are filed too. What it was making is so when the worker has said so (`made`)."""
+        self._note(tracked)
+        if answered and tracked.approximate and tracked.found is not None:
+            self._served[tracked.found.key] = None
+            if len(self._served) > _LEAST_NOTES:
+                del self._served[next(iter(self._served))]
+
+    def served(self, key: str) -> bool:
+        """Whether a prompt with this exact key, if it has one, was answered from approximate state."""
+        return bool(key) and key in self._served
+
+    def _naming(self, tracked: Tracked) -> Callable[[bytes], bytes]:
+        """What names this request's blocks."""
+        wish, found = tracked.wish, tracked.found
+        prompt = found.key if found is not None and self.settings.certificate is not None else ""
+        return partial(approximate_name, digest_of(str(wish.threshold), prompt, *wish.donors))
+
+    def _own(self, tracked: Tracked, names: RenamedBlocks) -> Sequence[bytes]:
+        """Approximate names of the request's blocks behind those that it shares."""
+        return tracked.request.block_hashes[names.first + tracked.shared // self.hash_tokens :]
+
+    def _generation(self, names: Sequence[bytes]) -> int:
+        """The highest of what is noted of these blocks."""
+        known = [self._generations[name] for name in names if name in self._generations]
+        return max(known, default=self.most)
+
+    def _note(self, tracked: Tracked) -> None:
+        if tracked.names is None or not tracked.approximate:
+            return
+        for name in self._own(tracked, tracked.names):
+            self._generations[name] = max(tracked.blended, self._generations.get(name, 0))
+        if len(self._generations) > self._prune_at:
+            kept = {
+                name: each for name, each in self._generations.items() if self.is_cached(name) or name in self._makers
+            }
+            self._generations, self._prune_at = kept, max(_LEAST_NOTES, 2 * len(kept))
