@@ -44,7 +44,8 @@ def measure_load(
 ) -> None:  # fmt: skip
     """Measure vLLM under load, with and without the connector."""
     if report is not None:
-        return _write_page(report, read_object(report))
+        _write_page(report, read_object(report))
+        return
     if output is None:
         raise ConfigError("nothing to do: give --output FILE.json, or --report FILE.json of an earlier run")
     from research.load.phases import Settings

@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dejakv.experiments.samples import tokenizer_of
 from dejakv.experiments.shares import Shares
@@ -44,7 +45,7 @@ def phases(prompts: Sequence[tuple[int, ...]], warm: int, each: int) -> list[lis
     """A phase of `warm` prompts, and then phases of `each`."""
     edges = [0, *range(warm, len(prompts) + 1, each)]
     shares, found = Shares(), list[list[Prompt]]()
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         phase = list[Prompt]()
         for place in range(start, stop):
             ids = prompts[place]

@@ -1,0 +1,126 @@
+"""The benchmark of vLLM under load: arrivals, prompts, figures and the page from kept rows; no server runs."""
+
+import itertools
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from research.load import page
+from research.load.__main__ import Kept, measure_load
+from research.load.client import arrivals
+from research.load.figures import ALL_AT_ONCE, ARMS, capacity, figures
+from research.load.phases import turned
+from research.load.stream import mixed, phases
+
+from dejakv.errors import ConfigError
+
+
+def test_arrivals_are_poisson_by_seed() -> None:
+    assert arrivals(5, None, "a") == [0.0] * 5
+    due = arrivals(4_000, 2.0, "a")
+    gaps = [after - before for before, after in itertools.pairwise(due)]
+    assert due == arrivals(4_000, 2.0, "a") != arrivals(4_000, 2.0, "b")
+    assert due[0] == 0 < min(gaps)
+    assert statistics.fmean(gaps) == pytest.approx(0.5, rel=0.1)
+    assert statistics.stdev(gaps) == pytest.approx(0.5, rel=0.1)  # an exponential one's equals its mean
+
+
+def test_each_arm_goes_first_in_turn() -> None:
+    assert [turned(number)[0] for number in range(3)] == list(ARMS)
+    assert all(sorted(turned(number)) == sorted(ARMS) for number in range(4))
+
+
+def test_blendable_prompts_have_text_of_earlier_phases() -> None:
+    def text(start: int, count: int) -> tuple[int, ...]:
+        return tuple(range(start, start + count))
+
+    first, other = text(0, 200), text(1_000, 200)
+    moved = text(5_000, 8) + text(40, 120) + text(6_000, 8)
+    within = text(7_000, 8) + text(5_000, 8) + text(8_000, 200)  # repeats too little of its own phase
+    _, later = phases([first, other, moved, within], 2, 2)
+    assert [prompt.blendable for prompt in later] == [True, False]
+    again = phases([first, other, first[:150], other], 2, 2)[1]
+    assert [(prompt.prefix, prompt.blendable) for prompt in again] == [(150, False), (200, False)]  # prefixes are exact
+
+
+def test_strangers_share_nothing_and_have_the_same_lengths() -> None:
+    phase = phases([tuple(range(start, start + 300)) for start in (0, 1_000, 2_000)], 1, 2)[1]
+    every = mixed(phase, "a")
+    strangers = [prompt.ids for prompt in every if prompt.stranger]
+    assert sorted(map(len, strangers)) == sorted(len(prompt.ids) for prompt in phase)
+    assert every == mixed(phase, "a") != mixed(phase, "b")
+    runs = {ids[at : at + 4] for ids in strangers for at in range(len(ids) - 3)}
+    assert not runs & {prompt.ids[at : at + 4] for prompt in phase for at in range(len(prompt.ids) - 3)}
+
+
+def request(first: float, token: int = 7, **more: Any) -> dict[str, Any]:
+    given = {"due": 1.0, "times": [first, first + 0.1], "ids": [token, 8], "cached": 0}
+    return {"tokens": 800, "prefix": 16, "blendable": True, "stranger": False, **given, **more}
+
+
+def row(load: str, arm: str, requests: list[dict[str, Any]], **counters: int) -> dict[str, Any]:
+    return {
+        "part": "load", "workload": "rag", "round": 0, "load": load, "arm": arm, "rate": None,
+        "counters": {name.replace("__", ": "): value for name, value in counters.items()}, "requests": requests,
+    }  # fmt: skip
+
+
+ROWS = [
+    row("80", "prefix", [request(2.0), request(4.0)]),
+    row("80", "exact", [request(2.0), request(4.0, cached=16)]),
+    row("80", "blend", [request(1.0, cached=600), request(2.0, token=9, cached=16)], **{"load_failures__the load": 1}),
+]
+
+
+def test_every_request_counts() -> None:
+    cell = figures(ROWS)["workloads"]["rag"]["80"]
+    assert cell["first_tokens_equal"] == {"exact": 1.0, "blend": 0.5}
+    assert (cell["blendable"], cell["blended"], cell["refused"]) == (2, 0.5, 0.5)
+    assert cell["ttft_p95_by_prefix"]["blend"] == pytest.approx(0.5)
+    assert cell["ttft_p50_by_prefix"]["exact"] == pytest.approx(1.0)
+    assert cell["itl_p99_by_prefix"]["blend"] == pytest.approx(1.0)
+    assert cell["loads_thrown_away"] == {"exact": 0, "blend": 1}
+    assert capacity(ROWS[0]) == pytest.approx(2 / 5.1)
+    assert cell["capacity_by_prefix"]["blend"] == pytest.approx(5.1 / 3.1)
+
+
+def test_strangers_are_apart_from_the_others() -> None:
+    rows = [
+        row("80", arm, [request(first), request(9.0, stranger=True, blendable=False)])
+        for arm, first in zip(ARMS, (4.0, 4.0, 1.0), strict=True)
+    ]
+    cell = figures(rows)["workloads"]["rag"]["80"]
+    assert cell["ttft_p95_by_prefix"]["blend"] == pytest.approx(0.25)
+    assert cell["strangers"]["ttft_p95_by_prefix"]["blend"] == pytest.approx(1.0)
+
+
+def test_the_page_has_the_figures(tmp_path: Path) -> None:
+    told = {
+        "command": "python -m research.load", "finished": "2026-01-01T00:00:00", "versions": {"vllm": "0.32.0"},
+        "machine": {"cpu": "a CPU", "cores": 2, "cores_used": 2, "load_average": 0.5},
+        "settings": {"threads": 1, "kv_gib": 4, "warm": 8, "requests": 2, "rounds": 1},
+    }  # fmt: skip
+    atonce = [{**one, "load": ALL_AT_ONCE} for one in ROWS]
+    file = tmp_path / "load.json"
+    file.write_text(json.dumps({**told, **figures(ROWS + atonce)}))
+    measure_load(report=file)
+    text = (tmp_path / "load.md").read_text()
+    assert text.startswith(page.ABOUT)
+    assert "| rag | 2 | blend | 0.65 | 1.65 | 50%, 50% | 50%, 50% of 2 | 1 |" in text
+    assert "| rag, 80% | 2 | blend | " in text
+
+
+def test_a_stopped_run_goes_on_with_its_own_rows_alone(tmp_path: Path) -> None:
+    path = tmp_path / "load.rows.jsonl"
+    kept = Kept(path, {"rounds": 1})
+    kept.add("rag/0", [{**ROWS[0], "load": ALL_AT_ONCE}])
+    with path.open("a") as file:
+        file.write('{"repo/0": [{"part"')  # killed while it wrote
+    again = Kept(path, {"rounds": 1})
+    assert list(again.blocks) == ["rag/0"]
+    assert again.rate("rag") == pytest.approx(2 / 5.1)
+    assert again.rate("repo") is None
+    with pytest.raises(ConfigError, match="other settings"):
+        Kept(path, {"rounds": 2})
