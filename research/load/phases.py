@@ -59,7 +59,7 @@ def loaded(servers: Servers, settings: Settings, workload: str, number: int, rat
 
     rate  prefix caching's requests a second, from an earlier round; None: that of this one
     """
-    salt = f"{workload}/{number}"
+    salt = f"{workload}-{number}"  # vLLM takes no slash
     prompts = prompts_of(workload, settings.warm + settings.requests * (1 + len(settings.loads)))
     before, *parts = phases(prompts, settings.warm, settings.requests)
     for arm in turned(number):
@@ -105,7 +105,7 @@ def exact_hits(servers: Servers, settings: Settings) -> Iterator[Row]:
         return (await in_turn(server.url, [prompt], salt, 1))[0]
 
     for turn in range(settings.turns + 1):
-        prompt, salt = text[turn * EXACT_TOKENS : (turn + 1) * EXACT_TOKENS], f"exact/{turn}"
+        prompt, salt = text[turn * EXACT_TOKENS : (turn + 1) * EXACT_TOKENS], f"exact-{turn}"
         if len(prompt) < EXACT_TOKENS:
             raise DejaKVError(f"the text ends before turn {turn}: ask for fewer turns")
         asyncio.run(in_turn(exact.url, [prompt], salt, 2))  # two tokens: state is saved after the first one
@@ -135,7 +135,7 @@ def misses(servers: Servers, settings: Settings, model: str) -> Iterator[Row]:
         rng = random.Random(f"misses/{turn}")
         prompts = [rng.choices(range(8, 480), k=rng.choice((64, 200, 400, 800))) for _ in range(MISSES[model])]
         for arm in turned(turn, (BASE, "exact")):
-            server, salt = servers[arm], f"misses/{turn}"
+            server, salt = servers[arm], f"misses-{turn}"
             server.settle()
             used = server.cpu_seconds()
             answers = asyncio.run(play(server.url, prompts, [0.0] * len(prompts), salt, 4))
