@@ -2,12 +2,13 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -15,92 +16,95 @@ from dejakv.errors import DejaKVError
 from dejakv.models import resolve
 from research.load.figures import BASE
 
+MODEL = "smollm2-135m"
+CORE = str(min(os.sched_getaffinity(0)))
+"""Of every server's forwards and of all threads beside them, the connector's too. vLLM's own choice depends on the arm: it leaves one core to the
+scheduler and another one to a connector, and where there are no more, a server with a connector takes all: two threads against one."""
 STORE_BYTES = 24 << 30
-FLAGS = {
-    "--dtype": "float32", "--max-model-len": "2048", "--max-num-batched-tokens": "2048", "--max-num-seqs": "64", "--block-size": "32",
-}  # fmt: skip
+FLAGS = (
+    "--dtype", "float32", "--max-model-len", "2048", "--max-num-batched-tokens", "2048", "--max-num-seqs", "64", "--block-size", "32",
+    "--enforce-eager", "--enable-prompt-tokens-details", "--no-enable-log-requests",
+)  # fmt: skip
 """Of every server. A block has 128 tokens by default on a CPU, and prefix caching finds more with smaller ones."""
 
 
 class VLLMServer:
     """A server that is being started. Used as a context; `wait` returns when it answers."""
 
-    def __init__(self, model: str, arm: str, folder: Path, threads: int, kv_gib: int) -> None:
+    def __init__(self, arm: str, folder: Path, kv_gib: int) -> None:
         """`folder`: for the connector's store and the server's log."""
         self.arm = arm
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        given = [word for pair in FLAGS.items() for word in pair]
-        given += ["--model", str(resolve(model)), "--served-model-name", "served", "--port", str(port)]
-        given += [
-            "--enforce-eager",
-            "--enable-prompt-tokens-details",
-            "--no-enable-log-requests",
-            *_connector(arm, folder),
-        ]
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *FLAGS, *_connector(arm, folder)]
+        command += ["--model", str(resolve(MODEL)), "--served-model-name", "served", arm, "--port", str(port)]
         environment = {
-            **os.environ, "OMP_NUM_THREADS": str(threads), "VLLM_CPU_KVCACHE_SPACE": str(kv_gib), "VLLM_LOGGING_LEVEL": "WARNING",
-            "VLLM_SERVER_DEV_MODE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1",
+            **os.environ, "VLLM_CPU_KVCACHE_SPACE": str(kv_gib), "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1",
+            "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": CORE,
         }  # fmt: skip
         self._log = folder / f"{arm}.log"
-        with self._log.open("w") as log:
-            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given]
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        with self._log.open(
+            "w"
+        ) as log:  # in a session of its own: Ctrl-C reaches this process alone, which ends its servers
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
     def __enter__(self) -> "VLLMServer":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._process.terminate()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
+            self._process.terminate()
             self._process.wait(60)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            pass
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # its workers, too
             self._process.wait()
+        if kind is not None and issubclass(kind, Exception):
+            print(f"the log of {self.arm} ends:\n{self._log.read_text()[-3000:]}", file=sys.stderr)
 
     def wait(self, timeout_s: float = 600) -> None:
-        """Returns when the server answers. Raises: DejaKVError with the end of its log if it does not."""
+        """Returns when the server answers. Raises: DejaKVError if it does not."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self._process.poll() is None:
-            try:
-                if httpx.get(f"{self.url}/health").status_code == 200:
+            with suppress(httpx.HTTPError):
+                if f'"{self.arm}"' in httpx.get(f"{self.url}/v1/models").text:  # and no other server on that port
                     return
-            except httpx.HTTPError:
-                time.sleep(0.5)
-        raise DejaKVError(f"the server of {self.arm} did not start; its log ends: {self._log.read_text()[-1500:]}")
-
-    def cpu_seconds(self) -> float:
-        """Processor time of the server's processes so far."""
-        import psutil
-
-        own = psutil.Process(self._process.pid)
-        times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
-        return sum(time.user + time.system for time in times)
+            time.sleep(0.5)
+        raise DejaKVError(f"the server of {self.arm} did not start")
 
     def settle(self, timeout_s: float = 300) -> None:
-        """Returns when the server computes nothing and writes nothing: every save is stored. Raises: DejaKVError after `timeout_s`."""
+        """Returns when the server computes nothing and writes nothing: every save is stored.
+
+        Raises: DejaKVError after `timeout_s`, and for a server that ended.
+        """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            before = self.cpu_seconds()
+            before = self._cpu_seconds()
             time.sleep(0.5)
-            if self.cpu_seconds() - before < 0.05:
+            if self._cpu_seconds() - before < 0.05:
                 return
         raise DejaKVError(f"the server of {self.arm} is still busy after {timeout_s:g} s without a request")
 
-    def forget_prefixes(self) -> None:
-        """Empties vLLM's own prefix cache; what the connector stored stays."""
-        self.settle()
-        if not httpx.post(f"{self.url}/reset_prefix_cache", timeout=60).raise_for_status().json()["success"]:
-            raise DejaKVError(f"the server of {self.arm} holds blocks without a request")
+    def _cpu_seconds(self) -> float:
+        """Processor time of the server's processes so far."""
+        import psutil
+
+        if self._process.poll() is not None:
+            raise DejaKVError(f"the server of {self.arm} ended")
+        own = psutil.Process(self._process.pid)
+        times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+        return sum(time.user + time.system for time in times)
 
     def counters(self) -> dict[str, float]:
         """The connector's counters, by `name` or `name: label`; empty without it."""
         from prometheus_client.parser import text_string_to_metric_families
 
         found: dict[str, float] = {}
-        for family in text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text):
+        for family in text_string_to_metric_families(httpx.get(f"{self.url}/metrics", timeout=60).text):
             for sample in family.samples:
                 if sample.name.startswith("vllm:dejakv_") and sample.name.endswith("_total"):
                     labels = [value for name, value in sample.labels.items() if name in ("found", "reason")]
@@ -114,6 +118,6 @@ def _connector(arm: str, folder: Path) -> list[str]:
     from dejakv.engines.vllm.bind import EXTENSION
     from dejakv.experiments.vllm_engine import KV_CONNECTOR
 
-    extra: dict[str, Any] = {"store_dir": str(folder / arm), "max_bytes": STORE_BYTES, "mode": arm}
+    extra = {"store_dir": str(folder / arm), "max_bytes": STORE_BYTES, "mode": arm}
     told = json.dumps({**KV_CONNECTOR, "kv_connector_extra_config": extra})
     return ["--kv-transfer-config", told, "--worker-extension-cls", EXTENSION]

@@ -54,7 +54,8 @@ EDIT = 20
 
 def ttft_worker(selector: str, pair: int, given: argparse.Namespace) -> Result:
     """By length and prompt: seconds to the first token in full, as a blend of 15% of the rows from a prompt with one edited passage of
-    5%, and as an exact hit that vLLM's own prefix cache no longer holds."""
+    5%, and as an exact hit that vLLM's own prefix cache no longer holds; and the longest wait of running requests for a token beside the hit and
+    beside the same prompt in full."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         extra = {
             "store_dir": f"{folder}/kv", "modes": ["off", "exact", "blend"], "max_bytes": 24 << 30, "max_pending_bytes": 8 << 30,
@@ -79,13 +80,17 @@ def _ttfts(server: Server, length: int, pair: int, prompts: int) -> list[Result]
         (plain,) = server.run([base], wish=OFF)
         server.forget_prefixes()
         (exact,) = server.run([base], wish={"mode": "exact"})
-        if (blend["told"]["method"], exact["told"]["method"]) != ("blend", "exact"):
-            raise SystemExit(f"{length} tokens: no reuse: {blend['told']}, {exact['told']}")
+        server.forget_prefixes()
+        stalled, (again,) = _between(server, [base], {"mode": "exact"})
+        stalled_in_full, _ = _between(server, [base], OFF)
+        if (blend["told"]["method"], exact["told"]["method"], again["method"]) != ("blend", "exact", "exact"):
+            raise SystemExit(f"{length} tokens: no reuse: {blend['told']}, {exact['told']}, {again}")
         if number:  # the first one warms up, and carries the model check
             rows.append({
                 "full": full["ttft"], "blend": blend["ttft"], "exact": exact["ttft"], "exact_full": plain["ttft"],
                 "rows": blend["told"]["tokens_recomputed"] / len(near), "bytes": exact["told"]["bytes_loaded"],
                 "equal": exact["tokens"] == plain["tokens"],
+                "exact_stall": stalled["longest_ms"], "full_stall": stalled_in_full["longest_ms"],
             })  # fmt: skip
     return rows
 
@@ -98,7 +103,9 @@ def ttft_report(results: Results, given: argparse.Namespace) -> Result:
             made.append({
                 "selector": selector, "tokens": int(length), "prompts": len(rows),
                 **{f"{name}_ms": 1e3 * statistics.median(row[name] for row in rows) for name in ("full", "exact", "blend")},
+                **{f"{name}_stall_ms": statistics.median(row[f"{name}_stall"] for row in rows) for name in ("full", "exact")},
                 "exact_by_full": paired([row["exact"] / row["exact_full"] for row in rows]),
+                "exact_stall_by_full": paired([row["exact_stall"] / row["full_stall"] for row in rows]),
                 "blend_by_full": paired([row["blend"] / row["full"] for row in rows]),
                 "blend_rows": statistics.fmean(row["rows"] for row in rows),
                 "exact_answers_equal": statistics.fmean(row["equal"] for row in rows),
@@ -150,11 +157,11 @@ def served(load: Callable[..., Any], batch: int, **options: Any) -> Callable[...
             asked = load(pair, server)
             server.run([tokens(900, 5_000_000)])
             server.stored()
-            outputs, began = list[Result](), time.perf_counter()
+            outputs, began, used = list[Result](), time.perf_counter(), time.process_time()
             for first in range(0, len(asked), batch):
                 outputs += server.run([prompt for prompt, _ in asked[first : first + batch]], max_tokens=4)
             server.stored()
-            seconds = time.perf_counter() - began
+            seconds, used = time.perf_counter() - began, time.process_time() - used
             computed = [
                 len(prompt) - output["cached"] + output["told"].get("tokens_recomputed", 0)
                 for (prompt, _), output in zip(asked, outputs, strict=True)
@@ -163,6 +170,7 @@ def served(load: Callable[..., Any], batch: int, **options: Any) -> Callable[...
             right = [first == answer for (_, answer), first in zip(asked, firsts, strict=True) if answer is not None]
             return {
                 "requests_per_second": len(asked) / seconds,
+                "cpu_seconds": used,
                 **quantiles([output["ttft"] for output in outputs]),
                 "tokens_computed": sum(computed),
                 **({"right": statistics.fmean(right)} if right else {}),
@@ -181,7 +189,7 @@ def served_report(results: Results, given: argparse.Namespace) -> Result:
         if arm == "plain":
             continue
         pairs = list(zip(results["plain"], runs, strict=True))
-        for name in ("requests_per_second", "p50_ms", "p95_ms"):
+        for name in ("requests_per_second", "cpu_seconds", "p50_ms", "p95_ms"):
             found[arm][f"{name}_change"] = paired([run[name] / plain[name] - 1 for plain, run in pairs])
         both = [two for plain, run in pairs for two in zip(plain["answers"], run["answers"], strict=True)]
         found[arm]["answers_changed"] = statistics.fmean(one != other for one, other in both)
@@ -213,7 +221,6 @@ def decoding_worker(arm: str, pair: int, given: argparse.Namespace) -> Result:
                 server, [tokens(count, 20_000 * pair + 100 * turn + i) for i, count in enumerate(rows)], OFF
             )
             alone, _ = _between(server, [], OFF, steps=30)
-            server.forget_prefixes()
             if turn:  # the first one warms up, and carries the model check
                 turns.append({"rows": sum(rows), "blends": blends, "prefills": prefills, "alone": alone})
         return {"turns": turns}
@@ -243,7 +250,10 @@ def _between(server: Server, arriving: list[list[int]], wish: Result, steps: int
     server.engine.abort_request(running)
     while server.engine.has_unfinished_requests():
         server.engine.step()
-    return {**quantiles(gaps), "until_all_are_answered_ms": 1e3 * took}, [told[name] for name in names]
+    server.forget_prefixes()
+    return {**quantiles(gaps), "longest_ms": 1e3 * max(gaps), "until_all_are_answered_ms": 1e3 * took}, [
+        told[name] for name in names
+    ]
 
 
 def decoding_report(results: Results, given: argparse.Namespace) -> Result:

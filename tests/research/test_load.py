@@ -1,17 +1,22 @@
 """The benchmark of vLLM under load: arrivals, prompts, figures and the page from kept rows; no server runs."""
 
+import asyncio
 import itertools
 import json
 import statistics
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from research.load import page
 from research.load.__main__ import Kept, measure_load
-from research.load.client import arrivals
+from research.load.client import Answer, arrivals, ask
 from research.load.figures import ALL_AT_ONCE, ARMS, capacity, figures
 from research.load.phases import turned
+from research.load.server import VLLMServer
 from research.load.stream import mixed, phases
 
 from dejakv.errors import ConfigError
@@ -55,35 +60,106 @@ def test_strangers_share_nothing_and_have_the_same_lengths() -> None:
     assert not runs & {prompt.ids[at : at + 4] for prompt in phase for at in range(len(prompt.ids) - 3)}
 
 
+EVENTS = [
+    {"choices": [{"token_ids": [7]}]},
+    {"choices": [{"token_ids": [8, 9]}]},
+    {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 4}}},
+]
+
+
+def answered(*events: dict[str, Any], status: int = 200, broken: bool = False) -> Answer:
+    """The client's answer to a stream of events, or to one that breaks off."""
+
+    async def stream() -> Any:
+        for event in events:
+            yield f"data: {json.dumps(event)}\n\n".encode()
+        if broken:
+            raise httpx.ReadError("reset")
+
+    async def asked() -> Answer:
+        transport = httpx.MockTransport(lambda _: httpx.Response(status, content=stream()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://served") as client:
+            return await ask(client, [1, 2], "salt", 3)
+
+    return asyncio.run(asked())
+
+
+def test_only_a_whole_answer_has_no_error() -> None:
+    whole = answered(*EVENTS)
+    assert (whole.ids, len(whole.times), whole.cached, whole.error) == ([7, 8, 9], 2, 4, "")
+    assert "after 1 tokens of 3" in answered(EVENTS[0], EVENTS[2]).error
+    assert "boom" in answered(EVENTS[0], {"error": {"message": "boom"}}).error
+    assert "503" in answered(*EVENTS, status=503).error
+    assert "reset" in answered(*EVENTS, broken=True).error
+
+
+def test_no_process_of_a_server_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = tmp_path / "python"
+    command.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/worker\nwait\n")
+    command.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(command))
+    monkeypatch.setattr("research.load.server.resolve", lambda name: tmp_path)
+    worker = tmp_path / "worker"
+    with suppress(KeyboardInterrupt), VLLMServer("prefix", tmp_path, 1):
+        while not worker.exists() or not worker.read_text().endswith("\n"):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    state = Path(f"/proc/{worker.read_text().strip()}/stat")
+    while state.exists() and state.read_text().split()[2] != "Z":
+        time.sleep(0.01)
+
+
 def request(first: float, token: int = 7, **more: Any) -> dict[str, Any]:
-    given = {"due": 1.0, "times": [first, first + 0.1], "ids": [token, 8], "cached": 0}
+    given = {"due": 1.0, "times": [first, first + 0.1], "ids": [token, 8], "cached": 0, "error": ""}
     return {"tokens": 800, "prefix": 16, "blendable": True, "stranger": False, **given, **more}
 
 
 def row(load: str, arm: str, requests: list[dict[str, Any]], **counters: int) -> dict[str, Any]:
     return {
-        "part": "load", "workload": "rag", "round": 0, "load": load, "arm": arm, "rate": None,
+        "workload": "rag", "round": 0, "load": load, "arm": arm, "rate": None,
         "counters": {name.replace("__", ": "): value for name, value in counters.items()}, "requests": requests,
     }  # fmt: skip
 
 
-ROWS = [
+CELL = [
     row("80", "prefix", [request(2.0), request(4.0)]),
     row("80", "exact", [request(2.0), request(4.0, cached=16)]),
     row("80", "blend", [request(1.0, cached=600), request(2.0, token=9, cached=16)], **{"load_failures__the load": 1}),
 ]
+ROWS = [*CELL, *({**one, "load": ALL_AT_ONCE} for one in CELL)]
+
+TOLD = {
+    "command": "python -m research.load", "finished": "2026-01-01T00:00:00", "versions": {"vllm": "0.32.0"},
+    "machine": {"cpu": "a CPU", "cores": 2, "cores_used": 2, "load_average": 0.5},
+    "settings": {"flags": ["--dtype", "float32"], "kv_gib": 3, "warm": 8, "requests": 2, "rounds": 1},
+}  # fmt: skip
 
 
 def test_every_request_counts() -> None:
-    cell = figures(ROWS)["workloads"]["rag"]["80"]
+    cell = figures(ROWS)["rag"]["80"]
     assert cell["first_tokens_equal"] == {"exact": 1.0, "blend": 0.5}
     assert (cell["blendable"], cell["blended"], cell["refused"]) == (2, 0.5, 0.5)
     assert cell["ttft_p95_by_prefix"]["blend"] == pytest.approx(0.5)
     assert cell["ttft_p50_by_prefix"]["exact"] == pytest.approx(1.0)
     assert cell["itl_p99_by_prefix"]["blend"] == pytest.approx(1.0)
     assert cell["loads_thrown_away"] == {"exact": 0, "blend": 1}
-    assert capacity(ROWS[0]) == pytest.approx(2 / 5.1)
+    assert capacity(CELL[0]) == pytest.approx(2 / 5.1)
     assert cell["capacity_by_prefix"]["blend"] == pytest.approx(5.1 / 3.1)
+
+
+def test_an_arm_that_fails_a_request_has_no_figure() -> None:
+    failing = [*CELL[:2], row("80", "blend", [request(1.0), request(0.1, times=[0.1], ids=[7], error="status 500")])]
+    cells = figures([*failing, *ROWS[3:]])["rag"]
+    assert cells["80"]["failed"] == {"prefix": 0, "exact": 0, "blend": 1}
+    assert cells["80"]["errors"] == {"blend": ["status 500"]}
+    for name in ("ttft_p50", "ttft_p95", "itl_p99"):
+        assert list(cells["80"][f"{name}_by_prefix"]) == ["exact"]
+    assert list(cells["80"]["first_tokens_equal"]) == ["exact"]
+    assert (cells["80"]["blended"], cells["80"]["refused"]) == (None, None)
+    assert list(cells["80"]["capacity_by_prefix"]) == ["exact", "blend"]  # of the phase at once, in which none failed
+    assert "| rag, 80% | 2 | blend |  |  |  |  |  |  | 0, 1 |" in page.text(
+        {**TOLD, "workloads": {"rag": cells}}, "load.json"
+    )
 
 
 def test_strangers_are_apart_from_the_others() -> None:
@@ -91,31 +167,25 @@ def test_strangers_are_apart_from_the_others() -> None:
         row("80", arm, [request(first), request(9.0, stranger=True, blendable=False)])
         for arm, first in zip(ARMS, (4.0, 4.0, 1.0), strict=True)
     ]
-    cell = figures(rows)["workloads"]["rag"]["80"]
+    cell = figures([*rows, *ROWS[3:]])["rag"]["80"]
     assert cell["ttft_p95_by_prefix"]["blend"] == pytest.approx(0.25)
     assert cell["strangers"]["ttft_p95_by_prefix"]["blend"] == pytest.approx(1.0)
 
 
 def test_the_page_has_the_figures(tmp_path: Path) -> None:
-    told = {
-        "command": "python -m research.load", "finished": "2026-01-01T00:00:00", "versions": {"vllm": "0.32.0"},
-        "machine": {"cpu": "a CPU", "cores": 2, "cores_used": 2, "load_average": 0.5},
-        "settings": {"threads": 1, "kv_gib": 4, "warm": 8, "requests": 2, "rounds": 1},
-    }  # fmt: skip
-    atonce = [{**one, "load": ALL_AT_ONCE} for one in ROWS]
     file = tmp_path / "load.json"
-    file.write_text(json.dumps({**told, **figures(ROWS + atonce)}))
+    file.write_text(json.dumps({**TOLD, "workloads": figures(ROWS)}))
     measure_load(report=file)
     text = (tmp_path / "load.md").read_text()
     assert text.startswith(page.ABOUT)
-    assert "| rag | 2 | blend | 0.65 | 1.65 | 50%, 50% | 50%, 50% of 2 | 1 |" in text
+    assert "| rag | 2 | blend | 0.65 | 1.65 | 50%, 50% | 50%, 50% of 2 | 1, 0 |" in text
     assert "| rag, 80% | 2 | blend | " in text
 
 
 def test_a_stopped_run_goes_on_with_its_own_rows_alone(tmp_path: Path) -> None:
     path = tmp_path / "load.rows.jsonl"
     kept = Kept(path, {"rounds": 1})
-    kept.add("rag/0", [{**ROWS[0], "load": ALL_AT_ONCE}])
+    kept.add("rag/0", ROWS[3:])
     with path.open("a") as file:
         file.write('{"repo/0": [{"part"')  # killed while it wrote
     again = Kept(path, {"rounds": 1})

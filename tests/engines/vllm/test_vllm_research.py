@@ -21,6 +21,6 @@ def test_the_first_token_of_a_tiny_model(tmp_path: Path) -> None:
     assert report["command"].startswith("python -m research.vllm ttft --model mistral-7b-small")
     (row,) = report["rows"]
     assert (row["selector"], row["tokens"], row["prompts"]) == ("similarity", 1000, 1)
-    assert all(row[f"{name}_ms"] > 0 for name in ("full", "exact", "blend"))
+    assert all(row[f"{name}_ms"] > 0 for name in ("full", "exact", "blend", "full_stall", "exact_stall"))
     assert 0 < row["blend_rows"] < 0.5
     assert row["bytes"] == 999 * 2 * 2 * 2 * 32 * 2, "K and V, two layers, two heads of 32, bf16"
