@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import httpx
 
@@ -34,10 +33,12 @@ class Answer:
 
 
 def arrivals(count: int, rate: float | None, seed: str) -> list[float]:
-    """Seconds at which requests of a Poisson process arrive, the first at 0; without a rate all arrive at 0."""
+    """Seconds at which requests of a Poisson process arrive, given that `count / rate` seconds see just so many: few requests are that load, too.
+
+    Without a rate all arrive at 0.
+    """
     rng = random.Random(seed)
-    gaps = [rng.expovariate(rate) if rate else 0.0 for _ in range(count - 1)]
-    return list(accumulate(gaps, initial=0.0))
+    return sorted(rng.uniform(0, count / rate) if rate else 0.0 for _ in range(count))
 
 
 @asynccontextmanager
