@@ -15,11 +15,11 @@ from research.load import page
 from research.load.__main__ import Kept, measure_load
 from research.load.client import Answer, arrivals, ask
 from research.load.figures import ALL_AT_ONCE, ARMS, capacity, figures
-from research.load.phases import turned
+from research.load.phases import Settings, loaded, turned
 from research.load.server import VLLMServer
 from research.load.stream import mixed, phases
 
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, DejaKVError
 
 
 def test_arrivals_are_poisson_by_seed() -> None:
@@ -105,8 +105,64 @@ def test_no_process_of_a_server_outlives_it(tmp_path: Path, monkeypatch: pytest.
             time.sleep(0.01)
         raise KeyboardInterrupt
     state = Path(f"/proc/{worker.read_text().strip()}/stat")
-    while state.exists() and state.read_text().split()[2] != "Z":
+    for _ in range(6_000):  # its end is not waited for: it is no child of this process
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return
         time.sleep(0.01)
+    pytest.fail("the worker runs on")
+
+
+class Idle:
+    """A server that has nothing to do."""
+
+    def __init__(self, arm: str) -> None:
+        self.url, self.settled = arm, 0
+
+    def settle(self) -> None:
+        self.settled += 1
+
+    def counters(self) -> dict[str, float]:
+        return {"saves": float(self.settled), "hits": 1.0}
+
+
+def test_arms_get_the_same_prompts_at_the_same_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, int, list[float]]] = []
+    failing = {"": ""}
+
+    async def play(url: str, prompts: list[tuple[int, ...]], due: list[float], salt: str, length: int) -> list[Answer]:
+        sent.append((url, hash(tuple(prompts)), due))
+        took = 2.0 if url == "prefix" else 1.0
+        return [Answer(at, [0.5, took], [7, 8], 0, failing.get(url, "")) for at in due]
+
+    async def in_turn(url: str, prompts: list[tuple[int, ...]], salt: str, length: int) -> list[Answer]:
+        return await play(url, prompts, [0.0] * len(prompts), salt, length)
+
+    monkeypatch.setattr("research.load.phases.play", play)
+    monkeypatch.setattr("research.load.phases.in_turn", in_turn)
+    monkeypatch.setattr(
+        "research.load.phases.prompts_of", lambda _, count: [tuple(range(n, n + 50)) for n in range(count)]
+    )
+    servers: Any = {arm: Idle(arm) for arm in ARMS}
+    settings = Settings(workloads=("mix",), loads=(50, 95), requests=4, warm=2, rounds=1, kv_gib=1)
+    rows = list(loaded(servers, settings, "mix", 0, None))
+    assert [(one["load"], one["arm"]) for one in rows] == [
+        *((ALL_AT_ONCE, arm) for arm in turned(0)), *(("50", arm) for arm in turned(1)), *(("95", arm) for arm in turned(2)),
+    ]  # fmt: skip
+    phases_sent = [sent[at : at + 3] for at in range(0, len(sent), 3)]
+    assert [len({(prompts, *due) for _, prompts, due in some}) for some in phases_sent] == [1, 1, 1, 1]
+    assert [{arm for arm, *_ in some} for some in phases_sent] == [set(ARMS)] * 4
+    assert [one["rate"] for one in rows[::3]] == [None, 2.0, 3.8]  # 8 requests, half of them strangers, took 2 seconds
+    assert all(
+        server.settled == len(rows) for server in servers.values()
+    )  # nobody writes while another one is measured
+    assert [one["rate"] for one in loaded(servers, settings, "mix", 1, None)][3::3] == [
+        2.0,
+        3.8,
+    ]  # another arm is first
+    assert [one["rate"] for one in loaded(servers, settings, "mix", 1, 3.0)][3::3] == [1.5, pytest.approx(2.85)]
+    failing["prefix"] = "status 500"
+    with pytest.raises(DejaKVError, match="prefix failed 2 of 2 requests without load: status 500"):
+        next(loaded(servers, settings, "mix", 2, None))
 
 
 def request(first: float, token: int = 7, **more: Any) -> dict[str, Any]:
