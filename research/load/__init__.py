@@ -1,9 +1,11 @@
 """vLLM under load: a real server, requests that arrive whatever it does, and three arms in turns.
 
-    .venv-vllm/bin/python -m research.load --output load.json --quick       # rag at 80%
-    .venv-vllm/bin/python -m research.load --output load.json               # a stopped command goes on
+    .venv-vllm/bin/python -m research.load --output load.json --quick       # rag at 80%, about 4 minutes
+    .venv-vllm/bin/python -m research.load --output load.json               # about 35 minutes on two idle cores
+    .venv-vllm/bin/python -m research.load --output load.json --rounds 2    # goes on with another round, as long
     python -m research.load --report load.json                              # load.md beside it
 
 Arms are servers: vLLM's prefix caching alone (`prefix`), and the connector in modes `exact` and `blend` with default settings. All three run
-all the time, and one at a time gets requests. Greedy, fixed seeds. Exact hits and misses without load: `python -m research.vllm ttft` and `misses`.
+all the time (17 GiB of memory), and one at a time gets requests. Greedy, fixed seeds. What is finished of a stopped command, workload by
+workload, has its figures, and the same command goes on with the rest. Exact hits and misses without load: `python -m research.vllm ttft`, `misses`.
 """

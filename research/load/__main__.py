@@ -5,6 +5,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -29,10 +30,10 @@ def measure_load(
     quick: Annotated[bool, typer.Option("--quick", help="One workload, one load, few requests.")] = False,
     workloads: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(WORKLOADS),
     loads: Annotated[str, typer.Option(help="Percent of prefix caching's capacity.")] = "50,80,95",
-    requests: Annotated[int, typer.Option(min=1, help="Of a phase; mix has as many again that share nothing.")] = 14,
-    warm: Annotated[int, typer.Option(min=1, help="Prompts that are served before.")] = 16,
+    requests: Annotated[int, typer.Option(min=2, help="Of a phase; half of them share nothing in mix.")] = 8,
+    warm: Annotated[int, typer.Option(min=1, help="Prompts that are served before.")] = 12,
     rounds: Annotated[int, typer.Option(min=1)] = 1,
-    kv_gib: Annotated[int, typer.Option(min=1, help="KV cache of each server, GiB.")] = 3,
+    kv_gib: Annotated[int, typer.Option(min=1, help="KV cache of each server, GiB.")] = 2,
 ) -> None:  # fmt: skip
     """Measure vLLM under load, with and without the connector."""
     if report is not None:
@@ -53,14 +54,14 @@ def measure_load(
     }  # fmt: skip
     settings = Settings(kv_gib=kv_gib, **(QUICK if quick else sizes))
     told = {"flags": FLAGS, **asdict(settings)}
+    del told["workloads"], told["rounds"]  # more of them may be asked of a run that goes on
     kept = Kept(output.with_suffix(".rows.jsonl"), {**told, "versions": versions()})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, as Ctrl-C: servers are stopped
-    _measure(settings, kept)
-    rows = [row for some in kept.blocks.values() for row in some]
-    result = {**measured("research.load"), "settings": told, "workloads": figures(rows)}
-    replace_file(output, json.dumps(result, indent=1) + "\n", "--output")
-    _write_page(output, result)
-    if errors := errors_of(rows):
+    for _ in _measured(settings, kept):
+        result = {**measured("research.load"), "settings": told, "workloads": figures(kept.rows)}
+        replace_file(output, json.dumps(result, indent=1) + "\n", "--output")
+        _write_page(output, result)
+    if errors := errors_of(kept.rows):
         raise DejaKVError(
             f"{len(errors)} requests failed, and {output} has no figures of their arms; one says: {errors[0]}"
         )
@@ -90,19 +91,25 @@ class Kept:
         with self.path.open("a") as file:
             file.write(json.dumps({name: rows}) + "\n")
 
+    @property
+    def rows(self) -> list[Row]:
+        return [row for rows in self.blocks.values() for row in rows]
+
     def rate(self, workload: str) -> float | None:
         """Prefix caching's capacity in the first round."""
         of = [row for row in self.blocks.get(f"{workload}/0", ()) if (row["load"], row["arm"]) == (ALL_AT_ONCE, BASE)]
         return capacity(of[0]) if of else None
 
 
-def _measure(settings: Any, kept: Kept) -> None:
+def _measured(settings: Any, kept: Kept) -> Iterator[None]:
+    """Yields after each round of a workload that it added, and once if there is none to add."""
     from research.load.phases import loaded
     from research.load.server import VLLMServer
 
     every = [(workload, number) for number in range(settings.rounds) for workload in settings.workloads]
     left = [(workload, number) for workload, number in every if f"{workload}/{number}" not in kept.blocks]
     if not left:
+        yield
         return
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ExitStack() as stack:
         servers = {arm: stack.enter_context(VLLMServer(arm, Path(folder), settings.kv_gib)) for arm in ARMS}
@@ -112,11 +119,10 @@ def _measure(settings: Any, kept: Kept) -> None:
             rows, began = list[Row](), time.monotonic()
             for row in loaded(servers, settings, workload, number, kept.rate(workload)):
                 rows.append(row)
-                typer.echo(
-                    f"{time.monotonic() - began:5.0f} s: {workload}/{number}, load {row['load']}, {row['arm']}",
-                    err=True,
-                )
+                now = time.monotonic() - began
+                typer.echo(f"{now:5.0f} s: {workload}/{number}, load {row['load']}, {row['arm']}", err=True)
             kept.add(f"{workload}/{number}", rows)
+            yield
 
 
 def _write_page(file: Path, result: dict[str, Any]) -> None:

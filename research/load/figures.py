@@ -70,6 +70,7 @@ def _cell(every: Runs) -> Row:
     blended = statistics.fmean(blendable) if blendable else None
     counters = {arm: sum((Counter(row["counters"]) for row in every[arm]), Counter[str]()) for arm in ARMS[1:]}
     made: Row = {
+        "rounds": len(every[BASE]),
         "requests": sum(len(row["requests"]) for row in every[BASE]),
         "offered_per_second": every[BASE][0]["rate"],
         "failed": {arm: len(found) for arm, found in errors.items()},

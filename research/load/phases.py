@@ -19,9 +19,9 @@ Servers = Mapping[str, VLLMServer]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run measures. Only a run of the same goes on with its rows.
+    """What a run measures. A run of other workloads or rounds goes on with its rows.
 
-    requests  of a phase that share text with others
+    requests  of a phase; half of those of `mix` share nothing
     warm      prompts that are served before, one at a time
     loads     percent of prefix caching's capacity at which requests arrive
     rounds    how often the stream is served, each time in a partition of its own and with other arrivals
@@ -50,8 +50,9 @@ def loaded(servers: Servers, settings: Settings, workload: str, number: int, rat
     Raises: DejaKVError for a failed request of prefix caching alone, or of those served before: nothing can be compared then.
     """
     salt = f"{workload}-{number}"  # vLLM takes no slash
-    prompts = prompts_of(workload, settings.warm + settings.requests * (1 + len(settings.loads)))
-    before, *parts = phases(prompts, settings.warm, settings.requests)
+    each = settings.requests // 2 if workload == MIX else settings.requests
+    prompts = prompts_of(workload, settings.warm + each * (1 + len(settings.loads)))
+    before, *parts = phases(prompts, settings.warm, each)
     for arm in turned(number):
         answers = asyncio.run(in_turn(servers[arm].url, [prompt.ids for prompt in before], salt, ANSWER))
         if errors := [answer.error for answer in answers if answer.error]:

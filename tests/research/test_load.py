@@ -143,7 +143,7 @@ def test_arms_get_the_same_prompts_at_the_same_times(monkeypatch: pytest.MonkeyP
         "research.load.phases.prompts_of", lambda _, count: [tuple(range(n, n + 50)) for n in range(count)]
     )
     servers: Any = {arm: Idle(arm) for arm in ARMS}
-    settings = Settings(workloads=("mix",), loads=(50, 95), requests=4, warm=2, rounds=1, kv_gib=1)
+    settings = Settings(workloads=("mix",), loads=(50, 95), requests=8, warm=2, rounds=1, kv_gib=1)
     rows = list(loaded(servers, settings, "mix", 0, None))
     assert [(one["load"], one["arm"]) for one in rows] == [
         *((ALL_AT_ONCE, arm) for arm in turned(0)), *(("50", arm) for arm in turned(1)), *(("95", arm) for arm in turned(2)),
@@ -187,7 +187,7 @@ ROWS = [*CELL, *({**one, "load": ALL_AT_ONCE} for one in CELL)]
 TOLD = {
     "command": "python -m research.load", "finished": "2026-01-01T00:00:00", "versions": {"vllm": "0.32.0"},
     "machine": {"cpu": "a CPU", "cores": 2, "cores_used": 2, "load_average": 0.5},
-    "settings": {"flags": ["--dtype", "float32"], "kv_gib": 3, "warm": 8, "requests": 2, "rounds": 1},
+    "settings": {"flags": ["--dtype", "float32"], "kv_gib": 3, "warm": 8, "requests": 2},
 }  # fmt: skip
 
 
