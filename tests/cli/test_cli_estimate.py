@@ -22,9 +22,9 @@ def test_a_log_is_estimated_and_nothing_is_overwritten(
         app()
     out = capsys.readouterr().out
     assert ended.value.code == 0
-    assert "recommended: reuse=exact" in out
-    assert "tokens anywhere in earlier prompts" in out
-    assert "prove it: dejakv run --model docs-lm --dataset jsonl" in out
+    assert "4 requests of log.jsonl (JSON lines)" in out
+    assert "elsewhere in earlier prompts" in out
+    assert "prove it: dejakv run --model docs-lm --dataset log" in out
     written = (tmp_path / "new" / "estimate.json").read_bytes()
     with pytest.raises(SystemExit) as ended:
         app()

@@ -9,7 +9,7 @@ import pytest
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Prepared
-from dejakv.errors import ConfigError, DatasetError, DejaKVError, InputError
+from dejakv.errors import ConfigError, DatasetError, DejaKVError
 from dejakv.experiments.advice import recommend
 from dejakv.experiments.estimate import Asked, measure, once, settings_to_try
 from dejakv.experiments.estimate import estimate as tune
@@ -125,7 +125,7 @@ def test_a_log_is_tuned_with_the_bundled_model(tmp_path: Path) -> None:
     assert found["rows"][0]["exact"] == 1
     assert {row["level"] for row in found["rows"]} == {"exact", "exact_text", "semantic_text"}
     assert found["recommended"]["settings"] == {"reuse": "exact"}
-    words = f"--dataset jsonl --dataset-path {tmp_path / 'log.jsonl'} --max-samples 2000 --index-encoder model --disable-semantic-cache"
+    words = f"--dataset log --dataset-path {tmp_path / 'log.jsonl'} --max-samples 2000 --reuse blend --index-encoder model --disable-semantic-cache"
     assert found["command"] == f"dejakv run --model docs-lm {words}"
 
 
@@ -141,19 +141,19 @@ def test_labels_of_a_model_take_the_place_of_the_logs(tmp_path: Path) -> None:
 
 def test_without_the_model_only_equal_texts_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEJAKV_MODELS_DIR", str(tmp_path / "none"))
-    found = tune(written(tmp_path / "log.jsonl", {"prompt": "a"}, {"prompt": "b"}), "smollm2-135m")
+    found = tune(written(tmp_path / "log.jsonl", {"prompt": "a", "answer": "x"}, {"prompt": "b"}), "smollm2-135m")
     assert [row["level"] for row in found["rows"]] == ["exact", "exact_text"]
-    assert "dejakv models get smollm2-135m" in found["notes"][0]
+    assert "dejakv models get smollm2-135m" in found["notes"][-1]
 
 
 @pytest.mark.parametrize(
     ("content", "more", "error", "says"),
     [
         ("", {}, DatasetError, "has no prompts"),
-        ('{"text": 1}\n', {}, DatasetError, "line 1 has no request"),
+        ('{"text": 1}\n', {}, DatasetError, "has no prompts: line 1: it has no conversation"),
         ('{"prompt": "a"}\n', {"max_false_hits": 0.0}, ConfigError, "--max-false-hits"),
         ('{"prompt": "a"}\n', {"max_false_hits": float("nan")}, ConfigError, "--max-false-hits"),
-        ('{"prompt": " "}\n', {}, InputError, "empty question"),
+        ('{"prompt": " "}\n', {}, DatasetError, "has no prompts: line 1: .* an empty one"),
         ('{"prompt": "a"}\n', {"label_with": "no-such-model"}, DejaKVError, "no-such-model"),
         ('{"prompt": "a"}\n', {"chunk_source": "nope"}, ConfigError, "nope"),
     ],

@@ -93,8 +93,8 @@ def test_what_each_section_tells(report: Path) -> None:
     for words in (
         "Run run: shapes-vlm on shapes", "hits by level", "encoder runs",
         "computed in full", 'src="data:image/png', "dejakv run --model shapes-vlm", "--media ignore", "Run dry:", "would-be hits",
-        "Sweep sweep.csv", "similarity_threshold-0.9", "bad failed:", "Settings for log.jsonl",
-        "recommended: reuse=exact",
+        "Sweep sweep.csv", "similarity_threshold-0.9", "bad failed:", "Estimate for log.jsonl",
+        "Reuse does not pay here",
     ):  # fmt: skip
         assert words in page, words
 
@@ -121,7 +121,7 @@ def test_an_earlier_report_is_replaced_and_another_file_is_not(sources: Path, tm
     page = tmp_path / "page.html"
     make_report([sources / "dry"], page)
     make_report([sources / "estimate"], page)
-    assert "Settings for" in page.read_text()
+    assert "Estimate for" in page.read_text()
     page.write_text("<html>mine</html>")
     with pytest.raises(ConfigError, match="is no report of ours"):
         make_report([sources / "dry"], page)

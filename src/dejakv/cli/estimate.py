@@ -14,7 +14,7 @@ def estimate_command(
     log: Annotated[
         str,
         typer.Argument(
-            help="JSON lines with prompt, question or messages and, if known, answer, in the order of the log; or the name of a data set."
+            help="Log of requests: JSON lines of prompts or messages, vLLM's log of requests, an OpenAI batch file, an export of Langfuse, a log of LiteLLM, a trace of Mooncake or Azure; or the name of a data set."
         ),
     ],
     max_false_hits: Annotated[
@@ -24,8 +24,12 @@ def estimate_command(
         str | None, typer.Option(help="Model that gives the right answers (default: the answers in the log).")
     ] = None,
     model: Annotated[
-        str, typer.Option(help="Model of the tokenizer, and of embeddings for --index-encoder model.")
-    ] = SHARES_MODEL,
+        str | None,
+        typer.Option(
+            help="Model of the tokenizer, and of embeddings for --index-encoder model; given, seconds and bytes are estimated too "
+            f"(default: {SHARES_MODEL}'s tokenizer)."
+        ),
+    ] = None,
     index_encoder: Annotated[
         str,
         typer.Option(help="Text encoder: sentence-transformers name or folder, or model: the model's own embeddings."),
@@ -44,8 +48,8 @@ def estimate_command(
         Path | None, typer.Option(help="New folder for estimate.json, which `dejakv report` reads.")
     ] = None,
 ) -> None:
-    """Estimate from a log of prompts whether reuse pays: repeated text, hits and wrong hits of each setting, recommended settings, and
-    the command to prove them. Nothing is answered."""
+    """Estimate from a log of requests whether reuse pays: text that came again, where, when and whose, what exact reuse and blends would
+    save, hits and wrong hits of similar prompts, and the command to prove it. Nothing is answered."""
     from rich.console import Console
 
     from dejakv.cli.progress import watching
@@ -56,9 +60,9 @@ def estimate_command(
     if output is not None:
         refuse_existing(output / "estimate.json", "the estimate")
         make_folder(output)
-    with watching(Console(stderr=True)) as watch:
+    with watching(Console(stderr=True), counts="requests") as watch:
         result = estimate(
-            log, model, max_false_hits=max_false_hits, label_with=label_with, index_encoder=index_encoder,
+            log, model or SHARES_MODEL, timed=model is not None, max_false_hits=max_false_hits, label_with=label_with, index_encoder=index_encoder,
             chunk_source=chunk_source, raw_prompts=raw_prompts, max_samples=max_samples, min_gain=min_gain,
             watch=watch,
         )  # fmt: skip

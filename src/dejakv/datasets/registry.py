@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dejakv.datasets.base import Dataset, Sample
 from dejakv.datasets.files import FolderDataset, JsonlDataset
 from dejakv.datasets.gqa import open_gqa
+from dejakv.datasets.log import Log
 from dejakv.errors import DatasetError
 from dejakv.models.table import shipped
 from dejakv.settings import made_by
+
+T = TypeVar("T")
 
 WORKLOADS = {"repo": "RepoDataset", "rag": "RagDataset", "sessions": "SessionsDataset"}
 """Generated traffic, each with the class in the module of its name."""
@@ -21,7 +24,7 @@ WORLDS = ("shapes", "docs")
 """The made-up worlds of the bundled models. They come with these, in `dejakv-models`."""
 OPTIONS = {"passages": "rag", "order": "rag", "window": "sessions", "compact_tools": "sessions"}
 """The data set of each option, and with that the class that explains it."""
-KNOWN = (*WORLDS, *WORKLOADS, "gqa", "jsonl", "folder")
+KNOWN = (*WORLDS, *WORKLOADS, "gqa", "jsonl", "log", "folder")
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,14 @@ def open_dataset(
     if name == "gqa":
         return open_gqa(options.path, options.config, options.split, pictures)
     path, what = (
-        (options.path, "a .jsonl file")
-        if name == "jsonl"
+        (options.path, "a file")
+        if name in ("jsonl", "log")
         else (options.path or options.image_root, "a folder of pictures")
     )
     if not path:
         raise DatasetError(f"this data set needs {what}: give it with --dataset-path")
+    if name == "log":
+        return Log(Path(path))
     return JsonlDataset(path, options.image_root) if name == "jsonl" else FolderDataset(path)
 
 
@@ -96,7 +101,7 @@ def told(path: str | None, read: int, more: bool) -> list[str]:
     return [f"read: {read:,} samples of {Path(path).name}, which has more: --max-samples N reads further"]
 
 
-def begin(found: Iterator[Sample], most: int) -> tuple[tuple[Sample, ...], bool]:
+def begin(found: Iterator[T], most: int) -> tuple[tuple[T, ...], bool]:
     """The first `most` samples, and whether there are more. A fault behind them is no fault of theirs."""
     first = tuple(islice(found, most))
     try:

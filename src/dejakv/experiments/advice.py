@@ -5,14 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
-from dejakv.experiments.plain_words import (
-    counted,
-    estimated,
-    figure,
-    interval,
-    share,
-    shares_in_words,
-)
+from dejakv.experiments import savings
+from dejakv.experiments.plain_words import counted, estimated, figure, interval, share
 from dejakv.experiments.table import Sheet, say
 
 DONORS = {"exact": "equal prompts", "exact_text": "equal texts", "semantic_text": "similar texts"}
@@ -70,15 +64,42 @@ def _in_words(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
+WORTH = 0.1
+"""Share of all tokens that a blend must save beyond exact reuse to be worth a trial."""
+
+
+def worth(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a trial: a blend where it would save enough, else none."""
+    computed, total = found["computed"], found["prompt_tokens"]
+    gain = (computed["exact"] - computed["blend default"]) / max(1, total) if found["whole_text"] else 0.0
+    return {"reuse": "blend"} if gain >= WORTH else {}
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """Whether reuse pays, in a sentence."""
+    total, computed = max(1, found["prompt_tokens"]), found["computed"]
+    exact = 1 - computed["exact"] / total
+    if not found["whole_text"]:
+        return f"Prefix caching saves {exact:.0%} of the tokens here, in one engine and while it holds them; `exact` keeps that over restarts and evictions."
+    more = (computed["exact"] - computed["blend default"]) / total
+    if worth(found):
+        return f"Worth a trial: a blend would save {more:.0%} of the tokens beyond the {exact:.0%} that prefix caching saves; its answers are approximate."
+    if exact >= WORTH:
+        return f"Prefix caching is enough: it saves {exact:.0%} of the tokens, and a blend {more:.0%} more; `exact` keeps that over restarts and evictions."
+    return f"Reuse does not pay here: prefixes save {exact:.0%} of the tokens, and a blend {more:.0%} more."
+
+
 def show(result: dict[str, Any], console: Console) -> None:
-    """Prints the shares, a table of the settings, the recommendation and the command that proves it."""
+    """Print what occurred before, what reuse would save, the verdict and the command that proves it."""
+    formats = ", ".join(result["formats"]) or "data set"
+    read = f"{counted(result['samples'], 'request')} of {result['log']} ({formats})"
     say(
         console,
-        f"{counted(result['samples'], 'prompt')} of {result['log']}, {result['prompt_tokens']:,} tokens of {result['model']}'s tokenizer, "
-        f"{result['labelled']} with a right answer ({result['labels']})",
-        *shares_in_words(result),
+        f"{read}, {result['prompt_tokens']:,} tokens"
+        + (f" of {result['model']}'s tokenizer" if result["whole_text"] else ""),
     )
-    console.print(settings_sheet(result).printed())
+    for sheet in savings.sheets(result):
+        console.print(sheet.printed(box=None))
     say(console, *in_plain_words(result))
 
 
@@ -97,15 +118,11 @@ def settings_sheet(result: Mapping[str, Any]) -> Sheet:
 
 
 def in_plain_words(result: Mapping[str, Any]) -> list[str]:
-    """Explain an estimate: settings, reason, savings, and the command to prove them."""
-    advice = result["recommended"]
-    saved = (advice["row"] or result["rows"][0])["tokens_saved"]
-    lines = [
-        f"recommended: {_in_words(advice['settings'])}",
-        f"why: {advice['reason']}",
-        f"it saves about {saved / result['prompt_tokens']:.1%} of the prompts' tokens, exact prefixes included",
-    ]
-    beyond = result["share_anywhere"] - result["share_prefix"]
-    if beyond >= 0.1:
-        lines.append(f"{beyond:.1%} of the tokens stand in earlier prompts at another place: try --reuse blend as well")
-    return [*lines, *result["notes"], f"prove it: {result['command']}"]
+    """Explain an estimate: where and when, the verdict, answers of similar prompts, what is not known, and the command to prove it."""
+    lines = [*savings.in_words(result), verdict(result)]
+    if any(row["hits"] for row in result["rows"]):
+        advice = result["recommended"]
+        settings = _in_words(advice["settings"])
+        lines.append(f"Answers of similar prompts: {settings}, since {advice['reason']}")
+    lines += result["notes"]
+    return [*lines, *([f"prove it: {result['command']}"] if result["command"] else ())]

@@ -7,6 +7,7 @@ question has another right answer. (Not for blend and top_layer, which do not gi
 
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dejakv.build import build_cache, build_guards
 from dejakv.cache import HierarchicalCache, check_top_layer
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
+from dejakv.datasets.log import LIMITS, Entry, Log
 from dejakv.datasets.registry import KNOWN, begin, told
 from dejakv.decide.costs import Costs
 from dejakv.decide.levels.base import Level
@@ -25,9 +27,11 @@ from dejakv.decide.plan import APPROXIMATE, Decision
 from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError, InputError
-from dejakv.experiments.advice import recommend
+from dejakv.experiments.advice import recommend, worth
 from dejakv.experiments.compare import check_ran, opened
+from dejakv.experiments.plain_words import counted as counted_noun
 from dejakv.experiments.samples import Prompter, model_is_missing, read_samples
+from dejakv.experiments.savings import Savings
 from dejakv.experiments.settings import RunSettings, run_command_of
 from dejakv.experiments.shares import Shares, tokenized
 from dejakv.experiments.summary import Progress, counted, same, wilson
@@ -62,14 +66,17 @@ def estimate(
     raw_prompts: bool = False,
     max_samples: int = 2000,
     min_gain: int = SemanticCacheConfig.min_gain,
+    timed: bool = False,
     watch: Progress | None = None,
 ) -> dict[str, Any]:
-    """The figures of `estimate.json`: the shares, a row a setting (see `measure`), and `recommended` (see `advice.recommend`).
+    """The figures of `estimate.json`: what occurred before and what that saves (`Savings.figures`), a row for each setting that answers
+    prompts as their donors (see `measure`), and `recommended` of these (see `advice.recommend`).
 
-    log            file of prompts (JSON lines), or the name of a data set
+    log            file of requests (`datasets.log`), or the name of a data set
     model          whose tokenizer reads the prompts and, with `index_encoder="model"`, whose embeddings compare them
     label_with     model whose answers are taken as right, instead of those in the log
     raw_prompts    `prompt` is read as it stands, without the model's chat template
+    timed          load the model, and tell seconds on this machine and bytes of state
 
     Raises: DatasetError, ConfigError, InputError, ModelError, each naming what to change.
     """
@@ -79,7 +86,7 @@ def estimate(
         )
     watch = watch or Progress()
     named = str(log) in KNOWN and not Path(log).exists()
-    data: dict[str, Any] = {"dataset": str(log)} if named else {"dataset": "jsonl", "dataset_path": str(log)}
+    data: dict[str, Any] = {"dataset": str(log)} if named else {"dataset": "log", "dataset_path": str(log)}
     settings = RunSettings(
         model=model,
         chunk_source=chunk_source,
@@ -88,57 +95,100 @@ def estimate(
         cache_mode="shares",
         **data,
     )
-    found: Sequence[Sample]
-    found, more = begin(read_samples(settings, beyond=1), max_samples)
-    if not found:
-        raise DatasetError(f"the log {Path(log).name!r} has no prompts: give a file with one request a line")
+    file = None if named else Log(Path(log))
+    watch.stage("reading")
+    entries, more = begin(_entries(settings) if file is None else file.entries(), max_samples)
+    if not entries:
+        first = next((f"line {place}: {why}; " for place, why in file.broken.items()), "") if file is not None else ""
+        raise DatasetError(f"the log {Path(log).name!r} has no prompts: {first}give a file with one request a line")
+    if all(entry.time is not None for entry in entries):
+        entries = tuple(sorted(entries, key=lambda entry: entry.time or 0.0))
+    samples: Sequence[Sample] = [entry.sample for entry in entries if entry.sample is not None]
     if label_with is not None:
-        found = labelled_by(label_with, found, watch, raw_prompts=raw_prompts)
-    asked, shares = _asked(found, settings)
-    notes = told(settings.dataset_path, len(found), more)
+        samples = labelled_by(label_with, samples, watch, raw_prompts=raw_prompts)
+    savings, asked = _asked(entries, samples, settings, watch)
+    notes = [*told(settings.dataset_path, len(entries), more), *(_notes(file) if file is not None else ())]
     common: dict[str, Any] = {"index_encoder": index_encoder, "min_gain": min_gain}
-    if index_encoder != "model":
-        rows = _measured(asked, min_gain, text_encoder(index_encoder), watch)
-    elif model_is_missing(settings):
+    labelled = sum(one.answer is not None for one in asked)
+    own = index_encoder == "model" and bool(labelled)
+    if own and not timed and model_is_missing(settings):
         notes.append(f"similar texts were not compared, for that the model must be here: {RECIPES[model].command}")
-        rows = _measured(asked, min_gain, None, watch)
-    else:
-        watch.stage(f"loading {model}")
-        with opened(settings) as engine:
+        own = False
+    costs, encoder = None, text_encoder(index_encoder) if index_encoder != "model" else None
+    engine: Any
+    with opened(settings) if own or timed else nullcontext() as engine:
+        if timed:
+            costs = engine.costs()
+        if own:
             encoder = text_encoder("model", embed=engine.embed_text, fingerprint=_EPOCH)
-            rows = _measured(asked, min_gain, encoder, watch)
+        rows = _measured(asked, min_gain, encoder, watch)
     advice = recommend(rows, max_false_hits)
-    total = shares.total
-    proof = SemanticCacheConfig.from_dict({"semantic_text": False, **common, **advice["settings"]})
+    total = savings.shares.total
+    found = {
+        **savings.figures(costs),
+        "prompt_tokens": total.tokens,
+        "tokens_prefix": total.prefix,
+        "tokens_anywhere": total.anywhere,
+    }
+    proof = SemanticCacheConfig.from_dict({"semantic_text": False, **common, **advice["settings"], **worth(found)})
     return {
         "kind": "estimate",
         "log": Path(log).name,
-        "samples": len(asked),
-        "labelled": sum(one.answer is not None for one in asked),
+        "samples": len(entries),
+        "formats": dict(file.formats) if file is not None else {},
+        "broken": len(file.broken) if file is not None else 0,
+        "labelled": labelled,
         "labels": label_with or "the log's answers",
         "model": model,
         "index_encoder": index_encoder,
         "max_false_hits": max_false_hits,
         "min_gain": min_gain,
-        "prompt_tokens": total.tokens,
-        "tokens_prefix": total.prefix,
-        "tokens_anywhere": total.anywhere,
-        **shares.figures,
+        **found,
+        **savings.shares.figures,
         "rows": rows,
         "recommended": advice,
-        "command": run_command_of(replace(settings, cache_mode="live", cache=proof).named()),
+        "command": run_command_of(replace(settings, cache_mode="live", cache=proof).named()) if samples else "",
         "notes": notes,
         "dejakv_version": __version__,
     }
 
 
-def _asked(found: Sequence[Sample], settings: RunSettings) -> tuple[list[Asked], Shares]:
-    shares = Shares()
-    asked: list[Asked] = []
-    for sample, prepared in tokenized(found, settings):
-        shares.add(prepared.token_ids, prepared.request.partition)
-        asked.append(Asked(replace(prepared, epoch=_EPOCH), sample.answer))
-    return asked, shares
+def _entries(settings: RunSettings) -> Iterator[Entry]:
+    """The samples of a data set as requests."""
+    for place, sample in enumerate(read_samples(settings, beyond=1), 1):
+        yield Entry(place, "JSON lines", sample)
+
+
+def _asked(
+    entries: Sequence[Entry], samples: Sequence[Sample], settings: RunSettings, watch: Progress
+) -> tuple[Savings, list[Asked]]:
+    """What the requests save, and those with a text as tokens."""
+    savings, asked = Savings(), list[Asked]()
+    prepared = tokenized(samples, settings)
+    for number, entry in enumerate(entries, 1):
+        if entry.sample is None:
+            savings.add_trace(entry)
+        else:
+            sample, one = next(prepared)
+            savings.add(one.token_ids, entry)
+            asked.append(Asked(replace(one, epoch=_EPOCH), sample.answer))
+        watch.sample(number, len(entries), None)
+    return savings, asked
+
+
+def _notes(file: Log) -> list[str]:
+    """Lines that were left out, and what the log's format does not say."""
+    notes: list[str] = []
+    if file.broken:
+        place, why = next(iter(file.broken.items()))
+        notes.append(
+            f"left out: {counted_noun(len(file.broken), 'line')} that cannot be read, the first at {place}: {why}"
+        )
+    if file.skipped:
+        notes.append(f"left out: {counted_noun(file.skipped, 'line')} on something else than a request")
+    if file.formats.keys() - {"Mooncake trace", "Azure trace"}:
+        notes.append("assumed: all state is kept; which answers a blend changes only a run shows")
+    return notes + [LIMITS[name] for name in file.formats if name in LIMITS]
 
 
 def labelled_by(
@@ -189,7 +239,7 @@ def _measured(
 ) -> list[dict[str, Any]]:
     """A row for each setting to try; similar texts are compared with an encoder alone."""
     watch.stage("asking the levels")
-    tries = list(settings_to_try(min_gain, encoder is not None))
+    tries = list(settings_to_try(min_gain, encoder is not None)) if asked else []
     rows: list[dict[str, Any]] = []
     encoder = once(encoder) if encoder is not None else None
     for number, config in enumerate(tries, 1):

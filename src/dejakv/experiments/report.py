@@ -16,6 +16,7 @@ from typing import Any
 from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, DejaKVError
+from dejakv.experiments import savings
 from dejakv.experiments.advice import in_plain_words, settings_sheet
 from dejakv.experiments.chart import STYLE, curves
 from dejakv.experiments.output import SAMPLES, SETTINGS, SUMMARY, make_folder, read_object, replace_file
@@ -151,11 +152,15 @@ def _estimated(path: Path) -> Section:
     """Section on an estimate: the recommendation, and hits by level and threshold. Raises: ConfigError for another file."""
     found = read_object(path)
     foreign = f"{str(path)!r} was not written by this version, or is damaged"
-    if not isinstance(found.get("rows"), list) or not found["rows"]:
-        raise ConfigError(f"{foreign} (it has no rows): make it again")
+    if not isinstance(found.get("computed"), dict):
+        raise ConfigError(f"{foreign} (it has no figures): make it again")
     try:
-        blocks = [paragraph(*in_plain_words(found)), table(settings_sheet(found))]
-        return Section(f"Settings for {found['log']}", blocks)
+        blocks = [
+            *map(table, savings.sheets(found)),
+            paragraph(*in_plain_words(found)),
+            _folded("Answers of similar prompts", [table(settings_sheet(found))]),
+        ]
+        return Section(f"Estimate for {found['log']}", blocks)
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:  # a file of another shape
         raise ConfigError(f"{foreign} ({type(error).__name__}: {error}): make it again") from error
 

@@ -81,7 +81,7 @@ class Prompter:
 
     def prompt(self, sample: Sample) -> str:
         """The prompt text for the model."""
-        if self.raw and isinstance(whole := sample.fields.get("prompt"), str):
+        if (self.raw or sample.fields.get("raw")) and isinstance(whole := sample.fields.get("prompt"), str):
             return whole
         if sample.messages:
             return self._conversation(sample)

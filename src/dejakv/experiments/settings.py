@@ -90,7 +90,7 @@ _PREFIX = "cache."
 class RunSettings(ModelChoice):
     """Settings of one run.
 
-    dataset          `shapes`, `docs`, `repo`, `rag`, `sessions`, `gqa`, `jsonl`, `folder` or `package.module:factory`. The last four need a
+    dataset          `shapes`, `docs`, `repo`, `rag`, `sessions`, `gqa`, `jsonl`, `log`, `folder` or `package.module:factory`. The last five need a
                      model or a dry run
     dataset_config   gqa: configuration on the hub
     dataset_path     file or folder to read; repo: name of an installed package or a folder
@@ -266,7 +266,7 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
                 f"{flag} is an option of the data set {dataset}: leave it out, or give --dataset {dataset}"
             )
     dataset = merged.get("dataset", RunSettings.dataset)
-    if merged.get("raw_prompts") and dataset != "jsonl" and ":" not in dataset:
+    if merged.get("raw_prompts") and dataset not in ("jsonl", "log") and ":" not in dataset:
         raise ConfigError(
             f"--raw-prompts is for prompts of a log, and {dataset} has none: leave it out, or give --dataset jsonl"
         )

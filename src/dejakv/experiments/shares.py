@@ -70,13 +70,20 @@ class Shares:
     def add(self, ids: Sequence[int], partition: str = DEFAULT_PARTITION, spans: Sequence[Span] = ()) -> Share:
         """Counts one prompt against the earlier ones of its partition, and remembers it. As when a prompt is served, its last
         token never counts as found: it is computed for the answer. A picture's tokens are equal where the pictures are."""
+        return self.add_by_place(ids, partition, spans)[0]
+
+    def add_by_place(
+        self, ids: Sequence[int], partition: str = DEFAULT_PARTITION, spans: Sequence[Span] = ()
+    ) -> tuple[Share, NDArray[np.bool_]]:
+        """As `add`; also which tokens stand anywhere in earlier prompts."""
         tokens = with_media(ids, spans)
         prefix = self._prefix(tokens, self._blocks.setdefault(partition, set()))
         covered = _covered(tokens, self._runs.setdefault(partition, _HashSet()))
         covered[:prefix] = True
-        share = Share(len(tokens), prefix, int(np.count_nonzero(covered[:-1])))
+        covered[-1:] = False
+        share = Share(len(tokens), prefix, int(np.count_nonzero(covered)))
         self.total += share
-        return share
+        return share, covered
 
     @property
     def figures(self) -> dict[str, float]:
@@ -154,6 +161,9 @@ def tokenized(samples: Iterable[Sample], settings: RunSettings) -> Iterator[tupl
         if sample.media:
             raise InputError(f"sample {sample.id} has pictures: name an image-text model with --model of dejakv run")
         request = prompter.request(sample)
+        if sample.fields.get("token_ids"):
+            yield sample, Prepared(request, tuple(sample.fields["token_ids"]))
+            continue
         if request.order == "free":
             request = arranged(request.frame, seen, tokenize, request.partition).of(request)
         ids = tokenize(request.prompt)

@@ -14,7 +14,7 @@ from dejakv.records import Record
 NAMES = {"none": "no reuse", "prefix": "prefix caching", "cache": "DejaKV"}
 """Arms as a reader knows them."""
 
-OWN_LOG = "dejakv run --dataset jsonl --dataset-path log.jsonl --cache-mode dry-run"
+OWN_LOG = "dejakv estimate LOG"
 
 
 def asked(summary: Mapping[str, Any], rows: Sequence[Row]) -> str:

@@ -1,0 +1,280 @@
+"""Logs of requests as servers and gateways write them: one entry for each request, whatever the format. A line that cannot be read costs
+that line, and a file is read line by line.
+
+Read are JSON lines of prompts or messages, vLLM's log of requests, OpenAI's batch files, exports of Langfuse and logs of LiteLLM (JSON
+lines or an array), and the traces of Mooncake and Azure, which have no text.
+"""
+
+import ast
+import csv
+import datetime
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from dejakv.datasets.base import Sample
+from dejakv.datasets.messages import read_request
+from dejakv.errors import DatasetError
+
+Format = Literal[
+    "JSON lines", "vLLM's log", "OpenAI batch", "Langfuse export", "LiteLLM log", "Mooncake trace", "Azure trace"
+]
+
+MOONCAKE_BLOCK = 512
+"""Tokens of a block of a Mooncake trace."""
+
+LIMITS: Mapping[Format, str] = {
+    "vLLM's log": "prompts are in vLLM's log at level DEBUG alone (--enable-log-requests), cut at --max-log-len if that is given",
+    "LiteLLM log": "prompts are in LiteLLM's log where it stores them (store_prompts_in_spend_logs)",
+    "Mooncake trace": "a Mooncake trace has prefix blocks alone: what stands elsewhere in earlier prompts, and what blend would save, is unknown",
+    "Azure trace": "an Azure trace has times and lengths alone: what was asked before is unknown",
+}
+"""What a format does not say."""
+
+TENANT = ("partition", "tenant", "end_user", "user_api_key_hash", "api_key", "userId", "user_id", "user")
+TIME = ("timestamp", "startTime", "start_time", "created_at", "time")
+_VLLM = re.compile(r"Request (\S+) details: prompt: (.*), prompt_token_ids: (\[[\d, ]*\]|None), prompt_embeds")
+_VLLM_BODY = re.compile(r"Request \S+ JSON body: (\{.*)$")
+_VLLM_TIME = re.compile(r"(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One request; what its format does not have is None or empty.
+
+    place      of the line in the file, from 1 on
+    sample     its text, with `token_ids` among the fields where the log has them
+    blocks     of a Mooncake trace: ids of its blocks, each of the whole beginning of the prompt
+    tokens     length of a prompt without text
+    tenant     whose request it is
+    time       of its arrival, in seconds
+    """
+
+    place: int
+    format: Format
+    sample: Sample | None = None
+    blocks: tuple[int, ...] = ()
+    tokens: int = 0
+    tenant: str = ""
+    time: float | None = None
+
+
+@dataclass
+class Log:
+    """A file of requests.
+
+    formats  entries of each format that were read so far
+    broken   lines that could not be read so far, and why; none has a prompt's text
+    skipped  entries so far that are no requests: spans of a trace, lines of a server's log on something else
+    """
+
+    path: Path
+    formats: Counter[Format] = field(default_factory=Counter[Format])
+    broken: dict[int, str] = field(default_factory=dict[int, str])
+    skipped: int = 0
+
+    def __post_init__(self) -> None:
+        self.path = Path(self.path)
+        if not self.path.is_file():
+            raise DatasetError(f"no file {str(self.path)!r}: give a log with one request a line")
+
+    def entries(self) -> Iterator[Entry]:
+        """The requests in the order of the file."""
+        for place, read in self._lines():
+            try:
+                found = read()
+            except (ValueError, TypeError, AttributeError, LookupError, RecursionError, DatasetError) as error:
+                self.broken[place] = str(error) if isinstance(error, DatasetError) else type(error).__name__
+                continue
+            if found is None:
+                self.skipped += 1
+            else:
+                self.formats[found.format] += 1
+                yield _of_its_tenant(found)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """The requests that have a text. Raises: DatasetError for a trace without any."""
+        for entry in self.entries():
+            if entry.sample is None:
+                raise DatasetError(f"{LIMITS[entry.format]}: it can be estimated, and not run")
+            yield entry.sample
+
+    def _lines(self) -> Iterator[tuple[int, Callable[[], Entry | None]]]:
+        with self.path.open(encoding="utf-8", errors="replace", newline="") as lines:
+            begin = lines.read(4096).lstrip("\ufeff \r\n\t")
+            lines.seek(0)
+            if begin.startswith("["):
+                for place, text in enumerate(_elements(lines.read), 1):
+                    yield place, lambda place=place, text=text: _entry(place, json.loads(text))
+            elif begin.upper().startswith("TIMESTAMP,"):
+                for place, row in enumerate(csv.DictReader(lines), 2):
+                    yield place, lambda place=place, row=row: _of_azure(place, row)
+            else:
+                for place, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield place, lambda place=place, line=line: _of_line(place, line)
+
+
+def _of_its_tenant(entry: Entry) -> Entry:
+    if entry.sample is None or not entry.tenant:
+        return entry
+    return replace(entry, sample=replace(entry.sample, fields={**entry.sample.fields, "partition": entry.tenant}))
+
+
+def _elements(read: Callable[[int], str]) -> Iterator[str]:
+    """The elements of a JSON array, without holding it: text up to each comma or bracket at the outermost level."""
+    depth, quoted, escaped, held = 0, False, False, list[str]()
+    while piece := read(1 << 16):
+        begin = 0
+        for place, letter in enumerate(piece):
+            if quoted:
+                quoted, escaped = escaped or letter != '"', letter == "\\" and not escaped
+            elif letter == '"':
+                quoted = True
+            elif letter in "[{":
+                depth += 1
+                begin = place + 1 if depth == 1 else begin
+            elif letter in "]}" or (letter == "," and depth == 1):
+                depth -= letter != ","
+                if depth == 0 or (depth == 1 and letter == ","):
+                    text = "".join((*held, piece[begin:place])).strip()
+                    held, begin = [], place + 1
+                    if text:
+                        yield text
+        if depth:
+            held.append(piece[begin:])
+
+
+def _of_line(place: int, line: str) -> Entry | None:
+    text = line.strip()
+    if text.startswith("{"):
+        return _entry(place, json.loads(text))
+    if found := _VLLM.search(text):
+        prompt, ids = ast.literal_eval(found[2]), ast.literal_eval(found[3])
+        sample = _raw(found[1], prompt or "", ids)
+        return Entry(place, "vLLM's log", sample, time=_vllm_time(text))
+    if found := _VLLM_BODY.search(text):
+        return Entry(place, "vLLM's log", _of_body(str(place), json.loads(found[1])), time=_vllm_time(text))
+    if _VLLM_TIME.search(text):
+        return None
+    raise DatasetError("it is neither JSON nor a line of vLLM's log")
+
+
+def _entry(place: int, record: Any) -> Entry | None:
+    """Of a JSON object."""
+    if not isinstance(record, dict):
+        raise DatasetError("it is not an object")
+    record = cast(dict[str, Any], record)
+    if "hash_ids" in record:
+        return Entry(
+            place, "Mooncake trace", blocks=tuple(map(int, record["hash_ids"])), tokens=int(record["input_length"]),
+            time=float(record.get("timestamp", 0)) / 1000,
+        )  # fmt: skip
+    common = {"tenant": _tenant(record), "time": _time(record)}
+    if isinstance(body := record.get("body"), dict):
+        return Entry(place, "OpenAI batch", _of_body(str(record.get("custom_id", place)), body), **common)
+    if "input" in record and {"traceId", "trace_id", "startTime", "start_time", "type"} & set(record):
+        if str(record.get("type", "GENERATION")).upper() != "GENERATION":
+            return None
+        return Entry(
+            place, "Langfuse export", _of_input(str(record.get("id", place)), _parsed(record["input"])), **common
+        )
+    if "call_type" in record or ("startTime" in record and {"messages", "proxy_server_request"} & set(record)):
+        asked = _parsed(record.get("messages")) or _parsed(record.get("proxy_server_request"))
+        return Entry(
+            place, "LiteLLM log", _of_input(str(record.get("id", record.get("request_id", place))), asked), **common
+        )
+    return Entry(place, "JSON lines", _plain(place, record), **common)
+
+
+def _plain(place: int, record: dict[str, Any]) -> Sample:
+    """`{"prompt": ...}`, `{"question": ..., "context": ...}`, `{"messages": [...]}` and their kind."""
+    answer = record.get("answer")
+    answer, name = None if answer is None else str(answer), str(record.get("id", place))
+    question = record.get("question", record.get("prompt"))
+    if isinstance(question, str) and question.strip():
+        return Sample(name, question, answer, context=str(record.get("context", "")), fields=record)
+    if question is not None:
+        raise DatasetError("its 'prompt' or 'question' is no text, or an empty one")
+    return _of_messages(name, record, answer)
+
+
+def _of_input(name: str, asked: Any) -> Sample:
+    """What a gateway or a tracer kept of a request: a text, messages, or a request's body."""
+    if isinstance(asked, str) and asked.strip():
+        return _raw(name, asked)
+    if isinstance(asked, list):
+        return _of_messages(name, {"messages": asked})
+    if isinstance(asked, dict) and asked:
+        return _of_body(name, cast(dict[str, Any], asked))
+    raise DatasetError("its prompt was not stored")
+
+
+def _of_body(name: str, body: Mapping[str, Any]) -> Sample:
+    """The body of a completion, chat completion or response."""
+    asked = body.get("messages", body.get("prompt", body.get("input")))
+    if isinstance(asked, str):
+        return _raw(name, asked)
+    if isinstance(asked, list) and asked and all(isinstance(each, int) for each in cast(list[Any], asked)):
+        return _raw(name, "", cast(list[int], asked))
+    if isinstance(asked, list) and asked:
+        return _of_messages(name, {"messages": asked})
+    raise DatasetError("its body has no prompt and no messages")
+
+
+def _of_messages(name: str, record: Mapping[str, Any], answer: str | None = None) -> Sample:
+    messages = tuple((message.role, message.text) for message in read_request(record, "it"))
+    return Sample(name, messages[-1][1], answer, messages=messages, fields={"messages": record.get("messages")})
+
+
+def _raw(name: str, prompt: str, ids: Sequence[int] | None = None) -> Sample:
+    """A prompt as the model reads it."""
+    if not prompt and not ids:
+        raise DatasetError("its prompt was not stored")
+    return Sample(name, prompt or "token ids", fields={"prompt": prompt, "token_ids": tuple(ids or ()), "raw": True})
+
+
+def _of_azure(place: int, row: Mapping[str, str]) -> Entry:
+    return Entry(place, "Azure trace", tokens=int(row["ContextTokens"]), time=_seconds(row["TIMESTAMP"]))
+
+
+def _parsed(value: Any) -> Any:
+    """A value that may be JSON in a string."""
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _tenant(record: Mapping[str, Any]) -> str:
+    metadata = record.get("metadata")
+    places = (record, cast(dict[str, Any], metadata) if isinstance(metadata, dict) else {})
+    return next((str(each[name]) for name in TENANT for each in places if each.get(name)), "")
+
+
+def _time(record: Mapping[str, Any]) -> float | None:
+    value = next((record[name] for name in TIME if record.get(name) is not None), None)
+    try:
+        return float(value) if isinstance(value, (int, float)) else _seconds(str(value)) if value is not None else None
+    except ValueError:
+        return None
+
+
+def _seconds(text: str) -> float:
+    """Of a time in ISO 8601, UTC unless it says otherwise; digits behind microseconds do not count."""
+    time = datetime.datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text.strip()))
+    return (time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+def _vllm_time(line: str) -> float | None:
+    """vLLM's log has no year: 2000 has every day."""
+    if (found := _VLLM_TIME.search(line)) is None:
+        return None
+    month, day, hour, minute, second = map(int, found.groups())
+    return datetime.datetime(2000, month, day, hour, minute, second, tzinfo=datetime.UTC).timestamp()

@@ -1,0 +1,186 @@
+"""What a log of requests would save: where its prompts' tokens stood before, and what exact reuse and blends would compute of them.
+
+No prompt is computed. A blend computes what is new and, up to the share of its quality, more of what it found at another place.
+"""
+
+import datetime
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejakv.blend.recomputed import count_of
+from dejakv.blend.settings import QUALITIES
+from dejakv.datasets.log import MOONCAKE_BLOCK, Entry
+from dejakv.decide.costs import Costs
+from dejakv.experiments.plain_words import counted, share
+from dejakv.experiments.shares import Share, Shares
+from dejakv.experiments.table import Sheet
+from dejakv.request import DEFAULT_PARTITION
+
+QUARTERS = 4
+MOST_TENANTS = 5
+"""Tenants that are named, those with the most tokens."""
+
+
+@dataclass
+class Savings:
+    """Counts requests in the order of their arrival; tenants share nothing.
+
+    whole_text  whether the tokens themselves are known, and not prefix blocks or lengths alone
+    """
+
+    shares: Shares = field(default_factory=Shares)
+    whole_text: bool = True
+    quarters: list[Share] = field(default_factory=lambda: [Share()] * QUARTERS)
+    by_tenant: defaultdict[str, Share] = field(default_factory=lambda: defaultdict[str, Share](Share))
+    by_hour: defaultdict[int, Share] = field(default_factory=lambda: defaultdict[int, Share](Share))
+    arrivals: Counter[int] = field(default_factory=Counter[int])
+    _each: list[Share] = field(default_factory=list[Share])
+    _whole: set[int] = field(default_factory=set[int])
+    _blocks: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict[str, set[int]](set))
+
+    def add(self, ids: Sequence[int], entry: Entry) -> None:
+        """Count a prompt's token ids. Of one that comes again as a whole, exact reuse computes the last token, not the last block."""
+        found, covered = self.shares.add_by_place(ids, entry.tenant or DEFAULT_PARTITION)
+        prefix = np.arange(len(covered)) < found.prefix
+        ends = np.linspace(0, len(covered), QUARTERS + 1).astype(int)
+        for number, (begin, end) in enumerate(pairwise(ends)):
+            held = Share(int(end - begin), _count(prefix[begin:end]), _count(covered[begin:end]))
+            self.quarters[number] += held
+        whole = hash((entry.tenant, *ids))
+        again, _ = whole in self._whole, self._whole.add(whole)
+        self._add(replace(found, prefix=found.anywhere) if again else found, entry)
+
+    def add_trace(self, entry: Entry) -> None:
+        """Count a request of which only prefix blocks or its length are known."""
+        self.whole_text = False
+        seen = self._blocks[entry.tenant]
+        held = next((place for place, block in enumerate(entry.blocks) if block not in seen), len(entry.blocks))
+        seen.update(entry.blocks)
+        prefix = max(0, min(held * MOONCAKE_BLOCK, entry.tokens - 1))
+        found = Share(entry.tokens, prefix, prefix)
+        self.shares.total += found
+        self._add(found, entry)
+
+    def _add(self, found: Share, entry: Entry) -> None:
+        self._each.append(found)
+        if entry.tenant:
+            self.by_tenant[entry.tenant] += found
+        if entry.time is not None:
+            self.by_hour[datetime.datetime.fromtimestamp(entry.time, datetime.UTC).hour] += found
+            self.arrivals[int(entry.time // 60)] += 1
+
+    def figures(self, costs: Costs | None = None) -> dict[str, Any]:
+        """As JSON: `quarters`, `by_tenant` and `by_hour` with tokens, and those in prefixes and anywhere; `computed` tokens of all, and with
+        `costs` `seconds` of a request's prefill, by way of reuse; `store_bytes` of all distinct state; `arrivals` a minute."""
+        total = self.shares.total
+        ways: dict[str, Callable[[Share], int]] = {
+            "full": lambda one: one.tokens,
+            "exact": lambda one: one.tokens - one.prefix,
+        }
+        if self.whole_text:
+            ways |= {f"blend {name}": _blended(quality.share) for name, quality in QUALITIES.items()}
+        rows = {name: np.array([way(one) for one in self._each]) for name, way in ways.items()}
+        counts = sorted(self.arrivals.values())
+        found: dict[str, Any] = {
+            "whole_text": self.whole_text,
+            "quarters": [vars(part) for part in self.quarters] if self.whole_text else [],
+            "by_tenant": {
+                name: vars(part) for name, part in sorted(self.by_tenant.items(), key=lambda item: -item[1].tokens)
+            },
+            "by_hour": {str(hour): vars(part) for hour, part in sorted(self.by_hour.items())},
+            "arrivals": {"minutes": len(counts), "median": counts[len(counts) // 2], "most": counts[-1]}
+            if counts
+            else None,
+            "computed": {name: int(each.sum()) for name, each in rows.items()},
+        }
+        if costs is not None:
+            found["seconds"] = {name: self._seconds(name, each, costs) for name, each in rows.items()}
+            found["store_bytes"] = round((total.tokens - total.prefix) * costs.token_bytes)
+        return found
+
+    def _seconds(self, way: str, rows: NDArray[np.int64], costs: Costs) -> float:
+        """Mean seconds of a request's prefill. Each takes the fastest of its plans, as the planner does."""
+        times: list[float] = []
+        for one, computed in zip(self._each, rows.tolist(), strict=True):
+            plans = [costs.full(one.tokens)]
+            if way != "full" and one.prefix:
+                plans.append(costs.prefix(one.prefix, one.tokens))
+            if way.startswith("blend") and one.anywhere > one.prefix:
+                plans.append(costs.blending(computed, one.tokens, one.anywhere))
+            times.append(min(plans))
+        return sum(times) / len(times) if times else 0.0
+
+
+def _blended(part: float) -> Callable[[Share], int]:
+    """Tokens of a blend: what is new, and at least its share of those behind the exact prefix."""
+
+    def computed(one: Share) -> int:
+        paid = min(count_of(part, one.tokens, one.prefix), one.tokens - one.prefix)
+        return max(one.tokens - one.anywhere, paid)
+
+    return computed
+
+
+def _count(marks: NDArray[np.bool_]) -> int:
+    return int(np.count_nonzero(marks))
+
+
+def sheets(found: Mapping[str, Any]) -> list[Sheet]:
+    """Tables of an estimate's savings: where tokens stood, and what each way of reuse would compute."""
+    total, whole = found["prompt_tokens"], found["whole_text"]
+    prefix = found["tokens_prefix"]
+    where = [
+        ("in prefixes of earlier prompts", share(prefix / total), "`exact` and prefix caching compute none of these")
+    ]
+    if whole:
+        other = found["tokens_anywhere"] - prefix
+        where.append(
+            (
+                "elsewhere in earlier prompts",
+                share(other / total),
+                "`blend` reuses most of these; answers are approximate",
+            )
+        )
+        where.append(("new", share(1 - found["tokens_anywhere"] / total), "always computed"))
+    seconds: Mapping[str, float] = found.get("seconds") or {}
+    ways = [
+        (name, share(count / total), *((f"{seconds[name]:.3f}",) if seconds else ()))
+        for name, count in found["computed"].items()
+    ]
+    columns = ("reuse", "tokens computed", *(("seconds to prefill a request",) if seconds else ()))
+    return [Sheet("", ("tokens", "share", ""), where), Sheet("", columns, ways)]
+
+
+def in_words(found: Mapping[str, Any]) -> list[str]:
+    """Where in the prompts, by tenant, by hour, arrivals, and bytes of the store."""
+    lines: list[str] = []
+    if found["quarters"]:
+        each = ", ".join(_part(part) for part in found["quarters"])
+        lines.append(f"prefixes + elsewhere, by quarter of a prompt: {each}")
+    if tenants := found["by_tenant"]:
+        named = ", ".join(f"{name} {_part(part)}" for name, part in list(tenants.items())[:MOST_TENANTS])
+        more = f", and {len(tenants) - MOST_TENANTS} more in estimate.json" if len(tenants) > MOST_TENANTS else ""
+        lines.append(f"by tenant ({len(tenants)}, which share nothing): {named}{more}")
+    if len(hours := found["by_hour"]) > 1:
+        ranked = sorted(hours.items(), key=lambda item: item[1]["anywhere"] / max(1, item[1]["tokens"]))
+        least, most = (f"{_part(part)} at {int(hour):02d} h" for hour, part in (ranked[0], ranked[-1]))
+        lines.append(f"by hour of the day (UTC): from {least} to {most}")
+    if arrivals := found["arrivals"]:
+        minutes = counted(arrivals["minutes"], "minute")
+        lines.append(
+            f"arrivals: {arrivals['median']} a minute in the median of {minutes} with any, {arrivals['most']} at most"
+        )
+    if "store_bytes" in found:
+        lines.append(f"a store of all of it takes {found['store_bytes'] / 1e9:,.2f} GB")
+    return lines
+
+
+def _part(part: Mapping[str, int]) -> str:
+    tokens = max(1, part["tokens"])
+    return f"{part['prefix'] / tokens:.0%} + {(part['anywhere'] - part['prefix']) / tokens:.0%}"
