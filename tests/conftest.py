@@ -1,11 +1,13 @@
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.services import S3Server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -26,6 +28,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     minutes = os.environ.get("DEJAKV_SOAK_MINUTES")
     if minutes is not None and time.monotonic() - _BEGAN > 60 * float(minutes):
         pytest.skip(f"the {minutes} minutes of DEJAKV_SOAK_MINUTES are over")
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server with the bucket `dejakv`."""
+    server = S3Server(tmp_path_factory.mktemp("s3"))
+    server.start()
+    server.make_bucket("dejakv")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Address of an empty prefix of a bucket, whose credentials are in the environment."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://dejakv/{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="session")

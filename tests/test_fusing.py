@@ -13,7 +13,7 @@ from dejakv import open_store
 from dejakv.build import build_cache, build_fusion
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.levels.fusion import FusionCache, FusionState
-from dejakv.engines.open import state_folders
+from dejakv.engines.open import state_places
 from dejakv.errors import ConfigError
 from dejakv.pipeline import Pipeline
 from dejakv.request import Prepared, Request
@@ -68,7 +68,7 @@ def test_states_survive_a_restart_in_the_folder(docs_engine: Any, tmp_path: Path
         record = Pipeline(docs_engine, cache).answer(request(QUESTION)).record
         cache.close()
         assert record.statuses["fusion"] == wanted
-    assert set(state_folders("transformers", config(**folders))) == {*folders.values(), str(tmp_path / "fusion-states")}
+    assert set(state_places("transformers", config(**folders))) == {*folders.values(), str(tmp_path / "fusion-states")}
     assert (tmp_path / "fusion-states").is_dir()
 
 

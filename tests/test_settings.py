@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dejakv.blend.prune import PruneConfig
 from dejakv.blend.settings import BlendConfig
 from dejakv.build import build_cache
-from dejakv.config import LEFT, SemanticCacheConfig
+from dejakv.config import FORMER, LEFT, SemanticCacheConfig
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 from dejakv.experiments.settings import RunSettings, read_set, split_settings
@@ -88,10 +88,12 @@ def test_what_are_no_names_and_values_is_refused(values: Any) -> None:
         ({"max_bytes": 2**63}, "max_bytes=9223372036854775808 is too large"),
         ({"embedding_layers": "prompt:4"}, "embedding_layers='prompt:4' is no list"),
         ({"embedding_layers": ["prompt:4", 5]}, "holds 5, which is no text"),
-        ({"cache_dir": ""}, "cache_dir='' is empty"),
-        ({"cache_dir": "a" * 5000}, "File name too long"),
-        ({"cache_dir": "/dev/null/x"}, "Not a directory"),
-        ({"cache_dir": 5}, "cache_dir=5 is no text"),
+        ({"cache_dir": ""}, "store='' is empty"),
+        ({"store": "a" * 5000}, "File name too long"),
+        ({"store": "x", "cache_dir": "y"}, "cache_dir is the former name of store"),
+        ({"store": "x", "disk_dir": "y"}, "disk_dir='y' holds copies from a bucket, and store='x' is none"),
+        ({"store": "/dev/null/x"}, "Not a directory"),
+        ({"cache_dir": 5}, "store=5 is no text"),
         ({"index_encoder": "a\0b"}, "contains a NUL"),
         ({"index_encoder": "\ud800"}, "no valid Unicode"),
         ({"policy": ["lru"]}, r"policy=\('lru'\) is unknown: choose one of lru, lfu"),
@@ -144,7 +146,12 @@ def test_every_setting_is_documented(cls: Any) -> None:
 
 
 def test_the_parts_of_a_cache_share_no_name_and_the_connectors_defaults_differ_where_it_says_so() -> None:
-    own = [name for part in SemanticCacheConfig.__mro__ for name in vars(part).get("__annotations__", {})]
+    own = [
+        name
+        for part in SemanticCacheConfig.__mro__
+        for name in vars(part).get("__annotations__", {})
+        if name not in FORMER
+    ]
     assert len(own) == len(set(own)) == len(fields(SemanticCacheConfig))
     shared = [item for item in fields(ConnectorSettings) if item.name in own]
     other = {item.name for item in shared if item.default != getattr(SemanticCacheConfig, item.name)}

@@ -60,13 +60,13 @@ def build_cache(
 
 
 def build_gate(config: SemanticCacheConfig) -> Gate | None:
-    """Build the gate of the config's error bound, None without one, and with a certificate. Its evidence is stored beside the store; open the store first.
+    """Build the gate of the config's error bound, None without one, and with a certificate. Its evidence stands in `own_folder`; open the store first.
 
     Raises: StoreError for an unusable folder.
     """
     if not config.labels_online:
         return None
-    folder = config.cache_dir
+    folder = config.own_folder
     return Gate(config, ledger=Ledger(Path(folder).expanduser() if folder else None, fingerprint(config)))
 
 

@@ -101,6 +101,7 @@ class HierarchicalCache:
             self.observers.insert(0, Certified(self.config))
         self._served: WeakSet[Engine] = WeakSet()
         self.store.on_evict(self.finder.remove)
+        self.store.on_arrival(self._found)
         self.finder.fill()
 
     def decide(self, prepared: Prepared, engine: Engine) -> Decision:
@@ -268,6 +269,12 @@ class HierarchicalCache:
         self.finder.counts.clear(partition)
         self._forget(partition)
         return removed
+
+    def _found(self, id: str) -> None:
+        """Another machine stored it."""
+        meta = self.store.meta(id)
+        if meta is not None:
+            self.finder.add(meta)
 
     def _forget(self, partition: str | None) -> None:
         forget((*self.finder.levels, *self.finder.guards), partition)

@@ -6,7 +6,7 @@ holds the help text of each field.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, Literal
 
 from dejakv.blend.settings import (
@@ -21,7 +21,21 @@ from dejakv.blend.settings import (
     quality_of,
 )
 from dejakv.errors import ConfigError
-from dejakv.settings import Cosine, Count, Folder, Positive, Seconds, Share, check_fields, from_mapping, shown
+from dejakv.settings import (
+    Cosine,
+    Count,
+    Folder,
+    Place,
+    Positive,
+    Seconds,
+    Share,
+    beside,
+    check_fields,
+    from_mapping,
+    in_bucket,
+    is_memory,
+    shown,
+)
 from dejakv.store.budgets import Parts, named_parts
 from dejakv.trust.differs import differs_of
 from dejakv.trust.settings import TrustSettings
@@ -54,6 +68,16 @@ SIMILARITY_THRESHOLD = 0.85
 _GUARD = "no cross-encoder judges paraphrases; lexical_guard alone refuses donors in other words"
 LEFT: dict[str, str] = {"cross_encoder": _GUARD, "paraphrase_threshold": _GUARD}
 """Settings of earlier versions, and what took the place of each."""
+FORMER = {"cache_dir": "store"}
+"""Former names of settings, which still do."""
+
+
+def take_former(settings: object, value: str | None, former: str = "cache_dir") -> None:
+    """Take `store` from its former name. Raises: ConfigError if both are given."""
+    if value is not None:
+        if getattr(settings, "store", None) is not None:
+            raise ConfigError(f"{former} is the former name of store: give store alone")
+        object.__setattr__(settings, "store", value)
 
 
 @dataclass(frozen=True)
@@ -169,17 +193,24 @@ class LifetimeSettings:
 
 @dataclass(frozen=True)
 class BudgetSettings(LifetimeSettings):
-    """Size of the store. Also keys of vLLM's connector.
+    """Place and size of the store. Also keys of vLLM's connector.
 
+    store           a folder, `memory:`, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`, with the credentials of the
+                    environment; None: memory
+    disk_dir        folder on this machine with copies from a bucket, and with its index, which makes opening fast; None: no copies
     max_bytes       maximum bytes of the store
-    memory_bytes    bytes of a store on disk to keep in memory too
+    disk_bytes      maximum bytes of copies in `disk_dir`
+    memory_bytes    bytes of a store on disk or in a bucket to keep in memory too
     policy          eviction policy: `lru` or `lfu`
     min_tokens      least tokens of a stored prompt
     second_sight    store a prompt only when it comes the second time
     max_write_rate  maximum bytes a second written by the store; 0: no limit
     """
 
+    store: Place | None = None
+    disk_dir: Folder | None = None
     max_bytes: Count = 4 * 1024**3
+    disk_bytes: Count = 16 * 1024**3
     memory_bytes: Count = 512 * 1024**2
     policy: EvictionPolicy = "lru"
     min_tokens: Count = 0
@@ -191,7 +222,6 @@ class BudgetSettings(LifetimeSettings):
 class KeepSettings(BudgetSettings):
     """Storage of state and encoder outputs, and its division.
 
-    cache_dir            folder of the store; None: memory
     max_cached_blocks    maximum entries of the store; 0: no limit
     partitions           number of parts of the budgets, quotas included; each partition is limited to one part and evicts only its own
                          entries; 1: one budget for all
@@ -202,12 +232,11 @@ class KeepSettings(BudgetSettings):
     ttl_fusion           `ttl` of states of fusion modules; None: `ttl`
     enable_fusion_cache  keep encoder outputs by the pictures' content; None: if there is a `fusion_cache_dir` or `fusion_provider`
     fusion_provider      reader and writer of the model's own fusion modules, `package.module:factory`
-    fusion_cache_dir     folder of encoder outputs; None: memory
+    fusion_cache_dir     place of encoder outputs, as `store`; None: memory
     encoder_bytes        maximum bytes of encoder outputs; as many again for a provider's states in memory
     image_root           folder of the samples' pictures
     """
 
-    cache_dir: Folder | None = None
     max_cached_blocks: Count = 0
     partitions: Positive = 1
     quotas: tuple[str, ...] = ()
@@ -217,9 +246,10 @@ class KeepSettings(BudgetSettings):
     ttl_fusion: Seconds | None = None
     enable_fusion_cache: bool | None = None
     fusion_provider: str | None = None
-    fusion_cache_dir: Folder | None = None
+    fusion_cache_dir: Place | None = None
     encoder_bytes: Count = 1024**3
     image_root: Folder | None = None
+    cache_dir: InitVar[str | None] = None
 
     @property
     def parts(self) -> Parts:
@@ -227,10 +257,17 @@ class KeepSettings(BudgetSettings):
         return Parts(self.partitions, self.max_bytes, self.max_cached_blocks, named_parts(self.quotas))
 
     @property
+    def own_folder(self) -> str | None:
+        """Folder on this machine for what belongs to the store; None without one."""
+        if self.store is None or is_memory(self.store):
+            return None
+        return self.disk_dir if in_bucket(self.store) else self.store
+
+    @property
     def fusion_states_dir(self) -> str | None:
-        """Folder of a provider's states, beside that of encoder outputs; None without."""
+        """Place of a provider's states, beside that of encoder outputs; None without."""
         kept = self.fusion_cache_dir if self.fusion_provider else None
-        return f"{kept.rstrip('/')}-states" if kept else None
+        return kept and (kept if is_memory(kept) else beside(kept, "-states"))
 
     def lifetime(self, own: float | None) -> float:
         """Limit of a class of entries, by default `ttl`."""
@@ -246,8 +283,13 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
     (0.4, 0.85, 0.0)
     """
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, cache_dir: str | None) -> None:
+        take_former(self, cache_dir)
         check_fields(self)
+        if self.disk_dir is not None and not (self.store and in_bucket(self.store)):
+            raise ConfigError(
+                f"disk_dir={shown(self.disk_dir)} holds copies from a bucket, and store={shown(self.store)} is none: leave it out"
+            )
         if self.enable_fusion_cache is None:
             object.__setattr__(self, "enable_fusion_cache", bool(self.fusion_cache_dir or self.fusion_provider))
         if self.semantic_text is None:

@@ -33,8 +33,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LARGEST = 2**63 - 1
 """What SQLite and a C size hold."""
-MEMORY = "memory://"
+MEMORY = "memory:"
+_BUCKET = re.compile(r"(s3|gs|az)://[^/?#@:\s]+(/[^/?#\s]+)*/?")
 _NO_FOLDER = f"is an address: give a folder on a disk of this machine, or {MEMORY}"
+_NO_PLACE = (
+    f"is no address of a store: give a folder, {MEMORY}, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX; credentials "
+    "stand in the environment (docs/store.md)"
+)
 _SAYS = {
     "bool_type": "is neither true nor false: give one of them",
     "int_type": "is no whole number: give an integer",
@@ -89,13 +94,16 @@ class Within(_Kind):
 
 @dataclass(frozen=True)
 class OnDisk(_Kind):
-    """A path that may or may not exist yet. `folder`: what exists must be a folder."""
+    """A path that may or may not exist yet. `folder`: what exists must be a folder; `store`: it may be the address of a store."""
 
     folder: bool = False
+    store: bool = False
 
     def problem(self, value: str) -> str | None:
-        if self.folder and "://" in value and value != MEMORY:
-            return _NO_FOLDER
+        if self.store and (is_memory(value) or _BUCKET.fullmatch(value)):
+            return None
+        if self.folder and "://" in value:
+            return _NO_PLACE if self.store else _NO_FOLDER
         if not value:
             return "is empty: give a path, or leave the setting out"
         try:
@@ -119,10 +127,28 @@ class _Instance(_Kind):
         return None if isinstance(value, self.kind) else f"is of the wrong type: give a {self.kind.__name__}"
 
 
-def refuse_address(place: str) -> None:
-    """Raises: ConfigError for an address where a folder belongs."""
-    if "://" in place:
-        raise ConfigError(f"{shown(place)} {_NO_FOLDER}")
+def is_memory(place: str) -> bool:
+    """Whether a store's address is this process's memory."""
+    return place.removesuffix("//") == MEMORY
+
+
+def in_bucket(place: str) -> bool:
+    """Whether a store's address is in a bucket; otherwise it is memory or a folder. Raises: ConfigError for another address."""
+    if "://" not in place or is_memory(place):
+        return False
+    if not _BUCKET.fullmatch(place):
+        raise ConfigError(f"{shown(place)} {_NO_PLACE}")
+    return True
+
+
+def beside(place: str, ending: str) -> str:
+    """The place of another store beside this one, by the ending of its name.
+
+    >>> beside("/var/cache/", "-states"), beside("s3://bucket/cache", "-vllm"), beside("s3://bucket", "-vllm")
+    ('/var/cache-states', 's3://bucket/cache-vllm', 's3://bucket/-vllm')
+    """
+    place = place.rstrip("/")
+    return f"{place}/{ending}" if re.fullmatch(r"\w+://[^/]+", place) else f"{place}{ending}"
 
 
 Count = Annotated[int, Within(0)]
@@ -134,6 +160,8 @@ MAX_SHARE = 0.8
 Cosine = Annotated[float, Within(-1, 1)]
 Seconds = Annotated[float, Within(0)]
 Folder = Annotated[str, OnDisk(folder=True)]
+Place = Annotated[str, OnDisk(folder=True, store=True)]
+"""Address of a store."""
 AnyPath = Annotated[str, OnDisk()]
 
 
@@ -175,7 +203,7 @@ def from_mapping(
     given = cast(Mapping[Any, Any], values)
     known = {item.name for item in fields(cast(Any, kind))}
     for name in given:
-        if name not in known:
+        if name not in cast(Any, kind).__dataclass_fields__:  # former names are no fields
             if isinstance(name, str) and name in (left or {}):
                 raise ConfigError(f"{where}: {name} is no setting any more: {(left or {})[name]}")
             raise ConfigError(f"{where}: unknown key {shown(name)}: known are {', '.join(sorted(known))}")
@@ -190,7 +218,7 @@ def shown(value: object) -> str:
     if isinstance(value, bool | int | float | NoneType):
         return repr(value)
     if isinstance(value, str):
-        value = re.sub(r"(?s)://.*@", "://...@", value)
+        value = re.sub(r"(?s)(://[^?]*\?).*", r"\1...", re.sub(r"(?s)://.*@", "://...@", value))
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 80 else f"{value[:60]!r}... ({len(value)} long)"
     if isinstance(value, list | tuple):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.store.suite import WholeStoreTests
 
 from dejakv.store import Store, open_store
@@ -22,3 +23,25 @@ class TestFolder(WholeStoreTests, PersistentStoreTests):
 class TestFolderBehindMemory(WholeStoreTests, PersistentStoreTests):
     def make_store(self, folder: Path, **settings: Any) -> Store:
         return open_store(folder, memory_bytes=50_000, memory_fill="read", **settings)
+
+
+class TestBucket(WholeStoreTests, PersistentStoreTests):
+    """On a real S3 server, without copies."""
+
+    @pytest.fixture(autouse=True)
+    def _bucket(self, bucket: str) -> None:
+        self.url = bucket
+
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return open_store(f"{self.url}/{folder.name}", **settings)
+
+
+class TestBucketBehindMemory(TestBucket):
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return open_store(f"{self.url}/{folder.name}", memory_bytes=50_000, **settings)
+
+
+class TestBucketBehindMemoryAndDisk(TestBucket):
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        tiers = {"memory_bytes": 20_000, "disk_dir": folder, "disk_bytes": 50_000}
+        return open_store(f"{self.url}/{folder.name}", **tiers, **settings)

@@ -11,11 +11,11 @@ import pytest
 import dejakv
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
-from dejakv.store.open import folders_of
+from dejakv.store.open import stores_in
 from dejakv.testing import make_chunk
 
 
-@pytest.mark.parametrize("where", [None, "memory://"])
+@pytest.mark.parametrize("where", [None, "memory:", "memory://"])
 def test_a_store_in_memory(where: str | None) -> None:
     store = dejakv.open_store(where, max_entries=1, policy="lfu")
     assert store.put(make_chunk(1))
@@ -36,24 +36,26 @@ def test_a_store_in_a_folder(tmp_path: Path, kind: Any) -> None:
 ADDRESS = "redis://:secret@cache.example:6379/0"
 
 
-@pytest.mark.parametrize("url", [ADDRESS, "http://nowhere", "s3://bucket/cache", "://", "memory://x"])
+@pytest.mark.parametrize(
+    "url", [ADDRESS, "http://nowhere", "s3://", "s3://key:secret@bucket/cache", "s3://b/c?secret", "://", "memory://x"]
+)
 @pytest.mark.parametrize(
     "asked",
     [
         lambda url: dejakv.open_store(url),
+        lambda url: dejakv.SemanticCacheConfig(store=url),
         lambda url: dejakv.SemanticCacheConfig(cache_dir=url),
         lambda url: dejakv.SemanticCacheConfig(fusion_cache_dir=url),
+        lambda url: ConnectorSettings.from_extra({"store": url}),
         lambda url: ConnectorSettings.from_extra({"store_dir": url}),
-        lambda url: folders_of(url),
+        lambda url: stores_in(url),
     ],
 )
 def test_an_address_is_refused_with_what_takes_its_place(
     asked: Callable[[str], object], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ConfigError, match="is an address: give a folder on a disk of this machine, or memory://"
-    ) as found:
+    with pytest.raises(ConfigError, match="is no address of a store: give a folder, memory:, s3://BUCKET") as found:
         asked(url)
     assert "secret" not in str(found.value)
     assert "\n" not in str(found.value)
@@ -63,9 +65,9 @@ def test_an_address_is_refused_with_what_takes_its_place(
 @pytest.mark.parametrize(
     "words",
     [
-        ["run", "--cache-dir", ADDRESS],
+        ["run", "--store", ADDRESS],
         ["serve", "--cache-dir", ADDRESS],
-        ["cache", "purge", "--all", "--cache-dir", ADDRESS],
+        ["cache", "purge", "--all", "--store", ADDRESS],
         ["cache", "evidence", "--cache-dir", ADDRESS],
     ],
 )
@@ -74,6 +76,6 @@ def test_an_address_is_refused_on_the_command_line(words: list[str], tmp_path: P
         [sys.executable, "-m", "dejakv", *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode != 0
-    assert "is an address: give a folder" in done.stderr
+    assert "is no address of a store: give a folder" in done.stderr
     assert "Traceback" not in done.stderr
     assert "secret" not in done.stderr

@@ -1,21 +1,21 @@
-"""`dejakv cache`: show and purge the folder of a cache."""
+"""`dejakv cache`: show and purge a store."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-cache_command = typer.Typer(help="Look after the folder of a cache.", no_args_is_help=True, add_completion=False)
+cache_command = typer.Typer(help="Look after a store.", no_args_is_help=True, add_completion=False)
 
 
 @cache_command.callback()
 def cache_group() -> None:
-    """Look after the folder of a cache."""
+    """Look after a store."""
 
 
 @cache_command.command("show")
-def show_command(cache_dir: Annotated[str, typer.Argument(help="Folder of a cache.")]) -> None:
-    """Show the content of the folder: entries, tokens and bytes by partition, model (epoch) and kind, the largest first. Read-only."""
+def show_command(store: Annotated[str, typer.Argument(help="Folder or address of a store.")]) -> None:
+    """Show the content of a store: entries, tokens and bytes by partition, model (epoch) and kind, the largest first. Read-only."""
     from collections import defaultdict
     from contextlib import closing
     from datetime import UTC, datetime
@@ -24,15 +24,15 @@ def show_command(cache_dir: Annotated[str, typer.Argument(help="Folder of a cach
 
     from dejakv.experiments.table import Sheet
     from dejakv.store.base import ChunkMeta
-    from dejakv.store.open import folders_of, open_store
+    from dejakv.store.open import open_store, stores_in
 
     found: defaultdict[tuple[str, str, str], list[ChunkMeta]] = defaultdict(list)
     entries = size = 0
-    for folder in folders_of(cache_dir):
-        with closing(open_store(folder)) as store:
-            for meta in store.metas():
+    for place in stores_in(store):
+        with closing(open_store(place)) as one:
+            for meta in one.metas():
                 found[meta.partition, meta.epoch, meta.kind].append(meta)
-            stats = store.stats()
+            stats = one.stats()
             entries, size = entries + stats.entries, size + stats.bytes
     rows: list[list[str]] = []
     for names, held in sorted(found.items(), key=lambda one: -sum(meta.nbytes for meta in one[1])):
@@ -41,15 +41,19 @@ def show_command(cache_dir: Annotated[str, typer.Argument(help="Folder of a cach
         tokens, nbytes = sum(meta.num_tokens for meta in held), sum(meta.nbytes for meta in held)
         rows.append([*names, f"{len(held):,}", f"{tokens:,}", f"{nbytes / 1e6:.1f}", *ages])
     columns = ("partition", "epoch", "kind", "entries", "tokens", "MB", "oldest", "newest")
-    Console().print(Sheet(f"cache {cache_dir}", columns, rows).printed())
-    typer.echo(f"{entries:,} prompts, {size / 1e6:.1f} MB on disk")
+    Console().print(Sheet(f"cache {store}", columns, rows).printed())
+    typer.echo(f"{entries:,} prompts, {size / 1e6:.1f} MB")
 
 
 @cache_command.command("purge")
 def purge_command(
-    cache_dir: Annotated[
+    store: Annotated[
         list[str],
-        typer.Option(help="Folder of a cache; repeat for its folders of encoder outputs and fusion states."),
+        typer.Option(
+            "--store",
+            "--cache-dir",
+            help="Folder or address of a store; repeat for those of encoder outputs and fusion states.",
+        ),
     ],
     partition: Annotated[
         str | None,
@@ -69,12 +73,12 @@ def purge_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the entries without removing them.")] = False,
 ) -> None:
     """Remove the entries that meet all given conditions, and everything derived from them, to the last byte. Servers may use the
-    folder meanwhile."""
+    store meanwhile."""
     from contextlib import ExitStack, closing
 
     from dejakv.errors import ConfigError
     from dejakv.store.claim import FORMAT, purge_folder
-    from dejakv.store.open import folders_of, open_store
+    from dejakv.store.open import open_store, stores_in
     from dejakv.store.selection import Purged, Selection
 
     selection = Selection(partition, epoch, tuple(donor or ()), older_than)
@@ -83,21 +87,23 @@ def purge_command(
     purged = Purged()
     with ExitStack() as stack:
         # All of them are opened before anything is removed: one that is no cache is a mistake in the command.
-        folders = {folder: format for given in cache_dir for folder, format in folders_of(given).items()}
+        places = {place: format for given in store for place, format in stores_in(given).items()}
         if everything and selection == Selection() and not dry_run:
-            for folder in [folder for folder, format in folders.items() if format != FORMAT]:
-                typer.echo(f"removed {purge_folder(folder)} files of an older format from {folder}")
-                del folders[folder]
-        stores = [stack.enter_context(closing(open_store(folder))) for folder in folders]
-        for number, store in enumerate(stores):
+            for place in [place for place, format in places.items() if format != FORMAT]:
+                typer.echo(f"removed {purge_folder(place)} files of an older format from {place}")
+                del places[place]
+        stores = [stack.enter_context(closing(open_store(place))) for place in places]
+        for number, one in enumerate(stores):
             wanted = selection.of_others(purged) if number else selection
-            purged += store.purge(wanted, dry_run=dry_run)
+            purged += one.purge(wanted, dry_run=dry_run)
     typer.echo(f"{'would remove' if dry_run else 'removed'} {purged}")
 
 
 @cache_command.command("evidence")
 def evidence_command(
-    cache_dir: Annotated[str, typer.Option(help="Folder of a cache.")],
+    store: Annotated[
+        str, typer.Option("--store", "--cache-dir", help="Folder of a cache; of one in a bucket its disk_dir.")
+    ],
     epoch: Annotated[
         str | None, typer.Option(help="Only the model with this fingerprint: the first word of a line.")
     ] = None,
@@ -107,13 +113,12 @@ def evidence_command(
     from contextlib import closing
 
     from dejakv.errors import ConfigError
-    from dejakv.settings import refuse_address
+    from dejakv.settings import in_bucket
     from dejakv.trust.ledger import FILE, Ledger
 
-    refuse_address(cache_dir)
-    if not (Path(cache_dir) / FILE).is_file():
-        raise ConfigError(f"{cache_dir} has no evidence: give the folder of a cache that was used with --error-bound")
-    with closing(Ledger(cache_dir)) as ledger:
+    if in_bucket(store) or not (Path(store) / FILE).is_file():
+        raise ConfigError(f"{store} has no evidence: give the folder of a cache that was used with --error-bound")
+    with closing(Ledger(store)) as ledger:
         if remove:
             typer.echo(f"removed {ledger.remove(epoch=epoch)} classes")
             return

@@ -8,12 +8,14 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from dejakv.config import FORMER
 from dejakv.settings import from_text, helps, kinds_of
 
 Groups = Mapping[str, Sequence[str]]
 """Settings whose options `--help` shows, by the title of their group; `--help-all` shows the others too."""
 
 SETTINGS_HELP = "NAME=VALUE of any setting, such as blend.share=.2; repeatable."
+FORMER_OPTIONS = {new: (f"--{old.replace('_', '-')}",) for old, new in FORMER.items()}
 _WITH_COMMAS = ("arms", "costs")
 
 

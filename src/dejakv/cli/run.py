@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dejakv.cli.options import SETTINGS_HELP, HelpAll, command
+from dejakv.cli.options import FORMER_OPTIONS, SETTINGS_HELP, HelpAll, command
 from dejakv.config import SemanticCacheConfig
 from dejakv.experiments.settings import (
     SINGULARS,
@@ -23,7 +23,7 @@ GROUPS = {
     "Model": ("model", "engine", "device"),
     "Data set": ("dataset", "dataset_path", "max_samples"),
     "Reuse": ("reuse", "blend_quality", "similarity_threshold", "embedding_layers", "error_bound"),
-    "Storage": ("cache_dir", "max_bytes"),
+    "Storage": ("store", "max_bytes"),
     "Run": ("cache_mode", "arms", "max_new_tokens", "seed"),
     "Output": ("output",),
 }
@@ -100,7 +100,12 @@ def _run(
 
 
 run_command = command(
-    _run, (RunSettings, SemanticCacheConfig), GROUPS, {**SWITCHES, **SINGULARS}, skip=("cache", "implied")
+    _run,
+    (RunSettings, SemanticCacheConfig),
+    GROUPS,
+    {**SWITCHES, **SINGULARS},
+    skip=("cache", "implied"),
+    more=FORMER_OPTIONS,
 )
 
 

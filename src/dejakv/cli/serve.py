@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from dejakv.cli.options import HelpAll, command
+from dejakv.cli.options import FORMER_OPTIONS, HelpAll, command
 from dejakv.errors import ConfigError, MissingExtraError
 from dejakv.experiments.settings import SINGULARS, SWITCHES
 from dejakv.server.settings import DECIDED, ServerSettings
@@ -20,7 +20,7 @@ GROUPS = {
         "prune",
         "error_bound",
     ),
-    "Storage": ("cache_dir", "max_items", "max_bytes", "ttl", "quotas"),
+    "Storage": ("store", "max_items", "max_bytes", "ttl", "quotas"),
 }
 SECRETS = ("api_keys", "partition_secret", "operator_key")
 """Settings without an option: other users of a machine see command lines."""
@@ -63,5 +63,5 @@ serve_command = command(
     GROUPS,
     {**SWITCHES, **SINGULARS},
     skip=(*DECIDED, *SECRETS, "exact_prefix", "free_order"),
-    more={"model": ("--model-dir",)},
+    more={"model": ("--model-dir",), **FORMER_OPTIONS},
 )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from dejakv.config import SemanticCacheConfig, switched_off
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.settings import check_fields
+from dejakv.settings import beside, check_fields, is_memory
 
 EngineName = Literal["transformers", "vllm"]
 
@@ -50,17 +50,17 @@ def open_engine(choice: ModelChoice, cache: SemanticCacheConfig) -> Any:
     )
 
 
-def state_folders(engine: EngineName, cache: SemanticCacheConfig) -> list[str]:
-    """The folders in which a run leaves state for the next one."""
-    folders = [folder for folder in (cache.cache_dir, cache.fusion_cache_dir, cache.fusion_states_dir) if folder]
-    if engine == "vllm" and cache.cache_dir:
-        folders.append(connector_folder(cache.cache_dir))
-    return folders
+def state_places(engine: EngineName, cache: SemanticCacheConfig) -> list[str]:
+    """The places in which a run leaves state for the next one."""
+    places = [cache.store, cache.disk_dir, cache.fusion_cache_dir, cache.fusion_states_dir]
+    if engine == "vllm":
+        places += [connector_place(one) for one in (cache.store, cache.disk_dir) if one]
+    return [place for place in places if place and not is_memory(place)]
 
 
-def connector_folder(cache_dir: str) -> str:
-    """The folder of vLLM's connector beside a run's `cache_dir`."""
-    return f"{cache_dir.rstrip('/')}-vllm"
+def connector_place(place: str) -> str:
+    """The place of the store of vLLM's connector, beside that of a run."""
+    return place if is_memory(place) else beside(place, "-vllm")
 
 
 def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache | None:

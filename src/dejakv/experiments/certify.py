@@ -36,7 +36,15 @@ FIXED: dict[str, Any] = {
 }
 """Settings of every such run: it blends copied text alone, as vLLM's connector does."""
 
-NOT_KEPT = ("output", "implied", "dataset_path", "cache.cache_dir", "cache.fusion_cache_dir", "cache.image_root")
+NOT_KEPT = (
+    "output",
+    "implied",
+    "dataset_path",
+    "cache.store",
+    "cache.disk_dir",
+    "cache.fusion_cache_dir",
+    "cache.image_root",
+)
 """Settings that a file of another machine has no use for."""
 
 

@@ -145,11 +145,11 @@ def _label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Samp
 @contextmanager
 def cache_folder(settings: RunSettings) -> Iterator[RunSettings]:
     """A fresh folder for the cache, removed afterwards, unless the user gave one."""
-    if settings.cache.cache_dir is not None:
+    if settings.cache.store is not None:
         yield settings
         return
     folder = tempfile.mkdtemp(prefix="dejakv-run-")
     try:
-        yield replace(settings, cache=replace(settings.cache, cache_dir=folder))
+        yield replace(settings, cache=replace(settings.cache, store=folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

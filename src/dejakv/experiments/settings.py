@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal, get_args
 
-from dejakv.config import LEFT, FindSettings, KeepSettings, ReuseSettings, SemanticCacheConfig
+from dejakv.config import FORMER, LEFT, FindSettings, KeepSettings, ReuseSettings, SemanticCacheConfig
 from dejakv.datasets.registry import OPTIONS, check_name
 from dejakv.engines.open import ModelChoice
 from dejakv.errors import ConfigError, command
@@ -217,6 +217,7 @@ def split_settings(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any]
 def plain_name(key: str) -> str:
     """Field name of `blend.share`, `blend-share` or `blend_share`."""
     part, dot, rest = key.replace("-", "_").rpartition(".")
+    rest = FORMER.get(rest, rest)
     if dot and part in PARTS:
         return next((name for name in (rest, f"{part}_{rest}") if name in PARTS[part]), f"{part}.{rest}")
     return f"{part}{dot}{rest}"

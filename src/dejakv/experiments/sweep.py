@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.open import state_folders
+from dejakv.engines.open import state_places
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.output import make_folder
 from dejakv.experiments.run import run
@@ -28,7 +28,7 @@ from dejakv.experiments.settings import RunSettings, did_you_mean, preset, setti
 from dejakv.experiments.summary import Progress
 from dejakv.experiments.sweep_log import log_line, open_log
 from dejakv.settings import shown
-from dejakv.store import purge_folder
+from dejakv.store import purge_place
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ def sweep(
         waiting = [one for one in planned if not log.finished(one.name, one.settings)]
         lines: list[dict[str, Any]] = []
         for number, experiment in enumerate(waiting, 1):
-            for folder in state_folders(experiment.settings.engine, experiment.settings.cache) if purge else ():
-                purge_folder(folder)
+            for place in state_places(experiment.settings.engine, experiment.settings.cache) if purge else ():
+                purge_place(place)
             watch.stage(f"{experiment.name}, {number} of {len(waiting)}")
             lines.append(_line(experiment, watch))
             log.append(lines[-1])

@@ -36,7 +36,7 @@ from dejakv.engines.base import (
     Refusal,
     settings_of,
 )
-from dejakv.engines.open import ModelChoice, connector_folder
+from dejakv.engines.open import ModelChoice, connector_place
 from dejakv.engines.vllm.bind import EXTENSION
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError, DejaKVError, InputError, MissingExtraError, ModelError, requirements_of
@@ -104,7 +104,7 @@ class VLLMEngine(Engine):
     ) -> "VLLMEngine":
         """Loads a bundled name, a folder or a hub id. `options` go to `vllm.LLM` (max_model_len, block_size, ...).
 
-        The connector's store is a temporary folder unless `settings.store_dir` names one.
+        The connector's store is a temporary folder unless `settings.store` names one.
         Raises: MissingExtraError without vLLM; ConfigError for a vLLM or a setting that is not supported; ModelError.
         """
         return cls(*_start(model, dtype, trust_remote_code, settings or ConnectorSettings(), options))
@@ -394,11 +394,12 @@ def open_vllm(choice: ModelChoice, cache: SemanticCacheConfig) -> VLLMEngine:
 
 def connector_settings(config: SemanticCacheConfig) -> ConnectorSettings:
     """Settings of the connector for a run: the pipeline finds donors and keeps the rules, so the connector keeps all that is run, and
-    blends from the donors that it is told. Its state is beside `cache_dir`, in a folder with `-vllm` after its name."""
+    blends from the donors that it is told. Its state is beside `store`, with `-vllm` after its name."""
     shared = {name: getattr(config, name) for part in (BlendSettings, BudgetSettings) for name in kinds_of(part)}
     own: dict[str, Any] = {
         "modes": ("off", "exact", "blend") if config.reuse == "blend" else ("off", "exact"),
-        "store_dir": connector_folder(config.cache_dir) if config.cache_dir else None,
+        "store": config.store and connector_place(config.store),
+        "disk_dir": config.disk_dir and connector_place(config.disk_dir),
         "ttl": config.lifetime(config.ttl_prompts),
         "lookup_timeout_s": 10.0,  # a busy machine makes a run slow, it does not change what the run finds
         "copied_text": False,  # donors are named
@@ -436,7 +437,7 @@ def _start(
     if where.endswith(".gguf"):
         raise ModelError(f"vLLM reads no GGUF files ({where}): use --engine transformers, or a folder of safetensors")
     folder = tempfile.TemporaryDirectory(prefix="dejakv-vllm-")
-    settings = settings if settings.store_dir else replace(settings, store_dir=f"{folder.name}/kv")
+    settings = settings if settings.store else replace(settings, store=f"{folder.name}/kv")
     plain = vars(ConnectorSettings())
     changed = {name: value for name, value in vars(settings).items() if value != plain[name]}
     made: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 8}
@@ -445,7 +446,7 @@ def _start(
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
         if hasattr(config, "vision_config"):
-            extra = {"store_dir": str(Path(folder.name) / "encoder")}
+            extra = {"store": str(Path(folder.name) / "encoder")}
             made["ec_transfer_config"] = ECTransferConfig(**ENCODER_CONNECTOR, ec_connector_extra_config=extra)
         with _without_llvmlite():
             llm = vllm.LLM(

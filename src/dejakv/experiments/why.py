@@ -87,7 +87,7 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
     able = [sample for sample in samples[:place] if sample.id not in not_run]
     watch.stage(f"loading {settings.model}")
     # Nothing of an earlier cache, and no bound: its gate learns nothing here. Its decisions are in the run's rows.
-    alone = replace(settings.cache, cache_dir=None, fusion_cache_dir=None, error_bound=None)
+    alone = replace(settings.cache, store=None, disk_dir=None, fusion_cache_dir=None, error_bound=None)
     with opened(settings) as engine, cache_folder(replace(settings, cache=alone)) as inside:
         prompter = Prompter.of(settings, open_templates(settings))
         pipeline = pipeline_for("cache", engine, inside.cache, promotes=settings.promote)

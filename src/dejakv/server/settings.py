@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from dejakv.config import FindSettings, KeepSettings, ReuseSettings, SemanticCacheConfig
+from dejakv.config import FORMER, FindSettings, KeepSettings, ReuseSettings, SemanticCacheConfig, take_former
 from dejakv.engines.open import ModelChoice
 from dejakv.errors import ConfigError
 from dejakv.pictures import MAX_PIXELS
@@ -83,7 +83,8 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
     max_queue: Positive = 256
     shutdown_seconds: Some = 20.0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, cache_dir: str | None) -> None:
+        take_former(self, cache_dir)
         check_fields(self)
         if self.engine != "transformers":
             raise ConfigError(
@@ -111,6 +112,9 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
 
         given = dict(given or {})
         held = {**{name.upper(): value for name, value in dotenv_values(".env").items()}, **os.environ}
+        for old, name in FORMER.items():
+            if (value := held.get(f"DEJAKV_{old.upper()}")) is not None:
+                held.setdefault(f"DEJAKV_{name.upper()}", value)
         for name in LEFT:
             if f"DEJAKV_{name.upper()}" in held:
                 raise ConfigError(

@@ -25,8 +25,9 @@ from dejakv.store.budgets import SKEW
 from dejakv.store.connection import Connection, Damaged, is_damage
 from dejakv.store.counters import logger
 from dejakv.store.keys import Keys
-from dejakv.store.segment import NEVER
+from dejakv.store.segment import NEVER, RECORD
 
+Read = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
 VERSION = 3
 _WRITE_SECONDS = 10.0
 _READ_SECONDS = 1.0
@@ -241,15 +242,15 @@ class Catalog:
             return [*pieces[:-1], extra]
         return [*pieces, Piece(extra.n, extra.name, end, extra.stop, extra.end, extra.due, extra.record)]
 
-    def chain(self, tokens: int, key: bytes, now: float) -> list[Piece]:
-        """The pieces of a prefix of so many tokens, by its key; none if there is a gap."""
+    def chain(self, tokens: int, key: bytes, now: float, read: Read | None = None) -> list[Piece]:
+        """The pieces of a prefix of so many tokens, by its key; none if there is a gap. `read`: within a transaction."""
         query = (
             "SELECT s.n, s.name, s.start, s.stop, s.due, s.record, s.prefix FROM blocks b JOIN segments s ON s.n = b.n"
             f" WHERE b.key = ? AND {alive('s')}"
         )
         pieces: list[Piece] = []
         while tokens:
-            found = self.read(query, (key, now, now + SKEW))
+            found = (read or self.read)(query, (key, now, now + SKEW))
             if not found or not found[0][2] < tokens <= found[0][3]:
                 return []
             n, name, start, end, due, record, key = found[0]
@@ -261,7 +262,7 @@ class Catalog:
         """What the rows of a record, by its number, are in, first rows first; none once another has replaced it."""
         query = (
             "SELECT s.n, s.name, l.start, l.stop, s.stop, s.due, s.record FROM links l JOIN segments s ON s.n = l.segment"
-            " WHERE l.record = ? ORDER BY l.start"
+            f" WHERE l.record = ? AND s.kind != '{RECORD}' ORDER BY l.start"
         )
         return [Piece(*row) for row in self.read(query, (record,))]
 

@@ -14,7 +14,7 @@ from dejakv.store.catalog import Catalog, Piece, alive, totals
 from dejakv.store.counters import Counters, logger
 from dejakv.store.keys import SIZE
 from dejakv.store.records import decode_meta
-from dejakv.store.segment import Segment
+from dejakv.store.segment import RECORD, Segment
 
 Uses = dict[tuple[str, tuple[int, ...]], int]
 """How often records (by id) and their segments were used, in the order of the last uses."""
@@ -104,6 +104,13 @@ def evict(sql: sqlite3.Connection, segments: Iterable[int]) -> Gone:
     return gone
 
 
+def descriptions(sql: sqlite3.Connection, segments: Iterable[int]) -> list[int]:
+    """Segments that hold the descriptions of the prompts that need these."""
+    own = set(_linked(sql, "segment", "record", _linked(sql, "record", "segment", segments)))
+    query = "SELECT 1 FROM segments WHERE n = ? AND kind = ?"
+    return [n for n in own if sql.execute(query, (n, RECORD)).fetchone()]
+
+
 def remove(sql: sqlite3.Connection, records: Iterable[int], segments: Iterable[int] = (), *, tear: bool = True) -> Gone:
     """Removes records with their segments, but for those that other records have all of; and segments with their records.
 
@@ -147,20 +154,23 @@ def make_room(
     """Evicts until a budget is met. Raises: NoRoom if that takes what is to be kept."""
     gone = Gone()
     of = "(?1 IS NULL OR partition = ?1)"
+    alone = f"(kind != '{RECORD}' OR NOT EXISTS (SELECT 1 FROM links WHERE segment = segments.n))"  # others leave with their record
     over = totals(sql, partition)[0] - max_entries if max_entries else 0
     if over > 0:
         query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT ?3"
         gone += remove(sql, [n for (n,) in sql.execute(query, (partition, keep_record, over))])
     while max_bytes and (over := totals(sql, partition)[1] - max_bytes) > 0:
         victims: list[int] = []
-        for n, size in sql.execute(f"SELECT n, nbytes FROM segments WHERE {of} ORDER BY {order}", (partition,)):
+        for n, size in sql.execute(
+            f"SELECT n, nbytes FROM segments WHERE {of} AND {alone} ORDER BY {order}", (partition,)
+        ):
             if over <= 0:
                 break
             if n not in keep:
                 victims.append(n)
                 over -= size + _described_by(sql, n)
         if victims:
-            gone += evict(sql, victims)
+            gone += evict(sql, victims + descriptions(sql, victims))
             continue
         query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT 16"
         records = [n for (n,) in sql.execute(query, (partition, keep_record))]

@@ -48,7 +48,7 @@ NETWORKS = frozenset(
 
 _NEW_MARKER = f"{MARKER}.new"
 _LOCK_SECONDS = 30.0
-_RANK = re.compile(r"tp-[0-9]+-of-[0-9]+")
+RANK = re.compile(r"tp-[0-9]+-of-[0-9]+")
 _OUR_FILES = re.compile(
     r"segments/[0-9a-f]{2}/[0-9a-f]{32}\.safetensors|temporary/[0-9a-f-]+\.safetensors"
     r"|catalog\.sqlite(-wal|-shm|\.damaged)?|dejakv-store\.json\.new"
@@ -170,13 +170,19 @@ def format_of(path: Path) -> int | None:
             )
 
 
-def write_marker(path: Path) -> None:
-    """Makes a folder a store. Call it inside `entrance`. Raises: OSError."""
+def original_of(path: Path) -> str:
+    """The address of the bucket whose copies a store's folder holds; empty if it is a store of its own. Raises: OSError"""
+    return str(json.loads((path / MARKER).read_bytes()).get("copies of", ""))
+
+
+def write_marker(path: Path, original: str = "") -> None:
+    """Makes a folder a store, or a bucket's copies. Call it inside `entrance`. Raises: OSError."""
     new = path / _NEW_MARKER
     new.unlink(missing_ok=True)  # left by a process killed here
     descriptor = open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        os.write(descriptor, json.dumps({"format": FORMAT}).encode() + b"\n")
+        said = {"format": FORMAT} | ({"copies of": original} if original else {})
+        os.write(descriptor, json.dumps(said).encode() + b"\n")
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -216,9 +222,7 @@ class InUse:
 
 def ranks_in(path: Path) -> list[Path]:
     """The folders of tensor-parallel ranks in a folder."""
-    return [
-        path / name for name in sorted(os.listdir(path)) if _RANK.fullmatch(name) and not (path / name).is_symlink()
-    ]
+    return [path / name for name in sorted(os.listdir(path)) if RANK.fullmatch(name) and not (path / name).is_symlink()]
 
 
 def purge_folder(folder: str | Path) -> int:

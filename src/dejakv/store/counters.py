@@ -10,11 +10,11 @@ from dejakv.store.base import StoreStats
 logger = logging.getLogger("dejakv.store")
 
 FAILED_WRITES = {
-    "full": "the disk is full",
-    "read_only": "the folder cannot be written",
-    "error": "the disk reported an error",
+    "full": "the disk or bucket is full",
+    "read_only": "the folder or bucket cannot be written",
+    "error": "the disk or service reported an error",
 }
-"""Reasons of refusals that are failures of the disk, in words."""
+"""Reasons of refusals that are failures of the place, in words."""
 
 
 class Counters:
@@ -45,7 +45,7 @@ class Counters:
 
 
 class Listeners(list[Callable[[str], None]]):
-    """Functions called with the id of an entry that left. Call `tell` without holding a lock of the store."""
+    """Functions called with the id of an entry that left or came. Call `tell` without holding a lock of the store."""
 
     def tell(self, ids: Iterable[str]) -> None:
         """A failing listener is logged; the others are still called."""
@@ -54,4 +54,4 @@ class Listeners(list[Callable[[str], None]]):
                 try:
                     listener(id)
                 except Exception:
-                    logger.exception("a listener failed for the evicted chunk %s", id)
+                    logger.exception("a listener failed for the chunk %s", id)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from dejakv.store.base import CorruptChunk
 from dejakv.store.claim import GROUP, SEGMENT, SEGMENTS, TEMPORARY, file_of, is_our_file, open_file, own_folder
-from dejakv.store.memory import MemoryTier
 
 Bytes = NDArray[np.uint8]
 MAP_FROM_BYTES = 1 << 20
@@ -45,10 +44,15 @@ class Unknown(Exception):
 
 
 class Objects(Protocol):
-    """Where segments are kept. Thread-safe; each method raises `Unknown`, and those that read `Missing` and `CorruptChunk`."""
+    """Where segments are kept. Thread-safe; each method raises `Unknown`, and those that read `Missing` and `CorruptChunk`.
 
-    def put(self, name: str, parts: Sequence[Any]) -> None:
-        """Writes an object that is not there yet from buffers: all of it, or nothing."""
+    shared  whether others write and remove objects whom no catalog tells of it
+    """
+
+    shared: bool
+
+    def put(self, name: str, parts: Sequence[Any]) -> bool:
+        """Writes an object from buffers, all of it or nothing; False if there is one of this name, which stays."""
         ...
 
     def get(self, name: str) -> Bytes:
@@ -67,31 +71,25 @@ class Objects(Protocol):
         """Names of all."""
         ...
 
+    def sweep(self) -> None:
+        """Removes what killed processes were writing."""
+        ...
+
     def close(self) -> None: ...
-
-
-class Feed(Protocol):
-    """How stores on several machines tell each other what came and went."""
-
-    def tell(self, put: Sequence[str], removed: Sequence[str]) -> None:
-        """Tells the others names of objects."""
-        ...
-
-    def hear(self, mark: Any) -> tuple[Sequence[str], Sequence[str], Any] | None:
-        """What others put and removed since `mark`, and the next mark; None after a gap: then all objects are listed."""
-        ...
 
 
 class Memory:
     """Objects of this process alone."""
 
+    shared = False
+
     def __init__(self) -> None:
         self._held: dict[str, Bytes] = {}
 
-    def put(self, name: str, parts: Sequence[Any]) -> None:
+    def put(self, name: str, parts: Sequence[Any]) -> bool:
         made = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
         made.flags.writeable = False
-        self._held[name] = made
+        return self._held.setdefault(name, made) is made
 
     def get(self, name: str) -> Bytes:
         try:
@@ -110,6 +108,9 @@ class Memory:
     def list(self) -> Iterator[str]:
         return iter(list(self._held))
 
+    def sweep(self) -> None:
+        pass
+
     def close(self) -> None:
         self._held.clear()
 
@@ -121,12 +122,14 @@ class Folder:
     size, time or place than when it was mapped is mapped again. An I/O error of the disk under a map kills the process.
     """
 
+    shared = False
+
     def __init__(self, root: Path) -> None:
         self._segments, self._temporary = own_folder(root / SEGMENTS), own_folder(root / TEMPORARY)
         self._kept: OrderedDict[str, tuple[tuple[int, ...], Bytes]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def put(self, name: str, parts: Sequence[Any]) -> None:
+    def put(self, name: str, parts: Sequence[Any]) -> bool:
         group, file = file_of(name)
         temporary = self._temporary / file
         try:
@@ -142,7 +145,11 @@ class Folder:
                     folder.mkdir(0o700)
                 if folder.is_symlink():
                     raise OSError(errno.ELOOP, "a link is not followed", str(folder))
-                temporary.rename(folder / file)
+                made = not os.path.lexists(folder / file)  # names are drawn at random: nobody else makes it now
+                if made:
+                    temporary.rename(folder / file)
+                else:
+                    temporary.unlink()
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
@@ -150,6 +157,7 @@ class Folder:
                 os.close(descriptor)
         except OSError as error:
             raise Unknown(error) from error
+        return made
 
     def get(self, name: str) -> Bytes:
         with self._lock:
@@ -247,43 +255,6 @@ class Folder:
             if error.errno in _NO_FILE_OF_OURS:
                 raise CorruptChunk(f"{name} is a link or no file") from error
             raise Unknown(error) from error
-
-
-class FolderInMemory(Folder):
-    """A folder with a copy of the latest objects in memory. They never change, so none is ever out of date.
-
-    fill  `write`: also what is written; `read`: only what is read
-    """
-
-    def __init__(self, root: Path, max_bytes: int, fill: str = "write") -> None:
-        super().__init__(root)
-        self._most, self._fill = max_bytes, fill
-        self._held = MemoryTier[str, Bytes](max_bytes)
-
-    def put(self, name: str, parts: Sequence[Any]) -> None:
-        super().put(name, parts)
-        if self._fill == "write" and sum(memoryview(part).nbytes for part in parts) <= self._most:
-            self._hold(name, np.concatenate([np.frombuffer(part, np.uint8) for part in parts]))
-
-    def get(self, name: str) -> Bytes:
-        with self._lock:
-            held = self._held.use(name)
-        if held is not None:
-            return held
-        found = super().get(name)
-        return self._hold(name, found.copy()) if found.size <= self._most else found
-
-    def delete(self, names: Sequence[str]) -> None:
-        with self._lock:
-            for name in names:
-                self._held.drop(name)
-        super().delete(names)
-
-    def _hold(self, name: str, data: Bytes) -> Bytes:
-        data.flags.writeable = False
-        with self._lock:
-            self._held.put(name, data, data.size)
-        return data
 
 
 def _created(path: Path) -> int:

@@ -3,12 +3,12 @@
 import os
 import sqlite3
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dejakv.errors import StoreError
-from dejakv.settings import MEMORY, refuse_address
+from dejakv.settings import in_bucket, is_memory
 from dejakv.store.budgets import Admission, Budget, Clock, Parts, PolicyName, named_parts
 from dejakv.store.budgets import now as steady
 from dejakv.store.catalog import Catalog
@@ -24,14 +24,17 @@ from dejakv.store.claim import (
     format_of,
     is_our_file,
     open_file,
+    original_of,
+    purge_folder,
     ranks_in,
     refuse_network,
     write_marker,
 )
 from dejakv.store.connection import is_damage
 from dejakv.store.counters import logger
-from dejakv.store.objects import Folder, FolderInMemory, Objects
+from dejakv.store.objects import Folder, Objects
 from dejakv.store.store import Store
+from dejakv.store.tiers import Copies, Tiers
 
 if TYPE_CHECKING:
     from dejakv.config import SemanticCacheConfig
@@ -40,8 +43,10 @@ Fill = Literal["write", "read"]
 
 
 def open_store(
-    folder_or_url: str | Path | None = None,
+    place: str | Path | None = None,
     *,
+    disk_dir: str | Path | None = None,
+    disk_bytes: int = 0,
     max_bytes: int = 0,
     max_entries: int = 0,
     policy: PolicyName = "lru",
@@ -58,16 +63,18 @@ def open_store(
 ) -> Store:
     """Open a store of computed state; close it when done. A limit of 0 is no limit. Common beginnings of prompts are stored once.
 
-    folder_or_url  None or `memory://`: this process's memory; else a folder: empty, missing (created with mode 0700) or a store
-    max_bytes, max_entries  budgets of all processes together; beyond them `policy` (`lru` or `lfu`) evicts
-    memory_bytes   of a store on disk, the part also kept in memory (0: none)
+    place          None or `memory:`: this process's memory; `s3://BUCKET/PREFIX`, `gs://...`, `az://...`: a bucket, shared with other
+                   machines; else a folder: empty, missing (created with mode 0700) or a store
+    disk_dir, disk_bytes    of a store in a bucket: folder with copies of so many bytes, and with the index
+    max_bytes, max_entries  budgets of all processes and machines together; beyond them `policy` (`lru` or `lfu`) evicts
+    memory_bytes   of a store on disk or in a bucket, the part also kept in memory (0: none)
     memory_fill    when state enters memory: on writing or on the first read
     min_tokens, second_sight, max_write_rate  see `Admission`
     partitions     number of parts of the budgets; each partition is limited to one part and evicts only its own entries
     quotas         parts of named partitions as `NAME=BYTES[:ENTRIES]`; the others share the rest
     clock, background, queue  see `Store`
 
-    Raises: StoreError if the folder cannot be used, ConfigError for a wrong url or limit.
+    Raises: StoreError if the place cannot be used, ConfigError for a wrong address or limit.
 
     >>> store = open_store(max_bytes=1 << 30)
     >>> store.stats().entries
@@ -80,17 +87,33 @@ def open_store(
     rules = Admission(min_tokens, second_sight, max_write_rate)
     more: dict[str, Any] = {"budget": budget, "admission": rules, "clock": clock}
     more |= {"background": background, "queue": queue}
-    if folder_or_url is None or folder_or_url == MEMORY:
+    if place is None or is_memory(str(place)):
         return Store(**more)
-    if isinstance(folder_or_url, str):
-        refuse_address(folder_or_url)
-    return _open_folder(Path(folder_or_url), memory_bytes, memory_fill, more)
+    if not in_bucket(str(place)):
+        return _open_folder(
+            Path(place).expanduser(),
+            lambda path: Tiers(Folder(path), memory_bytes, memory_fill) if memory_bytes else Folder(path),
+            more,
+        )
+    from dejakv.store.bucket import Bucket
+
+    bucket = Bucket(str(place))
+    if disk_dir is None:
+        return Store(Tiers(bucket, memory_bytes, memory_fill), **more)
+    return _open_folder(
+        Path(disk_dir).expanduser(),
+        lambda path: Tiers(bucket, memory_bytes, memory_fill, Copies(path, disk_bytes)),
+        more,
+        bucket.url,
+    )
 
 
 def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Store:
     """Open the store of a cache's settings. `memory_fill` and errors: as `open_store`."""
     return open_store(
-        config.cache_dir,
+        config.store,
+        disk_dir=config.disk_dir,
+        disk_bytes=config.disk_bytes,
         max_bytes=config.max_bytes,
         max_entries=config.max_cached_blocks,
         policy=config.policy,
@@ -104,14 +127,20 @@ def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Stor
     )
 
 
-def folders_of(folder: str | Path) -> dict[Path, int]:
-    """Find a store's folder and those of its tensor-parallel ranks, with their formats; creates nothing.
+def stores_in(place: str | Path) -> dict[str | Path, int]:
+    """Find a store and those of its tensor-parallel ranks, by address, with their formats; makes no folder.
 
-    Raises: StoreError for another or unreadable folder; ConfigError for an address.
+    Raises: StoreError for another or unreadable place; ConfigError for another address.
     """
-    refuse_address(str(folder))
-    folder = Path(folder)
-    found: dict[Path, int] = {}
+    if is_memory(str(place)):
+        raise StoreError(f"{place} is empty whenever a command begins: give a folder or a bucket")
+    if in_bucket(str(place)):
+        from dejakv.store.bucket import Bucket
+
+        bucket = Bucket(str(place))
+        return dict.fromkeys([bucket.url, *bucket.ranks()], FORMAT)
+    folder = Path(place).expanduser()
+    found: dict[str | Path, int] = {}
     try:
         with entrance(folder) as path:
             for one, below in ((folder, path), *((folder / rank.name, rank) for rank in ranks_in(path))):
@@ -125,7 +154,23 @@ def folders_of(folder: str | Path) -> dict[Path, int]:
     return found
 
 
-def _open_folder(folder: Path, memory_bytes: int, fill: Fill, more: dict[str, Any]) -> Store:
+def purge_place(place: str) -> int:
+    """Empty a store with those of its ranks, wherever it is; returns the number of removed files or objects. Raises: StoreError"""
+    if not in_bucket(place):
+        return purge_folder(os.path.expanduser(place))
+    from dejakv.store.bucket import Bucket
+
+    removed = 0
+    for one in stores_in(place):
+        bucket = Bucket(str(one))
+        names = list(bucket.list())
+        bucket.delete(names)
+        removed += len(names)
+    return removed
+
+
+def _open_folder(folder: Path, make: Callable[[Path], Objects], more: dict[str, Any], original: str = "") -> Store:
+    """Open the store in a folder, or that in a bucket (`original`) whose index and copies are in the folder."""
     refuse_network(folder)
     try:
         with entrance(folder, make=True) as path:
@@ -133,14 +178,17 @@ def _open_folder(folder: Path, memory_bytes: int, fill: Fill, more: dict[str, An
             if format not in (None, FORMAT):
                 raise StoreError(
                     f"the store in {folder} has format {format}, of an older DejaKV, and this one reads {FORMAT}: remove it "
-                    f"with `dejakv cache purge --cache-dir {folder} --all`, or give another folder"
+                    f"with `dejakv cache purge --store {folder} --all`, or give another folder"
                 )
+            if format is not None and (known := original_of(path)) != original:
+                what = f"holds copies from {known}: give {known} as the store" if known else "is a store of its own"
+                raise StoreError(f"{folder} {what}, or another folder")
             _make_private(path)
             if format is None:
-                write_marker(path)
+                write_marker(path, original)
             in_use = InUse(path / MARKER)
             try:
-                objects = FolderInMemory(path, memory_bytes, fill) if memory_bytes else Folder(path)
+                objects = make(path)
                 objects.sweep()
                 return _with_catalog(path, in_use, objects, more | {"release": in_use.close})
             except BaseException:

@@ -1,53 +1,76 @@
-"""Brings the rows of a catalog and its objects together when a store is opened."""
+"""Brings the rows of a catalog and its objects together: when a store is opened, and of shared objects again and again."""
 
 import sqlite3
-from contextlib import suppress
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 from dejakv.store import changes
-from dejakv.store.base import CorruptChunk
+from dejakv.store.base import KV, ChunkMeta, CorruptChunk
 from dejakv.store.budgets import POLICIES, Budget
-from dejakv.store.catalog import Catalog, Piece
+from dejakv.store.catalog import Catalog, Piece, Read
 from dejakv.store.changes import Gone
+from dejakv.store.keys import Keys
 from dejakv.store.objects import Missing, Objects, Unknown
 from dejakv.store.records import decode_meta
-from dejakv.store.segment import Segment, described
+from dejakv.store.segment import RECORD, Segment, described
+
+_REQUESTS = 16
+"""Objects of a service that are read at once."""
+_LOOSE = f"SELECT name FROM segments s WHERE kind = '{RECORD}' AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
+
+Unlisted = Iterable[tuple[str, Segment | None]]
+"""Objects without a row, by name, and what they say of themselves; None: they are damaged."""
 
 
-def reconcile(
-    objects: Objects, catalog: Catalog, budget: Budget, now: float
-) -> tuple[Gone, list[tuple[str, str]], int]:
+@dataclass
+class Changed:
+    """What has left; partition and limit of each record evicted; ids of what was indexed; the number of damaged objects."""
+
+    gone: Gone
+    evicted: list[tuple[str, str]]
+    arrived: list[str]
+    damaged: int
+
+
+def reconcile(objects: Objects, catalog: Catalog, budget: Budget, now: float) -> Changed:
     """Finishes what killed processes were removing, indexes objects without a row, drops rows without an object, removes what has
-    expired, and meets the budget. Returns what has left, (partition, limit) of each record evicted, and the number of damaged objects.
+    expired, and meets the budget.
 
     An object that cannot be read now stays. One that another process is about to index may be indexed or removed: it sees
     that in its own transaction, and tries again. Raises: sqlite3.Error; Unknown if objects cannot be listed.
     """
     damaged = 0
-    present = set(objects.list())
+    looked: tuple[list[int], Unlisted] | None = None
+    if objects.shared:  # nobody waits for a service's answers
+        looked = _shared(objects, catalog)
+    present = set[str]() if looked else set(objects.list())
     with catalog.transaction() as sql:
-        leaving = "SELECT name FROM leaving"
-        present.difference_update(name for (name,) in sql.execute(leaving))
-        lost: list[int] = []
-        for name, n in sql.execute("SELECT name, n FROM segments"):
-            if name in present:
-                present.remove(name)
-            elif not is_there(objects, name):  # looked at again: what was written since the listing has its row already
-                lost.append(n)
+        lost, unlisted = looked or _local(objects, present, sql)
+        # Another machine may have cut their state anew: such prompts are looked for once more.
+        (last,) = sql.execute("SELECT coalesce(max(n), 0) FROM records").fetchone()
+        torn = [_read_again(sql, n) for n in set(changes.descriptions(sql, lost)).difference(lost)]
         gone = changes.evict(sql, lost)
-        for name in present:
+        for name, segment in (*unlisted, *filter(None, torn)):
             try:
-                with suppress(Missing, Unknown):
-                    _index(sql, name, described(partial(objects.head, name))[0])
+                if segment is None:
+                    raise CorruptChunk("it is damaged")
+                gone += _index(sql, catalog, name, segment, now)
             except CorruptChunk:
                 damaged += 1
-                sql.execute("INSERT INTO leaving VALUES (?)", (name,))
+                sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (name,))
+        arrived = {id for (id,) in sql.execute("SELECT id FROM records WHERE n > ?", (last,))}
+        left = {id for id, _ in gone.records}
+        gone.records = [one for one in gone.records if one[0] not in arrived]
+        arrived -= left  # found again: nothing has changed
         gone += changes.remove(sql, *changes.expired(sql, now))
         room = changes.make_room(sql, POLICIES[budget.policy], budget.max_bytes, budget.max_entries)
         gone += room
-        gone.objects += [name for (name,) in sql.execute(leaving)]
+        gone.objects += [name for (name,) in sql.execute("SELECT name FROM leaving")]
     why = "bytes" if budget.max_bytes else "entries"
-    return gone, [(partition, why) for _, partition in room.records], damaged
+    arrived -= {id for id, _ in gone.records}
+    return Changed(gone, [(partition, why) for _, partition in room.records], sorted(arrived), damaged)
 
 
 def is_there(objects: Objects, name: str) -> bool:
@@ -61,16 +84,87 @@ def is_there(objects: Objects, name: str) -> bool:
     return True
 
 
-def _index(sql: sqlite3.Connection, name: str, segment: Segment) -> None:
-    """Add the row of an unlisted object, and its record if the object holds it. Raises: CorruptChunk"""
+def _local(objects: Objects, present: set[str], sql: sqlite3.Connection) -> tuple[list[int], Unlisted]:
+    """Numbers of rows without an object, and objects without a row, which no other process removes within this transaction."""
+    rows = dict(sql.execute("SELECT name, n FROM segments"))
+    # Looked at again: what was written since the listing has its row already.
+    lost = [n for name, n in rows.items() if name not in present and not is_there(objects, name)]
+    present -= rows.keys() | {name for (name,) in sql.execute("SELECT name FROM leaving")}
+    return lost, filter(None, map(partial(_described, objects), present))
+
+
+def _shared(objects: Objects, catalog: Catalog) -> tuple[list[int], Unlisted]:
+    """The same outside of a transaction. What has a row before the listing, and is not listed, has left."""
+    rows = dict(catalog.read("SELECT name, n FROM segments"))
+    loose = {name for (name,) in catalog.read(_LOOSE)}
+    present = set(objects.list())
+    lost = [n for name, n in rows.items() if name not in present]
+    # Descriptions that came before the state of their prompts are read once more.
+    new = (present - rows.keys() | loose & present) - {name for (name,) in catalog.read("SELECT name FROM leaving")}
+    with ThreadPoolExecutor(_REQUESTS) as threads:
+        found = [one for one in threads.map(partial(_described, objects), new) if one is not None]
+    # State before descriptions of it, and the oldest first: as they were last used, as far as it is known.
+    return lost, sorted(found, key=lambda one: (one[1].kind != KV, one[1].created) if one[1] else (True, 0.0))
+
+
+def _described(objects: Objects, name: str) -> tuple[str, Segment | None] | None:
+    try:
+        return name, described(partial(objects.head, name))[0]
+    except CorruptChunk:
+        return name, None
+    except (Missing, Unknown):
+        return None
+
+
+def _read_again(sql: sqlite3.Connection, number: int) -> tuple[str, Segment] | None:
+    """The segment of a description, from the record that was made of it; None for a damaged one."""
+    query = (
+        "SELECT s.name, s.partition, s.epoch, r.created, r.about FROM segments s JOIN links l ON l.segment = s.n"
+        " JOIN records r ON r.n = l.record WHERE s.n = ?"
+    )
+    name, partition, epoch, created, about = sql.execute(query, (number,)).fetchone()
+    try:
+        meta = decode_meta(about)
+    except CorruptChunk:
+        return None
+    return name, Segment(
+        name, partition, epoch, RECORD, 0, 0, record=meta.id, created=created, ttl=meta.ttl, about=about
+    )
+
+
+def _index(sql: sqlite3.Connection, catalog: Catalog, name: str, segment: Segment, now: float) -> Gone:
+    """Adds the row of an object, and its record if the object describes one; what leaves for it. Raises: CorruptChunk"""
     if segment.name != name:
         raise CorruptChunk("it is another one")
+    row = sql.execute("SELECT n FROM segments WHERE name = ?", (name,)).fetchone()
+    if sql.execute("SELECT 1 FROM leaving WHERE name = ?", (name,)).fetchone():
+        return Gone()
     meta = decode_meta(segment.about) if segment.about else None
-    if meta is not None and sql.execute("SELECT 1 FROM records WHERE id = ?", (meta.id,)).fetchone():
-        sql.execute("INSERT INTO leaving VALUES (?)", (name,))  # an older one, or one that was never finished
-        return
-    n = changes.add_segment(sql, segment)
-    if meta is not None:
-        piece = Piece(n, name, segment.start, segment.stop, segment.stop)
-        columns = (meta.id, meta.partition, meta.epoch, meta.kind)
-        changes.add_record(sql, segment.about, columns, segment.created, segment.due, [piece])
+    if meta is None:
+        if row is None:
+            changes.add_segment(sql, segment)
+        return Gone()
+    if _is_older(sql, meta, name):
+        sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (name,))
+        return changes.evict(sql, row or ())
+    own = Piece(row[0] if row else changes.add_segment(sql, segment), name, segment.start, segment.stop, segment.stop)
+    pieces = [own]
+    if segment.kind == RECORD:
+        keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
+        read: Read = lambda query, values: sql.execute(query, values).fetchall()  # noqa: E731
+        chain = catalog.chain(len(keys), keys.at(len(keys)), now, read)
+        if not chain:
+            return Gone()
+        pieces = [*chain, own]
+    columns = (meta.id, meta.partition, meta.epoch, meta.kind)
+    return changes.add_record(sql, segment.about, columns, segment.created, segment.due, pieces)
+
+
+def _is_older(sql: sqlite3.Connection, meta: ChunkMeta, name: str) -> bool:
+    """Whether another object describes the same, and counts. All replicas choose the same one of two."""
+    query = (
+        "SELECT r.created, max(s.name) FROM records r JOIN links l ON l.record = r.n JOIN segments s ON s.n = l.segment"
+        f" WHERE r.id = ? AND s.kind != '{KV}'"
+    )
+    created, other = sql.execute(query, (meta.id,)).fetchone()
+    return other is not None and (created, other) >= (meta.created, name)

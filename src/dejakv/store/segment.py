@@ -31,6 +31,8 @@ FORMAT = "dejakv-segment-3"
 HEAD = 16 << 10
 """Bytes at the beginning of an object that hold the description of most."""
 NEVER = 1e18
+RECORD = "record"
+"""Kind of a segment that holds the description of a prompt alone, for those who share objects but no catalog."""
 MOST_TOKENS = 256
 MOST_BYTES = 32 << 20
 """Of one segment. A short prefix of a long segment would cost a check of all of it, and rows that nobody wants would stay for those

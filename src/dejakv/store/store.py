@@ -40,6 +40,7 @@ from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
 from dejakv.store.reconcile import reconcile
 from dejakv.store.records import decode_meta
 from dejakv.store.removal import Choose, loose, remove
+from dejakv.store.replicas import Follower
 from dejakv.store.segment import opened
 from dejakv.store.selection import Purged, Selection, chosen, counted
 from dejakv.store.writing import Refused, write
@@ -82,11 +83,15 @@ class Store:
         self._lock = threading.Lock()
         self._counters = Counters(self._lock)
         self._listeners = Listeners()
+        self._arrivals = Listeners()
         self._worker = Worker(self._work, self._tick, queue)
         self._notes = Notes(self._catalog, self._counters, self._left, self._lock)
         self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
         self._closed = self._warned = self._traces = False
-        self._reconcile()
+        self._follower: Follower | None = None
+        self.catch_up()
+        if self._objects.shared and background:
+            self._follower = Follower(self.catch_up)
 
     # Writing
 
@@ -127,7 +132,7 @@ class Store:
         if reason in FAILED_WRITES and not self._warned:
             self._warned = True
             logger.warning(
-                "state is not stored (%s): see that its disk has space and that you may write to it; further failures are only counted",
+                "state is not stored (%s): see that there is space and that you may write; further failures are only counted",
                 FAILED_WRITES[reason],
             )
         return False
@@ -176,6 +181,8 @@ class Store:
         if self._closed:
             return
         self._worker.close()
+        if self._follower is not None:
+            self._follower.close()
         self._closed = True
         self._notes.settle(wait=True)
         self._catalog.close()
@@ -307,6 +314,27 @@ class Store:
             logger.warning("the catalog cannot be read: %s", error)
         return metas, (self._catalog.token, last)
 
+    def catch_up(self) -> bool:
+        """Reconcile rows with objects, and meet the budget: what other machines put is found from then on. A store in a bucket does it
+        again and again. False if the objects cannot be listed."""
+        try:
+            changed = reconcile(self._objects, self._catalog, self._budget, self._clock())
+            due = self._catalog.next_due()
+        except Unknown as error:
+            logger.warning("the store is not compared with its objects: %s", error)
+            return False
+        for partition, why in changed.evicted:
+            self._counters.add("evictions", partition, why)
+        self._left(changed.gone)
+        if changed.damaged:
+            logger.warning("%d damaged objects are removed", changed.damaged)
+        for _ in range(changed.damaged):
+            self._counters.add("corrupt")
+        self._arrivals.tell(changed.arrived)
+        if due is not None and self._background:
+            self._worker.wake()
+        return True
+
     def touch(self, id: str) -> None:
         """Note a use without a read."""
         try:
@@ -326,6 +354,10 @@ class Store:
     def on_evict(self, listener: Callable[[str], None]) -> None:
         """Call `listener(id)` after an entry left the store (evicted, deleted, corrupt), by any process."""
         self._listeners.append(listener)
+
+    def on_arrival(self, listener: Callable[[str], None]) -> None:
+        """Call `listener(id)` after an entry of another machine was found, in the thread that looks for them."""
+        self._arrivals.append(listener)
 
     def notice(self) -> bool:
         """Tell the listeners of entries removed by other processes. False if some may have been missed. Raises: sqlite3.Error"""
@@ -384,6 +416,10 @@ class Store:
         Raises: StoreError if entries or traces remain.
         """
         self.flush()
+        if self._objects.shared and not self.catch_up():
+            raise StoreError(
+                "entries could not be removed (the objects cannot be listed): see that the store answers, and purge again"
+            )
         wanted: list[ChunkMeta] = []
         parts: list[int] = []
 
@@ -530,24 +566,6 @@ class Store:
         names = self._catalog.leaving()
         self._objects.delete(names)
         self._catalog.deleted(names)
-
-    def _reconcile(self) -> None:
-        """Reconcile rows with objects, and meet the budget."""
-        try:
-            gone, evicted, damaged = reconcile(self._objects, self._catalog, self._budget, self._clock())
-            due = self._catalog.next_due()
-        except Unknown as error:
-            logger.warning("the store is not compared with its objects: %s", error)
-            return
-        for partition, why in evicted:
-            self._counters.add("evictions", partition, why)
-        self._left(gone)
-        if damaged:
-            logger.warning("%d damaged objects are removed", damaged)
-        for _ in range(damaged):
-            self._counters.add("corrupt")
-        if due is not None and self._background:
-            self._worker.wake()
 
     # The worker
 

@@ -5,6 +5,8 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dejakv.errors import InputError, StoreError
 from dejakv.identity import exact_key
 from dejakv.store import changes
@@ -17,7 +19,7 @@ from dejakv.store.keys import Keys
 from dejakv.store.objects import Objects, Unknown
 from dejakv.store.reconcile import is_there
 from dejakv.store.records import encode_meta
-from dejakv.store.segment import NEVER, Segment, cut, encode
+from dejakv.store.segment import NEVER, RECORD, Segment, cut, encode
 from dejakv.store.selection import DONORS, PROMPT
 
 
@@ -54,7 +56,7 @@ def write(objects: Objects, catalog: Catalog, budget: Budget, chunk: Chunk, now:
     if chunk.rows is not None and not _is_exact(chunk):
         raise Refused("invalid")
     while True:
-        work = _prompt(catalog, meta, chunk, now) if _is_exact(chunk) else _alone(meta, chunk)
+        work = _prompt(catalog, meta, chunk, now, objects.shared) if _is_exact(chunk) else _alone(meta, chunk)
         least = len(work.about or b"") + sum(tensor.nbytes for tensor in work.tensors)
         if any(0 < most < least for _, most, _ in budget.limits(meta.partition)):
             raise Refused("too_large")
@@ -100,7 +102,7 @@ def _alone(meta: ChunkMeta, chunk: Chunk) -> _Work:
     return _Work(meta, about, [], [segment], [chunk.tensor])
 
 
-def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float) -> _Work:
+def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float, shared: bool) -> _Work:
     keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
     chain, cuts, begin = list[Piece](), set[int](), 0
     for piece in catalog.longest(keys, chunk.stop, now, further=False):
@@ -118,6 +120,14 @@ def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float) -> _Wor
     tensors = [Tensor(data[:, :, :, one.start - first : one.stop - first], chunk.tensor.dtype) for one in segments]
     last = chunk.stop == meta.num_tokens
     about = encode_meta(replace(meta, nbytes=round(row * meta.num_tokens))) if last else None
+    if about is not None and shared:  # those who share the objects have no other way to know of the prompt
+        segments.append(
+            Segment(
+                "", meta.partition, meta.epoch, RECORD, 0, 0,
+                record=meta.id, created=meta.created, ttl=meta.ttl, about=about,
+            )
+        )  # fmt: skip
+        tensors.append(Tensor(np.zeros(0, np.uint8), "U8"))
     return _Work(meta, about, chain, segments, tensors)
 
 

@@ -29,9 +29,9 @@ def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets() -> None:
     settings = ConnectorSettings(store_dir="/x", max_bytes=100, memory_bytes=1, max_write_rate=0, max_pending_bytes=10)
     assert settings_of_rank(settings, 0, 1) is settings
     mine = settings_of_rank(settings, 1, 2)
-    assert mine.store_dir == "/x/tp-1-of-2"
+    assert mine.store == "/x/tp-1-of-2"
     assert (mine.max_bytes, mine.memory_bytes, mine.max_write_rate, mine.max_pending_bytes) == (50, 1, 0, 5)
-    assert settings_of_rank(ConnectorSettings(), 1, 2).store_dir is None
+    assert settings_of_rank(ConnectorSettings(), 1, 2).store is None
 
 
 @pytest.mark.parametrize("answers", [(True, True), (True, False), (False, True)])

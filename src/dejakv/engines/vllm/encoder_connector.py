@@ -4,7 +4,7 @@
     --ec-transfer-config '{"ec_connector": "DejaKVEncoderConnector",
                            "ec_connector_module_path": "dejakv.engines.vllm.encoder_connector",
                            "ec_role": "ec_both",
-                           "ec_connector_extra_config": {"store_dir": "/var/lib/dejakv-encoder"}}'
+                           "ec_connector_extra_config": {"store": "/var/lib/dejakv-encoder"}}'
 
 Only byte-identical input of the encoder shares an output. A similar picture never stands in for another one here: vLLM files
 outputs and prefix blocks under the medium's identifier, so an approximate output would be served as exact from then on.
@@ -14,8 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import InitVar, dataclass, field, replace
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Any, Literal
@@ -30,7 +29,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
-from dejakv.config import LifetimeSettings, switched_off
+from dejakv.config import LifetimeSettings, switched_off, take_former
 from dejakv.encoder_cache import EncoderView, VisualKVCache
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import bound_model
@@ -39,7 +38,7 @@ from dejakv.engines.vllm.identity import media_digest, partition_of, server_epoc
 from dejakv.engines.vllm.ranks import rank_count
 from dejakv.engines.vllm.settings import Timeout
 from dejakv.errors import ConfigError
-from dejakv.settings import Count, Folder, Positive, check_fields, from_mapping
+from dejakv.settings import Count, Place, Positive, check_fields, from_mapping
 
 REMEMBERED = 10_000
 
@@ -165,20 +164,22 @@ def _switched_off(request: Any) -> bool:
 class EncoderSettings(LifetimeSettings):
     """Keys of `ec_connector_extra_config`, beside `ttl` (`LifetimeSettings`).
 
-    store_dir         folder for outputs that outlive the process; without it they live in this process's memory
+    store             place of outputs that outlive the process, as the other connector's; without it they live in this process's memory
     max_bytes         budget in memory, max_entries likewise; disk_bytes of the folder
     policy            `lfu` or `lru`
     lookup_timeout_s  a lookup that takes longer is a miss
     """
 
-    store_dir: Folder | None = None
+    store: Place | None = None
     max_bytes: Positive = 1024**3
     max_entries: Positive = 10_000
     disk_bytes: Count = 8 * 1024**3
     policy: Literal["lfu", "lru"] = "lfu"
     lookup_timeout_s: Timeout = 0.5
+    store_dir: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, store_dir: str | None) -> None:
+        take_former(self, store_dir, "store_dir")
         check_fields(self)
 
     @classmethod
@@ -186,9 +187,13 @@ class EncoderSettings(LifetimeSettings):
         return from_mapping(cls, extra, "ec_connector_extra_config")
 
     def open(self) -> VisualKVCache:
-        disk = Path(self.store_dir).expanduser() if self.store_dir else None
         return VisualKVCache(
-            self.max_entries, self.max_bytes, policy=self.policy, disk=disk, disk_bytes=self.disk_bytes, ttl=self.ttl
+            self.max_entries,
+            self.max_bytes,
+            policy=self.policy,
+            disk=self.store,
+            disk_bytes=self.disk_bytes,
+            ttl=self.ttl,
         )
 
 

@@ -134,7 +134,7 @@ class Lookups:
 
     def __init__(self, cache: HierarchicalCache, settings: ConnectorSettings, adapters: Adapters) -> None:
         self.cache = cache
-        self.index = Indexing(cache, settings.refresh_s if settings.store_dir else 0)
+        self.index = Indexing(cache, settings.refresh_s if settings.store else 0)
         self.adapters = adapters
         self.pace = Pace()
         self._settings = settings

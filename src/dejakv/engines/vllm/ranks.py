@@ -9,13 +9,13 @@ Forwards of blends meet in collectives, so that all ranks must compute the same 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed
 
 from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.settings import is_memory
 
 Answer = TypeVar("Answer")
 
@@ -26,17 +26,22 @@ def rank_count(vllm_config: Any) -> int:
 
 
 def settings_of_rank(settings: ConnectorSettings, rank: int, ranks: int) -> ConnectorSettings:
-    """One rank's settings: its folder below `store_dir`, and its share of budgets that are meant for all. A single rank has all."""
+    """One rank's settings: its place below `store` and `disk_dir`, and its share of budgets that are meant for all. A single rank has
+    all."""
     if ranks == 1:
         return settings
-    folder = None if settings.store_dir is None else str(Path(settings.store_dir) / f"tp-{rank}-of-{ranks}")
+
+    def below(place: str | None) -> str | None:
+        return f"{place.rstrip('/')}/tp-{rank}-of-{ranks}" if place and not is_memory(place) else place
 
     def share(limit: int) -> int:
         return max(1, limit // ranks) if limit else 0
 
     return replace(
         settings,
-        store_dir=folder,
+        store=below(settings.store),
+        disk_dir=below(settings.disk_dir),
+        disk_bytes=share(settings.disk_bytes),
         max_bytes=share(settings.max_bytes),
         memory_bytes=share(settings.memory_bytes),
         max_write_rate=share(settings.max_write_rate),

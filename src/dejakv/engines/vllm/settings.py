@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import InitVar, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dejakv.config import LEFT, BlendSettings, BudgetSettings, SemanticCacheConfig
+from dejakv.config import LEFT, BlendSettings, BudgetSettings, SemanticCacheConfig, take_former
 from dejakv.decide.plan import Ask
 from dejakv.errors import ConfigError
-from dejakv.settings import Count, Folder, Positive, Seconds, Share, Within, check_fields, from_mapping
+from dejakv.settings import Count, Positive, Seconds, Share, Within, check_fields, from_mapping
 from dejakv.trust.settings import BoundSettings
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
 
     mode               default mode of a request: `exact` or `blend`
     modes              modes open to requests; by default `off`, `exact` and `mode`
-    store_dir          folder of the store, made with mode 0700; without it KV lives in this process's memory
     min_tokens         least tokens of a prompt to look up or store
     max_tokens         maximum tokens of a prompt to store; 0 for no limit
     min_new_tokens     least tokens not stored yet for a prompt to be stored
@@ -60,7 +58,6 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
 
     mode: Literal["exact", "blend"] = "exact"
     modes: tuple[Mode, ...] = ()
-    store_dir: Folder | None = None
     min_tokens: Count = 16
     max_tokens: Count = 0
     min_new_tokens: Count = 16
@@ -71,8 +68,10 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     copied_text: bool = True
     blend_max_share: Share = 0.8
     blend_tail: Positive = 16
+    store_dir: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, store_dir: str | None) -> None:
+        take_former(self, store_dir, "store_dir")
         if self.mode == "adopt":
             raise ConfigError(
                 "mode='adopt' rewrites the prompt before vLLM sees it: use dejakv.adopt, or `dejakv run"
@@ -126,7 +125,6 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
             copied_text=self.copied_text,
             semantic_text=False,
             reuse="blend" if self.may_blend else "exact",  # the index of copied text is filled at the start
-            cache_dir=str(Path(self.store_dir).expanduser()) if self.store_dir else None,
         )
 
     @classmethod

@@ -4,23 +4,30 @@ tensor-parallel engine has one of its own.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 from dejakv.identity import Span
+from dejakv.settings import in_bucket
 from dejakv.store.base import ChunkMeta, PrefixHit
+from dejakv.store.bucket import Bucket
 from dejakv.store.budgets import Admission, Budget
-from dejakv.store.open import open_store as open_folder
 from dejakv.store.open import store_of
 from dejakv.store.store import Store
+from dejakv.store.tiers import Tiers
 
 
 class _Shared(Store):
-    """A store in memory that both sides of one connector hold: it is emptied when the last of them closes it."""
+    """A store that both sides of one connector hold in one process: in memory, or in a bucket without a folder for its index. It is
+    closed when the last of them closes it."""
 
     def __init__(self, settings: ConnectorSettings, rules: Admission) -> None:
-        super().__init__(budget=Budget(settings.max_bytes, policy=settings.policy), admission=rules)
+        objects = None
+        if settings.store is not None and in_bucket(settings.store):
+            objects = Tiers(Bucket(settings.store), settings.memory_bytes, "read")
+        super().__init__(objects, budget=Budget(settings.max_bytes, policy=settings.policy), admission=rules)
         self.holders = 0
 
     def close(self) -> None:
@@ -52,16 +59,18 @@ def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool =
     """The store that the settings name. The side that is writing applies the rules of admission and keeps some of what is on
     disk in memory too.
 
-    Raises: StoreError if the folder cannot be used, ConfigError if a store in memory would be another one in the worker.
+    Raises: StoreError if the place cannot be used, ConfigError if a store in memory would be another one in the worker.
     """
     config = settings.cache_config()
-    if config.cache_dir is not None:
+    if config.own_folder is not None:
         # Most prompts are never asked for again: only what is read is worth a place in memory.
         if writing:
             return store_of(config, memory_fill="read")
-        return open_folder(config.cache_dir, max_bytes=settings.max_bytes, policy=settings.policy)
+        return store_of(replace(config, memory_bytes=0, second_sight=False, min_tokens=0, max_write_rate=0))
     if vllm_config.parallel_config.distributed_executor_backend not in (None, "uni"):
-        raise ConfigError("the worker is a process of its own here, so the store must be on disk: set store_dir")
+        raise ConfigError(
+            "the worker is a process of its own here, so the store must be on disk: set store to a folder, or disk_dir for a bucket"
+        )
     rules = Admission(0, config.second_sight, config.max_write_rate)
     return _memory.open(vllm_config.kv_transfer_config.engine_id, settings, rules)
 

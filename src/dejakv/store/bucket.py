@@ -1,0 +1,185 @@
+"""Objects in a bucket, through `obstore`: S3 and what speaks its protocol, Google Cloud Storage, Azure.
+
+<prefix>/dejakv-store.json              the marker: which format the objects have
+<prefix>/segments/NAME.safetensors      one object a segment
+
+Objects are created and never written over (`If-None-Match`), so that replicas need no transaction. Credentials, region and endpoint are
+those of the environment, as `obstore` finds them. Other objects below the prefix are never read or removed.
+"""
+
+import errno
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from dejakv.errors import MissingExtraError, StoreError
+from dejakv.store.base import CorruptChunk
+from dejakv.store.claim import FORMAT, MARKER, RANK, SEGMENT, SEGMENTS
+from dejakv.store.objects import Bytes, Missing, Unknown
+
+_CLIENT = {"connect_timeout": "2s", "timeout": "20s", "allow_http": True}  # http only where the endpoint says so
+_RETRY = {
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=10),
+    "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1), "base": 2},
+}
+_DENIED = re.compile(r"401 Unauthorized|403 Forbidden|privileges")
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
+_FULL = re.compile(r"507 Insufficient|QuotaExceeded|StorageFull|InsufficientStorage")
+_REMEDIES = (
+    (_NO_BUCKET, "make the bucket, or name another"),
+    (
+        re.compile(r"169\.254\.\d|metadata\.google|Account must be specified|token request"),
+        "no credentials were found: set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    ),
+    (
+        re.compile(r"301 Moved|PermanentRedirect|AuthorizationHeaderMalformed|region"),
+        "the bucket is in another region: set AWS_REGION to the bucket's",
+    ),
+    (
+        _DENIED,
+        "the credentials of the environment are refused: they must let you read, write, delete and list below the prefix",
+    ),
+    (re.compile(r""), "see that the service answers and that the endpoint is right (AWS_ENDPOINT_URL)"),
+)
+"""What a service says, and the remedy; the first that fits."""
+
+
+class Bucket:
+    """Objects below the prefix of a bucket.
+
+    url  `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`
+
+    Raises: MissingExtraError without obstore; StoreError if the bucket cannot be used, with what to change.
+    """
+
+    shared = True
+
+    def __init__(self, url: str) -> None:
+        try:
+            import obstore.store
+            from obstore.exceptions import AlreadyExistsError, BaseError
+        except ImportError as error:
+            raise MissingExtraError("obstore", "remote", f"the store {url}") from error
+        self.url = url.rstrip("/")
+        self._exists = AlreadyExistsError
+        self._errors = (BaseError, OSError, ValueError)
+        try:
+            options: Any = {"client_options": _CLIENT, "retry_config": _RETRY}
+            self._store: Any = obstore.store.from_url(self.url, **options)
+            self._check()
+        except (*self._errors, Unknown, Missing, CorruptChunk) as error:
+            said = str(error.__cause__ or error).partition("\n\nDebug source")[0]
+            remedy = next(remedy for pattern, remedy in _REMEDIES if pattern.search(said))
+            raise StoreError(f"{self.url} cannot be a store ({_short(said)}): {remedy}") from error
+
+    def put(self, name: str, parts: Sequence[Any]) -> bool:
+        return self._create(_path(name), b"".join(parts))
+
+    def get(self, name: str) -> Bytes:
+        return np.frombuffer(self._read(lambda: self._store.get(_path(name)).bytes(), name), np.uint8)
+
+    def head(self, name: str, size: int) -> tuple[bytes, int]:
+        def read() -> tuple[bytes, int]:
+            found = self._store.get(_path(name), options={"range": (0, size)})
+            return bytes(found.bytes()), int(found.meta["size"])
+
+        return self._read(read, name)
+
+    def delete(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        try:
+            try:
+                self._store.delete([_path(name) for name in names])
+            except FileNotFoundError:  # of one of them, and the others may be there still
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        self._store.delete(_path(name))
+        except self._errors as error:
+            raise _unknown(error) from error
+
+    def list(self) -> Iterator[str]:
+        try:
+            for page in self._store.list(f"{SEGMENTS}/"):
+                for found in page:
+                    file = str(found["path"]).rpartition("/")[2]
+                    if SEGMENT.fullmatch(file):
+                        yield file.removesuffix(".safetensors")
+        except self._errors as error:
+            raise _unknown(error) from error
+
+    def ranks(self) -> Sequence[str]:
+        """The addresses of stores of tensor-parallel ranks below this one."""
+        below = self._store.list_with_delimiter("")["common_prefixes"]
+        return [f"{self.url}/{name}" for name in sorted(below) if RANK.fullmatch(name)]
+
+    def sweep(self) -> None:
+        pass  # an upload that was broken off leaves nothing
+
+    def close(self) -> None:
+        pass
+
+    def _create(self, path: str, data: bytes) -> bool:
+        try:
+            self._store.put(path, data, mode="create", use_multipart=False)
+        except self._exists:
+            return False
+        except self._errors as error:
+            raise _unknown(error) from error
+        return True
+
+    def _read(self, read: Callable[[], Any], name: str) -> Any:
+        try:
+            return read()
+        except FileNotFoundError as error:
+            if _NO_BUCKET.search(str(error)):
+                raise _unknown(error) from error
+            raise Missing(name) from error
+        except self._errors as error:
+            raise _unknown(error) from error
+
+    def _check(self) -> None:
+        """Finds or makes the marker, and sees that the bucket can be listed and creates only. Raises: StoreError and others"""
+        marker = json.dumps({"format": FORMAT}).encode()
+
+        def read() -> bytes:
+            return bytes(self._store.get(MARKER).bytes())
+
+        try:
+            said = self._read(read, MARKER)
+        except Missing:
+            self._create(MARKER, marker)
+            said = self._read(read, MARKER)
+        if self._create(MARKER, marker):
+            raise StoreError(
+                f"the service of {self.url} writes over objects that it is told to create only (If-None-Match), so that replicas would "
+                "destroy each other's: use a newer version of it, or another service"
+            )
+        if said != marker:
+            raise StoreError(
+                f"{self.url}/{MARKER} is not the marker of format {FORMAT}: another version of DejaKV, or another program, made it; "
+                "give another prefix"
+            )
+        next(self.list(), None)
+
+
+def _path(name: str) -> str:
+    return f"{SEGMENTS}/{name}.safetensors"
+
+
+def _short(text: str) -> str:
+    """What a service said, on one line."""
+    said = re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", text, re.DOTALL)
+    return " ".join((f"{said[1]}: {said[2]}" if said else text).split())[:300]
+
+
+def _unknown(error: BaseException) -> Unknown:
+    text = str(error).partition("\n\nDebug source")[0]
+    full, denied = _FULL.search(text), _DENIED.search(text)
+    return Unknown(OSError(errno.ENOSPC if full else errno.EACCES if denied else errno.EIO, _short(text)))

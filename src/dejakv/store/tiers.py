@@ -1,0 +1,148 @@
+"""Copies of objects nearer by: in this process's memory, and of a bucket's on this machine's disk, each within a budget in bytes.
+
+Objects never change, so that no copy is ever out of date. What is written goes to its own place first, and is not there before it is.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dejakv.store.base import CorruptChunk
+from dejakv.store.counters import logger
+from dejakv.store.memory import MemoryTier
+from dejakv.store.objects import Bytes, Folder, Missing, Objects, Unknown
+from dejakv.store.segment import opened
+
+
+class Copies(Folder):
+    """Copies in a folder; several processes may share it.
+
+    max_bytes  beyond it those leave that were not read for the longest time; 0: no limit
+    """
+
+    def __init__(self, root: Path, max_bytes: int) -> None:
+        super().__init__(root)
+        self._most = max_bytes
+        self._room = 0
+
+    def keep(self, name: str, parts: Sequence[Any]) -> None:
+        """Keeps a copy if it fits. A disk that is full or away keeps none."""
+        size = sum(memoryview(part).nbytes for part in parts)
+        if self._most and size > self._most:
+            return
+        try:
+            self.put(name, parts)
+            self._room -= size
+            if self._most and self._room < 0:
+                self._make_room()
+        except (Unknown, OSError) as error:
+            logger.info("no copy of %s is kept: %s", name, error)
+
+    def find(self, name: str) -> Bytes | None:
+        """A copy, verified; a damaged one is removed."""
+        try:
+            found = self.get(name)
+            opened(found, name)
+        except (Missing, Unknown):
+            return None
+        except CorruptChunk as error:
+            logger.warning("a damaged copy is removed: %s", error)
+            with suppress(Unknown):
+                self.delete([name])
+            return None
+        with suppress(OSError, Missing):  # read now; the time of writing tells whether a file is another
+            os.utime(path := self._path(name), ns=(time.time_ns(), os.stat(path).st_mtime_ns))
+        return found
+
+    def keep_only(self, names: set[str], before: float) -> None:
+        """Removes copies of other objects, unless they are younger."""
+        for name in list(self.list()):
+            with suppress(OSError, Missing, Unknown):
+                if name not in names and os.stat(self._path(name)).st_mtime < before:
+                    self.delete([name])
+
+    def _make_room(self) -> None:
+        """Looks at what is there, and again when half of what is free then has been written: others write too."""
+        found: list[tuple[int, int, str]] = []
+        for name in self.list():
+            with suppress(OSError, Missing):
+                status = os.stat(self._path(name))
+                found.append((status.st_atime_ns, status.st_size, name))
+        held = sum(size for _, size, _ in found)
+        for _, size, name in sorted(found):
+            if held <= self._most:
+                break
+            self.delete([name])
+            held -= size
+        self._room = (self._most - held) // 2
+
+
+class Tiers:
+    """Objects with copies of some in memory and on disk.
+
+    max_bytes  of copies in memory; 0: none
+    fill       when a copy enters memory: `write`: with what is written, too; `read`: only with what is read
+    """
+
+    def __init__(self, objects: Objects, max_bytes: int, fill: str = "write", disk: Copies | None = None) -> None:
+        self.shared = objects.shared
+        self._objects, self._most, self._fill, self._disk = objects, max_bytes, fill, disk
+        self._held = MemoryTier[str, Bytes](max_bytes)
+        self._lock = threading.Lock()
+        self.head, self.close = objects.head, objects.close
+
+    def put(self, name: str, parts: Sequence[Any]) -> bool:
+        made = self._objects.put(name, parts)
+        if self._disk is not None:
+            self._disk.keep(name, parts)
+        if self._fill == "write" and sum(memoryview(part).nbytes for part in parts) <= self._most:
+            self._hold(name, np.concatenate([np.frombuffer(part, np.uint8) for part in parts]))
+        return made
+
+    def get(self, name: str) -> Bytes:
+        with self._lock:
+            held = self._held.use(name)
+        if held is not None:
+            return held
+        found = self._disk.find(name) if self._disk is not None else None
+        mapped = found is not None or not self.shared
+        if found is None:
+            found = self._objects.get(name)
+            if self._disk is not None:
+                self._disk.keep(name, [found])
+        if found.size > self._most:
+            return found
+        return self._hold(name, found.copy() if mapped else found)
+
+    def delete(self, names: Sequence[str]) -> None:
+        with self._lock:
+            for name in names:
+                self._held.drop(name)
+        if self._disk is not None:
+            self._disk.delete(names)
+        self._objects.delete(names)
+
+    def list(self) -> Iterator[str]:
+        """Names of all. Copies of what is not there any more are removed."""
+        began, names = time.time(), set[str]()
+        for name in self._objects.list():
+            names.add(name)
+            yield name
+        if self._disk is not None:
+            self._disk.keep_only(names, began)
+
+    def sweep(self) -> None:
+        """See `Folder.sweep`."""
+        (self._disk or self._objects).sweep()
+
+    def _hold(self, name: str, data: Bytes) -> Bytes:
+        data.flags.writeable = False
+        with self._lock:
+            self._held.put(name, data, data.size)
+        return data

@@ -1,0 +1,384 @@
+"""A store in a bucket: several machines, what is wrong at the start, and what goes wrong later."""
+
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.services import S3Server, free_ports, wait_until
+
+from dejakv.errors import StoreError
+from dejakv.store import Store, open_store, replicas
+from dejakv.store.base import joined
+from dejakv.store.selection import Selection
+from dejakv.testing.chunks import PREAMBLE, check_whole, ids, make_chunk, prompt_chunk
+
+LONG = (*PREAMBLE, *range(300))
+
+
+@pytest.fixture
+def two(bucket: str) -> Iterator[tuple[Store, Store]]:
+    """Two machines' stores on one bucket. They learn of each other when they are told to."""
+    with closing(open_store(bucket, background=False)) as one, closing(open_store(bucket, background=False)) as other:
+        yield one, other
+
+
+def objects_of(server: S3Server, bucket: str) -> list[str]:
+    """Paths of the segments below a prefix."""
+    listed = server.request("GET", "/dejakv", query="list-type=2").decode()
+    return [path for path in re.findall(r"<Key>(.*?)</Key>", listed) if path.startswith(f"{bucket[12:]}/segments/")]
+
+
+def test_what_one_machine_stores_another_finds(two: tuple[Store, Store]) -> None:
+    """State, and prompts with their texts and vectors, of which no catalog tells it."""
+    one, other = two
+    chunk = prompt_chunk(LONG, width=64, vectors={"text": np.arange(3, dtype=np.float32)}, answer="Blue.")
+    longer = prompt_chunk((*LONG, *range(40)), width=64)
+    assert one.put(chunk)
+    assert other.find("p", "e", LONG) is None
+    assert other.catch_up()
+    hit = other.find("p", "e", (*LONG, 7))
+    assert hit is not None
+    assert (hit[0].tokens, hit[0].donor, hit[1].answer) == (len(LONG), chunk.meta.id, "Blue.")
+    assert [meta.vectors["text"].tolist() for meta in other.metas()] == [[0, 1, 2]]
+    assert other.put(longer)
+    check_whole(other, [chunk, longer])
+    assert other.stats().bytes < 1.1 * longer.tensor.nbytes, "what the first has stored is not stored again"
+    new, _ = one.added(one.added()[1])
+    assert new == []
+    assert one.catch_up()
+    check_whole(one, [longer])
+
+
+def test_what_one_machine_removes_the_others_forget(two: tuple[Store, Store], s3_server: S3Server, bucket: str) -> None:
+    one, other = two
+    gone: list[str] = []
+    other.on_evict(gone.append)
+    chunks = [prompt_chunk((*LONG, number)) for number in range(3)]
+    for chunk in chunks:
+        assert one.put(chunk)
+    other.catch_up()
+    assert ids(other) == {chunk.meta.id for chunk in chunks}
+    assert one.delete(chunks[0].meta.id)
+    other.catch_up()
+    assert gone == [chunks[0].meta.id], "the others' state was cut anew"
+    for store in (one, other):
+        check_whole(store, chunks[1:])
+    one.catch_up()
+    check_whole(one, chunks[1:])
+    late = prompt_chunk(range(50), partition="q")
+    assert other.put(late)
+    assert one.purge(Selection()).prompts == 3, "also what it has not heard of yet"
+    assert objects_of(s3_server, bucket) == []
+    other.catch_up()
+    assert (ids(other), other.stats().bytes) == (set(), 0)
+
+
+def test_two_machines_that_store_the_same_prompt_keep_one_description(two: tuple[Store, Store]) -> None:
+    one, other = two
+    chunk = prompt_chunk(LONG)
+    assert one.put(chunk)
+    assert other.put(chunk)
+    for store in (one, other, one, other):
+        store.catch_up()
+    for store in (one, other):
+        check_whole(store, [chunk])
+        assert store.stats().entries == 1
+        assert store.stats().corrupt == 0
+
+
+def test_a_description_that_comes_before_its_state_is_kept(
+    two: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    chunk = prompt_chunk(LONG)
+    assert one.put(chunk)
+    present = set(other._objects.list())
+    state = {piece.name for piece in one._catalog.longest(*_keys(chunk))}
+    monkeypatch.setattr(other._objects, "list", lambda: iter(present - state))
+    other.catch_up()
+    assert other.meta(chunk.meta.id) is None
+    monkeypatch.undo()
+    other.catch_up()
+    check_whole(other, [chunk])
+
+
+def _keys(chunk: Any) -> tuple[Any, int, float]:
+    from dejakv.store.keys import Keys
+
+    return Keys("p", "e", chunk.meta.token_ids), chunk.meta.num_tokens, 0.0
+
+
+def test_a_machine_follows_the_others_by_itself(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "LIST_SECONDS", 0.05)
+    with closing(open_store(bucket)) as one, closing(open_store(bucket)) as other:
+        chunk = prompt_chunk(LONG)
+        assert one.put(chunk)
+        wait_until(lambda: other.meta(chunk.meta.id) is not None, "the prompt of the other")
+        assert one.delete(chunk.meta.id)
+        wait_until(lambda: other.meta(chunk.meta.id) is None, "the removal by the other")
+
+
+def test_an_object_that_leaves_between_lookup_and_load_is_a_counted_miss(two: tuple[Store, Store]) -> None:
+    one, other = two
+    chunk = prompt_chunk(LONG)
+    assert one.put(chunk)
+    other.catch_up()
+    hit = other.find("p", "e", LONG, whole=True)
+    assert hit is not None
+    assert one.purge(Selection()).prompts == 1
+    assert other.get_parts(hit[0].donor) is None
+    assert other.find("p", "e", LONG) is None
+    assert (other.stats().misses, other.stats().hits) == (1, 0)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "foreign"])
+def test_damaged_and_foreign_objects_are_counted_misses(
+    damage: str, two: tuple[Store, Store], s3_server: S3Server, bucket: str
+) -> None:
+    one, other = two
+    chunk = prompt_chunk(LONG)
+    assert one.put(chunk)
+    other.catch_up()
+    for path in objects_of(s3_server, bucket):
+        held = bytearray(s3_server.request("GET", f"/dejakv/{path}"))
+        held[-1] ^= 1
+        new = {"cut": bytes(held[:-40]), "flipped": bytes(held), "foreign": b"what somebody else wrote"}[damage]
+        s3_server.request("PUT", f"/dejakv/{path}", new)
+    for name in ("segments/notes.txt", "somewhere/else"):
+        s3_server.request("PUT", f"/dejakv/{bucket[12:]}/{name}", b"another program's")
+    assert other.get(chunk.meta.id) is None
+    assert other.stats().corrupt > 0
+    with closing(open_store(bucket, background=False)) as third:
+        assert third.get(chunk.meta.id) is None
+        assert third.put(chunk)
+        check_whole(third, [chunk])
+    assert s3_server.request("GET", f"/dejakv/{bucket[12:]}/segments/notes.txt") == b"another program's"
+
+
+def test_models_and_tenants_on_one_prefix_do_not_see_each_other(two: tuple[Store, Store]) -> None:
+    one, other = two
+    mine, theirs = prompt_chunk(LONG, epoch="weights 1"), prompt_chunk(LONG, epoch="weights 2")
+    assert one.put(mine)
+    assert other.put(theirs)
+    other.catch_up()
+    check_whole(other, [mine, theirs])
+    hit = other.find("p", "weights 2", LONG, whole=True)
+    assert hit is not None
+    assert hit[0].donor == theirs.meta.id
+    assert other.find("q", "weights 2", LONG) is None
+
+
+# The service
+
+
+@pytest.fixture
+def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    server = S3Server(tmp_path / "s3")
+    server.start()
+    server.make_bucket("dejakv")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.stop()
+
+
+def test_a_service_that_is_away_costs_misses_and_nothing_is_forgotten(own_server: S3Server) -> None:
+    chunk, later = prompt_chunk(LONG), make_chunk(1)
+    with closing(open_store("s3://dejakv/cache", background=False)) as store:
+        assert store.put(chunk)
+        own_server.stop()
+        assert store.get(chunk.meta.id) is None
+        assert store.put(later) is False
+        assert store.catch_up() is False
+        with pytest.raises(StoreError, match="see that the store answers"):
+            store.purge(Selection())
+        assert store.stats().refused == {"error": 1}
+        assert store.stats().corrupt == 0
+        own_server.start()
+        assert store.catch_up()
+        check_whole(store, [chunk])
+        assert store.put(later)
+
+
+def test_copies_in_memory_and_on_disk_serve_while_the_service_is_away(own_server: S3Server, tmp_path: Path) -> None:
+    chunk = prompt_chunk(LONG, width=64)
+    url, disk = "s3://dejakv/cache", tmp_path / "disk"
+    with closing(open_store(url, disk_dir=disk, background=False)) as store:
+        assert store.put(chunk)
+    with (
+        closing(open_store(url, disk_dir=disk, background=False)) as on_disk,
+        closing(open_store(url, memory_bytes=1 << 20, background=False)) as in_memory,
+    ):
+        check_whole(in_memory, [chunk])
+        own_server.stop()
+        check_whole(in_memory, [chunk])
+        check_whole(on_disk, [chunk])
+
+
+# Copies on disk
+
+
+def copies_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("segments/*/*"))
+
+
+def test_copies_on_disk_keep_to_their_budget(bucket: str, tmp_path: Path) -> None:
+    chunks = [make_chunk(number, nbytes=10_000) for number in range(8)]
+    with closing(open_store(bucket, disk_dir=tmp_path, disk_bytes=50_000, background=False)) as store:
+        for chunk in chunks:
+            assert store.put(chunk)
+            assert sum(path.stat().st_size for path in copies_in(tmp_path)) <= 50_000
+        assert copies_in(tmp_path)
+        check_whole(store, chunks)
+        assert sum(path.stat().st_size for path in copies_in(tmp_path)) <= 50_000
+        assert store.put(make_chunk(9, nbytes=60_000)), "larger than all copies may be"
+
+
+def test_a_damaged_copy_is_read_from_the_bucket(bucket: str, tmp_path: Path) -> None:
+    chunk = prompt_chunk(LONG)
+    with closing(open_store(bucket, disk_dir=tmp_path, background=False)) as store:
+        assert store.put(chunk)
+        for path in copies_in(tmp_path):
+            path.write_bytes(path.read_bytes()[:-8] + b"damaged!")
+        check_whole(store, [chunk])
+        assert store.stats().corrupt == 0
+
+
+def test_copies_of_what_was_purged_elsewhere_leave(bucket: str, tmp_path: Path) -> None:
+    chunk = prompt_chunk(LONG)
+    with closing(open_store(bucket, disk_dir=tmp_path, background=False)) as store:
+        assert store.put(chunk)
+    with closing(open_store(bucket, background=False)) as other:
+        assert other.purge(Selection()).prompts == 1
+    with closing(open_store(bucket, disk_dir=tmp_path, background=False)) as again:
+        assert again.meta(chunk.meta.id) is None
+        assert copies_in(tmp_path) == []
+
+
+def test_a_folder_is_a_store_or_holds_copies_of_one_bucket(bucket: str, tmp_path: Path) -> None:
+    open_store(tmp_path / "own").close()
+    open_store(bucket, disk_dir=tmp_path / "copies").close()
+    with pytest.raises(StoreError, match="own is a store of its own, or another folder"):
+        open_store(bucket, disk_dir=tmp_path / "own")
+    with pytest.raises(StoreError, match=f"holds copies from {bucket}: give {bucket} as the store"):
+        open_store(tmp_path / "copies")
+    with pytest.raises(StoreError, match=f"holds copies from {bucket}"):
+        open_store(f"{bucket}/another", disk_dir=tmp_path / "copies")
+
+
+# What is wrong at the start
+
+
+@pytest.mark.parametrize(
+    ("url", "variables", "said"),
+    [
+        ("s3://nowhere/cache", {}, "make the bucket, or name another"),
+        (None, {"AWS_SECRET_ACCESS_KEY": "wrong"}, "SignatureDoesNotMatch.*credentials of the environment are refused"),
+        (None, {"AWS_ACCESS_KEY_ID": "nobody"}, "InvalidAccessKeyId.*credentials of the environment are refused"),
+        (None, {"AWS_ACCESS_KEY_ID": "reader"}, "AccessDenied.*they must let you read, write, delete and list"),
+        (None, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "see that the service answers.*AWS_ENDPOINT_URL"),
+        ("az://container/cache", {}, "Account must be specified.*no credentials were found"),
+    ],
+)
+def test_what_is_wrong_is_told_at_the_start(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, url: str | None, variables: dict[str, str], said: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StoreError, match=f"(?s){url or bucket} cannot be a store.*{said}") as found:
+        open_store(url or bucket)
+    assert "\n" not in str(found.value)
+    assert len(str(found.value)) < 700
+
+
+@pytest.mark.parametrize("service", ["old", "elsewhere", "newer"])
+def test_services_that_cannot_serve_are_named_at_the_start(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not know puts that only create, one whose bucket is in another region, and a store of a newer version."""
+    held: dict[str, bytes] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer(200, held[self.path]) if self.path in held else self._answer(404, b"<Code>NoSuchKey</Code>")
+
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if service == "elsewhere":
+                said = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>the region is wrong</Message></Error>"
+                return self._answer(400, said)
+            if service == "newer" and self.path in held:
+                return self._answer(412, b"<Code>PreconditionFailed</Code>")
+            held[self.path] = body if service == "old" else b'{"format": 99}'
+            return self._answer(200, b"")
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.send_header("etag", '"x"')
+            self.send_header("last-modified", "Wed, 25 Nov 2026 13:00:00 GMT")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    said = {
+        "old": "writes over objects that it is told to create only",
+        "elsewhere": "the region is wrong.*set AWS_REGION",
+        "newer": "is not the marker of format 3",
+    }[service]
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", free_ports(1)[0]), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "x")
+        with pytest.raises(StoreError, match=said):
+            open_store("s3://dejakv/cache")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_address_is_taken_everywhere(bucket: str) -> None:
+    """By the commands and by the registry of encoder outputs."""
+    from dejakv.encoder_cache import VisualKVCache
+
+    with VisualKVCache(disk=bucket) as cache:
+        view = cache.view("an encoder")
+        view.store("ab" * 32, "image", np.ones((4, 8), np.float32))
+    with VisualKVCache(disk=bucket) as again:
+        assert again.view("an encoder").lookup("ab" * 32) is not None
+
+
+def test_ranks_are_below_a_store(bucket: str) -> None:
+    from dejakv.store.open import purge_place, stores_in
+
+    for rank in range(2):
+        with closing(open_store(f"{bucket}/tp-{rank}-of-2", background=False)) as store:
+            assert store.put(make_chunk(rank))
+    assert list(stores_in(bucket)) == [bucket, f"{bucket}/tp-0-of-2", f"{bucket}/tp-1-of-2"]
+    assert purge_place(bucket) == 2
+    with closing(open_store(f"{bucket}/tp-0-of-2", background=False)) as store:
+        assert ids(store) == set()
+
+
+def test_parts_of_long_prompts_come_from_a_bucket_one_by_one(two: tuple[Store, Store]) -> None:
+    one, other = two
+    chunk = prompt_chunk(range(1000), width=16)
+    assert one.put(chunk)
+    other.catch_up()
+    parts = other.get_parts(chunk.meta.id, [(300, 310)]) or ()
+    assert [(part.first, part.stop) for part in parts] == [(256, 512)]
+    found = joined(parts, 300, 310)
+    assert found is not None
+    np.testing.assert_array_equal(found.data, chunk.tensor.data[:, :, :, 300:310])
