@@ -6,9 +6,10 @@ import httpx
 import openai
 import pytest
 from tests.server.test_server_openai import messages, question
-from tests.serving import stored
+from tests.serving import Running, stored
 
 from dejakv.server.routes_generate import cut
+from dejakv.server.settings import ServerSettings
 
 CHAT: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(0)), "temperature": 0, "max_tokens": 3}
 PLAIN: dict[str, Any] = {"model": "docs-lm", "prompt": "ann lives in paris .", "temperature": 0, "max_tokens": 3}
@@ -199,3 +200,20 @@ def test_no_stop_is_made_of_the_prompts_own_text(server: Any) -> None:
 
 def test_of_two_stops_in_one_piece_the_first_counts() -> None:
     assert cut("abcdef", ["ef", "cd"]) == ("ab", True)
+
+
+@pytest.mark.parametrize("path", ["embeddings", "responses", "audio/speech"])
+def test_other_endpoints_are_named_with_what_serves_them(path: str, server: Running) -> None:
+    answer = server.http.post(f"/v1/{path}", json={"input": "x"})
+    assert answer.status_code == 404
+    assert "vLLM's own server" in answer.json()["error"]["message"]
+
+
+def test_a_model_may_be_served_by_another_name(engine: Any) -> None:
+    with Running(ServerSettings(served_model_name="ours/small"), engine) as running:
+        [model] = running.openai.models.list()
+        assert (model.id, model.owned_by) == ("ours/small", "dejakv")
+        assert model.created > 1_700_000_000
+        assert running.openai.chat.completions.create(**{**CHAT, "model": "ours/small"}).model == "ours/small"
+        with pytest.raises(openai.NotFoundError, match="ours/small"):
+            running.openai.chat.completions.create(**CHAT)

@@ -15,6 +15,7 @@ log = logging.getLogger("dejakv.server")
 
 RETRY_AFTER = "1"
 """Seconds after which a client may try again that a full server refused."""
+ELSEWHERE = "vLLM's own server, which takes DejaKV as its KV connector (docs/vllm.md)"
 _LONGEST_MESSAGE = 300
 _UNION_MEMBERS = ("body", "str", "constrained-str")
 """As FastAPI and pydantic write them into the place of an error, beside `list[...]`."""
@@ -28,6 +29,10 @@ def refusal_of(error: Exception) -> RefusedError:
         return RefusedError(400, str(error))
     if isinstance(error, RequestValidationError):
         return _invalid(error)
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        return RefusedError(
+            404, f"there is no such endpoint: /docs lists those of this server; more are served by {ELSEWHERE}"
+        )
     if isinstance(error, HTTPException):
         return RefusedError(error.status_code, str(error.detail), error.headers)
     log.error("request failed", exc_info=error)
@@ -59,6 +64,7 @@ def _invalid(error: RequestValidationError) -> RefusedError:
     where = ".".join(part for part in parts if part not in _UNION_MEMBERS and "[" not in part)[:_LONGEST_MESSAGE]
     where = where or "body"
     if first["type"] == "extra_forbidden":
-        return RefusedError(422, f"{where}: not supported: leave it out", param=where, code="unsupported_parameter")
+        message = f"{where}: not supported: leave it out; more fields are served by {ELSEWHERE}"
+        return RefusedError(422, message, param=where, code="unsupported_parameter")
     message = first["msg"].removeprefix("Value error, ")[:_LONGEST_MESSAGE]
     return RefusedError(422, f"{where}: {message}", param=where, code="invalid_value")

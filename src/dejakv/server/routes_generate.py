@@ -86,7 +86,7 @@ async def model(name: str, service: AnyService, _: Partition) -> dict[str, Any]:
 
 
 def _model(service: Service) -> dict[str, Any]:
-    return {"id": service.model_name, "object": "model", "created": 0, "owned_by": "dejakv"}
+    return {"id": service.model_name, "object": "model", "created": service.created, "owned_by": "dejakv"}
 
 
 @openai.post("/v1/completions")

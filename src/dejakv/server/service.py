@@ -1,6 +1,7 @@
 """Common steps of the endpoints: limits, the queue, and the clients' names for their entries."""
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -32,7 +33,8 @@ class Service:
         self.cache = worker.pipeline.cache
         self.templates = templates
         self.settings = settings
-        self.model_name = settings.model
+        self.model_name = settings.served_model_name or settings.model
+        self.created = int(time.time())
         self.ends = _end_tokens(worker.pipeline.engine)
         self._names: dict[str, FIFOCache[str, str]] = {}
 

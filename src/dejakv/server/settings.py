@@ -39,6 +39,7 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
     """Settings of `dejakv serve`, beside the cache's own. Sizes in bytes, times in seconds.
 
     reuse                default reuse of /v1/generate; OpenAI's endpoints are exact unless the request asks
+    served_model_name    name that clients give the model; None: that of `model`
     host                 address to listen on; any other than this machine's own needs API keys
     port                 port to listen on; 0: a free one
     max_items            maximum prompts kept; 0: no limit
@@ -62,6 +63,7 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
     similarity_threshold: Cosine = SIM_THRESHOLD
     index_encoder: str = "model"
     semantic_text: bool | None = True
+    served_model_name: str | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Within(0, 65535)] = 8008
     max_items: Count = 64
