@@ -145,9 +145,11 @@ def _ran(settings: RunSettings, watch: Progress, engine: Any) -> _Ran:
         assert cache is not None
         cache.observers.append(plans)
         try:
-            rows, _ = serve_all(pipelines, chosen, inside, engine, prompter, watch)
+            rows, stopped = serve_all(pipelines, chosen, inside, engine, prompter, watch)
         finally:
             close_all(pipelines)
+    if stopped:  # the evidence holds at any length of the log
+        watch.stage(f"stopped after {len(rows)} of {len(chosen)} requests: the certificate is of these")
     not_run = {row.sample_id: row.error for row in rows if row.error}
     check_ran(not_run, len(rows))
     differs, hits = differs_of(settings.cache.differs), list[Hit]()
