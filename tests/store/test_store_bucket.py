@@ -15,6 +15,7 @@ from tests.services import S3Server, free_ports, wait_until
 from dejakv.errors import StoreError
 from dejakv.store import Store, open_store, replicas
 from dejakv.store.base import joined
+from dejakv.store.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from dejakv.store.selection import Selection
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, make_chunk, prompt_chunk
 
@@ -116,6 +117,7 @@ def _keys(chunk: Any) -> tuple[Any, int, float]:
 
 def test_a_machine_follows_the_others_by_itself(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "LIST_SECONDS", 0.05)
+    monkeypatch.setattr(replicas, "SHARE", 0)  # a busy machine lists slowly
     with closing(open_store(bucket)) as one, closing(open_store(bucket)) as other:
         chunk = prompt_chunk(LONG)
         assert one.put(chunk)
@@ -201,7 +203,7 @@ def test_a_service_that_is_away_costs_misses_and_nothing_is_forgotten(own_server
         assert store.stats().refused == {"error": 1}
         assert store.stats().corrupt == 0
         own_server.start()
-        assert store.catch_up()
+        wait_until(store.catch_up, "the return of the service")
         check_whole(store, [chunk])
         assert store.put(later)
 
@@ -382,3 +384,47 @@ def test_parts_of_long_prompts_come_from_a_bucket_one_by_one(two: tuple[Store, S
     found = joined(parts, 300, 310)
     assert found is not None
     np.testing.assert_array_equal(found.data, chunk.tensor.data[:, :, :, 300:310])
+
+
+def test_a_service_that_fails_is_left_alone_and_asked_again(bucket: str, s3_server: S3Server) -> None:
+    """Each of many lookups would wait for it otherwise."""
+    chunk, asked = prompt_chunk(LONG), []
+
+    with closing(open_store(bucket, background=False)) as store:
+        assert store.put(chunk)
+        real = store._objects._objects._store
+
+        class Failing:
+            def get(self, *args: Any, **more: Any) -> Any:
+                asked.append(args)
+                raise TimeoutError("no answer")
+
+        store._objects._objects._store = Failing()
+        for _ in range(20):
+            assert store.get(chunk.meta.id) is None
+        assert len(asked) == FAILURES
+        store._objects._objects._store = real
+        wait_until(lambda: store.get(chunk.meta.id) is not None, "the next try")
+        check_whole(store, [chunk])
+        assert store.stats().corrupt == 0
+
+
+def test_pauses_grow_and_one_caller_tries_first() -> None:
+    now = [0.0]
+    breaker = Breaker(lambda: now[0])
+    for _ in range(FAILURES):
+        assert breaker.allows()
+        breaker.failed()
+    assert not breaker.allows()
+    now[0] = FIRST_PAUSE
+    assert (breaker.allows(), breaker.allows()) == (True, False)
+    for _ in range(20):
+        breaker.failed()
+    now[0] += LONGEST_PAUSE / 2 - 0.01
+    assert not breaker.allows()
+    now[0] += LONGEST_PAUSE / 2 + 0.01
+    assert breaker.allows()
+    breaker.worked()
+    assert breaker.allows()
+    breaker.failed()
+    assert breaker.allows(), "one failure alone"

@@ -19,6 +19,7 @@ import numpy as np
 
 from dejakv.errors import MissingExtraError, StoreError
 from dejakv.store.base import CorruptChunk
+from dejakv.store.breaker import Breaker
 from dejakv.store.claim import FORMAT, MARKER, RANK, SEGMENT, SEGMENTS
 from dejakv.store.objects import Bytes, Missing, Unknown
 
@@ -69,6 +70,7 @@ class Bucket:
         self.url = url.rstrip("/")
         self._exists = AlreadyExistsError
         self._errors = (BaseError, OSError, ValueError)
+        self._breaker = Breaker()
         try:
             options: Any = {"client_options": _CLIENT, "retry_config": _RETRY}
             self._store: Any = obstore.store.from_url(self.url, **options)
@@ -95,23 +97,21 @@ class Bucket:
         if not names:
             return
         try:
-            try:
-                self._store.delete([_path(name) for name in names])
-            except FileNotFoundError:  # of one of them, and the others may be there still
-                for name in names:
-                    with suppress(FileNotFoundError):
-                        self._store.delete(_path(name))
-        except self._errors as error:
-            raise _unknown(error) from error
+            self._ask(lambda: self._store.delete([_path(name) for name in names]))
+        except FileNotFoundError:  # of one of them, and the others may be there still
+            for name in names:
+                with suppress(FileNotFoundError):
+                    self._ask(lambda name=name: self._store.delete(_path(name)))
 
     def list(self) -> Iterator[str]:
+        pages = self._store.list(f"{SEGMENTS}/")
         try:
-            for page in self._store.list(f"{SEGMENTS}/"):
+            while (page := self._ask(lambda: next(pages, None))) is not None:
                 for found in page:
                     file = str(found["path"]).rpartition("/")[2]
                     if SEGMENT.fullmatch(file):
                         yield file.removesuffix(".safetensors")
-        except self._errors as error:
+        except FileNotFoundError as error:
             raise _unknown(error) from error
 
     def ranks(self) -> Sequence[str]:
@@ -127,22 +127,35 @@ class Bucket:
 
     def _create(self, path: str, data: bytes) -> bool:
         try:
-            self._store.put(path, data, mode="create", use_multipart=False)
+            self._ask(lambda: self._store.put(path, data, mode="create", use_multipart=False))
         except self._exists:
             return False
-        except self._errors as error:
+        except FileNotFoundError as error:
             raise _unknown(error) from error
         return True
 
     def _read(self, read: Callable[[], Any], name: str) -> Any:
         try:
-            return read()
+            return self._ask(read)
         except FileNotFoundError as error:
             if _NO_BUCKET.search(str(error)):
                 raise _unknown(error) from error
             raise Missing(name) from error
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        """What the service answers. Raises: FileNotFoundError, the error of an object that exists, Unknown"""
+        if not self._breaker.allows():
+            raise Unknown(OSError(errno.EIO, f"the service of {self.url} fails: it is asked again in a moment"))
+        try:
+            answer = call()
+        except (FileNotFoundError, self._exists):
+            self._breaker.worked()
+            raise
         except self._errors as error:
+            self._breaker.failed()
             raise _unknown(error) from error
+        self._breaker.worked()
+        return answer
 
     def _check(self) -> None:
         """Finds or makes the marker, and sees that the bucket can be listed and creates only. Raises: StoreError and others"""

@@ -8,7 +8,7 @@ from dejakv.store.counters import logger
 
 LIST_SECONDS = 10.0
 """Seconds between two listings; 20 times as long as a listing takes where that is more, since services charge for them."""
-_SHARE = 20
+SHARE = 20
 
 
 class Follower:
@@ -32,4 +32,4 @@ class Follower:
                 self._catch_up()
             except Exception:  # nobody waits for it, and the next may succeed
                 logger.exception("a store was not compared with its objects")
-            wait = max(LIST_SECONDS, _SHARE * (time.monotonic() - began))
+            wait = max(LIST_SECONDS, SHARE * (time.monotonic() - began))

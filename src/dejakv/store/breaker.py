@@ -1,0 +1,47 @@
+"""A service that fails is left alone for a while, so that nobody waits for it again and again."""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+FAILURES = 3
+"""In a row, before a service is left alone."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
+"""Seconds; each further failure doubles them. They are drawn at random between half and all, so that machines do not come back at once."""
+
+
+class Breaker:
+    """Says whether a service may be asked: not within a pause after failures, and after it by one caller first. Thread-safe.
+
+    clock  seconds that only grow
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._until = 0.0
+
+    def allows(self) -> bool:
+        """Call `worked` or `failed` after each call that was allowed."""
+        with self._lock:
+            if self._failures < FAILURES:
+                return True
+            if self._clock() < self._until:
+                return False
+            self._pause()  # until this caller knows more
+            return True
+
+    def worked(self) -> None:
+        with self._lock:
+            self._failures = 0
+
+    def failed(self) -> None:
+        with self._lock:
+            self._failures += 1
+            self._pause()
+
+    def _pause(self) -> None:
+        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(10, max(0, self._failures - FAILURES)))
+        self._until = self._clock() + random.uniform(0.5, 1) * longest
