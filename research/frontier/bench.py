@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from dejakv.blend.blend import find
 from dejakv.blend.forced import Need
-from dejakv.blend.recomputed import Choose, highest
+from dejakv.blend.offsets import runs_of
+from dejakv.blend.recomputed import Choose, highest, surroundings_of
 from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.token_map import Donors, TokenMap
 from dejakv.engines.tensors import borrowed
@@ -25,6 +26,7 @@ from dejakv.store.base import Tensor
 from dejakv.trust.differs import divergence
 from research.frontier.cases import Case
 from research.frontier.cells import Cell, at_random, by_deviation, first_of_runs
+from research.frontier.choices import CHOICES
 
 Continue = Callable[[Sequence[int]], NDArray[np.float32] | None]
 """See `continued`."""
@@ -88,7 +90,7 @@ class Bench:
         begun = time.perf_counter()
         found, needed = self._find(case, donors, cell)
         searched = time.perf_counter() - begun
-        choose = self._choice(case, states, donors, found, cell)
+        choose = self._choice(case, states, donors, found, needed.exact, cell)
         begun = time.perf_counter()
         parts = [[(0, state)] for state in states]
         planned = plan_cache(model, case.target, parts, donors, found, needed, cell.config, choose)
@@ -98,11 +100,16 @@ class Bench:
         after = partial(continued, self.engine.model, planned.cache, given, None)
         return after, planned.cache.recomputed / len(case.target), seconds
 
-    def _choice(self, case: Case, states: Sequence[Tensor], donors: Donors, found: TokenMap, cell: Cell) -> Choose:
+    def _choice(
+        self, case: Case, states: Sequence[Tensor], donors: Donors, found: TokenMap, exact: int, cell: Cell
+    ) -> Choose:
+        target = np.asarray(case.target, dtype=np.int64)
         if cell.selector == "random":
             return at_random(len(case.target), case.number)
         if cell.selector == "first":
-            return first_of_runs(np.asarray(case.target, dtype=np.int64), donors, found)
+            return first_of_runs(target, donors, found)
+        if cell.selector in CHOICES:
+            return CHOICES[cell.selector](surroundings_of(target, donors, found), runs_of(target, donors, found, exact))
         if cell.selector not in ("value", "kv"):
             return highest
         if self._fresh is None:

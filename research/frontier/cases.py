@@ -1,11 +1,14 @@
 """Cases of a frontier: donors, the changed prompt, and the right answer; from documents of facts, or from real text."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from dejakv.datasets.base import Sample
 from dejakv.datasets.rag import Passage, docs_corpus
+from dejakv.datasets.sessions import SessionsDataset
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of
 from dejakv_models.docs import KINDS, Document, Kind, ask, change, make_document, prompt_of
@@ -30,10 +33,12 @@ class Case:
 
 
 class DocsCases:
-    """Documents of `facts` facts, about 10 tokens each, with known answers; compared at the first token (`steps`)."""
+    """Documents of `facts` facts, about 10 tokens each, with known answers; compared at the first token (`steps`). `most`: of a kind of which
+    there are not more."""
 
     kinds: Sequence[str] = KINDS
     steps = 1
+    most: Mapping[str, int] = {}
 
     def __init__(self, facts: int) -> None:
         self.facts = facts
@@ -71,13 +76,18 @@ def make_case(kind: Kind, number: int, facts: int, encode: Encode, seed: int = 0
 
 WORDS = (60, 160)
 """Least and most words of a passage."""
-TEXT_KINDS = ("edit", "instruction", "partial", "reorder", "apart")
+TEXT_KINDS = ("edit", "instruction", "partial", "reorder", "apart", "two-hop", "agent")
 INSTRUCTIONS = (
     "Read the following passages of a manual.",
     "You answer from the passages below and from nothing else. Be brief.",
 )
 ASK = ("What is the release code of {name}?", "The release code of {name} is")
 SUMMARIZE = ("Summarize the passages in two sentences.", "The passages describe")
+SAME = "the release code of {name}"
+WINDOW, TOOLS = 6, 1
+"""Messages of an agent's conversation that its prompt keeps, and tool results that it keeps whole."""
+BACK = 3
+"""Turns between an agent's prompt and its donor, at most."""
 
 
 class TextCases:
@@ -88,6 +98,9 @@ class TextCases:
     partial      one passage is new
     reorder      the same passages in another order
     apart        each passage was computed in its own prompt
+    two-hop      the same, and the answer needs two of them: one refers to the code that another states
+    agent        a turn of `sessions` behind a tool's result; an earlier turn of the conversation, with other messages in its window, is
+                 the donor. Of any length, about 1,000 tokens
     """
 
     kinds: Sequence[str] = TEXT_KINDS
@@ -97,19 +110,26 @@ class TextCases:
         if passages < 2:
             raise ConfigError(f"{passages} passages in a prompt: give at least 2")
         self.passages = passages
-        text = digest_of(*(passage.text for passage in passages_of_manuals()))
+        self.most = {"agent": len(turns_of_agents())}
+        text = digest_of(*(passage.text for passage in passages_of_manuals()), *(turn for turn, _ in turns_of_agents()))
         self.settings: dict[str, object] = {"passages": passages, "text": text[:16]}
 
     def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case:
         """A case, determined by kind, number, tokenizer and seed."""
+        if kind == "agent":
+            return _turn(number, encode, seed)
         rng = random.Random(f"frontier-text/{seed}/{kind}/{number}")
         texts = passages_of_manuals()
         chosen = rng.sample(range(len(texts)), self.passages + 1)
         *passages, spare = [texts[i] for i in chosen]
-        asks = number % 2 == 0
+        asks = number % 2 == 0 or kind == "two-hop"
         code, other = (str(value) for value in rng.sample(range(1000, 10000), 2))
         told = rng.randrange(len(passages))
-        target = [_told(passage, code if i == told else None) for i, passage in enumerate(passages)]
+        codes = {told: code}
+        if kind == "two-hop":
+            second = rng.choice([i for i in range(len(passages)) if i != told])
+            codes = {told: SAME.format(name=passages[second].title), second: code}
+        target = [_told(passage, codes.get(i)) for i, passage in enumerate(passages)]
         question, begins = (part.format(name=passages[told].title) for part in (ASK if asks else SUMMARIZE))
         donors = self._donors(kind, rng, passages, target, told, other, _told(spare, None), question, begins)
         stale = kind == "edit" and asks
@@ -142,6 +162,35 @@ class TextCases:
         else:
             return [prompt(instruction, [text], question, begins) for text in target]
         return [prompt(instruction, before, question, begins)]
+
+
+def _turn(number: int, encode: Encode, seed: int) -> Case:
+    turns = list(turns_of_agents())
+    random.Random(f"frontier-agent/{seed}").shuffle(turns)
+    target, before = turns[number]
+    return Case("agent", number, encode(target), (encode(before),), None, None)
+
+
+@cache
+def turns_of_agents() -> tuple[tuple[str, str], ...]:
+    """Prompts of the shipped conversations that end with a tool's result, each with one of the conversation's `BACK` prompts before it;
+    a pair whose earlier prompt begins the later one is left out: prefix caching serves it."""
+    before: defaultdict[object, list[str]] = defaultdict(list)
+    found: list[tuple[str, str]] = []
+    for sample in SessionsDataset(window=WINDOW, compact_tools=TOOLS):
+        text, held = _conversation(sample), before[sample.fields["session"]]
+        if "<tool_response>" in sample.question:
+            found += [(text, one) for one in held[-BACK:] if not text.startswith(one.removesuffix(BEGIN))]
+        held.append(text)
+    return tuple(found)
+
+
+BEGIN = "<|im_start|>assistant\n"
+
+
+def _conversation(sample: Sample) -> str:
+    """In ChatML, to the beginning of the answer."""
+    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in sample.messages) + BEGIN
 
 
 @cache

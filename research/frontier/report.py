@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dejakv import __version__
+from dejakv.blend.settings import DEFAULT
 from dejakv.experiments.summary import wilson
 from research.frontier.bench import FULL, NOISE
 from research.frontier.cells import Cell
@@ -25,19 +26,26 @@ def rows_of(lines: Cases, cells: Sequence[Cell], kinds: Sequence[str]) -> list[d
     stale_rate  share of stale answers among questions whose answer had to change
     mean_share  share of rows computed
     ttft_ratio  time of full prefill over time of lookup-free blending (map, rearranging and prefill), summed over cases
+    time_by_full  time of such blending over that of full prefill: median of the cases, and its quartiles
+    kl_more, top1_more  mean of what a case's `kl_mean` and `top1` exceed those of the default quality by; None where it was not measured
     """
     whole = {name: Cell("", name, 1.0) for name in (FULL, NOISE)}
     made: list[dict[str, Any]] = []
     for kind in kinds:
         group = [line["rows"] for line in lines if line["kind"] == kind]
         for name, cell in {**whole, **{cell.name: cell for cell in cells}}.items():
-            if got := [rows[name] for rows in group if name in rows]:
-                made.append({"kind": kind, **asdict(cell), **_row(got, [rows[FULL] for rows in group])})
+            if there := [rows for rows in group if name in rows]:
+                got, default = ([rows.get(way) for rows in there] for way in (name, DEFAULT))
+                made.append(
+                    {"kind": kind, "way": name, **asdict(cell), **_row(got, [rows[FULL] for rows in there], default)}
+                )
     return made
 
 
-def _row(got: Cases, full: Cases) -> dict[str, Any]:
+def _row(got: Cases, full: Cases, default: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
     n = len(got)
+    pairs = [(case, other) for case, other in zip(got, default, strict=True) if other is not None]
+    times = [case["seconds"] / other["seconds"] for case, other in zip(got, full, strict=True)]
     right, whole = _rate(got, "right"), _rate(full, "right")
     return {
         "n": n,
@@ -50,6 +58,11 @@ def _row(got: Cases, full: Cases) -> dict[str, Any]:
         "stale_rate": _rate(got, "stale"),
         "mean_share": round(sum(case["share"] for case in got) / n, 4),
         "ttft_ratio": round(sum(case["seconds"] for case in full) / sum(case["seconds"] for case in got), 3),
+        "time_by_full": [round(float(value), 3) for value in np.percentile(times, (50, 25, 75))],
+        **{
+            f"{short}_more": _mean([{name: case[name] - other[name]} for case, other in pairs], name) if pairs else None
+            for short, name in (("kl", "kl_mean"), ("top1", "top1"))
+        },
     }
 
 
