@@ -14,7 +14,7 @@ from dejakv.blend.settings import DEFAULT
 from research.command import run
 from research.frontier.bench import NOISE
 
-QUICK, SAMPLES = 5, 100
+QUICK, SAMPLES = 4, 100
 PASSAGES = 3
 """As in docs/results/frontier-smollm2.md."""
 

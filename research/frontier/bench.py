@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from dejakv.blend.blend import find
-from dejakv.blend.forced import Need
+from dejakv.blend.forced import Need, need
 from dejakv.blend.offsets import runs_of
 from dejakv.blend.recomputed import Choose, highest, surroundings_of
 from dejakv.blend.sentences import sentence_ends
-from dejakv.blend.token_map import Donors, TokenMap
+from dejakv.blend.token_map import Donors, TokenMap, with_prefix
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.transformers.blending import plan_cache, rearrange
 from dejakv.engines.transformers.continuation import continued
@@ -26,7 +26,7 @@ from dejakv.store.base import Tensor
 from dejakv.trust.differs import divergence
 from research.frontier.cases import Case
 from research.frontier.cells import Cell, at_random, by_deviation, first_of_runs
-from research.frontier.choices import CHOICES
+from research.frontier.choices import CHOICES, by_context
 
 Continue = Callable[[Sequence[int]], NDArray[np.float32] | None]
 """See `continued`."""
@@ -126,6 +126,10 @@ class Bench:
         # The published ways have no exact prefix beside the blend, and force nothing but the question.
         exact = [cell.budget != "share"] * len(case.donors)
         found, needed = find(target, donors, self.engine.embed_tokens, cell.config, self.ends, exact)
+        if cell.context:
+            found = by_context(target, donors, found, most=cell.context == "most")
+            found, held = with_prefix(found, target, donors, exact)
+            needed = need(target, donors, found, ends=self.ends, exact=held)
         if cell.budget == "share":
             none, asked = np.zeros(len(target), dtype=bool), np.arange(len(target)) >= len(target) - needed.tail
             needed = Need(asked, none, needed.tail, none)

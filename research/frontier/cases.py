@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 
 from dejakv.datasets.base import Sample
 from dejakv.datasets.rag import Passage, docs_corpus
@@ -76,7 +77,7 @@ def make_case(kind: Kind, number: int, facts: int, encode: Encode, seed: int = 0
 
 WORDS = (60, 160)
 """Least and most words of a passage."""
-TEXT_KINDS = ("edit", "instruction", "partial", "reorder", "apart", "two-hop", "agent")
+TEXT_KINDS = ("edit", "instruction", "partial", "reorder", "apart", "several", "two-hop", "agent")
 INSTRUCTIONS = (
     "Read the following passages of a manual.",
     "You answer from the passages below and from nothing else. Be brief.",
@@ -98,7 +99,8 @@ class TextCases:
     partial      one passage is new
     reorder      the same passages in another order
     apart        each passage was computed in its own prompt
-    two-hop      the same, and the answer needs two of them: one refers to the code that another states
+    several      each passage stands in several donors, each two of them with another one, in any order
+    two-hop      as `apart`, and the answer needs two of them: one refers to the code that another states
     agent        a turn of `sessions` behind a tool's result; an earlier turn of the conversation, with other messages in its window, is
                  the donor. Of any length, about 1,000 tokens
     """
@@ -159,9 +161,23 @@ class TextCases:
         elif kind == "reorder":
             while before == target:
                 rng.shuffle(before)
+        elif kind == "several":
+            return [prompt(instruction, texts, question, begins) for texts in _pairs(rng, target, passages)]
         else:
             return [prompt(instruction, [text], question, begins) for text in target]
         return [prompt(instruction, before, question, begins)]
+
+
+def _pairs(rng: random.Random, target: list[str], passages: Sequence[Passage]) -> list[list[str]]:
+    """Each two of the texts with another passage, shuffled; all of them shuffled."""
+    others = [passage.text for passage in passages_of_manuals() if passage not in passages]
+    made = [
+        [*pair, other] for pair, other in zip(combinations(target, 2), rng.sample(others, len(others)), strict=False)
+    ]
+    for texts in made:
+        rng.shuffle(texts)
+    rng.shuffle(made)
+    return made
 
 
 def _turn(number: int, encode: Encode, seed: int) -> Case:

@@ -6,6 +6,7 @@ of each copied run.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ class Cell:
               fit into the share, then the selector; `need`: all changed rows, even beyond the share
     quality   `strict`, `default` or `loose`, if it is one of them, or the choice of `TRIED`; then also the cell's name
     offsets, surroundings  see BlendConfig
+    context   donors of copied runs: `most` or `least` alike in the text before, see `choices.by_context`; empty: as the map chooses
     """
 
     map: str
@@ -36,6 +38,7 @@ class Cell:
     quality: str = ""
     offsets: bool = False
     surroundings: bool = False
+    context: Literal["", "most", "least"] = ""
 
     @property
     def name(self) -> str:
@@ -76,8 +79,12 @@ CELLS = (
 """The qualities, other shares of their way, and what each of its parts does alone; at the default's share the ways of EPIC (`first`) and
 CacheBlend (`value`, `kv`) on DejaKV's map; SemShareKV's pair; the question's rows alone, the changed ones alone, all."""
 
-TRIED = tuple(Cell(MAP, name, 0.2, "need", name, offsets=True, surroundings=True) for name in CHOICES)
-"""The default with another choice, by its name. Measured where they are named."""
+TRIED = (
+    *(Cell(MAP, name, 0.2, "need", name, offsets=True, surroundings=True) for name in CHOICES),
+    Cell(MAP, "prophet", 0.2, "need", "most-alike", offsets=True, surroundings=True, context="most"),
+    Cell(MAP, "prophet", 0.2, "need", "least-alike", offsets=True, surroundings=True, context="least"),
+)
+"""The default with another choice of tokens or donors, by its name. Measured where they are named."""
 
 
 def ranked_by(values: Tensor) -> Choose:

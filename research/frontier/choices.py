@@ -1,9 +1,11 @@
-"""Choices among tokens by their scores (`prophet`) and what is known of their text beforehand: tried, see docs/results/fidelity.md.
+"""Choices among tokens by their scores (`prophet`) and what is known of their text beforehand, and among donors: tried, see
+docs/results/fidelity.md.
 
-Each is made of the text before each token and of the copied runs along which offsets are carried, `[tokens]` (`offsets.runs_of`).
+Each choice of tokens is made of the text before each token and of the copied runs along which offsets are carried, `[tokens]` (`offsets.runs_of`).
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from dejakv.blend.offsets import NOISE, REACH
 from dejakv.blend.recomputed import Choose, Surroundings, highest
-from dejakv.blend.token_map import Ids
+from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs
 
 Make = Callable[[Surroundings, Ids], Choose]
 
@@ -104,3 +106,35 @@ def _with(forced: Tensor, more: Tensor) -> Tensor:
 
 CHOICES: Mapping[str, Make] = {made.__name__: made for made in (placed, firsts, anchors, covering, spread)}
 """By the name of a cell's selector."""
+
+LEAST_RUN = 24
+"""Tokens of a copied run that may come from another donor."""
+GRAM = 4
+
+
+def by_context(target: Ids, donors: Donors, found: TokenMap, *, most: bool) -> TokenMap:
+    """The map with each copied run taken from the donor with the most alike text before it, or the least: by the number of `GRAM` tokens in
+    a row that both have, here and there, of those of the longer one."""
+    source = found.source.copy()
+    first, stop = equal_runs(target, donors, source)
+    for start in np.unique(first).tolist():
+        run = target[start : stop[start]]
+        if len(run) < LEAST_RUN:
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(donors.ids, len(run))
+        places = np.flatnonzero((windows == run).all(1))
+        places = places[donors.number[places] == donors.number[places + len(run) - 1]]
+        mine = _grams(target[:start])
+        alike = [_likeness(mine, _grams(donors.ids[donors.starts[donors.number[at]] : at])) for at in places.tolist()]
+        at = places[int(np.argmax(alike) if most else np.argmin(alike))]
+        source[start : start + len(run)] = at + np.arange(len(run))
+    return replace(found, source=source)
+
+
+def _grams(ids: Ids) -> set[tuple[int, ...]]:
+    tokens = ids.tolist()
+    return {tuple(tokens[at : at + GRAM]) for at in range(len(tokens) - GRAM + 1)}
+
+
+def _likeness(one: set[tuple[int, ...]], other: set[tuple[int, ...]]) -> float:
+    return len(one & other) / max(1, len(one), len(other))

@@ -13,11 +13,12 @@ from research.command import app_of
 from research.fidelity import fidelity
 from research.frontier.cases import TextCases, turns_of_agents
 from research.frontier.cells import CELLS, TRIED
-from research.frontier.choices import ANCHORS, CHOICES, COVERED
+from research.frontier.choices import ANCHORS, CHOICES, COVERED, by_context
 from research.frontier.report import rows_of
 from typer.testing import CliRunner
 
 from dejakv.blend.recomputed import Choose, Surroundings
+from dejakv.blend.token_map import Donors, TokenMap
 
 TOKENS = 80
 RUNS = np.repeat([0, 1], TOKENS // 2)
@@ -47,6 +48,22 @@ def test_the_two_halves_of_a_two_hop_answer_were_computed_apart() -> None:
     states, refers = (f"{states} {code}", f"{refers} the")
     assert [donor for donor in donors if states in donor] != [donor for donor in donors if refers in donor]
     assert sum(states in donor for donor in donors) == sum(refers in donor for donor in donors) == 1
+
+
+def test_each_passage_stands_in_several_donors_and_the_one_with_the_most_alike_text_before_can_be_taken(
+    encode: Any,
+) -> None:
+    case = TextCases(4).make("several", 1, encode, 0)
+    assert len(case.donors) == 6
+    run, here = list(range(100, 130)), [*range(10), 77]
+    donors = Donors.of([*here[:4], *range(50, 60), *run], [*here, *run], [*range(60, 70), *run])
+    target = np.array([*here[:10], 78, *run])
+    for most, wanted in ((True, 1), (False, 2)):
+        source = np.concatenate([np.arange(11), donors.starts[0] + 14 + np.arange(30)])
+        found = TokenMap(source, np.ones(41, np.float32), np.full(41, 12))
+        made = by_context(target, donors, found, most=most)
+        assert set(donors.number[made.source[11:]]) == {wanted}
+        assert donors.ids[made.source[11:]].tolist() == run
 
 
 def test_an_agents_turn_has_an_earlier_turn_of_its_conversation_as_donor(encode: Any) -> None:
