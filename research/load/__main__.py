@@ -31,7 +31,7 @@ def measure_load(
     workloads: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(WORKLOADS),
     loads: Annotated[str, typer.Option(help="Percent of prefix caching's capacity.")] = "50,80,95",
     requests: Annotated[int, typer.Option(min=2, help="Of a phase; half of them share nothing in mix.")] = 8,
-    warm: Annotated[int, typer.Option(min=1, help="Prompts that are served before.")] = 12,
+    warm: Annotated[int, typer.Option(min=1, help="Prompts that are served before.")] = 10,
     rounds: Annotated[int, typer.Option(min=1)] = 1,
     kv_gib: Annotated[int, typer.Option(min=1, help="KV cache of each server, GiB.")] = 2,
 ) -> None:  # fmt: skip
