@@ -84,6 +84,8 @@ def _kind(kind: Any) -> str:
         return (
             f"{_kind(inner)}, {str(more[0]).removeprefix('a number ')}"
             if "Within" in repr(more[0])
+            else "address"
+            if not hasattr(more[0], "store")
             else "folder or address"
             if more[0].store
             else "folder"

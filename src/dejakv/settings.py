@@ -127,6 +127,17 @@ class _Instance(_Kind):
         return None if isinstance(value, self.kind) else f"is of the wrong type: give a {self.kind.__name__}"
 
 
+class _Feed(_Kind):
+    """An address of Redis or Valkey."""
+
+    def problem(self, value: str) -> str | None:
+        return (
+            None
+            if re.match(r"rediss?://[^/]", value)
+            else "is no address of a feed: give redis://HOST:PORT/DB, or rediss://"
+        )
+
+
 def is_memory(place: str) -> bool:
     """Whether a store's address is this process's memory."""
     return place.removesuffix("//") == MEMORY
@@ -162,6 +173,7 @@ Seconds = Annotated[float, Within(0)]
 Folder = Annotated[str, OnDisk(folder=True)]
 Place = Annotated[str, OnDisk(folder=True, store=True)]
 """Address of a store."""
+Address = Annotated[str, _Feed()]
 AnyPath = Annotated[str, OnDisk()]
 
 

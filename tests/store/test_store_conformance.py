@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.services import ValkeyServer
 from tests.store.suite import WholeStoreTests
 
 from dejakv.store import Store, open_store
@@ -45,3 +46,14 @@ class TestBucketBehindMemoryAndDisk(TestBucket):
     def make_store(self, folder: Path, **settings: Any) -> Store:
         tiers = {"memory_bytes": 20_000, "disk_dir": folder, "disk_bytes": 50_000}
         return open_store(f"{self.url}/{folder.name}", **tiers, **settings)
+
+
+class TestBucketWithFeed(TestBucket):
+    """What one machine tells the others changes nothing for itself."""
+
+    @pytest.fixture(autouse=True)
+    def _feed(self, valkey_server: ValkeyServer) -> None:
+        self.feed = valkey_server.url
+
+    def make_store(self, folder: Path, **settings: Any) -> Store:
+        return open_store(f"{self.url}/{folder.name}", memory_bytes=20_000, feed=self.feed, **settings)

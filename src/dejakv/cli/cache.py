@@ -70,6 +70,9 @@ def purge_command(
     ] = None,
     older_than: Annotated[float | None, typer.Option(help="Entries of at least this age, in seconds.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All entries.")] = False,
+    feed: Annotated[
+        str | None, typer.Option(help="Feed of a store in a bucket, so that its machines forget at once.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the entries without removing them.")] = False,
 ) -> None:
     """Remove the entries that meet all given conditions, and everything derived from them, to the last byte. Servers may use the
@@ -92,7 +95,7 @@ def purge_command(
             for place in [place for place, format in places.items() if format != FORMAT]:
                 typer.echo(f"removed {purge_folder(place)} files of an older format from {place}")
                 del places[place]
-        stores = [stack.enter_context(closing(open_store(place))) for place in places]
+        stores = [stack.enter_context(closing(open_store(place, feed=feed))) for place in places]
         for number, one in enumerate(stores):
             wanted = selection.of_others(purged) if number else selection
             purged += one.purge(wanted, dry_run=dry_run)

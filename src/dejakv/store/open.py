@@ -32,6 +32,7 @@ from dejakv.store.claim import (
 )
 from dejakv.store.connection import is_damage
 from dejakv.store.counters import logger
+from dejakv.store.feed import Announced, Feed
 from dejakv.store.objects import Folder, Objects
 from dejakv.store.store import Store
 from dejakv.store.tiers import Copies, Tiers
@@ -47,6 +48,7 @@ def open_store(
     *,
     disk_dir: str | Path | None = None,
     disk_bytes: int = 0,
+    feed: str | None = None,
     max_bytes: int = 0,
     max_entries: int = 0,
     policy: PolicyName = "lru",
@@ -66,6 +68,7 @@ def open_store(
     place          None or `memory:`: this process's memory; `s3://BUCKET/PREFIX`, `gs://...`, `az://...`: a bucket, shared with other
                    machines; else a folder: empty, missing (created with mode 0700) or a store
     disk_dir, disk_bytes    of a store in a bucket: folder with copies of so many bytes, and with the index
+    feed           of a store in a bucket: `redis://HOST:PORT/DB`, by which machines tell each other at once; None: they list
     max_bytes, max_entries  budgets of all processes and machines together; beyond them `policy` (`lru` or `lfu`) evicts
     memory_bytes   of a store on disk or in a bucket, the part also kept in memory (0: none)
     memory_fill    when state enters memory: on writing or on the first read
@@ -95,17 +98,27 @@ def open_store(
             lambda path: Tiers(Folder(path), memory_bytes, memory_fill) if memory_bytes else Folder(path),
             more,
         )
-    from dejakv.store.bucket import Bucket
-
-    bucket = Bucket(str(place))
+    objects, told = in_service(str(place), feed)
+    more["feed"] = told
     if disk_dir is None:
-        return Store(Tiers(bucket, memory_bytes, memory_fill), **more)
+        return Store(Tiers(objects, memory_bytes, memory_fill), **more)
     return _open_folder(
         Path(disk_dir).expanduser(),
-        lambda path: Tiers(bucket, memory_bytes, memory_fill, Copies(path, disk_bytes)),
+        lambda path: Tiers(objects, memory_bytes, memory_fill, Copies(path, disk_bytes)),
         more,
-        bucket.url,
+        str(place).rstrip("/"),
     )
+
+
+def in_service(url: str, feed: str | None) -> tuple[Objects, Feed | None]:
+    """The objects in a bucket, and the feed by which their changes are told. Raises: StoreError as `Bucket` and `Feed`"""
+    from dejakv.store.bucket import Bucket
+
+    bucket = Bucket(url)
+    if feed is None:
+        return bucket, None
+    told = Feed(feed, bucket.url)
+    return Announced(bucket, told), told
 
 
 def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Store:
@@ -114,6 +127,7 @@ def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Stor
         config.store,
         disk_dir=config.disk_dir,
         disk_bytes=config.disk_bytes,
+        feed=config.feed,
         max_bytes=config.max_bytes,
         max_entries=config.max_cached_blocks,
         policy=config.policy,

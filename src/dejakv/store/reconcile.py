@@ -20,6 +20,7 @@ _REQUESTS = 16
 """Objects of a service that are read at once."""
 _LOOSE = f"SELECT name FROM segments s WHERE kind = '{RECORD}' AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
 
+News = tuple[set[str], set[str]]
 Unlisted = Iterable[tuple[str, Segment | None]]
 """Objects without a row, by name, and what they say of themselves; None: they are damaged."""
 
@@ -34,9 +35,11 @@ class Changed:
     damaged: int
 
 
-def reconcile(objects: Objects, catalog: Catalog, budget: Budget, now: float) -> Changed:
+def reconcile(objects: Objects, catalog: Catalog, budget: Budget, now: float, news: News | None = None) -> Changed:
     """Finishes what killed processes were removing, indexes objects without a row, drops rows without an object, removes what has
     expired, and meets the budget.
+
+    news  what was put and removed, of shared objects; None: they are listed
 
     An object that cannot be read now stays. One that another process is about to index may be indexed or removed: it sees
     that in its own transaction, and tries again. Raises: sqlite3.Error; Unknown if objects cannot be listed.
@@ -44,7 +47,7 @@ def reconcile(objects: Objects, catalog: Catalog, budget: Budget, now: float) ->
     damaged = 0
     looked: tuple[list[int], Unlisted] | None = None
     if objects.shared:  # nobody waits for a service's answers
-        looked = _shared(objects, catalog)
+        looked = _shared(objects, catalog, news)
     present = set[str]() if looked else set(objects.list())
     with catalog.transaction() as sql:
         lost, unlisted = looked or _local(objects, present, sql)
@@ -93,12 +96,14 @@ def _local(objects: Objects, present: set[str], sql: sqlite3.Connection) -> tupl
     return lost, filter(None, map(partial(_described, objects), present))
 
 
-def _shared(objects: Objects, catalog: Catalog) -> tuple[list[int], Unlisted]:
+def _shared(objects: Objects, catalog: Catalog, news: News | None) -> tuple[list[int], Unlisted]:
     """The same outside of a transaction. What has a row before the listing, and is not listed, has left."""
     rows = dict(catalog.read("SELECT name, n FROM segments"))
     loose = {name for (name,) in catalog.read(_LOOSE)}
-    present = set(objects.list())
-    lost = [n for name, n in rows.items() if name not in present]
+    put, removed = news or (set(objects.list()), None)
+    present = put | loose if news else put
+    gone = rows.keys() & removed if removed is not None else rows.keys() - present
+    lost = [rows[name] for name in gone]
     # Descriptions that came before the state of their prompts are read once more.
     new = (present - rows.keys() | loose & present) - {name for (name,) in catalog.read("SELECT name FROM leaving")}
     with ThreadPoolExecutor(_REQUESTS) as threads:

@@ -5,17 +5,28 @@ import time
 from collections.abc import Callable
 
 from dejakv.store.counters import logger
+from dejakv.store.feed import Away, Feed
+from dejakv.store.reconcile import News
 
 LIST_SECONDS = 10.0
 """Seconds between two listings; 20 times as long as a listing takes where that is more, since services charge for them."""
 SHARE = 20
+FEED_SECONDS = 300.0
+"""The same where there is a feed, for who changes a bucket without it."""
+_AWAY_SECONDS = 0.5
 
 
 class Follower:
-    """Calls `catch_up` again and again in a thread of its own, so that nothing waits for a listing, until it is closed."""
+    """Calls `catch_up` again and again in a thread of its own, so that nothing waits for a listing, until it is closed.
 
-    def __init__(self, catch_up: Callable[[], object]) -> None:
+    catch_up  with what a feed told; without: by a listing
+    """
+
+    def __init__(self, catch_up: Callable[[News | None], object], feed: Feed | None = None) -> None:
         self._catch_up = catch_up
+        self._feed = feed
+        self._heard = time.monotonic()
+        self._next = self._heard + LIST_SECONDS
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dejakv-replicas", daemon=True)
         self._thread.start()
@@ -25,11 +36,33 @@ class Follower:
         self._thread.join()
 
     def _run(self) -> None:
-        wait = LIST_SECONDS
-        while not self._closed.wait(wait):
-            began = time.monotonic()
+        while not self._closed.is_set():
             try:
-                self._catch_up()
+                self._follow()
             except Exception:  # nobody waits for it, and the next may succeed
                 logger.exception("a store was not compared with its objects")
-            wait = max(LIST_SECONDS, SHARE * (time.monotonic() - began))
+                self._closed.wait(_AWAY_SECONDS)
+
+    def _follow(self) -> None:
+        news: News | None = None
+        if self._feed is None:
+            self._closed.wait(max(0.0, self._next - time.monotonic()))
+        else:
+            try:
+                news = self._feed.hear()
+                if news == (set(), set()):
+                    if time.monotonic() < self._heard + FEED_SECONDS:
+                        return
+                    news = None
+            except Away:
+                self._closed.wait(_AWAY_SECONDS)
+                if time.monotonic() < self._next:
+                    return
+        if self._closed.is_set():
+            return
+        began = time.monotonic()
+        self._catch_up(news)
+        if news is None:
+            now = time.monotonic()
+            self._heard = now
+            self._next = now + max(LIST_SECONDS, SHARE * (now - began))

@@ -35,9 +35,10 @@ from dejakv.store.budgets import now as steady
 from dejakv.store.catalog import Catalog, Piece, reason_of
 from dejakv.store.changes import Gone, Notes
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
+from dejakv.store.feed import Feed
 from dejakv.store.keys import Keys, prefix_id, prefix_of
 from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
-from dejakv.store.reconcile import reconcile
+from dejakv.store.reconcile import News, reconcile
 from dejakv.store.records import decode_meta
 from dejakv.store.removal import Choose, loose, remove
 from dejakv.store.replicas import Follower
@@ -58,6 +59,7 @@ class Store:
     clock       seconds since 1970
     background  False: nothing expires but by `sweep`
     queue       maximum waiting submissions: few, because each keeps its state in memory
+    feed        tells what other machines put into and took out of shared objects
     release     called by `close`
     """
 
@@ -71,6 +73,7 @@ class Store:
         clock: Clock = steady,
         background: bool = True,
         queue: int = 32,
+        feed: Feed | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
         self._objects = objects or Memory()
@@ -88,10 +91,11 @@ class Store:
         self._notes = Notes(self._catalog, self._counters, self._left, self._lock)
         self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
         self._closed = self._warned = self._traces = False
+        self._feed = feed
         self._follower: Follower | None = None
         self.catch_up()
         if self._objects.shared and background:
-            self._follower = Follower(self.catch_up)
+            self._follower = Follower(self.catch_up, feed)
 
     # Writing
 
@@ -314,11 +318,11 @@ class Store:
             logger.warning("the catalog cannot be read: %s", error)
         return metas, (self._catalog.token, last)
 
-    def catch_up(self) -> bool:
+    def catch_up(self, news: News | None = None) -> bool:
         """Reconcile rows with objects, and meet the budget: what other machines put is found from then on. A store in a bucket does it
         again and again. False if the objects cannot be listed."""
         try:
-            changed = reconcile(self._objects, self._catalog, self._budget, self._clock())
+            changed = reconcile(self._objects, self._catalog, self._budget, self._clock(), news)
             due = self._catalog.next_due()
         except Unknown as error:
             logger.warning("the store is not compared with its objects: %s", error)

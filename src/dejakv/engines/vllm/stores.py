@@ -12,9 +12,8 @@ from dejakv.errors import ConfigError
 from dejakv.identity import Span
 from dejakv.settings import in_bucket
 from dejakv.store.base import ChunkMeta, PrefixHit
-from dejakv.store.bucket import Bucket
 from dejakv.store.budgets import Admission, Budget
-from dejakv.store.open import store_of
+from dejakv.store.open import in_service, store_of
 from dejakv.store.store import Store
 from dejakv.store.tiers import Tiers
 
@@ -24,10 +23,11 @@ class _Shared(Store):
     closed when the last of them closes it."""
 
     def __init__(self, settings: ConnectorSettings, rules: Admission) -> None:
-        objects = None
+        objects = feed = None
         if settings.store is not None and in_bucket(settings.store):
-            objects = Tiers(Bucket(settings.store), settings.memory_bytes, "read")
-        super().__init__(objects, budget=Budget(settings.max_bytes, policy=settings.policy), admission=rules)
+            service, feed = in_service(settings.store, settings.feed)
+            objects = Tiers(service, settings.memory_bytes, "read")
+        super().__init__(objects, budget=Budget(settings.max_bytes, policy=settings.policy), admission=rules, feed=feed)
         self.holders = 0
 
     def close(self) -> None:
