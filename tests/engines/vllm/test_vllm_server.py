@@ -1,6 +1,7 @@
 """The OpenAI server in processes of its own: the flags, the middleware, what the client is told, and /metrics."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 from vllm_harness import DOCS, server_flags, serving
 
 from dejakv.cli.explain_server import explain_request
+from dejakv.engines.vllm.stats import METRICS
+
+ROOT = Path(__file__).parents[3]
 
 DOCUMENT = "mara lives in rome. olga lives in oslo. " * 8
 FIRST = f"{DOCUMENT}where does mara live?"
@@ -57,6 +61,12 @@ def test_server(server):
     assert told["method"] == "none"
     assert told["reason"].startswith("unknown mode")
     metrics = httpx.get(f"{server}/metrics", timeout=None).text
+    board = json.loads((ROOT / "docs/grafana/dejakv-vllm.json").read_text())
+    targets = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    used = {name.removesuffix("_bucket") for target in targets for name in re.findall(r"vllm:\w+", target)}
+    assert not {name for name in used if f"# TYPE {name} " not in metrics}
+    assert {f"vllm:dejakv_{name}_total" for name in METRICS} <= used, "the board leaves nothing out"
+    assert all(target.count("(") == target.count(")") for target in targets)
     lookups = [line for line in metrics.splitlines() if line.startswith("vllm:dejakv_lookups_total")]
     assert lookups
     assert sum(float(line.rsplit(" ", 1)[1]) for line in lookups) >= 3
@@ -75,7 +85,7 @@ def test_a_request_is_explained(server, tmp_path):
 
 def test_a_client_settles_prompts(server, tmp_path):
     """examples/vllm_settle.py, on a prompt of which nothing is stored."""
-    settle = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "vllm_settle.py"))["settle"]
+    settle = runpy.run_path(str(ROOT / "examples" / "vllm_settle.py"))["settle"]
     prompt = FIRST.replace("mara", "hugo")
     with httpx.Client(base_url=server, timeout=None, headers={"authorization": "Bearer one"}) as client:
         assert settle(client, [{"model": "docs", "prompt": prompt, "max_tokens": 40, "stream": True}]) == 1
