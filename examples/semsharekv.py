@@ -16,7 +16,7 @@ from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_store import LRUCacheStore, make_item
 from dejakv.engines.base import Completion
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.experiments.explain import explain, to_html, to_terminal
+from dejakv.experiments.reports.explain import explain, to_html, to_terminal
 from dejakv.request import Request, Sampling
 
 DONOR = (

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from dejakv.blend.settings import BlendConfig, quality_of
-from dejakv.experiments.explain import MARKS, explain, to_html, to_terminal
+from dejakv.experiments.reports.explain import MARKS, explain, to_html, to_terminal
 from dejakv_models.docs import ask, make_document, prompt_of
 
 DONOR = "<s> Ann lives in Paris. Bob lives in Rome. Dan lives in Oslo. <q> Where does Bob live? <a>"

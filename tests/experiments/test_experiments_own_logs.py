@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError, InputError
 from dejakv.experiments.estimate import estimate as tune
-from dejakv.experiments.report import make_report
+from dejakv.experiments.reports.report import make_report
+from dejakv.experiments.reports.why import why
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.experiments.summary import Progress, Row
 from dejakv.experiments.table import show
-from dejakv.experiments.why import why
 from dejakv_models.docs import make_document, prompt_of
 
 FEW = "<s> Ann lives in Paris. Bob lives in Rome. <q> Where does {} live? <a>"

@@ -12,7 +12,7 @@ from tests.experiments.browser import measured, shot
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.estimate import estimate
-from dejakv.experiments.report import make_report
+from dejakv.experiments.reports.report import make_report
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.sweep import sweep

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from dejakv.experiments.plain_words import speed_in_words
-from dejakv.experiments.report import run_section
+from dejakv.experiments.reports.report import run_section
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Outcome, Row, mean_interval, percentile, ratio_interval, same, summarize, wilson

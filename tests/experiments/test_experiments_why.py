@@ -14,10 +14,10 @@ from tests.asking import COSTS as ASKED
 
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError
+from dejakv.experiments.reports.why import in_words, to_html, to_terminal, why
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Progress, Row
-from dejakv.experiments.why import in_words, to_html, to_terminal, why
 from dejakv_models.docs import ask, make_document
 
 COSTS = {"costs": (1e-4, 0.0, 0.0, 0.0)}

@@ -73,7 +73,7 @@ def explain_command(
             "Missing option: give --donor and --target, or the id of a sample and --run FOLDER, or a request and --server URL"
         )
     if sample is not None and run is not None:
-        from dejakv.experiments import why
+        from dejakv.experiments.reports import why
 
         with watching(Console(stderr=True)) as watch:
             found = why.why(run, sample, watch)
@@ -93,7 +93,7 @@ def explain_command(
 
         # The engine brings torch, so that it comes after all that can be wrong without it.
         from dejakv.engines.transformers.engine import TransformersEngine
-        from dejakv.experiments import explain
+        from dejakv.experiments.reports import explain
 
         quality = settings.blend
         config = BlendConfig(map=settings.blend_map, selector=quality.selector, share=quality.share, by_need=not strict)

@@ -15,7 +15,7 @@ def report_command(
     ),
 ) -> None:
     """Write one self-contained HTML page: tables, changed answers and the commands that made them."""
-    from dejakv.experiments.report import make_report
+    from dejakv.experiments.reports.report import make_report
 
     make_report(sources, output)
     typer.echo(f"written to {output}")

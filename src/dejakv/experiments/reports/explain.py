@@ -12,7 +12,7 @@ from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_map import Donors
 from dejakv.engines.base import Completion
 from dejakv.errors import InputError
-from dejakv.experiments.report import Block, Section, facts, page, paragraph, table, text
+from dejakv.experiments.reports.report import Block, Section, facts, page, paragraph, table, text
 from dejakv.experiments.table import Sheet
 from dejakv.request import Request, Sampling
 from dejakv.store.base import Chunk, ChunkMeta

@@ -17,7 +17,7 @@ from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError
 from dejakv.experiments.compare import donors_of, opened, pipeline_for, shortened
 from dejakv.experiments.plain_words import counted, short
-from dejakv.experiments.report import Section, command, facts, page, paragraph, table
+from dejakv.experiments.reports.report import Section, command, facts, page, paragraph, table
 from dejakv.experiments.run import cache_folder
 from dejakv.experiments.samples import Prompter, read_samples, repeated
 from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary

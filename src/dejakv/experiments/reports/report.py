@@ -18,16 +18,16 @@ from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments import savings
 from dejakv.experiments.advice import in_plain_words, settings_sheet
-from dejakv.experiments.chart import STYLE, curves
 from dejakv.experiments.output import SAMPLES, SETTINGS, SUMMARY, make_folder, read_object, replace_file
 from dejakv.experiments.plain_words import in_words
+from dejakv.experiments.reports.chart import STYLE, curves
+from dejakv.experiments.reports.verdict import NAMES, asked, headline, times, verdict
 from dejakv.experiments.samples import read_samples
 from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
 from dejakv.experiments.settings import run_command_of
 from dejakv.experiments.summary import Row
 from dejakv.experiments.sweep_log import failures, logged, sheet
 from dejakv.experiments.table import Sheet, changed_answers, origin, sheets_of
-from dejakv.experiments.verdict import NAMES, asked, headline, times, verdict
 from dejakv.pictures import decoded
 from dejakv.request import Media
 
