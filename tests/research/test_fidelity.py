@@ -156,7 +156,11 @@ def test_the_new_kinds_on_a_real_model(smollm2: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "f.json").read_text())["kinds"]
     assert tuple(found) == kinds
-    for figures in found.values():
+    rows = {
+        row["kind"]: row for row in json.loads((tmp_path / "f" / "frontier.json").read_text())["rows"] if row["map"]
+    }
+    for kind, figures in found.items():
+        assert figures["kl"] == rows[kind]["kl_mean"] != rows[kind]["kl"]
         assert 0 < figures["kl"][0] < 1.0
         assert figures["top1_bf16"][0] > 0.7
         assert 0.05 < figures["share"] < 0.5
