@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from dejakv.errors import ModelError
 from dejakv.store.base import Tensor
 
-NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_HELD = {"F32": np.float32, "BF16": np.uint16, "F16": np.float16}
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
+_HELD = {"F32": np.float32, "BF16": np.uint16, "F16": np.float16, "U8": np.uint8}
 
 
 class _Borrowed:

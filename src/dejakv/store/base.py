@@ -1,7 +1,7 @@
 """Values of the store: a chunk is the computed state of a prompt, or of a part of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ Rows = Sequence[tuple[int, int]]
 """Ranges of rows `[start, stop)`, of the whole prompt."""
 
 AXIS = 3
-"""Axis of a KV tensor that counts rows: `[2, layers, kv_heads, rows, head_dim]`."""
+"""Axis of a KV tensor that counts rows: `[2, layers, kv_heads, rows, head_dim]`; or pages of rows: `[1, 1, 1, pages, bytes]`."""
 
 NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "|u1", "I64": "<i8"}
 
@@ -35,10 +35,12 @@ class Tensor:
 
     data   C-contiguous array of the element size of `dtype` (bfloat16 as uint16 bit patterns); may be a memory map
     dtype  safetensors name: "F32", "BF16", "F16", "U8", "I64"
+    page   rows of a state behind one index of `AXIS`: more than 1 where it consists of an engine's pages
     """
 
     data: NDArray[Any]
     dtype: str
+    page: int = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,6 +49,10 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         return int(self.data.nbytes)
+
+    def rows(self, start: int, stop: int) -> "Tensor":
+        """A view of a state's rows `start` to `stop - 1`: of the pages that hold them."""
+        return replace(self, data=self.data[:, :, :, start // self.page : -(-stop // self.page)])
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ class ChunkMeta:
 @dataclass(frozen=True)
 class Chunk:
     """State of a prompt, or of a part of it. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as
-    the model cached it (rotated for positions from `meta.position`).
+    the model cached it (rotated for positions from `meta.position`); or pages as an engine holds them.
 
     rows  range of the prompt in the tensor, if not all: `[(first, stop)]`
     """
@@ -173,24 +179,24 @@ def consecutive(parts: Sequence[Chunk], start: int, stop: int) -> list[Tensor]:
             return []
         if views:
             check_alike(part, views[0])
-        views.append(Tensor(part.tensor.data[:, :, :, low - part.first : high - part.first], part.tensor.dtype))
+        views.append(part.tensor.rows(low - part.first, high - part.first))
         at = high
     return views if at == stop else []
 
 
 def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
-    """`consecutive` views as one tensor; a view if one part has all, None if a row is missing."""
+    """`consecutive` views as one tensor; a view if one part has all, None if a row is missing. Of pages, `start` begins one."""
     views = consecutive(parts, start, stop)
     if len(views) < 2:
         return views[0] if views else None
     data = np.concatenate([view.data for view in views], AXIS)
     data.flags.writeable = False
-    return Tensor(data, views[0].dtype)
+    return replace(views[0], data=data)
 
 
 def check_alike(part: Chunk, state: Tensor) -> None:
-    """Raises: CorruptChunk if the part differs from `state` in shape (rows apart) or type."""
+    """Raises: CorruptChunk if the part differs from `state` in shape (rows apart), type or page."""
     shape, wanted = list(part.tensor.shape), list(state.shape)
     shape[AXIS : AXIS + 1] = wanted[AXIS : AXIS + 1] = [0]
-    if (shape, part.tensor.dtype) != (wanted, state.dtype):
+    if (shape, part.tensor.dtype, part.tensor.page) != (wanted, state.dtype, state.page):
         raise CorruptChunk(f"chunk {part.meta.id}: its rows have another shape than those before them")

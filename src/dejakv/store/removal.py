@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dejakv.store import changes
-from dejakv.store.base import CorruptChunk, Tensor
+from dejakv.store.base import CorruptChunk
 from dejakv.store.catalog import Catalog, reason_of
 from dejakv.store.changes import Gone
 from dejakv.store.counters import logger
@@ -85,7 +85,7 @@ def _keep_beginning(
             whole, name=secrets.token_hex(16), stop=stop, keys=whole.keys[: len(ends)], record=record[0],
             spans=tuple(span for span in whole.spans if span.start < stop), ids=whole.ids[: 4 * (stop - whole.start)],
         )  # fmt: skip
-        part, buffers = encode(part, Tensor(tensor.data[:, :, :, : stop - whole.start], tensor.dtype))
+        part, buffers = encode(part, tensor.rows(0, stop - whole.start))
         objects.put(part.name, buffers)
     except (CorruptChunk, Missing, Unknown) as error:
         logger.warning("rows that prompts share leave with one of them: %s", error)

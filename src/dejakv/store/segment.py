@@ -58,6 +58,7 @@ class Segment:
     record       id of the prompt that it was stored for
     lineage      ids of what rows of a blend were computed from
     about        of other kinds than `kv`: the whole description (`records.encode_meta`)
+    page         rows in each page of its state (`Tensor.page`); said where it is not 1
     due          when it may not be used any more, in seconds since 1970
     """
 
@@ -80,6 +81,7 @@ class Segment:
     about: bytes = b""
     checksum: str = ""
     nbytes: int = 0
+    page: int = 1
 
     @property
     def due(self) -> float:
@@ -87,13 +89,20 @@ class Segment:
 
 
 def cut(
-    meta: ChunkMeta, keys: Keys, start: int, stop: int, row_bytes: int, cuts: Collection[int] = ()
+    meta: ChunkMeta,
+    keys: Keys,
+    start: int,
+    stop: int,
+    row_bytes: int,
+    cuts: Collection[int] = (),
+    unit: int = BLOCK_TOKENS,
 ) -> list[Segment]:
     """Segments, without names yet, for rows `start` to `stop - 1` of a prompt: at most `MOST_TOKENS` and `MOST_BYTES` each.
 
     cuts  rows at which one has to begin
+    unit  rows of which no segment has less, unless it ends with the prompt
     """
-    most = max(BLOCK_TOKENS, min(MOST_TOKENS, MOST_BYTES // max(1, row_bytes)) // BLOCK_TOKENS * BLOCK_TOKENS)
+    most = max(unit, min(MOST_TOKENS, MOST_BYTES // max(1, row_bytes)) // unit * unit)
     made: list[Segment] = []
     while start < stop:
         end = min([stop, start // most * most + most, *(cut for cut in cuts if cut > start)])
@@ -114,11 +123,12 @@ def encode(segment: Segment, tensor: Tensor) -> tuple[Segment, list[NDArray[np.u
     check(tensor)
     data = np.ascontiguousarray(tensor.data, dtype=NUMPY_DTYPES[tensor.dtype])
     shape, flat = list(tensor.data.shape), data.reshape(-1).view(np.uint8)
-    segment = replace(segment, checksum=_sum_of(flat, segment.name, tensor.dtype, shape))
+    segment = replace(segment, checksum=_sum_of(flat, segment.name, tensor.dtype, shape), page=tensor.page)
     keys = b"".join(segment.keys)
     meta = {name: getattr(segment, name) for name in _TEXT}
     meta |= {name: json.dumps(getattr(segment, name)) for name in _JSON if name != "spans"}
     meta |= {name: seconds_text(getattr(segment, name)) for name in _SECONDS}
+    meta |= {"page": str(segment.page)} if segment.page > 1 else {}
     meta["spans"] = json.dumps([[span.start, span.length, span.digest] for span in segment.spans])
     meta |= {"format": FORMAT, "prefix": segment.prefix.hex(), "about": base64.b64encode(segment.about).decode()}
     meta["index"] = _digest(meta, keys, segment.ids)
@@ -178,7 +188,7 @@ def described(read: Callable[[int], tuple[bytes, int]]) -> tuple[Segment, str, l
         found = Segment(
             **{name: meta[name] for name in _TEXT}, **plain, prefix=bytes.fromhex(meta["prefix"]),
             keys=tuple(keys[at : at + SIZE] for at in range(0, len(keys), SIZE)), ids=ids,
-            about=base64.b64decode(meta["about"]), nbytes=size,
+            about=base64.b64decode(meta["about"]), nbytes=size, page=int(meta.get("page", "1")),
         )  # fmt: skip
         kind = np.dtype(NUMPY_DTYPES[dtype])
         if math.prod(shape) * kind.itemsize != s1 - s0:
@@ -201,7 +211,7 @@ def opened(buffer: NDArray[np.uint8], name: str) -> tuple[Segment, Tensor]:
         raise CorruptChunk(f"object {name}: the checksum differs")
     data = flat.view(np.dtype(NUMPY_DTYPES[dtype])).reshape(shape)
     data.flags.writeable = False
-    return segment, Tensor(data, dtype)
+    return segment, Tensor(data, dtype, segment.page)
 
 
 def _sum_of(octets: NDArray[np.uint8], name: str, dtype: str, shape: list[int]) -> str:

@@ -501,7 +501,7 @@ class Store:
                 parts.append(Chunk(meta, tensor))
                 continue
             if piece.stop < piece.end:
-                tensor = Tensor(tensor.data[:, :, :, : piece.stop - piece.start], tensor.dtype)
+                tensor = tensor.rows(0, piece.stop - piece.start)
             part = Chunk(meta, tensor, [(piece.start, piece.stop)])
             try:
                 check_alike(part, parts[0].tensor if parts else tensor)

@@ -1,5 +1,6 @@
 """Writes a chunk: objects, then their rows in one transaction."""
 
+import math
 import secrets
 import sqlite3
 from collections.abc import Iterable
@@ -8,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dejakv.errors import InputError, StoreError
-from dejakv.identity import exact_key
+from dejakv.identity import BLOCK_TOKENS, exact_key
 from dejakv.store import changes
 from dejakv.store.base import AXIS, KV, Chunk, ChunkMeta, Tensor, check
 from dejakv.store.budgets import POLICIES, Budget, NoRoom
@@ -82,12 +83,19 @@ def _is_exact(chunk: Chunk) -> bool:
     meta, shape = chunk.meta, chunk.tensor.shape
     if meta.kind != KV or meta.position or meta.generation or len(shape) != 5 or not meta.token_ids:
         return False
-    if shape[AXIS] != chunk.stop - chunk.first or not 0 <= chunk.first < chunk.stop <= meta.num_tokens:
+    if not 0 <= chunk.first < chunk.stop <= meta.num_tokens or chunk.first % _unit(chunk):
+        return False
+    if shape[AXIS] != -((chunk.first - chunk.stop) // chunk.tensor.page):
         return False
     try:
         return meta.id == exact_key(meta.partition, meta.epoch, meta.token_ids, [span.digest for span in meta.spans])
     except InputError:
         return False
+
+
+def _unit(chunk: Chunk) -> int:
+    """Rows at whose multiples its state may be cut: pages, in blocks that have names."""
+    return math.lcm(chunk.tensor.page, BLOCK_TOKENS) if chunk.tensor.page > 1 else 1
 
 
 def _alone(meta: ChunkMeta, chunk: Chunk) -> _Work:
@@ -104,20 +112,24 @@ def _alone(meta: ChunkMeta, chunk: Chunk) -> _Work:
 
 def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float, shared: bool) -> _Work:
     keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
-    chain, cuts, begin = list[Piece](), set[int](), 0
+    chain, cuts, begin, unit = list[Piece](), set[int](), 0, _unit(chunk)
     for piece in catalog.longest(keys, chunk.stop, now, further=False):
         if piece.stop < piece.end and piece.due < _due(meta):
             # It leaves before this prompt does: its rows are stored again, apart from the others.
-            cuts.add(piece.stop)
+            cuts.add(piece.stop // unit * unit)
             break
         chain.append(piece)
         begin = piece.stop
+    if chain and (
+        begin < chunk.stop or begin < chain[-1].end
+    ):  # of a page that prompts share in part, each has its own
+        begin -= begin % unit
+        chain = [replace(piece, stop=min(piece.stop, begin)) for piece in chain if piece.start < begin]
     if begin < chunk.first:
         raise Refused("parent")
     row = chunk.tensor.nbytes / max(1, chunk.stop - chunk.first)
-    segments = cut(meta, keys, begin, chunk.stop, int(row), cuts)
-    data, first = chunk.tensor.data, chunk.first
-    tensors = [Tensor(data[:, :, :, one.start - first : one.stop - first], chunk.tensor.dtype) for one in segments]
+    segments = cut(meta, keys, begin, chunk.stop, int(row), cuts, max(unit, BLOCK_TOKENS))
+    tensors = [chunk.tensor.rows(one.start - chunk.first, one.stop - chunk.first) for one in segments]
     last = chunk.stop == meta.num_tokens
     about = encode_meta(replace(meta, nbytes=round(row * meta.num_tokens))) if last else None
     if about is not None and shared:  # those who share the objects have no other way to know of the prompt
