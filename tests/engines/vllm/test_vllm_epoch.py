@@ -44,6 +44,7 @@ def test_state_of_another_device_dtype_backend_or_block_is_a_miss(
         assert asked() == ("none", "exact")
     assert asked(dtype="bfloat16") == ("none", "exact")
     assert asked(block_size=64) == ("none", "exact")
+    assert asked(kv_cache_dtype="fp8") == ("none", "exact")
     assert asked() == ("exact", "exact")
 
 

@@ -16,7 +16,7 @@ class _Packed:
 
     def do_kv_cache_update(self, layer, keys, values, cache, slots):
         block, offset = slots // cache.shape[2], slots % cache.shape[2]
-        cache[block, :, offset] = torch.cat([keys, values], dim=-1)
+        cache[block, :, offset] = torch.cat([keys, values], dim=-1).to(cache.dtype)
 
 
 class _Lossy(_Packed):
@@ -34,17 +34,73 @@ def test_layout_is_found_by_a_round_trip():
 
 
 @pytest.mark.parametrize("tokens", [1, 31, 32, 33, 64, 95])
-def test_pages_are_unpacked_as_they_were_written(tokens):
+def test_pages_are_copied_and_put_as_they_are(tokens):
+    """Bytes of other tokens in the last one, which may be anybody's, are left out."""
     layers = {name: SimpleNamespace(impl=_Packed()) for name in ("a", "b")}
     caches = {name: torch.zeros(8, 2, 32, 8) for name in layers}
-    paged = PagedKV(layers, caches, 32)
-    state = torch.randn(paged.shape(tokens))
+    paged = PagedKV(layers, caches, 32, 8, torch.float32, entries=True)
+    state = torch.randn(paged.shape(96))
     blocks = [5, 2, 7]
     paged.scatter(blocks, 0, state)
     pages = paged.copy_pages(blocks, tokens)
     assert pages.shape == paged.pages_shape(tokens)
     caches["a"].zero_()  # the copy is enough: what happens to the blocks later does not matter
-    assert torch.equal(paged.unpack(pages, tokens), state)
+    assert torch.equal(paged.entries(pages, tokens), state[:, :, :, :tokens])
+    assert not paged.entries(pages, 32 * len(pages))[:, :, :, tokens:].any()
+    paged.put_pages([1, 3, 4], pages)
+    assert torch.equal(paged.gather([1, 3, 4], tokens), state[:, :, :, :tokens])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_a_block_may_be_of_several_kernel_blocks(dtype):
+    """And its layers side by side in memory."""
+    memory = torch.zeros(12, 2, 2, 16, 8, dtype=dtype)
+    layers = {name: SimpleNamespace(impl=_Packed()) for name in ("a", "b")}
+    caches = {"a": memory[:, 0], "b": memory[:, 1]}
+    paged = PagedKV(layers, caches, 32, 6, torch.float32)
+    memory.copy_(torch.randint(1, 100, memory.shape))
+    before = memory.clone()
+    pages = paged.copy_pages([4, 2], 33)
+    memory.zero_()
+    paged.put_pages([4, 2], pages)
+    assert torch.equal(memory[8:10], before[8:10])
+    assert torch.equal(memory[4, :, :, 0], before[4, :, :, 0])
+    assert not memory[4, :, :, 1:].any()
+    assert not memory[5:8].any()
+
+
+class _Latent:
+    kv_lora_rank = 6
+
+
+@pytest.mark.parametrize("shape", [(4, 16, 8), (2, 32, 8), (2, 1, 32, 8)])
+def test_a_latent_row_is_a_tokens(shape):
+    cache = torch.rand(shape) + 1
+    paged = PagedKV({"a": SimpleNamespace(impl=_Latent())}, {"a": cache}, 32, 2, torch.float32)
+    pages = paged.copy_pages([1], 20).view(torch.float32).view(32, 8)
+    assert torch.equal(pages[:20], cache.view(2, 32, 8)[1, :20])
+    assert not pages[20:].any()
+
+
+class _Padded(_Packed):
+    def do_kv_cache_update(self, layer, keys, values, cache, slots):
+        super().do_kv_cache_update(layer, keys, values, cache, slots)
+        cache[1, :, :, -1] = 0
+
+
+class _Scaled(_Packed):
+    def do_kv_cache_update(self, layer, keys, values, cache, slots):
+        super().do_kv_cache_update(layer, keys, values, cache, slots)
+        cache[1, :, 0, 0] = keys.max()  # of all tokens of the block
+
+
+@pytest.mark.parametrize("layer", [SimpleNamespace(impl=_Padded()), SimpleNamespace(impl=_Scaled()), SimpleNamespace()])
+def test_bytes_that_are_no_tokens_are_refused(layer):
+    """Nobody could say whose they are in the last page of a prompt."""
+    cache = torch.zeros(4, 2, 32, 8)
+    with pytest.raises(ConfigError, match=f"{type(getattr(layer, 'impl', layer)).__name__} could not be read"):
+        PagedKV({"a": layer}, {"a": cache}, 32, 4, torch.float32)
+    assert not cache.any()
 
 
 class _Shuffled:
@@ -68,7 +124,7 @@ class _Shuffled:
 def test_an_unknown_order_is_observed(dtype):
     layers = {name: SimpleNamespace(impl=_Shuffled(2 * 32 * 16)) for name in ("a", "b")}
     caches = {name: torch.zeros(8, 2, 32, 16, dtype=dtype) for name in layers}
-    paged = PagedKV(layers, caches, 32)
+    paged = PagedKV(layers, caches, 32, 8, dtype, entries=True)
     assert paged.reader.__name__ == "read_observed"
     assert not any(cache.any() for cache in caches.values())  # it leaves nothing behind
     state = torch.randn(paged.shape(70)).to(dtype)

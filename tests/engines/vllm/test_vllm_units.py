@@ -169,13 +169,13 @@ def _config(**changes):
     values = {
         "use_mla": False, "runner_type": "generate", "is_encoder_decoder": False, "cache_dtype": "auto", "tp": 1, "pp": 1,
         "speculative": None, "kv_role": "kv_both", "dcp": 1, "nodes": 1, "backend": "mp", "extra": {},
-        "dp": 1, "moe": None, "budget": 2048,
+        "dp": 1, "moe": None, "budget": 2048, "scales": False,
     } | changes  # fmt: skip
     return SimpleNamespace(
         model_config=SimpleNamespace(
             use_mla=values["use_mla"], runner_type=values["runner_type"], is_encoder_decoder=values["is_encoder_decoder"]
         ),
-        cache_config=SimpleNamespace(cache_dtype=values["cache_dtype"]),
+        cache_config=SimpleNamespace(cache_dtype=values["cache_dtype"], calculate_kv_scales=values["scales"]),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=values["tp"], pipeline_parallel_size=values["pp"],
             nnodes=values["nodes"], distributed_executor_backend=values["backend"],
@@ -228,6 +228,8 @@ def test_refusals():
     plain = _groups(FullAttentionSpec())
     refuse_unsupported(_config(), plain)
     refuse_unsupported(_config(tp=2), plain)
+    refuse_unsupported(_config(use_mla=True, cache_dtype="fp8"), plain)
+    refuse_unsupported(_config(scales=True), plain)
     refuse_unsupported(_config(), _groups(FullAttentionSpec(sliding_window=64)))
     refuse_unsupported(_config(extra={"mode": "blend"}), plain)
     refuse_unsupported(_config(dp=2, moe=False, extra={"mode": "blend"}), plain)
@@ -235,8 +237,9 @@ def test_refusals():
     refuse_unsupported(_config(tp=2, extra={"modes": ["exact", "blend"]}), plain)
     refuse_unsupported(_config(budget=64), plain)
     cases = [
-        ({"use_mla": True}, plain, "MLA"),
-        ({"cache_dtype": "fp8"}, plain, "quantized KV"),
+        ({"use_mla": True, "extra": {"mode": "blend"}}, plain, "mode blend with MLA"),
+        ({"cache_dtype": "fp8", "extra": {"mode": "blend"}}, plain, "mode blend with quantized KV"),
+        ({"cache_dtype": "fp8", "scales": True}, plain, "scales of the first request"),
         ({}, _groups(MambaSpec()), "recurrent layers"),
         ({}, _groups(FullAttentionSpec(attention_chunk_size=64)), "chunked local attention"),
         ({"extra": {"mode": "blend"}}, _groups(FullAttentionSpec(sliding_window=64)), "blend with sliding windows"),

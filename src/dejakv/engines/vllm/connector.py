@@ -82,6 +82,7 @@ def make_scheduler_side(
         size=size,
         arithmetic=upstream.arithmetic(vllm_config),
         bitwise=upstream.is_batch_invariant(),
+        whole=upstream.decodes_alone_behind(vllm_config),
     )
 
 
@@ -225,7 +226,9 @@ class DejaKVConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         layers = upstream.attention_layers(self._vllm_config, kv_caches)
-        paged = PagedKV(layers, kv_caches, upstream.block_tokens(self._kv_cache_config))
+        kv = self._kv_cache_config
+        dtype = self._vllm_config.model_config.dtype
+        paged = PagedKV(layers, kv_caches, upstream.block_tokens(kv), kv.num_blocks, dtype, entries=self._blends)
         watch = Watch.of(bound_model(self._vllm_config))
         blender = blender_for(self._vllm_config, self.settings, paged) if self._blends else None
         self.worker_side.ready(paged, blender, watch)

@@ -10,18 +10,18 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from dejakv.engines.tensors import NAMES, borrowed
+from dejakv.engines.tensors import NAMES, borrowed, to_store
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.drafts import Draft
 from dejakv.engines.vllm.blend.mixer import Blending, Mixer
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan
 from dejakv.engines.vllm.pages import Buffers, PagedKV
 from dejakv.errors import InputError
-from dejakv.store.base import Chunk, Rows, joined
+from dejakv.store.base import KV, Chunk, Rows, joined
 from dejakv.store.store import Store
 
 Parts = Sequence[Chunk]
@@ -99,7 +99,7 @@ GONE = "the donor's state is gone or cannot be read"
 
 @dataclass(frozen=True)
 class _Fetched:
-    """A state to copy as it is (it may be the store's own memory), or what a blend starts from."""
+    """Pages to copy as they are (they may be the store's own memory), or what a blend starts from."""
 
     state: torch.Tensor | None = None
     draft: Draft | None = None
@@ -255,13 +255,33 @@ class Loads:
         try:
             if load.blend:
                 return self._drafted(load)
-            parts = self._read(load.donor, [(load.start, load.stop)])
+            first = load.start - load.start % self._block
+            parts = self._read(load.donor, [(first, load.stop)])
             if isinstance(parts, str):
                 return parts
-            state = joined(parts, load.start, load.stop)
+            state = joined(parts, first, load.stop)
             return "the donor's state is shorter than what was planned" if state is None else _Fetched(borrowed(state))
         finally:
             self._reads.done(load.donors)
+
+    @property
+    def _block(self) -> int:
+        assert self.paged is not None
+        return self.paged.block_tokens
+
+    def _entries(self, id: str, rows: Rows | None = None) -> Parts | str:
+        """In a thread: as `_read`, with KV entries in place of pages."""
+        assert self.paged is not None
+        parts = self._read(id, rows)
+        if isinstance(parts, str):
+            return parts
+        made: list[Chunk] = []
+        for part in parts:
+            if part.meta.kind == KV:
+                entries = self.paged.entries(borrowed(part.tensor)[0, 0, 0], part.stop - part.first)
+                part = replace(part, tensor=to_store(entries))
+            made.append(part)
+        return made
 
     def _read(self, id: str, rows: Rows | None = None) -> Parts | str:
         """In a thread: what holds at least these rows, verified and of this model; None: all, in one chunk."""
@@ -274,9 +294,11 @@ class Loads:
         if not parts:
             return GONE
         for part in parts:
-            if part.tensor.shape != self.paged.shape(part.stop - part.first):
+            tokens, pages = part.stop - part.first, part.meta.kind == KV
+            shape = (1, 1, 1, *self.paged.pages_shape(tokens)) if pages else self.paged.shape(tokens)
+            if (part.tensor.shape, part.tensor.page) != (shape, self._block if pages else 1):
                 return "the donor's state has another shape than this model's"
-            if part.tensor.dtype != NAMES.get(self.paged.dtype):
+            if part.tensor.dtype != ("U8" if pages else NAMES.get(self.paged.dtype)):
                 return "the donor's state has another dtype"
         return parts
 
@@ -288,7 +310,7 @@ class Loads:
         gone = (GONE,) * sum(meta is None for _, meta in known)
         metas = [meta for _, meta in known if meta is not None]
         try:
-            draft = self.blender.draft(load.blend, load.start, load.stop, metas, self._read, self.buffers, gone)
+            draft = self.blender.draft(load.blend, load.start, load.stop, metas, self._entries, self.buffers, gone)
             return _Fetched(draft=draft)
         except InputError as error:
             return str(error)
@@ -313,7 +335,7 @@ class Loads:
             item.problem = item.blending.problem if item.blending is not None else ""
 
     def _put_in(self, item: _Loading, refused: str) -> LoadResult:
-        """Finish a load: scatter an exact state into its blocks, report a blend's. A problem is reported, not raised."""
+        """Finish a load: put an exact state into its blocks, report a blend's. A problem is reported, not raised."""
         assert self.paged is not None
         load = item.load
         if item.fetched is None or item.fetched.cancel():  # it was never begun
@@ -324,7 +346,7 @@ class Loads:
         problem = refused or item.problem or late or (arrived if isinstance(arrived, str) else "")
         if not problem and isinstance(arrived, _Fetched) and arrived.state is not None:
             try:
-                self.paged.scatter(load.block_ids, load.start, arrived.state)
+                self.paged.put_pages(load.block_ids[load.start // self._block :], arrived.state[0, 0, 0])
             except Exception as error:  # a load that fails costs time, never the engine: vLLM computes its blocks
                 log.debug("a load failed", exc_info=True)
                 problem = f"the load failed: {type(error).__name__}"

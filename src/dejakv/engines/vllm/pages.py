@@ -1,8 +1,8 @@
-"""vLLM's paged KV cache as the connector's worker side uses it: gather a prompt's state, put a prompt's state in."""
+"""vLLM's paged KV cache as the connector's worker side uses it: copy a prompt's pages, put pages in, take KV entries out of them."""
 
 import math
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,53 @@ def slots_of(block_ids: Sequence[int], block_tokens: int, places: torch.Tensor) 
     return torch.tensor(block_ids, dtype=torch.int64)[places // block_tokens] * block_tokens + places % block_tokens
 
 
+def tokens_of(layer: Any, cache: torch.Tensor, block_tokens: int, blocks: int, dtype: torch.dtype) -> torch.Tensor:
+    """Which token of a block each byte of a layer's page belongs to, int16 `[bytes]`. Writes to a block and clears it again.
+
+    Raises: ConfigError for a byte that belongs to no token, or to several.
+    """
+    page = bytes_of(cache, blocks)[1]
+    token = torch.zeros(page.shape, dtype=torch.int16, device=page.device)
+    places = torch.arange(block_tokens)
+    if upstream.is_latent(layer):  # a row for each token
+        token += (
+            places.to(page.device, torch.int16)
+            .view(len(page), -1, 1)
+            .expand(len(page), -1, page.shape[-1])
+            .view(page.shape)
+        )
+        return token.flatten()
+    if cache.dim() != 4 or not hasattr(layer, "impl"):
+        raise _unreadable([layer])
+    _, heads, _, width = cache.shape
+    slots = slots_of([1], block_tokens, places).to(page.device)
+    size = cache.dtype.itemsize
+    try:
+        for bit in range((block_tokens - 1).bit_length()):
+            seen: list[torch.Tensor] = []
+            for digit in (1, 0):
+                ones = (places >> bit & 1).eq(digit).to(page.device, dtype).view(-1, 1, 1).expand(-1, heads, width // 2)
+                upstream.write_rows(layer, cache, ones.contiguous(), ones.contiguous(), slots)
+                seen.append(
+                    page.unflatten(-1, (-1, size))
+                    .ne(0)
+                    .any(-1, keepdim=True)
+                    .expand(*page.shape[:-1], -1, size)
+                    .flatten(-2)
+                )
+            if not bool((seen[0] ^ seen[1]).all()):
+                raise _unreadable([layer])
+            token += seen[0].to(torch.int16) << bit
+    finally:
+        page.zero_()
+    return token.flatten()
+
+
+def bytes_of(cache: torch.Tensor, blocks: int) -> torch.Tensor:
+    """A layer's cache by vLLM's blocks, each of one or more kernel blocks: a view `[blocks, kernel blocks, ..., bytes]`."""
+    return cache.view(torch.uint8).unflatten(0, (blocks, -1))
+
+
 def reader_for(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], block_tokens: int) -> Reader:
     """The reader that gives back, bit for bit and in every layer, what `do_kv_cache_update` wrote.
 
@@ -128,8 +175,12 @@ def reader_for(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], bl
     for reader in _candidates(layers, caches, block_tokens):
         if all(_round_trip(reader, layers[name], cache, block_tokens) for name, cache in caches.items()):
             return reader
-    kinds = sorted({upstream.attention_of(layer) for layer in layers.values()})
-    raise ConfigError(
+    raise _unreadable(layers.values())
+
+
+def _unreadable(layers: Iterable[Any]) -> ConfigError:
+    kinds = sorted({upstream.attention_of(layer) for layer in layers})
+    return ConfigError(
         f"the KV layout of {', '.join(kinds)} could not be read back: a write-read round trip failed."
         " Choose another attention backend, or run without DejaKVConnector"
     )
@@ -163,62 +214,97 @@ def _round_trip(reader: Reader, layer: Any, cache: torch.Tensor, block_tokens: i
 
 
 class PagedKV:
-    """All layers' caches. Made before any request runs, since finding the reader writes to the cache.
+    """All layers' caches. Exact state is moved by whole pages, as they are; blends take KV entries out of pages and write them.
 
-    Raises: ConfigError if this backend's layout cannot be read back.
+    layers   attention modules by name
+    caches   of each layer, `[kernel blocks, ...]`
+    blocks   vLLM's blocks, each of one or more kernel blocks
+    dtype    of the model: what its attention gives a cache
+    entries  whether KV entries can be read and written
+
+    Made before any request runs, since it writes to the caches. Raises: ConfigError if it cannot be found which byte is which token's, or
+    entries cannot be read back.
     """
 
-    def __init__(self, layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], block_tokens: int) -> None:
+    def __init__(
+        self,
+        layers: Mapping[str, Any],
+        caches: Mapping[str, torch.Tensor],
+        block_tokens: int,
+        blocks: int,
+        dtype: torch.dtype,
+        *,
+        entries: bool = False,
+    ) -> None:
         self.layers = layers
         self.caches = caches
         self.block_tokens = block_tokens
-        self.reader: Reader = reader_for(layers, caches, block_tokens)
         self._named = list(caches.items())
-        first = next(iter(caches.values()))
-        _, self.kv_heads, _, width = first.shape
-        self.head_dim = width // 2
+        self._pages = [bytes_of(cache, blocks) for cache in caches.values()]
+        self._sizes = [pages[0].numel() for pages in self._pages]
+        self.page_bytes = sum(self._sizes)
+        first = self._named[0][1]
         self.dtype, self.device = first.dtype, first.device
+        found = (tokens_of(layers[name], cache, block_tokens, blocks, dtype) for name, cache in self._named)
+        self._token = torch.cat(list(found)).to(self.device)
+        if entries:
+            self.reader: Reader = reader_for(layers, caches, block_tokens)
+            _, self.kv_heads, _, width = first.shape
+            self.head_dim = width // 2
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * len(self.caches) * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return self.page_bytes // self.block_tokens
 
-    def shape(self, tokens: int) -> tuple[int, ...]:
-        """Of a chunk's tensor: `[2, layers, kv_heads, tokens, head_dim]`."""
-        return (2, len(self.caches), self.kv_heads, tokens, self.head_dim)
+    # Whole pages
 
-    def pages_shape(self, tokens: int) -> tuple[int, ...]:
-        """Of the blocks that hold so many tokens: `[layers, blocks, kv_heads, block_tokens, 2 * head_dim]`."""
-        return (len(self.caches), -(-tokens // self.block_tokens), self.kv_heads, self.block_tokens, 2 * self.head_dim)
+    def pages_shape(self, tokens: int) -> tuple[int, int]:
+        """Of the pages that hold so many tokens: `[pages, bytes]`, those of all layers side by side."""
+        return -(-tokens // self.block_tokens), self.page_bytes
 
     def copy_pages(self, block_ids: Sequence[int], tokens: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The blocks of the first `tokens` tokens as they are, on the cache's device: all that has to be done while they
-        cannot change."""
-        shape = self.pages_shape(tokens)
-        index = torch.tensor(block_ids[: shape[1]], dtype=torch.int64, device=self.device)
-        pages = torch.empty(shape, dtype=self.dtype, device=self.device) if out is None else out
-        for layer, cache in enumerate(self.caches.values()):
-            torch.index_select(cache, 0, index, out=pages[layer])
+        """The pages of the first `tokens` tokens as they are, uint8, on the cache's device. Bytes of later tokens, who knows whose, are 0."""
+        count, size = self.pages_shape(tokens)
+        index = torch.tensor(block_ids[:count], dtype=torch.int64, device=self.device)
+        pages = torch.empty((count, size), dtype=torch.uint8, device=self.device) if out is None else out
+        for cache, page in zip(self._pages, pages.split(self._sizes, dim=1), strict=True):
+            torch.index_select(cache, 0, index, out=page.unflatten(1, cache.shape[1:]))
+        rest = tokens % self.block_tokens
+        if rest:
+            pages[-1].masked_fill_(self._token >= rest, 0)
         return pages
 
-    def unpack(self, pages: torch.Tensor, tokens: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """What `copy_pages` copied, in a chunk's shape. In any thread."""
-        state = torch.empty(self.shape(tokens), dtype=self.dtype, device=pages.device) if out is None else out
+    def put_pages(self, block_ids: Sequence[int], pages: torch.Tensor) -> None:
+        """Writes pages `[pages, bytes]` to as many blocks."""
+        index = torch.tensor(block_ids[: len(pages)], dtype=torch.int64, device=self.device)
+        for cache, page in zip(self._pages, pages.to(self.device).split(self._sizes, dim=1), strict=True):
+            cache.index_copy_(0, index, page.unflatten(1, cache.shape[1:]))
+
+    # KV entries
+
+    def shape(self, tokens: int) -> tuple[int, ...]:
+        """Of entries: `[2, layers, kv_heads, tokens, head_dim]`."""
+        return (2, len(self.caches), self.kv_heads, tokens, self.head_dim)
+
+    def entries(self, pages: torch.Tensor, tokens: int) -> torch.Tensor:
+        """The KV entries of the first `tokens` tokens in pages. In any thread."""
+        state = torch.empty(self.shape(tokens), dtype=self.dtype, device=pages.device)
+        shape = (len(pages), len(self.caches), self.kv_heads, self.block_tokens, 2 * self.head_dim)
         whole = tokens // self.block_tokens
         full, rest = whole * self.block_tokens, tokens % self.block_tokens
-        for into, read in zip(state, self.reader(pages), strict=True):
-            blocks = read.transpose(1, 2)  # [layers, kv_heads, blocks, block_tokens, head_dim]
+        for into, read in zip(state, self.reader(pages.view(self.dtype).view(shape)), strict=True):
+            blocks = read.movedim(0, 2)  # [layers, kv_heads, blocks, block_tokens, head_dim]
             into[:, :, :full].unflatten(2, (whole, self.block_tokens)).copy_(blocks[:, :, :whole])
             if rest:
                 into[:, :, full:] = blocks[:, :, whole, :rest]
         return state
 
     def gather(self, block_ids: Sequence[int], tokens: int) -> torch.Tensor:
-        """A copy of the first `tokens` tokens' state on the cache's device, in a chunk's shape."""
-        return self.unpack(self.copy_pages(block_ids, tokens), tokens)
+        """A copy of the first `tokens` tokens' entries on the cache's device."""
+        return self.entries(self.copy_pages(block_ids, tokens), tokens)
 
     def scatter(self, block_ids: Sequence[int], start: int, state: torch.Tensor) -> None:
-        """Writes a state `[2, layers, kv_heads, n, head_dim]` to the request's tokens `start..start+n-1`."""
+        """Writes entries `[2, layers, kv_heads, n, head_dim]` to the request's tokens `start..start+n-1`."""
         slots = slots_of(block_ids, self.block_tokens, torch.arange(start, start + state.shape[3])).to(self.device)
         for layer, (name, cache) in enumerate(self.caches.items()):
             write_rows(self.layers[name], cache, state[0, layer], state[1, layer], slots)

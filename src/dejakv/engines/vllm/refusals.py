@@ -24,7 +24,9 @@ def _settings(config: Any) -> ConnectorSettings:
 
 
 def _specs(kv_cache_config: Any) -> list[Any]:
-    return [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    """Of each layer, or of all layers of a group where they are alike."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    return [one for spec in specs for one in getattr(spec, "kv_cache_specs", {"": spec}).values()]
 
 
 def _drops_blocks(_config: Any, kv: Any) -> bool:
@@ -37,17 +39,26 @@ def _any(kv: Any, name: str) -> bool:
     return any(getattr(spec, name, None) for spec in _specs(kv))
 
 
-def _quantized_kv(config: Any, _kv: Any) -> bool:
+def _quantized_kv(config: Any) -> bool:
     return config.cache_config.cache_dtype not in ("auto", "float32", "bfloat16", "float16")
 
 
 REFUSALS: tuple[Unsupported, ...] = (
     Unsupported(
-        "MLA",
-        "its latent KV has another layout, which was not shown to survive a round trip",
-        lambda config, kv: bool(config.model_config.use_mla),
+        "mode blend with MLA",
+        "keys cannot be moved in its latent rows",
+        lambda config, kv: bool(config.model_config.use_mla) and _settings(config).may_blend,
     ),
-    Unsupported("quantized KV (fp8 and the like)", "what is read back is not what was computed", _quantized_kv),
+    Unsupported(
+        "mode blend with quantized KV (fp8 and the like)",
+        "moved keys would be rounded a second time",
+        lambda config, kv: _quantized_kv(config) and _settings(config).may_blend,
+    ),
+    Unsupported(
+        "quantized KV with scales of the first request",
+        "what is stored would have to be read with other scales",
+        lambda config, kv: _quantized_kv(config) and bool(getattr(config.cache_config, "calculate_kv_scales", False)),
+    ),
     Unsupported(
         "sliding windows in every layer, chunked local attention, or recurrent layers",
         "blocks outside the window are dropped, so a prompt's state is not whole",

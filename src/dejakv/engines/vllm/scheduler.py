@@ -34,6 +34,7 @@ class SchedulerSide:
     size         which prompts are stored in parts
     arithmetic   dtype of the model and of its state: `fp32`, `bf16` or `fp16`
     bitwise      exact state has the same bits as if it were computed now (`upstream.is_batch_invariant`)
+    whole        states are used that leave a single token to compute (`upstream.decodes_alone_behind`)
     ranks        workers that each carry out every order for their part of the heads, and answer it
     leave_room   keeps so many tokens of the next steps' budget free for rows of blends
     """
@@ -48,6 +49,7 @@ class SchedulerSide:
     size: PartSize = field(default_factory=PartSize)
     arithmetic: str = ""
     bitwise: bool = False
+    whole: bool = False
     leave_room: Callable[[int], None] = lambda tokens: None
     requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     _loads: list[Load] = field(default_factory=list[Load])
@@ -317,6 +319,10 @@ class SchedulerSide:
         if gain < max(1, self.settings.min_gain):
             return self._no(
                 tracked, f"{gain} tokens beyond vLLM's own prefix hit, min_gain is {self.settings.min_gain}"
+            )
+        if self.whole and stop < request.num_prompt_tokens - 1:
+            return self._no(
+                tracked, "this attention backend computes a single token behind stored ones, and more are left"
             )
         if found.method == "blend" and not self.names.rename(tracked, local):
             return self._no(tracked, "no full block lies beyond the local prefix")

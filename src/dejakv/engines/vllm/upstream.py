@@ -242,7 +242,8 @@ def block_tokens(kv_cache_config: Any) -> int:
 def bytes_per_token(kv_cache_config: Any) -> int:
     """Bytes of KV for one token in all layers, on one rank."""
     group = kv_cache_config.kv_cache_groups[0]
-    return len(group.layer_names) * group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size
+    count = 1 if hasattr(group.kv_cache_spec, "kv_cache_specs") else len(group.layer_names)
+    return count * group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size
 
 
 def page_layout(kv_cache_config: Any) -> list[str]:
@@ -446,7 +447,21 @@ def watched(layer: Any, update: Callable[..., None], attend: Callable[..., Any])
 
 def attention_of(layer: Any) -> str:
     """The name of what a layer attends with."""
-    return type(layer.impl).__name__
+    return type(getattr(layer, "impl", layer)).__name__
+
+
+def is_latent(layer: Any) -> bool:
+    """Whether a layer caches a latent row for each token (MLA), in place of K and V (`model_executor/layers/attention/mla_attention.py`)."""
+    return hasattr(getattr(layer, "impl", None), "kv_lora_rank")
+
+
+def decodes_alone_behind(vllm_config: Any) -> bool:
+    """Whether nothing but a single token can be computed behind cached ones: MLA on a CPU without AMX, for which vLLM turns chunks and
+    prefix caching off (`platforms/cpu.py`)."""
+    from vllm.platforms import current_platform
+
+    scheduler = vllm_config.scheduler_config
+    return vllm_config.model_config.use_mla and current_platform.is_cpu() and not scheduler.enable_chunked_prefill
 
 
 def no_forward(runner: Any, model: Any, layers: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from dejakv.engines.tensors import to_store
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.mixer import Mixer
@@ -19,7 +21,7 @@ from dejakv.engines.vllm.loads import Loads
 from dejakv.engines.vllm.messages import BACKLOG, IDLE_WAIT_S, LoadResult, Save, StepPlan, StepReport, Timed
 from dejakv.engines.vllm.pages import Buffers, PagedKV, to_host
 from dejakv.errors import StoreError, is_out_of_memory
-from dejakv.store.base import Chunk
+from dejakv.store.base import KV, Chunk
 from dejakv.store.selection import DONORS
 from dejakv.store.store import Store
 
@@ -231,23 +233,23 @@ class WorkerSide:
         if paged.device.type == "cuda":
             lent, (pages, event) = None, to_host(paged.copy_pages(blocks, tokens))
         else:
-            lent, event = self.buffers.lend(paged.pages_shape(tokens), paged.dtype), None
+            lent, event = self.buffers.lend(paged.pages_shape(tokens), torch.uint8), None
             pages = paged.copy_pages(blocks, tokens, lent.tensor)
 
         @contextmanager
         def make() -> Generator[Chunk]:
             if event is not None:
                 event.synchronize()
-            state = self.buffers.lend(paged.shape(tokens), paged.dtype)
             try:
-                paged.unpack(pages, tokens, state.tensor)
                 if any(self.store.meta(donor) is None for donor in meta.metadata.get(DONORS, ())):
                     # They would have had to leave with it.
                     raise StoreError("a prompt that these rows were computed from was removed")
-                tensor = to_store(state.tensor[:, :, :, skip:].contiguous())
+                if meta.kind == KV:
+                    tensor = replace(to_store(pages[None, None, None]), page=paged.block_tokens)
+                else:  # rows of a blend begin anywhere
+                    tensor = to_store(paged.entries(pages, tokens)[:, :, :, skip:].contiguous())
                 yield Chunk(described, tensor, rows if save.rows is not None else None)
             finally:
-                self.buffers.take_back(state)
                 if lent is not None:
                     self.buffers.take_back(lent)
 
