@@ -5,6 +5,7 @@ All tokens are recomputed, so that a blend's answer is that of full computation 
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from vllm_harness import EXTENSION, Engine, Output, Steps, greedy, recompute_all
 
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.rows import RowForward
-from dejakv.store.base import Chunk, Tensor
 from dejakv.store.store import Store
 
 BUDGET = 256
@@ -169,9 +169,12 @@ def test_a_donor_that_cannot_be_used_is_left_out(
             raise OSError("the disk is gone")
         if case == "gone":
             return None
-        cut = slice(None) if case == "dtype" else slice(1)
-        kind, name = (np.float16, "F16") if case == "dtype" else (np.float32, "F32")
-        return [Chunk(one.meta, Tensor(one.tensor.data[:, cut].astype(kind), name), one.rows) for one in parts]
+        tensors = [one.tensor for one in parts]
+        if case == "dtype":
+            tensors = [replace(one, data=one.data.astype(np.float16), dtype="F16") for one in tensors]
+        else:
+            tensors = [replace(one, data=one.data[..., 1:]) for one in tensors]
+        return [replace(one, tensor=tensor) for one, tensor in zip(parts, tensors, strict=True)]
 
     monkeypatch.setattr(Store, "get_parts", get_parts)
     output = ask(engine, MOVED)
