@@ -21,6 +21,8 @@ from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
 from dejakv_models.docs import ask
 
+pytestmark = pytest.mark.slow  # with real services
+
 
 def test_a_machine_serves_what_another_computed(docs_engine: Any, bucket: str) -> None:
     """The equal prompt, the beginning of another, and a blend from donors that the other stored."""

@@ -19,6 +19,8 @@ from dejakv.store.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from dejakv.store.selection import Selection
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, make_chunk, prompt_chunk
 
+pytestmark = pytest.mark.slow  # with real services
+
 LONG = (*PREAMBLE, *range(300))
 
 
@@ -252,12 +254,15 @@ def test_a_damaged_copy_is_read_from_the_bucket(bucket: str, tmp_path: Path) -> 
         assert store.stats().corrupt == 0
 
 
-def test_copies_of_what_was_purged_elsewhere_leave(bucket: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", ["kept", "lost"])
+def test_copies_of_what_was_purged_elsewhere_leave(bucket: str, tmp_path: Path, index: str) -> None:
     chunk = prompt_chunk(LONG)
     with closing(open_store(bucket, disk_dir=tmp_path, background=False)) as store:
         assert store.put(chunk)
     with closing(open_store(bucket, background=False)) as other:
         assert other.purge(Selection()).prompts == 1
+    for file in tmp_path.glob("catalog.sqlite*") if index == "lost" else ():
+        file.unlink()
     with closing(open_store(bucket, disk_dir=tmp_path, background=False)) as again:
         assert again.meta(chunk.meta.id) is None
         assert copies_in(tmp_path) == []

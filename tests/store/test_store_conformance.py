@@ -26,6 +26,7 @@ class TestFolderBehindMemory(WholeStoreTests, PersistentStoreTests):
         return open_store(folder, memory_bytes=50_000, memory_fill="read", **settings)
 
 
+@pytest.mark.slow
 class TestBucket(WholeStoreTests, PersistentStoreTests):
     """On a real S3 server, without copies."""
 

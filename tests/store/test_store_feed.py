@@ -11,6 +11,8 @@ from dejakv.store import Store, feed, open_store, replicas
 from dejakv.store.selection import Selection
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, prompt_chunk
 
+pytestmark = pytest.mark.slow  # with real services
+
 LONG = (*PREAMBLE, *range(300))
 
 
@@ -122,6 +124,7 @@ def test_nobody_removes_what_another_removed(bucket: str, valkey_server: ValkeyS
         wait_until(lambda: knows(other, chunk), "the prompt")
         assert one.purge(Selection()).prompts == 1
         wait_until(lambda: knows(other), "the purge")
+        wait_until(lambda: not other._catalog.leaving(), "the removal of its copies")
         told = one._feed
         assert told is not None
         events = [event for _, event in told._client.xrange(told._stream)]
