@@ -58,7 +58,7 @@ def ttft_worker(selector: str, pair: int, given: argparse.Namespace) -> Result:
     beside the same prompt in full."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         extra = {
-            "store_dir": f"{folder}/kv", "modes": ["off", "exact", "blend"], "max_bytes": 24 << 30, "max_pending_bytes": 8 << 30,
+            "store": f"{folder}/kv", "modes": ["off", "exact", "blend"], "max_bytes": 24 << 30, "max_pending_bytes": 8 << 30,
             "blend_share": 0.15, "blend_selector": selector, "lookup_timeout_s": 60, "load_timeout_s": 600,
         }  # fmt: skip
         server = Server(given.model, extra, max_model_len=max(given.lengths) + 40)
@@ -152,7 +152,7 @@ def served(load: Callable[..., Any], batch: int, **options: Any) -> Callable[...
 
     def worker(arm: str, pair: int, given: argparse.Namespace) -> Result:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            extra = None if arm == "plain" else {"store_dir": f"{folder}/kv", "mode": arm}
+            extra = None if arm == "plain" else {"store": f"{folder}/kv", "mode": arm}
             server = Server(given.model, extra, **options)
             asked = load(pair, server)
             server.run([tokens(900, 5_000_000)])
@@ -204,7 +204,7 @@ def decoding_worker(arm: str, pair: int, given: argparse.Namespace) -> Result:
     in `prefills` new prompts as long as the rows of these, in `alone` none."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         extra = {
-            "store_dir": f"{folder}/kv", "modes": ["off", "exact", "blend"], "blend_share": 0.15, "lookup_timeout_s": 60,
+            "store": f"{folder}/kv", "modes": ["off", "exact", "blend"], "blend_share": 0.15, "lookup_timeout_s": 60,
             "load_timeout_s": 120,
         }  # fmt: skip
         server = Server(given.model, extra, max_num_batched_tokens=BUDGET, max_num_seqs=RUNNING + ARRIVING + 8)
