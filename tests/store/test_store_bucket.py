@@ -13,9 +13,10 @@ import pytest
 from tests.services import S3Server, free_ports, wait_until
 
 from dejakv.errors import StoreError
-from dejakv.store import Store, open_store, replicas
+from dejakv.store import Store, open_store
 from dejakv.store.base import joined
-from dejakv.store.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from dejakv.store.remote import replicas
+from dejakv.store.remote.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from dejakv.store.selection import Selection
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, make_chunk, prompt_chunk
 

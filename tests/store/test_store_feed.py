@@ -7,7 +7,8 @@ import pytest
 from tests.services import ValkeyServer, wait_until
 
 from dejakv.errors import StoreError
-from dejakv.store import Store, feed, open_store, replicas
+from dejakv.store import Store, open_store
+from dejakv.store.remote import feed, replicas
 from dejakv.store.selection import Selection
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, prompt_chunk
 

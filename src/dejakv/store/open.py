@@ -32,10 +32,10 @@ from dejakv.store.claim import (
 )
 from dejakv.store.connection import is_damage
 from dejakv.store.counters import logger
-from dejakv.store.feed import Announced, Feed
 from dejakv.store.objects import Folder, Objects
+from dejakv.store.remote.feed import Announced, Feed
+from dejakv.store.remote.tiers import Copies, Tiers
 from dejakv.store.store import Store
-from dejakv.store.tiers import Copies, Tiers
 
 if TYPE_CHECKING:
     from dejakv.config import SemanticCacheConfig
@@ -112,7 +112,7 @@ def open_store(
 
 def in_service(url: str, feed: str | None) -> tuple[Objects, Feed | None]:
     """The objects in a bucket, and the feed by which their changes are told. Raises: StoreError as `Bucket` and `Feed`"""
-    from dejakv.store.bucket import Bucket
+    from dejakv.store.remote.bucket import Bucket
 
     bucket = Bucket(url)
     if feed is None:
@@ -149,7 +149,7 @@ def stores_in(place: str | Path) -> dict[str | Path, int]:
     if is_memory(str(place)):
         raise StoreError(f"{place} is empty whenever a command begins: give a folder or a bucket")
     if in_bucket(str(place)):
-        from dejakv.store.bucket import Bucket
+        from dejakv.store.remote.bucket import Bucket
 
         bucket = Bucket(str(place))
         return dict.fromkeys([bucket.url, *bucket.ranks()], FORMAT)
@@ -172,7 +172,7 @@ def purge_place(place: str) -> int:
     """Empty a store with those of its ranks, wherever it is; returns the number of removed files or objects. Raises: StoreError"""
     if not in_bucket(place):
         return purge_folder(os.path.expanduser(place))
-    from dejakv.store.bucket import Bucket
+    from dejakv.store.remote.bucket import Bucket
 
     removed = 0
     for one in stores_in(place):

@@ -35,13 +35,13 @@ from dejakv.store.budgets import now as steady
 from dejakv.store.catalog import Catalog, Piece, reason_of
 from dejakv.store.changes import Gone, Notes
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
-from dejakv.store.feed import Feed
 from dejakv.store.keys import Keys, prefix_id, prefix_of
 from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
 from dejakv.store.reconcile import News, reconcile
 from dejakv.store.records import decode_meta
+from dejakv.store.remote.feed import Feed
+from dejakv.store.remote.replicas import Follower
 from dejakv.store.removal import Choose, loose, remove
-from dejakv.store.replicas import Follower
 from dejakv.store.segment import opened
 from dejakv.store.selection import Purged, Selection, chosen, counted
 from dejakv.store.writing import Refused, write

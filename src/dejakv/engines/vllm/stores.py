@@ -14,8 +14,8 @@ from dejakv.settings import in_bucket
 from dejakv.store.base import ChunkMeta, PrefixHit
 from dejakv.store.budgets import Admission, Budget
 from dejakv.store.open import in_service, store_of
+from dejakv.store.remote.tiers import Tiers
 from dejakv.store.store import Store
-from dejakv.store.tiers import Tiers
 
 
 class _Shared(Store):

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from dejakv.store.counters import logger
-from dejakv.store.feed import Away, Feed
 from dejakv.store.reconcile import News
+from dejakv.store.remote.feed import Away, Feed
 
 LIST_SECONDS = 10.0
 """Seconds between two listings; 20 times as long as a listing takes where that is more, since services charge for them."""

@@ -19,9 +19,9 @@ import numpy as np
 
 from dejakv.errors import MissingExtraError, StoreError
 from dejakv.store.base import CorruptChunk
-from dejakv.store.breaker import Breaker
 from dejakv.store.claim import FORMAT, MARKER, RANK, SEGMENT, SEGMENTS
 from dejakv.store.objects import Bytes, Missing, Unknown
+from dejakv.store.remote.breaker import Breaker
 
 _CLIENT = {"connect_timeout": "2s", "timeout": "20s", "allow_http": True}  # http only where the endpoint says so
 _RETRY = {
