@@ -173,6 +173,11 @@ class RecomputePlan:
         return max(0, paid - int(self.forced[self.end :].sum()))
 
     @property
+    def least(self) -> int:
+        """How many tokens from `first` to `stop` are recomputed, whatever ranks them."""
+        return max(self.count, int(self.forced[self.first : self.end].sum()))
+
+    @property
     def _ranks(self) -> bool:
         """Whether scores matter: more than the forced tokens are recomputed, and not all others that may be chosen."""
         count, forced = self.count, self.forced[self.first : self.end]

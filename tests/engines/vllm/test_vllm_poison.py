@@ -7,6 +7,7 @@ import pytest
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
 import dejakv.engines.vllm.names as names
+from dejakv.engines.vllm.blend.queue import Queue
 
 LENGTH = 345
 A = tokens(LENGTH, 21)
@@ -92,6 +93,12 @@ def _ladder(engine, truth):
         if not output.told["approximate"] and output.tokens != batch[index].tokens:
             wrong.append(f"batch {index}")
     return wrong, [output.told["level"] for output in outputs if output.told["approximate"]]
+
+
+@pytest.fixture(autouse=True)
+def every_blend_is_made(monkeypatch):
+    """Whatever the load, so that there are many."""
+    monkeypatch.setattr(Queue, "_pays", lambda *_: True)
 
 
 def test_poisoning_ladder(engine, truth):

@@ -225,13 +225,15 @@ def test_what_one_rank_cannot_do_none_has_done(two_ranks: Any, where: int) -> No
 
 @pytest.mark.parametrize("marks", [("x", "x"), ("x", "y"), ("x", ""), ("", "")])
 def test_a_blend_begins_when_all_ranks_have_fetched_the_same(marks: tuple[str, str]) -> None:
-    blends = UnderWay(2, 60.0)
+    blends = UnderWay(2)
     blends.ordered("r")
     blends.fetched("r", marks[0])
-    assert blends.orders() == ([], {})
+    blends.remain({"r": 50})
+    assert (blends.orders(), blends.rows) == (([], {}), {"r": 0})
     blends.fetched("r", marks[1])
+    blends.remain({"r": 50})
+    assert blends.rows == {"r": 50 if marks == ("x", "x") else 0}
     assert blends.orders() == ((["r"], {}) if marks == ("x", "x") else ([], {"r": NOT_ALIKE}))
     assert blends.orders() == ([], {})
-    assert blends.room
     blends.ended("r")
-    assert not blends.room
+    assert not blends.rows

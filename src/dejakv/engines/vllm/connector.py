@@ -165,7 +165,7 @@ class DejaKVConnector(KVConnectorBase_V1):
             self._scheduler = make_scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
             self._scheduler.no_blend = no_blend
             if self._blends:
-                self._scheduler.leave_room = partial(upstream.leave_room, upstream.calling_scheduler())
+                upstream.leave_room(upstream.calling_scheduler(), self._scheduler.room)
         else:
             self._worker = make_worker_side(vllm_config, self.settings)
 

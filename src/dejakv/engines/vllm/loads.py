@@ -109,14 +109,15 @@ class _Fetched:
 class _Loading:
     """A load under way.
 
+    begun     when a thread took it up
     told      the other ranks count on this one to blend: only its end or an order of the scheduler ends it
     blending  a blend, once it may begin
     problem   why it is given up
     """
 
     load: Load
-    deadline: float
-    began: float
+    ordered: float
+    begun: float | None = None
     fetched: "Future[_Fetched | str] | None" = None
     told: bool = False
     blending: Blending | None = None
@@ -132,6 +133,13 @@ class _Loading:
         """What its blend begins from, if that is there."""
         arrived = self.arrived
         return arrived.draft if isinstance(arrived, _Fetched) else None
+
+    @property
+    def rows(self) -> int:
+        """Rows of steps that its blend still takes, once what it begins from is there."""
+        if self.draft is None or self.problem:
+            return 0
+        return (self.blending or Blending(self.draft, self.load.block_ids)).rows
 
     @property
     def ready(self) -> bool:
@@ -157,7 +165,8 @@ class _Loading:
 class Loads:
     """The loads of one worker.
 
-    timeout_s        a load that takes longer fails
+    timeout_s        a load fails whose data takes longer to read. The time in which it waits for a thread while these take up others, or a blend
+                     for its share of steps, does not count
     max_draft_bytes  memory of blends that wait for their turn in the engine loop; further ones are not begun until then
     mixer            None where blend is not possible
     """
@@ -169,6 +178,10 @@ class Loads:
     paged: PagedKV | None = None
     mixer: Mixer | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="dejakv-load"))
+    _drafting: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="dejakv-draft")
+    )
+    _taken_up: dict[bool, float] = field(default_factory=dict[bool, float])
     _loading: list[_Loading] = field(default_factory=list[_Loading])
     _told: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
@@ -187,7 +200,7 @@ class Loads:
         now = time.monotonic()
         for load in loads:
             self._reads.expect(load.donors)
-            self._loading.append(_Loading(load, now + self.timeout_s, time.perf_counter()))
+            self._loading.append(_Loading(load, now))
         self._begin()
 
     def give_up(self, why: str) -> None:
@@ -204,25 +217,25 @@ class Loads:
         over: list[LoadResult] = []
         waiting: list[_Loading] = []
         for item in self._loading:
-            on_time = item.told or (not refused and time.monotonic() < item.deadline)
-            if item.goes_on and on_time:
+            if item.goes_on and (item.told or not (refused or self._late(item))):
                 waiting.append(item)
             else:
                 over.append(self._put_in(item, refused))
         self._loading = waiting
-        self._begin(idle=plan.idle)
+        self._begin()
         return over
 
-    def take(self) -> tuple[list[tuple[str, str]], str]:
-        """What is to be told since the last call: `StepReport.fetched`, and why blend must be switched off."""
+    def take(self) -> tuple[list[tuple[str, str]], dict[str, int], str]:
+        """What is to be told since the last call: `StepReport.fetched` and `rows`, and why blend must be switched off."""
         told, self._told = self._told, []
         problem = ""
         if self.mixer is not None:
             problem, self.mixer.problem = self.mixer.problem, ""
-        return told, problem
+        return told, {item.load.request_id: item.rows for item in self._loading if item.draft is not None}, problem
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._drafting):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _wait(self) -> None:
         """Leaves the interpreter to the readers for a moment, those of other ranks too."""
@@ -232,26 +245,33 @@ class Loads:
         else:
             time.sleep(IDLE_WAIT_S)
 
-    def _begin(self, *, idle: bool = False) -> None:
-        """Hands to the threads what there is memory for, in order: at least one blend at a time. Not more, unless nothing else is
-        computed: drafts take time from the engine loop, and many in one step would hold up its tokens."""
-        begun = [item for item in self._loading if item.fetched is not None]
-        held = sum(self._draft_bytes(item.load) for item in begun)
-        making = sum(bool(item.load.blend) and item.arrived is None for item in begun)
+    def _late(self, item: _Loading) -> bool:
+        """Whether its data should be there by now. One that waits for a thread is late if its threads have taken up none for so long."""
+        if item.fetched is None or item.fetched.done():
+            return False
+        waits = max(item.ordered, self._taken_up.get(bool(item.load.blend), 0.0))
+        return time.monotonic() >= (waits if item.begun is None else item.begun) + self.timeout_s
+
+    def _begin(self) -> None:
+        """Hands to the threads what there is memory for, in order: at least one blend. Drafts are made one at a time, since they take time
+        from the engine loop."""
+        held = sum(self._draft_bytes(item.load) for item in self._loading if item.fetched is not None)
         for item in self._loading:
             if item.fetched is not None:
                 continue
             more = self._draft_bytes(item.load)
-            if not more or not held or ((idle or not making) and held + more <= self.max_draft_bytes):
-                held, making = held + more, making + bool(more)
-                item.fetched = self._pool.submit(self._fetch, item.load)
+            if not more or not held or held + more <= self.max_draft_bytes:
+                held += more
+                item.fetched = (self._drafting if more else self._pool).submit(self._fetch, item)
 
     def _draft_bytes(self, load: Load) -> int:
         assert self.paged is not None
         return len(load.blend) * self.paged.bytes_per_token
 
-    def _fetch(self, load: Load) -> "_Fetched | str":
+    def _fetch(self, item: _Loading) -> "_Fetched | str":
         """In a thread: the part of a state that is needed, or the draft of a blend; or why there is none."""
+        load = item.load
+        item.begun = self._taken_up[bool(load.blend)] = time.monotonic()
         try:
             if load.blend:
                 return self._drafted(load)
@@ -326,7 +346,7 @@ class Loads:
             item.problem = item.problem or plan.drop.get(item.load.request_id, "")
             if not self._in_lockstep or item.load.request_id in plan.begin:
                 item.begin()
-            elif item.draft is not None and not item.told and not refused and time.monotonic() < item.deadline:
+            elif item.draft is not None and not item.told and not refused:
                 item.told = True
                 self._told.append((item.load.request_id, item.draft.mark))
         blending = [item for item in self._loading if item.blending is not None and not item.problem]
@@ -354,7 +374,7 @@ class Loads:
             if load.blend and not item.told and self._in_lockstep:
                 self._told.append((load.request_id, ""))
             return LoadResult(load.request_id, 0, 0.0, problem=problem)
-        seconds = time.perf_counter() - item.began
+        seconds = time.monotonic() - item.ordered
         if mixing is None:
             nbytes = load.tokens * self.paged.bytes_per_token
             return LoadResult(load.request_id, nbytes, seconds, donors=load.donors)

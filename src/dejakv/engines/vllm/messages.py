@@ -138,6 +138,7 @@ class StepReport(KVConnectorWorkerMetadata):
     dropped  chunk ids that are not, and why
     fetched  requests whose blends may begin here, with what they begin from (`Draft.mark`); empty if they cannot. Of several
              ranks alone
+    rows     of blends under way, how many remain
     weights  generation, and whether its weights are those of the start
     changed  the weights changed without a reset
     timed    the step that is over, if its plan said so
@@ -147,6 +148,7 @@ class StepReport(KVConnectorWorkerMetadata):
     dropped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     fetched: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     loaded: list[LoadResult] = field(default_factory=list[LoadResult])
+    rows: dict[str, int] = field(default_factory=dict[str, int])
     blend_problem: str = ""
     weights: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
     changed: bool = False
@@ -159,6 +161,7 @@ class StepReport(KVConnectorWorkerMetadata):
             self.dropped + other.dropped,
             self.fetched + other.fetched,
             self.loaded + other.loaded,
+            self.rows | other.rows,
             self.blend_problem or other.blend_problem,
             self.weights + other.weights,
             self.changed or other.changed,

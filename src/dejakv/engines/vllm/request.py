@@ -21,6 +21,7 @@ class LookupResult:
     method  `none`, `exact` (token for token, perhaps a prefix) or `blend`
     donors  stored chunks whose state is taken, the best first; more than one for blend alone
     tokens  leading tokens of the prompt that the donors' state covers (for blend: all that is mapped)
+    rows    of a blend: how many tokens it computes, an estimate
     save    how the prompt's own state would be stored; None if it must not or need not be
     key     the prompt's exact key, empty where it could not be made
     held    first token and length of each run of the prompt in the donors of a blend; None: not known
@@ -40,6 +41,7 @@ class LookupResult:
     held: tuple[tuple[int, int], ...] | None = None
     generation: int = 0
     instead: "LookupResult | None" = None
+    rows: int = 0
 
     @property
     def withheld(self) -> bool:
@@ -69,7 +71,7 @@ def told(decision: Decision, instead: str = "") -> LookupResult:
     fallback = exact if exact.donors else None
     made, held = 1 + max(meta.generation for meta in chosen.donors), decision.found.held
     blend = LookupResult("blend", donors, decision.tokens, match.level, match.score, key=decision.key, instead=fallback)
-    return replace(blend, held=held, generation=made)
+    return replace(blend, rows=decision.tokens - chosen.reused, held=held, generation=made)
 
 
 @dataclass
@@ -80,7 +82,8 @@ class Tracked:
     names     where its blocks are filed if some have approximate names (`names`)
     shared    tokens that vLLM's prefix cache held under such names
     blended   how often approximate state went into its blocks
-    shares_until  how long it waits for blocks that another request makes, 0.0: it does not yet
+    shares_until  how long it waits for blocks that another request makes, 0.0: it did not yet
+    shares    it waits for them now
     loaded    what the worker said of the last load
     kept      its rows that are stored for later blends, if it was blended
     settled   no further load: it was loaded, it failed, or there is nothing to load
@@ -100,6 +103,7 @@ class Tracked:
     shared: int = 0
     blended: int = 0
     shares_until: float = 0.0
+    shares: bool = False
     used: int = 0
     loaded: LoadResult | None = None
     kept: list[ChunkMeta] = field(default_factory=list[ChunkMeta])
@@ -108,6 +112,13 @@ class Tracked:
     generation: int = 0
     awaits: tuple[str, int] = ("", 0)
     patience: float = 0.0
+
+    @property
+    def expected(self) -> LookupResult:
+        """What its lookup has found, as far as it may still be used."""
+        if self.settled or self.lookup is None or not self.lookup.done():
+            return LookupResult()
+        return self.found or self.lookup.result()
 
     def to_save(self) -> ChunkMeta | None:
         """How the prompt's state is to be stored; None if it is not."""

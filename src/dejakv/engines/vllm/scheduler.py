@@ -6,11 +6,13 @@ that touches KV is ordered from the worker and confirmed by it.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dejakv.blend.forced import LONGEST_TAIL
+from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW, Queue, Waiting
 from dejakv.engines.vllm.blend.underway import UnderWay
 from dejakv.engines.vllm.generations import CHANGED, Generations
 from dejakv.engines.vllm.lookups import Lookups
@@ -22,6 +24,9 @@ from dejakv.engines.vllm.saves import PartSize, Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.stats import ConnectorCounts
 from dejakv.engines.vllm.upstream import was_aborted
+
+NO_GAIN = "no gain under load: full computation is done before a blend would be"
+"""Why a blend is refused."""
 
 
 @dataclass
@@ -36,7 +41,6 @@ class SchedulerSide:
     bitwise      exact state has the same bits as if it were computed now (`upstream.is_batch_invariant`)
     whole        states are used that leave a single token to compute (`upstream.decodes_alone_behind`)
     ranks        workers that each carry out every order for their part of the heads, and answer it
-    leave_room   keeps so many tokens of the next steps' budget free for rows of blends
     """
 
     settings: ConnectorSettings
@@ -50,14 +54,14 @@ class SchedulerSide:
     arithmetic: str = ""
     bitwise: bool = False
     whole: bool = False
-    leave_room: Callable[[int], None] = lambda tokens: None
     requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     _loads: list[Load] = field(default_factory=list[Load])
 
     def __post_init__(self) -> None:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
         self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks, self.size)
-        self.blends = UnderWay(self.ranks, self.settings.load_timeout_s)
+        self.blends = UnderWay(self.ranks)
+        self.queue = Queue(self.max_tokens, self.settings.blend_tail)
         self._loads_heard = Answers[LoadResult](self.ranks)
 
     def new_request(self, request: Any) -> None:
@@ -89,6 +93,7 @@ class SchedulerSide:
         tracked = self.requests.get(request.request_id)
         if tracked is None:
             return 0, False
+        self.queue.held(local)
         gain, later = self._matched(tracked, request, local)
         if gain is not None:
             blends = gain > 0 and tracked.found is not None and tracked.found.method == "blend"
@@ -118,7 +123,7 @@ class SchedulerSide:
         if tracked.wish.mode == "blend" and self._shares(tracked, tracked.found, local):
             return None, False
         gain = self._loadable(tracked, request, local)
-        return gain, gain > 0
+        return gain, bool(gain)
 
     def _begin_lookup(self, tracked: Tracked) -> tuple[int | None, bool]:
         """The lookup of a request that came before the workers had said what weights they have."""
@@ -139,7 +144,8 @@ class SchedulerSide:
             return False
         exact = found if found.method != "blend" else found.instead or LookupResult()
         exactly = max(local, exact.tokens)
-        if self.names.awaits(tracked, exactly):
+        tracked.shares = self.names.awaits(tracked, exactly)
+        if tracked.shares:
             return True
         if tracked.names is not None:
             return False
@@ -190,8 +196,29 @@ class SchedulerSide:
             tracked.approximate, tracked.blended = True, max(found.generation, tracked.blended + 1)
             self.names.makes(tracked)
             self.blends.ordered(request.request_id)
+            self.queue.promised(external, self._rows(found))
         self._loads.append(Load(request.request_id, found.donors, tuple(block_ids), stop - external, external, blend))
         tracked.settled, tracked.used = True, external
+
+    def room(self) -> int:
+        """Tokens of the step that vLLM is about to schedule that are for blends."""
+        queue, keys, decoding = list[Waiting](), set[str](), 0
+        for tracked in sorted(self.requests.values(), key=lambda each: each.request.priority):  # those alike by arrival
+            request, found = tracked.request, tracked.expected
+            name, prompt = request.request_id, request.num_prompt_tokens
+            computed = max(request.num_computed_tokens, self._stop(found, request))
+            if name in self.blends.rows:
+                queue.append(Waiting(name, 0, self.blends.rows[name], blending=True))
+            elif (tracked.shares and not tracked.settled) or (found.method == "blend" and found.key in keys):
+                queue.append(Waiting(name, 0))  # one before it makes the same blocks
+            elif found.method == "blend" and not self.no_blend:
+                keys |= {found.key} - {""}
+                queue.append(Waiting(name, prompt, self._rows(found)))
+            elif computed < prompt:
+                queue.append(Waiting(name, prompt - computed))
+            else:
+                decoding += 1
+        return self.queue.share_out(queue, decoding)
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
         """Return the worker's orders for a step. `blocks_of(request_id)`: block ids of a request."""
@@ -217,11 +244,11 @@ class SchedulerSide:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
         loads, self._loads = self._loads, []
         room = max(0, self.max_tokens - output.total_num_scheduled_tokens)
-        self.leave_room(self.blends.room)
+        self.queue.stepped(room)
         begin, drop = self.blends.orders()
         number = self.generations.number
         storing = self.saves.storing or any(t.found is None and t.patience for t in self.requests.values())
-        timed = self.lookups.pace.planned(output, alone=not (self.blends.room or self.generations.unknown))
+        timed = self.lookups.pace.planned(output, alone=not (self.blends.rows or self.generations.unknown))
         return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases, storing, timed)
 
     def heard(self, report: StepReport) -> None:
@@ -233,6 +260,7 @@ class SchedulerSide:
             self.saves.heard(chunk_id, why)
         for request_id, mark in report.fetched:
             self.blends.fetched(request_id, mark)
+        self.blends.remain(report.rows)
         for loaded in report.loaded:
             parts = self._loads_heard.add(loaded.request_id, loaded)
             if parts is not None:
@@ -253,6 +281,8 @@ class SchedulerSide:
         self.blends.abandoned(request.request_id)
         aborted = was_aborted(request)
         self.names.over(tracked, answered=not aborted)
+        if aborted and not request.num_output_tokens:
+            self.queue.failed(request.num_computed_tokens)
         holds = self.saves.finished(request.request_id, lost=aborted or not block_ids)
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         if computed and not tracked.saved and block_ids and not aborted:
@@ -280,14 +310,26 @@ class SchedulerSide:
         self.counts.loaded(loaded)
         if tracked is None:
             return
-        found = tracked.found
-        if loaded.problem:  # vLLM frees the blocks and asks again: an exact prefix may still be there
+        if loaded.problem:  # vLLM frees the blocks and asks again
+            self.queue.failed(tracked.used if tracked.approximate else 0)
             tracked.reason, tracked.used, tracked.approximate = loaded.problem, 0, False
-            if found is not None and found.instead is not None:
-                tracked.found, tracked.settled = replace(found.instead, key=found.key, save=found.save), False
+            tracked.settled = not self._instead(tracked)
         if loaded.left_out:
             tracked.reason = f"{len(loaded.left_out)} of the donors left out: {loaded.left_out[0]}"
         tracked.loaded = loaded
+
+    @staticmethod
+    def _instead(tracked: Tracked) -> bool:
+        """A blend is not made. Whether there is an exact prefix to take."""
+        found = tracked.found
+        if found is None or found.instead is None:
+            return False
+        tracked.found = replace(found.instead, key=found.key, save=found.save)
+        return True
+
+    def _rows(self, blend: LookupResult) -> int:
+        """Tokens of the budget that a blend takes, an estimate: the worker knows the rows and the question when it has read the donors."""
+        return max(1, blend.rows - self.settings.blend_tail) + blend.tokens // TOKENS_A_ROW + LONGEST_TAIL
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.lookup_timeout_s
@@ -305,8 +347,8 @@ class SchedulerSide:
             return f"shorter than min_tokens={self.settings.min_tokens}"
         return ""
 
-    def _loadable(self, tracked: Tracked, request: Any, local: int) -> int:
-        """Tokens to load beyond `local`, 0 with a reason where loading is not allowed or not worth it."""
+    def _loadable(self, tracked: Tracked, request: Any, local: int) -> int | None:
+        """Tokens to load beyond `local`, 0 with a reason where loading is not allowed or not worth it; None if the next step tells."""
         found = tracked.found
         assert found is not None
         if found.method == "none" or not found.donors:
@@ -324,8 +366,18 @@ class SchedulerSide:
             return self._no(
                 tracked, "this attention backend computes a single token behind stored ones, and more are left"
             )
-        if found.method == "blend" and not self.names.rename(tracked, local):
-            return self._no(tracked, "no full block lies beyond the local prefix")
+        if found.method == "blend":
+            if self.no_blend:
+                return self._no(tracked, self.no_blend)
+            pays = self.queue.pays(request.request_id, local)
+            if pays is None:  # looked up since the step's budget was shared out
+                return None
+            if not pays:
+                self.counts.add("blends_refused", NO_GAIN)
+                tracked.reason = NO_GAIN
+                return self._loadable(tracked, request, local) if self._instead(tracked) else self._no(tracked, NO_GAIN)
+            if not self.names.rename(tracked, local):
+                return self._no(tracked, "no full block lies beyond the local prefix")
         tracked.reason = tracked.reason or found.reason  # why an exact prefix is loaded and no blend made
         return stop - local
 

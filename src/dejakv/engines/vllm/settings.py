@@ -50,7 +50,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     max_pending_bytes  saves under way; a save beyond it is dropped and counted, and a larger one made in parts
     refresh_s          seconds between searches for other processes' chunks; 0 never
     lookup_timeout_s   a lookup that takes longer is a miss
-    load_timeout_s     a load that takes longer is a miss
+    load_timeout_s     a load whose data takes longer to read is a miss
     copied_text        let blend search for runs of tokens anywhere in stored prompts, beside a request's named donors
     blend_max_share    largest share of rows to compute in a blend; a prompt that needs more is computed in full
     blend_tail         last tokens of the prompt, computed by vLLM itself after a blend, at least 1

@@ -64,6 +64,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "donors_left_out": ("Donors that a blend was to take state from and did not, by reason.", "reason"),
     "load_seconds": ("Seconds from the order of a load to its end.", ""),
     "load_failures": ("Loads that became misses, by reason.", "reason"),
+    "blends_refused": ("Prompts that were not blended though they could have been, by reason.", "reason"),
     "saves": ("Prompts whose state was stored and confirmed.", ""),
     "rows_kept": ("Rows of blended prompts that were stored for later blends.", ""),
     "saves_dropped": ("Saves that were not made, by reason.", "reason"),

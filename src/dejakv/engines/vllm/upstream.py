@@ -63,7 +63,7 @@ class Use:
 
 _ONE = "0.32.0"
 _REQUEST = (
-    "request_id status prompt_token_ids prompt_embeds mm_features num_prompt_tokens num_computed_tokens num_output_tokens"
+    "request_id status priority prompt_token_ids prompt_embeds mm_features num_prompt_tokens num_computed_tokens num_output_tokens"
     " sampling_params pooling_params cache_salt lora_request kv_transfer_params skip_reading_prefix_cache resumable"
 )
 _STEP = "num_scheduled_tokens total_num_scheduled_tokens scheduled_cached_reqs preempted_req_ids"
@@ -108,7 +108,13 @@ USES = (
         "blend",
         _ONE,
     ),
-    Use("vllm.v1.core.sched.scheduler:Scheduler", "max_num_scheduled_tokens", "blends get no room", "blend", _ONE),
+    Use(
+        "vllm.v1.core.sched.scheduler:Scheduler",
+        "schedule max_num_scheduled_tokens",
+        "blends get no room",
+        "blend",
+        _ONE,
+    ),
     Use("vllm.forward_context:set_forward_context", _CONTEXT, "no rows are recomputed", "blend", _ONE),
     Use("vllm.v1.attention.backend:CommonAttentionMetadata", _METADATA, "no rows are recomputed", "blend", _ONE),
     Use("vllm.v1.worker.utils:AttentionGroup", "layer_names", "no rows are recomputed", "blend", _ONE),
@@ -193,14 +199,24 @@ def engine_transfer() -> Any | None:
     return None if engine is None else engine.kv_transfer_config
 
 
-def leave_room(scheduler: Any, tokens: int) -> None:
-    """Keeps so many tokens of the next steps' budget free, but for those that running requests need to go on decoding
-    (`v1/core/sched/scheduler.py` reads the attribute at the beginning of each step). A prompt that is not computed in chunks needs the
-    whole budget, so that none is kept free there."""
-    config = scheduler.scheduler_config
-    whole = config.max_num_scheduled_tokens or config.max_num_batched_tokens
-    most = whole - config.max_num_seqs if config.enable_chunked_prefill else 0
-    scheduler.max_num_scheduled_tokens = whole - max(0, min(tokens, most))
+def leave_room(scheduler: Any, room: Callable[[], int]) -> None:
+    """Has each call of `schedule` leave `room()` tokens of its budget free. The budget is an attribute that `schedule` copies first of all
+    (`v1/core/sched/scheduler.py`). It is what it was when the call is over, whatever was raised.
+
+    The method of one scheduler is wrapped, and no class given for `--scheduler-cls`. Users would have to name that, one for synchronous and one
+    for asynchronous scheduling, and vLLM promises the base classes as little. Both change the same attribute.
+    """
+    schedule = scheduler.schedule
+
+    def within(*given: Any, **named: Any) -> Any:
+        whole = scheduler.max_num_scheduled_tokens
+        scheduler.max_num_scheduled_tokens = max(0, whole - room())
+        try:
+            return schedule(*given, **named)
+        finally:
+            scheduler.max_num_scheduled_tokens = whole
+
+    scheduler.schedule = within
 
 
 def register(connector: type) -> None:

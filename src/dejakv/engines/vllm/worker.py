@@ -188,12 +188,12 @@ class WorkerSide:
         """What is confirmed since the last report; None if nothing is."""
         stored, dropped = self.saver.take()
         loaded, self._loaded = self._loaded, []
-        fetched, problem = self.loads.take()
+        fetched, rows, problem = self.loads.take()
         weights, changed = self.watch.take()
         timed, self._timed = self._timed, None
-        if not (stored or dropped or fetched or loaded or problem or weights or changed or timed):
+        if not (stored or dropped or fetched or loaded or rows or problem or weights or changed or timed):
             return None
-        return StepReport(stored, list(dropped.items()), fetched, loaded, problem, weights, changed, timed)
+        return StepReport(stored, list(dropped.items()), fetched, loaded, rows, problem, weights, changed, timed)
 
     def close(self) -> None:
         self.loads.close()

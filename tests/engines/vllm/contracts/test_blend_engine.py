@@ -3,6 +3,7 @@
 All tokens are recomputed, so that a blend's answer is that of full computation if all of it is right.
 """
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -276,7 +277,6 @@ def test_aborted_blends_stop_at_the_next_step(engine: Engine, steps: Steps) -> N
     while not steps.tokens or not steps.tokens[-1]:
         llm.step()
     llm.abort_request(names)
-    llm.step()
     began = len(steps.tokens)
     for _ in range(10):
         llm.step()
@@ -285,13 +285,31 @@ def test_aborted_blends_stop_at_the_next_step(engine: Engine, steps: Steps) -> N
     assert engine.metrics()["vllm:kv_cache_usage_perc"] == 0
 
 
-def test_a_blend_that_takes_too_long_is_computed(
-    engine: Engine, steps: Steps, truth: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_blend_whose_donors_take_too_long_is_computed(
+    engine: Engine, truth: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of its rows are there when its time is over: nothing of them is used."""
-    clock, late = time.monotonic, [0.0]
+    clock, real, late, there = time.monotonic, Store.get_parts, [0.0], threading.Event()
+
+    def get_parts(*given: Any) -> Any:
+        late[0] = 100.0
+        there.wait(60)
+        return real(*given)
+
     monkeypatch.setattr(time, "monotonic", lambda: clock() + late[0])
-    steps.then = lambda: late.__setitem__(0, 100.0)
-    (output,) = engine.ask([MOVED], wish=BLEND)
+    monkeypatch.setattr(Store, "get_parts", get_parts)
+    output = ask(engine, MOVED)
+    there.set()
     assert output.told["reason"] == "the load took longer than 60 s"
     assert (output.told["approximate"], output.tokens) == (False, truth[tuple(MOVED)])
+
+
+def test_a_blend_that_waits_for_its_share_of_steps_is_not_late(
+    engine: Engine, steps: Steps, truth: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read and recomputed for it is not thrown away."""
+    clock, late = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late[0])
+    steps.then = lambda: late.__setitem__(0, late[0] + 100.0)
+    (output,) = engine.ask([MOVED], wish=BLEND)
+    assert late[0] > 100.0, "it was recomputed in one step"
+    assert (output.told["method"], output.tokens) == ("blend", truth[tuple(MOVED)])

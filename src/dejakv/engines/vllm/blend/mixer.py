@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.drafts import Draft
 from dejakv.engines.vllm.blend.mixing import Mixing
+from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW
 from dejakv.errors import ModelError
 
 log = logging.getLogger("dejakv.vllm")
-
-TOKENS_A_ROW = 4
-"""A step in which a blend begins computes a row less for so many of its tokens. Their draft, their way into blocks, the pass of the question
-and how they move with computed rows take time too: as long as a row for every 4 tokens on docs-lm, for every 20 on SmolLM2."""
 
 ELSEWHERE = "another rank could not go on"
 
@@ -37,6 +34,14 @@ class Blending:
     def over(self) -> bool:
         """Whether there is nothing more to compute."""
         return bool(self.problem) or (self.mixing is not None and not len(self.mixing.rows))
+
+    @property
+    def rows(self) -> int:
+        """How much of the steps' room it still takes."""
+        if self.mixing is not None:
+            return len(self.mixing.rows)
+        draft = self.draft
+        return draft.asks + draft.tokens // TOKENS_A_ROW + draft.plan.least
 
 
 @dataclass
