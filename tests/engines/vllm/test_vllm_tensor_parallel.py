@@ -36,7 +36,7 @@ def test_two_ranks(tmp_path):
 
     (_, left), (_, right), (_, whole) = (chunk_of(store, rank, A) for rank in (*RANKS, ""))
     assert left.tensor.shape == right.tensor.shape
-    assert left.tensor.shape[2] * 2 == whole.tensor.shape[2], "each rank stores half of the heads"
+    assert left.tensor.shape[4] * 2 == whole.tensor.shape[4], "each rank stores half of the heads"
     assert left.meta.epoch == right.meta.epoch != whole.meta.epoch
     chunk_of(store, RANKS[1], B)[0].unlink()
     damaged = chunk_of(store, RANKS[0], C)[0]
@@ -48,7 +48,7 @@ def test_two_ranks(tmp_path):
         hit, deleted, corrupt = (two.ask([prompt], wish={"no_store": True})[0] for prompt in (A, B, C))
         assert (hit.told["method"], hit.told["level"]) == ("exact", "exact_text")
         assert hit.computed <= 32
-        assert hit.told["bytes_loaded"] == 2 * left.tensor.nbytes * (len(A) - 1) // len(A)
+        assert hit.told["bytes_loaded"] == 2 * left.tensor.nbytes // (left.tensor.shape[3] * left.tensor.page) * (len(A) - 1)
         for output in (deleted, corrupt):
             assert output.told["method"] == "none"
             assert output.cached == 0
