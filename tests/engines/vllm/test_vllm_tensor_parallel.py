@@ -48,7 +48,9 @@ def test_two_ranks(tmp_path):
         hit, deleted, corrupt = (two.ask([prompt], wish={"no_store": True})[0] for prompt in (A, B, C))
         assert (hit.told["method"], hit.told["level"]) == ("exact", "exact_text")
         assert hit.computed <= 32
-        assert hit.told["bytes_loaded"] == 2 * left.tensor.nbytes // (left.tensor.shape[3] * left.tensor.page) * (len(A) - 1)
+        assert hit.told["bytes_loaded"] == 2 * left.tensor.nbytes // (left.tensor.shape[3] * left.tensor.page) * (
+            len(A) - 1
+        )
         for output in (deleted, corrupt):
             assert output.told["method"] == "none"
             assert output.cached == 0
