@@ -55,7 +55,6 @@ class Names:
     most: int
     is_cached: Callable[[bytes], bool] = lambda name: False
     _makers: dict[bytes, str] = field(default_factory=dict[bytes, str])
-    _made_by: dict[str, Sequence[bytes]] = field(default_factory=dict[str, Sequence[bytes]])
     _generations: dict[bytes, int] = field(default_factory=dict[bytes, int])
     _served: dict[str, None] = field(default_factory=dict[str, None])
     _prune_at: int = _LEAST_NOTES
@@ -99,9 +98,8 @@ class Names:
         first = tracked.names.first
         tracked.shared = max(0, min(local, tracked.request.num_prompt_tokens) - first * self.hash_tokens)
         if tracked.shared:
-            tracked.approximate = True
             tracked.blended = self._generation(tracked.request.block_hashes[first : local // self.hash_tokens])
-        elif not blends and not tracked.approximate:
+        elif not blends and not tracked.request.num_output_tokens:
             tracked.names.restore(tracked.request)
             tracked.names = None
 
@@ -110,15 +108,12 @@ class Names:
         self._note(tracked)
         if tracked.names is None or tracked.blended > self.most:
             return
-        made = self._made_by[tracked.request.request_id] = self._own(tracked, tracked.names)
-        for name in made:
+        for name in self._own(tracked, tracked.names):
             self._makers.setdefault(name, tracked.request.request_id)
 
     def made(self, request_id: str) -> None:
         """What the request made is there, which vLLM files before it asks for any request that waits, or nothing comes of it."""
-        for name in self._made_by.pop(request_id, ()):
-            if self._makers.get(name) == request_id:
-                del self._makers[name]
+        self._makers = {name: maker for name, maker in self._makers.items() if maker != request_id}
 
     def over(self, tracked: Tracked, *, answered: bool) -> None:
         """The request is over, and its answer's blocks are filed too. What it was making is so when the worker has said so (`made`)."""
@@ -148,7 +143,7 @@ class Names:
         return max(known, default=self.most)
 
     def _note(self, tracked: Tracked) -> None:
-        if tracked.names is None or not tracked.approximate:
+        if tracked.names is None:
             return
         for name in self._own(tracked, tracked.names):
             self._generations[name] = max(tracked.blended, self._generations.get(name, 0))

@@ -78,7 +78,7 @@ def told(decision: Decision, instead: str = "") -> LookupResult:
 class Tracked:
     """What is known of a live request.
 
-    used      tokens that a load was ordered for; the request is `approximate` as soon as blended state may be in its blocks
+    used      tokens that a load was ordered for
     names     where its blocks are filed if some have approximate names (`names`)
     shared    tokens that vLLM's prefix cache held under such names
     blended   how often approximate state went into its blocks
@@ -98,7 +98,6 @@ class Tracked:
     deadline: float
     found: LookupResult | None = None
     settled: bool = False
-    approximate: bool = False
     names: RenamedBlocks | None = None
     shared: int = 0
     blended: int = 0
@@ -119,6 +118,11 @@ class Tracked:
         if self.settled or self.lookup is None or not self.lookup.done():
             return LookupResult()
         return self.found or self.lookup.result()
+
+    @property
+    def approximate(self) -> bool:
+        """Whether blended state may be in its blocks."""
+        return self.names is not None
 
     def to_save(self) -> ChunkMeta | None:
         """How the prompt's state is to be stored; None if it is not."""

@@ -193,7 +193,7 @@ class SchedulerSide:
         blend: tuple[int, ...] = ()
         if found.method == "blend":
             blend = tuple(request.prompt_token_ids)
-            tracked.approximate, tracked.blended = True, max(found.generation, tracked.blended + 1)
+            tracked.blended = max(found.generation, tracked.blended + 1)
             self.names.makes(tracked)
             self.blends.ordered(request.request_id)
             self.queue.promised(external, self._rows(found))
@@ -312,7 +312,7 @@ class SchedulerSide:
             return
         if loaded.problem:  # vLLM frees the blocks and asks again
             self.queue.failed(tracked.used if tracked.approximate else 0)
-            tracked.reason, tracked.used, tracked.approximate = loaded.problem, 0, False
+            tracked.reason, tracked.used = loaded.problem, 0
             tracked.settled = not self._instead(tracked)
         if loaded.left_out:
             tracked.reason = f"{len(loaded.left_out)} of the donors left out: {loaded.left_out[0]}"

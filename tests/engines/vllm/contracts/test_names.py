@@ -98,7 +98,7 @@ def test_blocks_are_found_by_the_last_hash_of_their_tokens_and_waited_for_until_
     """Of four tokens each. 0: none is shared, so that nobody waits for one."""
     names, maker, other = Names(ConnectorSettings(), 2, 4, most), asking("maker"), asking("other")
     assert names.rename(maker, 0)
-    maker.approximate, maker.blended = True, 1
+    maker.blended = 1
     names.makes(maker)
     assert names.awaits(other, 0) == names.awaits(other, 4) == (most > 0)
     assert not names.awaits(maker, 0)
