@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
-import dejakv.engines.vllm.names as names
+import dejakv.engines.vllm.blend.names as names
 from dejakv.engines.vllm.blend.queue import Queue
 
 LENGTH = 345

@@ -25,13 +25,13 @@ from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import EXTENSION, bound_model, bound_runner
 from dejakv.engines.vllm.blend.blend import Blender
+from dejakv.engines.vllm.blend.names import Names, is_approximate
 from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.blend.rows import RowForward
 from dejakv.engines.vllm.generations import UNCLEAN, Watch
 from dejakv.engines.vllm.identity import Adapters, server_epoch
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import StepPlan, StepReport
-from dejakv.engines.vllm.names import Names, is_approximate
 from dejakv.engines.vllm.pages import PagedKV
 from dejakv.engines.vllm.ranks import ALONE, Ranks, rank_count, settings_of_rank
 from dejakv.engines.vllm.refusals import refuse_beside_others, refuse_unsupported

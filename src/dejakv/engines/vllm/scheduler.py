@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dejakv.blend.forced import LONGEST_TAIL
+from dejakv.engines.vllm.blend.names import Names
 from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW, Queue, Waiting
 from dejakv.engines.vllm.blend.underway import UnderWay
 from dejakv.engines.vllm.generations import CHANGED, Generations
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan, StepReport
-from dejakv.engines.vllm.names import Names
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.request import LookupResult, Tracked
 from dejakv.engines.vllm.saves import PartSize, Saves

@@ -11,7 +11,7 @@ from vllm_harness import EXTENSION, Engine, Steps, greedy, recomputing_none, run
 
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm.blend.blend import Blender
-from dejakv.engines.vllm.names import Names
+from dejakv.engines.vllm.blend.names import Names
 from dejakv.engines.vllm.request import Tracked
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 
