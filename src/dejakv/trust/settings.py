@@ -1,6 +1,6 @@
 """Settings of the error bound."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from dejakv.errors import ConfigError
@@ -23,7 +23,7 @@ class BoundSettings:
     """
 
     error_bound: ErrorBound | None = None
-    certificate: AnyPath | None = None
+    certificate: AnyPath | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_multi_connector_is_set_for_us_or_refused(extra: dict[str, object], poli
 
 def test_bad_settings_stop_the_start(tmp_path: Path) -> None:
     """A clear error before any request."""
-    with pytest.raises(ConfigError, match="unknown key 'store'"), running(extra={"store": "x"}):
+    with pytest.raises(ConfigError, match="unknown key 'stores'"), running(extra={"stores": "x"}):
         pass
     file = tmp_path / "file"
     file.write_text("")

@@ -22,7 +22,7 @@ experiments:
   - {name: exact, reuse: exact, max_samples: 7, notes: nothing approximate}
 """
 
-NOT_KEYS = {"resume", "log_samples", "set_", "config", "help_all"}
+NOT_KEYS = {"resume", "log_samples", "brief", "set_", "config", "help_all"}
 """Options of `run` that say how it is shown, continued or given, not what it does."""
 
 
