@@ -14,6 +14,7 @@ import pytest
 from vllm_harness import EXTENSION, Engine, Output, Steps, greedy, recompute_all, recomputing_none, running, tokens
 
 from dejakv.engines.vllm.blend.blend import Blender
+from dejakv.engines.vllm.blend.queue import Queue
 from dejakv.engines.vllm.blend.rows import RowForward
 from dejakv.store.store import Store
 
@@ -230,9 +231,12 @@ def steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
 
 
 @pytest.mark.parametrize("prefills", [0, 8])
-def test_decoding_goes_on_beside_blends(engine: Engine, steps: Steps, prefills: int) -> None:
+def test_decoding_goes_on_beside_blends(
+    engine: Engine, steps: Steps, prefills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each step gives a token to each request that decodes, and its model computes no more tokens than the budget. Blends come to their
-    end beside prompts that would fill every step."""
+    end beside prompts that would fill every step, those too that full computation would have done sooner."""
+    monkeypatch.setattr(Queue, "_pays", lambda *_: True)
     llm = engine.llm.llm_engine
     decoding, blends = [f"decode-{number}" for number in range(3)], [f"blend-{number}" for number in range(12)]
     for number, name in enumerate(decoding):
