@@ -24,13 +24,7 @@ def of(*prompts: list[int], tenants: str = "", times: tuple[float, ...] = ()) ->
     for number, ids in enumerate(prompts):
         tenant, time = tenants[number : number + 1], times[number] if times else None
         found.add(ids, Entry(number, "JSON lines", tenant=tenant, time=time))
-    total = found.shares.total
-    return {
-        **found.figures(),
-        "prompt_tokens": total.tokens,
-        "tokens_prefix": total.prefix,
-        "tokens_anywhere": total.anywhere,
-    }
+    return found.figures()
 
 
 def test_tokens_computed_by_each_way() -> None:

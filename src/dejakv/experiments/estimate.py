@@ -123,13 +123,7 @@ def estimate(
             encoder = text_encoder("model", embed=engine.embed_text, fingerprint=_EPOCH)
         rows = _measured(asked, min_gain, encoder, watch)
     advice = recommend(rows, max_false_hits)
-    total = savings.shares.total
-    found = {
-        **savings.figures(costs),
-        "prompt_tokens": total.tokens,
-        "tokens_prefix": total.prefix,
-        "tokens_anywhere": total.anywhere,
-    }
+    found = savings.figures(costs)
     proof = SemanticCacheConfig.from_dict({"semantic_text": False, **common, **advice["settings"], **worth(found)})
     return {
         "kind": "estimate",
@@ -144,7 +138,6 @@ def estimate(
         "max_false_hits": max_false_hits,
         "min_gain": min_gain,
         **found,
-        **savings.shares.figures,
         "rows": rows,
         "recommended": advice,
         "command": run_command_of(replace(settings, cache_mode="live", cache=proof).named()) if samples else "",

@@ -76,8 +76,8 @@ class Savings:
             self.arrivals[int(entry.time // 60)] += 1
 
     def figures(self, costs: Costs | None = None) -> dict[str, Any]:
-        """As JSON: `quarters`, `by_tenant` and `by_hour` with tokens, and those in prefixes and anywhere; `computed` tokens of all, and with
-        `costs` `seconds` of a request's prefill, by way of reuse; `store_bytes` of all distinct state; `arrivals` a minute."""
+        """As JSON: tokens of all prompts, those in prefixes and anywhere, and their shares; the same tokens by `quarters`, `by_tenant` and
+        `by_hour`; `computed` tokens of all, and with `costs` `seconds` of a request's prefill, by way of reuse; `store_bytes` of all distinct state; `arrivals` a minute."""
         total = self.shares.total
         ways: dict[str, Callable[[Share], int]] = {
             "full": lambda one: one.tokens,
@@ -88,6 +88,10 @@ class Savings:
         rows = {name: np.array([way(one) for one in self._each]) for name, way in ways.items()}
         counts = sorted(self.arrivals.values())
         found: dict[str, Any] = {
+            "prompt_tokens": total.tokens,
+            "tokens_prefix": total.prefix,
+            "tokens_anywhere": total.anywhere,
+            **self.shares.figures,
             "whole_text": self.whole_text,
             "quarters": [vars(part) for part in self.quarters] if self.whole_text else [],
             "by_tenant": {

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dejakv.decide.plan import APPROXIMATE
 from dejakv.experiments.plain_words import counted, share, speed_in_words
 from dejakv.experiments.summary import Row
 from dejakv.experiments.table import Sheet, say
@@ -78,7 +79,7 @@ def verdict(summary: Mapping[str, Any]) -> list[str]:
 def _answers(summary: Mapping[str, Any]) -> list[str]:
     if summary["agreement"] is None:
         return []
-    count, approximate = summary["samples"], summary["by_method"].keys() & {"blend", "adopt", "top_layer"}
+    count, approximate = summary["samples"], summary["by_method"].keys() & APPROXIMATE
     first, whole = (round(summary[name] * count) for name in ("agreement_first", "agreement"))
     note = " Such answers are approximate, and labelled; `--reuse exact` changes none." if approximate else ""
     return [
