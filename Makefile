@@ -8,7 +8,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # what `make test-fast` runs: no server, no vLLM, no model but docs-lm
 FAST := $(wildcard tests/test_*.py tests/find tests/levels tests/guards tests/index tests/store tests/trust tests/reuse tests/testing tests/encoder_cache)
 
-.PHONY: demo dist workloads ablation test test-fast test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
+.PHONY: demo dist docs workloads ablation test test-fast test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
 
 ## the main job: prompts of a real workload through a real language model, with prefix caching and with DejaKV; about three minutes on two free cores
 demo: $(VENV)/.model
@@ -58,6 +58,10 @@ soak: $(VENV)/.installed-dev $(VENV)/.model .venv-vllm/.installed
 ## wheels and source archives of dejakv and dejakv-models, in dist/
 dist: $(VENV)/.installed-dev
 	for place in . packages/dejakv-models; do (cd $$place && $(CURDIR)/$(BIN)/python -m hatchling build --directory $(CURDIR)/dist) || exit; done
+
+## the documentation as a site in build/site, which is opened without a server or a network; a broken link stops it
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,10 +1,10 @@
-"""Writes the tables of docs/prototypes.toml into docs/coming-from-the-prototypes.md: python -m scripts.prototypes_page"""
+"""Writes the tables of docs/prototypes/prototypes.toml into docs/prototypes/index.md: python -m scripts.prototypes_page"""
 
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "prototypes"
 START, END = "<!-- made by scripts/prototypes_page.py from prototypes.toml -->", "<!-- end -->"
 TITLES = {
     "hierarchical-semantic-cache": "Hierarchical semantic cache",
@@ -44,6 +44,6 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    target = DOCS / "coming-from-the-prototypes.md"
+    target = DOCS / "index.md"
     table = tomllib.loads((DOCS / "prototypes.toml").read_text(encoding="utf-8"))
     target.write_text(page(target.read_text(encoding="utf-8"), table), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the classes of settings: `python scripts/settings_page.py`. A test says when it is out of date."""
+"""Writes docs/reference/settings.md from the classes of settings: `python scripts/settings_page.py`. A test says when it is out of date."""
 
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -12,7 +12,7 @@ from dejakv.server.settings import DECIDED, ServerSettings
 from dejakv.settings import helps, kinds_of
 from dejakv.trust.settings import TrustSettings
 
-PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "settings.md"
 
 HEAD = """# Settings
 
@@ -28,7 +28,11 @@ PARTS = (
     ("Find", FindSettings, "What donors are looked for."),
     ("Blend", ReuseSettings, "What may be done with a donor, and what it must be worth."),
     ("Keep", KeepSettings, "Where state is kept, how much and for how long."),
-    ("Trust", TrustSettings, "How often an approximate answer that is served may be wrong ([trust.md](trust.md))."),
+    (
+        "Trust",
+        TrustSettings,
+        "How often an approximate answer that is served may be wrong ([the bound](../explanation/bound.md)).",
+    ),
 )
 
 
@@ -50,7 +54,7 @@ def page() -> str:
     for title, part, about, skip in (
         ("Run", RunSettings, "Options of `dejakv run` and keys of a sweep, beside those above.", {"cache", "implied"}),
         ("Server", ServerSettings, "Options of `dejakv serve`, each also `DEJAKV_NAME` in the environment or in `.env`; keys and secrets there alone.", {*DECIDED, *known}),
-        ("vLLM", ConnectorSettings, "Keys of `kv_connector_extra_config`, beside those above ([vllm.md](vllm.md)).", known),
+        ("vLLM", ConnectorSettings, "Keys of `kv_connector_extra_config`, beside those above ([in vLLM](../how-to/vllm.md)).", known),
     ):  # fmt: skip
         text.append(f"\n## {title}\n\n{about}\n")
         own = [item for item in fields(part) if item.name not in skip]

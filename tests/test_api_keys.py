@@ -126,7 +126,7 @@ def test_with_a_secret_names_cannot_be_made_from_keys_alone() -> None:
     assert one == same
     assert len({*plain, *one, *other}) == 6
     assert partition(ApiKeys(["alpha"], "a" * 16), "alpha") == one[0]
-    assert plain[0] == f"key-{hashlib.sha256(b'alpha').hexdigest()[:16]}"  # as docs/settings.md says
+    assert plain[0] == f"key-{hashlib.sha256(b'alpha').hexdigest()[:16]}"  # as docs/reference/settings.md says
 
 
 @pytest.mark.parametrize("secret", ["", "short", "x" * 15])

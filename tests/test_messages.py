@@ -1,4 +1,4 @@
-"""Commands in messages can be typed as they are."""
+"""Commands in messages can be typed as they are, and pages that are named exist."""
 
 import re
 import shutil
@@ -45,3 +45,18 @@ def test_a_command_with_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert command("models list") == "dejakv models list"
+
+
+def test_pages_named_in_the_source_and_linked_files_exist() -> None:
+    """`make docs` checks anchors, too, and that each page has its place in the site."""
+    root = Path(__file__).parents[1]
+    missing = []
+    for path in [
+        each for part in ("src", "packages", "scripts", "research", "tests") for each in (root / part).rglob("*.py")
+    ]:
+        named = re.findall(r"docs/[\w/.-]+\.(?:md|toml|json)\b", path.read_text(encoding="utf-8"))
+        missing += [(path, name) for name in named if not (root / name).exists()]
+    for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "research").rglob("*.md")]:
+        links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", path.read_text(encoding="utf-8"))
+        missing += [(path, link) for link in links if not (path.parent / link).exists()]
+    assert missing == []

@@ -75,7 +75,9 @@ def everything():
 def test_every_figure_of_the_encoder_cache_is_exported_with_its_value():
     cache, sources = everything()
     samples = scraped(**sources)
-    table = re.findall(r"^\| `(\w+)` \| `(dejakv_\w+)(\{reason\})?` \|", (ROOT / "docs/metrics.md").read_text(), re.M)
+    table = re.findall(
+        r"^\| `(\w+)` \| `(dejakv_\w+)(\{reason\})?` \|", (ROOT / "docs/reference/metrics.md").read_text(), re.M
+    )
     stats = cache.get_cache_stats()
     assert {key for key, _, _ in table} == set(stats)
     for key, exported, by_reason in table:
@@ -148,7 +150,7 @@ def test_documentation_and_dashboard_name_nothing_else_and_leave_nothing_out():
     _, sources = everything()
     exported = {name[0] for name in scraped(**sources)}
     histograms = {name.removesuffix("_bucket") for name in exported if name.endswith("_bucket")}
-    documented = set(re.findall(r"`(dejakv_\w+?)(?:\{[\w,]+\})?`", (ROOT / "docs/metrics.md").read_text()))
+    documented = set(re.findall(r"`(dejakv_\w+?)(?:\{[\w,]+\})?`", (ROOT / "docs/reference/metrics.md").read_text()))
     plain = {name for name in exported if not any(name.startswith(f"{histogram}_") for histogram in histograms)}
     assert documented == plain | histograms
     dashboard = json.loads((ROOT / "docs/grafana/dejakv.json").read_text())

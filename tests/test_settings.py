@@ -139,7 +139,7 @@ def test_the_page_of_settings_is_up_to_date() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (root / "docs" / "settings.md").read_text(encoding="utf-8") == module.page()
+    assert (root / "docs" / "reference" / "settings.md").read_text(encoding="utf-8") == module.page()
 
 
 @pytest.mark.parametrize("cls", [SemanticCacheConfig, RunSettings, ConnectorSettings, ServerSettings])

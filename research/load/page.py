@@ -13,7 +13,7 @@ in modes **exact** and **blend**, with default settings. A server's model and th
 
 By round and workload, in a partition of its own: prompts that are served before, one at a time; a phase in which all requests arrive at once, for the **capacity** in requests a second;
 and a phase for each load, with Poisson arrivals from fixed seeds at a percentage of *prefix caching's* capacity. Phases continue the stream: no prompt comes twice. Workloads are those of
-[workloads](../workloads.md); `mix` is `rag` with as many prompts of the same lengths that share nothing with any other, so that half of a phase's share.
+[workloads](../how-to/measure.md); `mix` is `rag` with as many prompts of the same lengths that share nothing with any other, so that half of a phase's share.
 
 **How to read it.** Times are of the client, from the moment a request was due. *By prefix* is an arm's figure divided by prefix caching's: below 1 is faster for times, above 1 is more for
 capacity; in brackets the range over the rounds, if there are several. *ITL*: time between tokens. *Blendable*: prompts of which a quarter or more, exact prefixes apart, stands in prompts of earlier phases; *blended* is the

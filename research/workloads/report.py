@@ -14,7 +14,7 @@ TITLES = {"none": "nothing reused", "prefix": "prefix caching"} | {name: f"blend
 _ABOUT = f"""\
 # The work that reuse pays for
 
-Streams of prompts that repeat without being identical ([workloads](../workloads.md)), each request served by all arms one after another in
+Streams of prompts that repeat without being identical ([workloads](../how-to/measure.md)), each request served by all arms one after another in
 one process, another arm first each time, each with a store of its own. Greedy, fixed seeds, one request at a time. Times to first token are
 compared with prefix caching, answers with full computation. Intervals are 95%, by bootstrap over the requests (10,000 resamples of the pairs).
 

@@ -43,10 +43,10 @@ def attach(
     """Serve `model.generate` through a cache, with unchanged arguments and results.
 
     Prompts are identified by token ids and pixels. By default only equal prefixes and equal prompts are reused, so greedy answers stay
-    the same (docs/exactness.md, also for low precision); `SemanticCacheConfig(reuse="adopt", index_encoder="model")` also answers from
+    the same (docs/explanation/exactness.md, also for low precision); `SemanticCacheConfig(reuse="adopt", index_encoder="model")` also answers from
     similar prompts. A batch is served row by row. Unsupported calls (embeddings or a cache given by the caller, assisted decoding, hidden
     states of the whole prompt, a model in training mode) go to the model untouched; `on_record` gets each with the reason. The model is
-    checked for changes before state is used (docs/exactness.md); after a change that the check sees late, call `cache.weights_changed()`.
+    checked for changes before state is used (docs/explanation/exactness.md); after a change that the check sees late, call `cache.weights_changed()`.
 
     model                   a causal or image-text model of transformers, or its PEFT wrapper
     processor_or_tokenizer  for image-text models the processor

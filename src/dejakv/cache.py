@@ -244,7 +244,7 @@ class HierarchicalCache:
         self.costs(engine)
 
     def weights_changed(self) -> None:
-        """Let every registered engine fingerprint its model again (docs/exactness.md)."""
+        """Let every registered engine fingerprint its model again (docs/explanation/exactness.md)."""
         for engine in list(self._served):
             engine.weights_changed()
 

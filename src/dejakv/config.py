@@ -1,6 +1,6 @@
 """Settings of the cache, by part: find, blend, keep, trust. Each default stands once, in the class of its part.
 
-Command line, environment of the server, keys of vLLM's connector and docs/settings.md are made from these classes; each docstring
+Command line, environment of the server, keys of vLLM's connector and docs/reference/settings.md are made from these classes; each docstring
 holds the help text of each field.
 """
 
@@ -165,7 +165,7 @@ class BlendSettings:
 class ReuseSettings(BlendSettings):
     """Reuse donors.
 
-    reuse           `exact` (same answer: docs/exactness.md), `adopt` (answer a similar donor's prompt instead), `blend` (take a donor's KV
+    reuse           `exact` (same answer: docs/explanation/exactness.md), `adopt` (answer a similar donor's prompt instead), `blend` (take a donor's KV
                     entries token by token and recompute the rest) or `top_layer` (take the top layer's KV alone, in a layer-condensed
                     model such as docs-lckv)
     top_layer_tail  last tokens of a prompt, the question, always computed by `top_layer`

@@ -1,4 +1,4 @@
-"""Prometheus: plain statistics in, one collector out. Needs the extra `metrics`; every name is in docs/metrics.md.
+"""Prometheus: plain statistics in, one collector out. Needs the extra `metrics`; every name is in docs/reference/metrics.md.
 
     registry = CollectorRegistry()
     registry.register(CacheCollector(encoder=cache.stats, stores={"chunks": store.stats}, requests=totals))

@@ -2,7 +2,7 @@
 
     from dejakv.prototypes import KVChunk, SemanticTextMatch, VisualCacheResult
 
-docs/coming-from-the-prototypes.md lists every name of the prototypes, those without an alias with what replaces them.
+docs/prototypes/index.md lists every name of the prototypes, those without an alias with what replaces them.
 """
 
 from collections.abc import Mapping

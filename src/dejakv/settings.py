@@ -38,7 +38,7 @@ _BUCKET = re.compile(r"(s3|gs|az)://[^/?#@:\s]+(/[^/?#\s]+)*/?")
 _NO_FOLDER = f"is an address: give a folder on a disk of this machine, or {MEMORY}"
 _NO_PLACE = (
     f"is no address of a store: give a folder, {MEMORY}, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX; credentials "
-    "stand in the environment (docs/store.md)"
+    "stand in the environment (docs/explanation/store.md)"
 )
 _SAYS = {
     "bool_type": "is neither true nor false: give one of them",

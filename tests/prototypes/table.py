@@ -1,10 +1,10 @@
-"""The table of the prototypes' names, docs/prototypes.toml, and a list to tick them off."""
+"""The table of the prototypes' names, docs/prototypes/prototypes.toml, and a list to tick them off."""
 
 import tomllib
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "prototypes"
 TABLE: dict[str, dict[str, dict[str, str]]] = tomllib.loads((DOCS / "prototypes.toml").read_text(encoding="utf-8"))
 CHECKS = sorted({row["check"] for rows in TABLE.values() for row in rows.values() if "check" in row})
 

@@ -7,7 +7,7 @@ import pytest
 from scripts.prototypes_page import END, START, page, section
 from tests.prototypes.table import CHECKS, DOCS, TABLE
 
-PAGE = (DOCS / "coming-from-the-prototypes.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "index.md").read_text(encoding="utf-8")
 TESTS = [file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("test_*.py"))]
 
 

@@ -42,7 +42,7 @@ def explain_request(server: str, source: str, key: str | None = None) -> str:
     told = answer.get("dejakv") if ours else (answer.get("kv_transfer_params") or {}).get("dejakv")
     if not isinstance(told, dict):
         raise InputError(
-            f"the answer of {server} does not say what DejaKV did: start vLLM with the connector (docs/vllm.md), or ask the server"
+            f"the answer of {server} does not say what DejaKV did: start vLLM with the connector (docs/how-to/vllm.md), or ask the server"
             " itself in place of a router before it"
         )
     return sentence(cast(Body, told), answer.get("usage") or {})

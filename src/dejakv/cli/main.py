@@ -23,7 +23,7 @@ COMMANDS = {
 """Commands with their line in `dejakv --help`; each module has its command's name."""
 
 REMOVED = {
-    "attack": "its checks are tests now (tests/attacks in the source), and docs/exactness.md says what was attacked",
+    "attack": "its checks are tests now (tests/attacks in the source), and docs/explanation/exactness.md says what was attacked",
     "frontier": "`python -m research.frontier` in a checkout of the source does it; its results are in docs/results",
     "make-trace": "`python -m research.replay.generate` in a checkout of the source does it",
     "replay": "`python -m research.replay` in a checkout of the source does it; its results are in docs/results/replay.md",
@@ -37,7 +37,7 @@ REMOVED_OPTIONS = {
     "--jobs": "give parts of the specification to sweeps with a --log-file each, and start these side by side",
     "--noise-floor": "compare two runs, with --dtype fp32 and --dtype bf16",
     "--prompts": "give the log itself: dejakv estimate LOG",
-    "--seeds": "run a sweep with `grid: {seed: [0, 1, 2, 3, 4]}` (docs/sweep.md)",
+    "--seeds": "run a sweep with `grid: {seed: [0, 1, 2, 3, 4]}` (docs/how-to/sweep.md)",
     "--show-disagreements": "`dejakv report` shows the changed answers of a run",
     "--svg": "`dejakv report` writes tables alone; the log of a sweep is a .csv file",
     "--unsound": "an ordinary model is refused; docs/results/sim_llm.md has what came out of it",

@@ -28,7 +28,7 @@ SECRETS = ("api_keys", "partition_secret", "operator_key")
 
 def _serve(help_all: HelpAll = False, *, given: dict[str, Any]) -> None:
     """Serve a model over HTTP: /v1/generate, OpenAI's endpoints, /metrics, /health, /docs. Every option is also an environment
-    variable (--max-items: DEJAKV_MAX_ITEMS) or a line of .env; API keys and secrets are variables alone (docs/settings.md)."""
+    variable (--max-items: DEJAKV_MAX_ITEMS) or a line of .env; API keys and secrets are variables alone (docs/reference/settings.md)."""
     try:
         from dejakv.server.access import keys_of
         from dejakv.server.app import address_of, bound, create_app, server_of

@@ -278,7 +278,7 @@ class VisualKVCache(Registry, EncoderView):
         return EncoderView(self, encoder_epoch, partition, encoder_model, place)
 
     def get_cache_stats(self, partition: str | None = None) -> dict[str, Any]:
-        """The same as a dictionary with the exported names; see docs/metrics.md."""
+        """The same as a dictionary with the exported names; see docs/reference/metrics.md."""
         return self.stats(partition).as_dict()
 
     def flush(self) -> None:

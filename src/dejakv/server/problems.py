@@ -15,7 +15,7 @@ log = logging.getLogger("dejakv.server")
 
 RETRY_AFTER = "1"
 """Seconds after which a client may try again that a full server refused."""
-ELSEWHERE = "vLLM's own server, which takes DejaKV as its KV connector (docs/vllm.md)"
+ELSEWHERE = "vLLM's own server, which takes DejaKV as its KV connector (docs/how-to/vllm.md)"
 _LONGEST_MESSAGE = 300
 _UNION_MEMBERS = ("body", "str", "constrained-str")
 """As FastAPI and pydantic write them into the place of an error, beside `list[...]`."""

@@ -90,7 +90,7 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
         check_fields(self)
         if self.engine != "transformers":
             raise ConfigError(
-                f"engine={self.engine}: this server is of transformers; docs/vllm.md says how vLLM's own has the cache"
+                f"engine={self.engine}: this server is of transformers; docs/how-to/vllm.md says how vLLM's own has the cache"
             )
         for name, value, exact in (("reuse", self.reuse, "exact"), ("prune", self.prune, "none")):
             if value != exact and not self.allow_approximate:
@@ -120,7 +120,7 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
         for name in LEFT:
             if f"DEJAKV_{name.upper()}" in held:
                 raise ConfigError(
-                    f"DEJAKV_{name.upper()} is no longer a setting: {LEFT[name]}; unset it (docs/server.md)"
+                    f"DEJAKV_{name.upper()} is no longer a setting: {LEFT[name]}; unset it (docs/how-to/server.md)"
                 )
         values: dict[str, Any] = {}
         for name, kind in kinds_of(cls).items():

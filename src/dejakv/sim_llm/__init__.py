@@ -1,4 +1,4 @@
-"""Sim-LLM: a task takes the top layer's KV of a similar earlier task, in models for which that is sound (docs/sim-llm.md)."""
+"""Sim-LLM: a task takes the top layer's KV of a similar earlier task, in models for which that is sound (docs/prototypes/sim-llm.md)."""
 
 from dejakv.sim_llm.inference import SimLLMInference
 from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse

@@ -110,7 +110,7 @@ def test_a_function_deep_inside_a_library_is_not_noticed(monkeypatch: pytest.Mon
     engine = TransformersEngine(text_model("llama"), tokenizer())
     before = engine.epoch
     monkeypatch.setattr(masking_utils, "and_masks", lambda *_: None)
-    assert engine.weights_changed() == before, "it is noticed now: say so in docs/exactness.md"
+    assert engine.weights_changed() == before, "it is noticed now: say so in docs/explanation/exactness.md"
 
 
 def test_a_hook_for_the_whole_process_counts_too() -> None:

@@ -1,4 +1,4 @@
-"""A model that changes while it is served: each line of docs/exactness.md. The answer is the changed model's own."""
+"""A model that changes while it is served: each line of docs/explanation/exactness.md. The answer is the changed model's own."""
 
 from dataclasses import replace
 from typing import Any

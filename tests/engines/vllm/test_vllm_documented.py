@@ -1,4 +1,4 @@
-"""The commands of docs/vllm.md, as they are written: each starts a server that answers, from the extra `vllm` alone."""
+"""The commands of docs/how-to/vllm.md, as they are written: each starts a server that answers, from the extra `vllm` alone."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ import httpx
 import pytest
 from vllm_harness import DOCS, serving
 
-PAGE = Path(__file__).parents[3] / "docs" / "vllm.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "vllm.md"
 
 
 def commands() -> list[str]:

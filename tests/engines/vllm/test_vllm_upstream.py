@@ -1,4 +1,4 @@
-"""The patches that docs/upstream.md proposes to vLLM: they apply to the installed one, and do what they say in a real engine."""
+"""The patches that docs/explanation/upstream.md proposes to vLLM: they apply to the installed one, and do what they say in a real engine."""
 
 import importlib.util
 import json

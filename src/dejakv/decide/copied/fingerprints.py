@@ -163,7 +163,7 @@ def stretches(marked: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
 
 
 RUN = 8
-"""Tokens of the shortest run that a blend does not have to compute, to a few percent of the prompt (docs/plans.md)."""
+"""Tokens of the shortest run that a blend does not have to compute, to a few percent of the prompt (docs/explanation/blend.md)."""
 
 
 def overlap(target: Ids, donors: Sequence[Ids], run: int = RUN) -> tuple[tuple[int, int], ...]:

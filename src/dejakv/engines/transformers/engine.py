@@ -401,7 +401,7 @@ class TransformersEngine(Engine):
 
     @property
     def epoch(self) -> str:
-        """Fingerprint of the model at its last check, before each run (docs/exactness.md). Empty: the model is unidentified."""
+        """Fingerprint of the model at its last check, before each run (docs/explanation/exactness.md). Empty: the model is unidentified."""
         return self._watch.epoch
 
     @property

@@ -13,7 +13,7 @@ from dejakv.models.lckv.layout import KVLayout
 from dejakv.store.base import Tensor
 
 PIECE = 256
-"""Tokens of a piece in low precision. Misses took 0 to 4% longer on SmolLM2 and a CPU, with 128 they took 7 to 22% (docs/exactness.md)."""
+"""Tokens of a piece in low precision. Misses took 0 to 4% longer on SmolLM2 and a CPU, with 128 they took 7 to 22% (docs/explanation/exactness.md)."""
 
 
 def piece_of(model: Any) -> int:

@@ -28,7 +28,7 @@ from dejakv.store.base import Chunk
 
 UNSOUND = (
     "in an ordinary model every layer attends to its own KV. A prompt that skips the layers below the top leaves them empty, "
-    "so that generated tokens do not see it there (docs/sim-llm.md has the measured answers)"
+    "so that generated tokens do not see it there (docs/prototypes/sim-llm.md has the measured answers)"
 )
 
 
