@@ -191,7 +191,7 @@ def test_a_donor_that_vanishes_between_lookup_and_load_is_a_miss(docs_engine: An
     plain = uncached(docs_engine, request(other))
     store = pipeline.cache.store
     get, get_parts = store.get, store.get_parts
-    store.get, store.get_parts = lambda _id: None, lambda _id, _rows: None
+    store.get, store.get_parts = lambda *_: None, lambda *_: None
     answer = pipeline.answer(request(other))
     store.get, store.get_parts = get, get_parts
     assert (answer.record.method, answer.token_ids) == ("none", plain.token_ids)

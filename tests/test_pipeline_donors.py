@@ -30,9 +30,9 @@ def read_through(pipeline: Any, change: Any, monkeypatch: pytest.MonkeyPatch) ->
     store = pipeline.cache.store
     get_parts = store.get_parts
 
-    def reading(id: str, rows: Rows) -> list[Chunk] | None:
+    def reading(id: str, rows: Rows, *more: Any) -> list[Chunk] | None:
         asked[id] = rows
-        parts = [change(part, rows) for part in get_parts(id, rows)]
+        parts = [change(part, rows) for part in get_parts(id, rows, *more)]
         return None if None in parts else parts
 
     monkeypatch.setattr(store, "get_parts", reading)

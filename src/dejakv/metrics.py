@@ -63,6 +63,7 @@ STORE: Final[Figures] = {
     "misses": ("store_misses", "Chunks that were not found."),
     "puts": ("store_puts", "Chunks that were stored."),
     "corrupt": ("store_corrupt", "Damaged chunks that were set aside."),
+    "late": ("store_late", "Reads from a bucket that were given up at their deadline; misses too."),
 }
 STORE_NOW: Final[Figures] = {
     "entries": ("store_entries", "Chunks held."),

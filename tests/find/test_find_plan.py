@@ -218,3 +218,30 @@ def test_the_top_layer_must_be_cheaper_than_the_exact_prefix() -> None:
     found = Found(MATCH, (meta("donor"),), PREFIX, held=((0, 100),))
     assert best(100, found, Ask("top_layer"), tail=32, costs=costs).method == "prefix"
     assert best(100, found, Ask("top_layer"), tail=10, costs=costs).method == "top_layer"
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize(("seconds", "method"), [(0.0, "exact"), (0.05, "exact"), (0.2, "none")])
+def test_state_in_a_bucket_is_read_where_that_beats_computing_and_until_then(
+    same: bool, seconds: float, method: str
+) -> None:
+    donor = meta("donor")
+    found = Found(MATCH, (donor,)) if same else Found(prefix=(PrefixHit("donor", 99), donor))
+    chosen = best(100, found, Ask(), costs=Costs(row=1e-3), same=same, away=lambda donor, held: seconds)
+    assert chosen.method == (method if same or method == "none" else "prefix")
+    if chosen.away:
+        assert (chosen.within, chosen.seconds) == (pytest.approx(0.099), pytest.approx(0.001 + seconds))
+    else:
+        assert chosen.within is None
+
+
+def test_a_blend_of_donors_in_a_bucket_is_made_where_it_beats_the_exact_prefix_that_is_here() -> None:
+    found = Found(MATCH, (meta("donor"),), PREFIX, held=((0, 90),))
+
+    def away(donor: ChunkMeta, held: int) -> float:
+        return 0.015 if donor.id == "donor" else 0.0
+
+    for row, method in ((1e-3, "blend"), (1e-4, "prefix")):
+        chosen = best(100, found, Ask("blend"), costs=Costs(row=row), away=away)
+        assert chosen.method == method
+        assert chosen.within == (pytest.approx(0.03 - 0.01) if method == "blend" else None)

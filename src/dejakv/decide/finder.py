@@ -128,8 +128,9 @@ class Finder:
         if not same:
             found = self._estimated(found, prepared, ask, exactly=costs is not None)
         plans, considered = choose(
-            tokens, found, ask, self.config, same=same, costs=costs, guards=self.plan_guards, piece=prepared.piece
-        )
+            tokens, found, ask, self.config, same=same, costs=costs, guards=self.plan_guards, piece=prepared.piece,
+            away=lambda meta, held: self.store.away(meta.id, [(0, held)]),
+        )  # fmt: skip
         seconds = time.perf_counter() - began
         return Decision(entry, ask, plans, found, query, settled(statuses, plans[0]), seconds, considered)
 

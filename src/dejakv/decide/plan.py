@@ -33,6 +33,9 @@ COPIED = "copied"
 COSTS = "costs"
 """How the reason begins where an approximate plan may run and an exact one takes less time."""
 
+Away = Callable[[ChunkMeta, int], float]
+"""Seconds to read the first rows of a chunk, so many, from a bucket; 0 where they are on this machine."""
+
 Accept = Callable[[NDArray[np.float32]], str]
 """Sees the log probabilities `[vocabulary]` of an answer's first token before anybody gets it. Returns why the plan is refused, or ""."""
 
@@ -123,6 +126,8 @@ class Plan:
     kept     tokens of an exact prefix left as they are by a blend
     seams    of a blend: known stretches of the prompt behind `kept` in donors
     seconds  estimated time; None: unknown
+    away     of these, the time to read donors' state from a bucket
+    within   seconds that this read may take: then an exact plan without it is as fast; None: no limit
     refused  why it may not run; empty: it may
     config   settings of a piecewise method; None: its defaults
     most     maximum share of rows for a piecewise method to compute, the mean over layers: beyond it the next plan is better
@@ -137,6 +142,8 @@ class Plan:
     kept: int = 0
     seams: int = 0
     seconds: float | None = None
+    away: float = 0.0
+    within: float | None = None
     refused: str = ""
     config: SemanticCacheConfig | None = None
     most: float = 1.0
@@ -274,6 +281,7 @@ def choose(
     costs: Costs | None = None,
     guards: Sequence[PlanGuard] = (),
     piece: int = 1,
+    away: Away = lambda meta, held: 0.0,
 ) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
     """Choose plans for a prompt of `tokens` tokens. Returns those that may run, best first, and all considered.
 
@@ -281,8 +289,9 @@ def choose(
     costs   of rows, bytes and blends; None: unknown
     guards  asked after `min_gain` and the share of rows
     piece   see `Prepared`
+    away    see `Away`
     """
-    ways = tuple(exact_plans(tokens, found, costs, piece))
+    ways = _bounded([_brought(way, way.reused, away) for way in exact_plans(tokens, found, costs, piece)])
     exact, tried, reason = _cheapest(ways), (), found.refused
     others = (FULL,) if exact.donors else ()
     if found.match is None or not found.donors:
@@ -291,23 +300,24 @@ def choose(
         donor, own = found.donors[0], ways[-1]
         if found.prefix is None or found.prefix[0].donor != donor.id:
             found = replace(found, prefix=(PrefixHit(donor.id, tokens - 1), donor))
-            own = tuple(exact_plans(tokens, found, costs, piece))[-1]
-        if own.donors:
+            own = _bounded([*ways, _brought([*exact_plans(tokens, found, costs, piece)][-1], tokens - 1, away)])[-1]
+        if own.donors and own.away and _cheapest([*ways, own]) is not own:
+            reason = f"{COSTS}: {', '.join(map(str, (*ways, own)))}: {exact.name}"
+        elif own.donors:
+            again = own.away > 0 and exact.donors == own.donors  # what came too late is not read once more
             own = replace(own, method="exact", match=found.match)
-            return (own, exact, *others), (*ways, own)
-        reason = (
-            f"the prompt is shorter than a piece of {piece} tokens, which is the least that is reused in low precision"
-        )
+            return (own, *(() if again else (exact,)), *others), (*ways, own)
+        else:
+            reason = f"the prompt is shorter than a piece of {piece} tokens, which is the least that is reused in low precision"
     elif ask.method == "exact":
         level = found.match.level
         reason = (
             f"not asked for: {level} found a donor whose tokens differ, and reuse is exact (--reuse adopt would use it)"
         )
     else:
-        tried = tuple(
-            replace(way, refused=_refusal(way, tokens, exact, config.min_gain, guards))
-            for way in _approximate_plans(tokens, found, ask, config, costs, piece)
-        )
+        tried = [_brought(way, tokens, away) for way in _approximate_plans(tokens, found, ask, config, costs, piece)]
+        tried = [replace(way, refused=_refusal(way, tokens, exact, config.min_gain, guards)) for way in tried]
+        tried = _bounded([*ways, *tried])[len(ways) :]
         admitted = [way for way in tried if not way.refused]
         best = _cheapest([*ways, *admitted])
         if best.approximate:
@@ -340,6 +350,23 @@ def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: 
         seconds = costs.prefix(exact.reused, tokens) if exact.donors else costs.full(tokens)
         rows = min(rows, costs.most_rows(seconds, tokens, chosen.loaded(tokens)))
     return min(1.0, max(0.0, rows / tokens))
+
+
+def _brought(plan: Plan, held: int, away: Away) -> Plan:
+    """The plan with the time to read state from a bucket, of at most `held` tokens of each donor."""
+    if plan.seconds is None or not plan.donors:
+        return plan
+    took = sum(away(meta, min(held, meta.num_tokens)) for meta in plan.donors)
+    return replace(plan, seconds=plan.seconds + took, away=took) if took else plan
+
+
+def _bounded(plans: Sequence[Plan]) -> tuple[Plan, ...]:
+    """Plans with deadlines for what they read from a bucket."""
+    least = min((plan.seconds or 0.0 for plan in plans if not plan.away and not plan.approximate), default=0.0)
+    return tuple(
+        replace(plan, within=max(0.0, least - ((plan.seconds or 0.0) - plan.away))) if plan.away else plan
+        for plan in plans
+    )
 
 
 def _cheapest(plans: Sequence[Plan]) -> Plan:

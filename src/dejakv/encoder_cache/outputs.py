@@ -98,11 +98,17 @@ def load(store: Store, key: Key) -> tuple[VisualEmbeddingBlock | None, bool]:
     """The block of exactly this key, its embedding on the CPU and the caller's own; and whether it was damaged, so that there is
     none."""
     id = chunk_id(key)
-    if store.meta(id) is None:
+    meta = store.meta(id)
+    if meta is None:
         return None, False
-    chunk = store.get(id)
+    until, seconds, encoding = None, store.away(id), meta.metadata.get("encoder_seconds")
+    if seconds and encoding is not None:  # from a bucket, if that takes less time than the encoder took
+        if seconds >= encoding:
+            return None, False
+        until = time.monotonic() + encoding
+    chunk = store.get(id, until)
     if chunk is None:
-        return None, True
+        return None, until is None or time.monotonic() < until
     try:
         return _block_of(chunk), False
     except InputError:

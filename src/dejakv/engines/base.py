@@ -1,5 +1,6 @@
 """Interface of engines: prepare a request, run a plan, return the computed state."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,6 +33,19 @@ NO_STATE = Tensor(np.zeros((2, 1, 1, 1, 1), np.uint8), "U8")
 UNREADABLE = "the donor's state could not be read"
 """Why a prompt is not run from donors of which none can be read."""
 
+LATE = "the deadline of reading the donor's state from the bucket has come"
+"""Why a prompt is not run from state in a bucket: by then it would have been computed."""
+
+
+def deadline(within: float | None) -> float | None:
+    """When to give up a read that begins now and may take so many seconds, by `time.monotonic`; None: never."""
+    return None if within is None else time.monotonic() + within
+
+
+def unread(until: float | None, otherwise: str = UNREADABLE) -> str:
+    """Why state was not read that was to be there then."""
+    return otherwise if until is None or time.monotonic() < until else LATE
+
 
 class Donor(Protocol):
     """A chunk, or one in a store: a description with rows to read on demand."""
@@ -50,16 +64,17 @@ class Donor(Protocol):
 
 @dataclass(frozen=True)
 class StoredDonor:
-    """A `Donor` in a store, read on demand."""
+    """A `Donor` in a store, read on demand. `until`: see `Store.get_parts`."""
 
     store: Store
     meta: ChunkMeta
+    until: float | None = None
 
     def read(self, rows: Rows) -> Sequence[Chunk] | None:
-        return self.store.get_parts(self.meta.id, rows)
+        return self.store.get_parts(self.meta.id, rows, self.until)
 
     def whole(self) -> Chunk | None:
-        return self.store.get(self.meta.id)
+        return self.store.get(self.meta.id, self.until)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,8 @@ class PrefixHit:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """Counters since the store was opened; `entries` (prompts, rows of blends, named tensors) and `bytes` are its present content."""
+    """Counters since the store was opened; `entries` (prompts, rows of blends, named tensors) and `bytes` are its present content.
+    `late`: misses because the deadline of a read had come."""
 
     entries: int = 0
     bytes: int = 0
@@ -147,6 +148,7 @@ class StoreStats:
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
     evictions: Mapping[str, int] = field(default_factory=dict[str, int])
     corrupt: int = 0
+    late: int = 0
 
 
 def check(tensor: Tensor) -> None:

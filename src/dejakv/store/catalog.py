@@ -266,6 +266,11 @@ class Catalog:
         )
         return [Piece(*row) for row in self.read(query, (record,))]
 
+    def sizes(self, pieces: Iterable[Piece]) -> dict[str, int]:
+        """Bytes of the segments of these, by name."""
+        query = "SELECT name, nbytes FROM segments WHERE n = ?"
+        return dict(row for piece in pieces for row in self.read(query, (piece.n,)))
+
     def record(self, id: str, now: float) -> RecordRow | None:
         query = f"SELECT n, id, partition, epoch, about FROM records r WHERE id = ? AND {alive('r')}"
         found = self.read(query, (id, now, now + SKEW))

@@ -37,7 +37,7 @@ class Counters:
         """A copy, with the store's present content."""
         with self._lock:
             own = {(figure, why): n for (of, figure, why), n in self._counts.items() if of == partition}
-        plain = {figure: own.get((figure, ""), 0) for figure in ("hits", "misses", "puts", "corrupt")}
+        plain = {figure: own.get((figure, ""), 0) for figure in ("hits", "misses", "puts", "corrupt", "late")}
         refused, evictions = (
             {why: n for (one, why), n in own.items() if one == each} for each in ("refused", "evictions")
         )

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dejakv.store.base import CorruptChunk
 from dejakv.store.claim import GROUP, SEGMENT, SEGMENTS, TEMPORARY, file_of, is_our_file, open_file, own_folder
+from dejakv.store.remote.link import Link
 
 Bytes = NDArray[np.uint8]
 MAP_FROM_BYTES = 1 << 20
@@ -41,6 +42,10 @@ class Unknown(Exception):
         super().__init__(str(error))
         no = error.errno
         self.reason = "full" if no in _FULL else "read_only" if no in _READ_ONLY else "error"
+
+
+class Late(Exception):
+    """It was not there in time."""
 
 
 class Objects(Protocol):
@@ -76,6 +81,12 @@ class Objects(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Remote(Objects, Protocol):
+    """Objects of a service."""
+
+    link: Link
 
 
 class Memory:

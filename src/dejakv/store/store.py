@@ -36,11 +36,12 @@ from dejakv.store.catalog import Catalog, Piece, reason_of
 from dejakv.store.changes import Gone, Notes
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
 from dejakv.store.keys import Keys, prefix_id, prefix_of
-from dejakv.store.objects import Bytes, Memory, Missing, Objects, Unknown
+from dejakv.store.objects import Bytes, Late, Memory, Missing, Objects, Unknown
 from dejakv.store.reconcile import News, reconcile
 from dejakv.store.records import decode_meta
 from dejakv.store.remote.feed import Feed
 from dejakv.store.remote.replicas import Follower
+from dejakv.store.remote.tiers import Tiers
 from dejakv.store.removal import Choose, loose, remove
 from dejakv.store.segment import opened
 from dejakv.store.selection import Purged, Selection, chosen, counted
@@ -77,6 +78,7 @@ class Store:
         release: Callable[[], None] = lambda: None,
     ) -> None:
         self._objects = objects or Memory()
+        self._far = self._objects if isinstance(self._objects, Tiers) and self._objects.shared else None
         self._catalog = catalog or Catalog(None)
         self._budget = budget or Budget()
         self._gate = AdmissionGate(admission or Admission())
@@ -196,9 +198,9 @@ class Store:
 
     # Reading
 
-    def get(self, id: str) -> Chunk | None:
-        """Return a chunk with all of its state, None if missing."""
-        parts = self.get_parts(id)
+    def get(self, id: str, until: float | None = None) -> Chunk | None:
+        """Return a chunk with all of its state, None if missing. `until`: see `get_parts`."""
+        parts = self.get_parts(id, None, until)
         if not parts:
             return None
         meta = parts[0].meta
@@ -207,17 +209,18 @@ class Store:
         tensor = joined(parts, 0, meta.num_tokens)
         return None if tensor is None else Chunk(meta, tensor)
 
-    def get_parts(self, id: str, rows: Rows | None = None) -> Sequence[Chunk] | None:
+    def get_parts(self, id: str, rows: Rows | None = None, until: float | None = None) -> Sequence[Chunk] | None:
         """Return the parts of a chunk that hold these rows (None: all), as stored: views, in order. None if missing.
 
-        id  of a chunk, or of a prefix from `find`
+        id     of a chunk, or of a prefix from `find`
+        until  when to give up a read from a bucket, by `time.monotonic`; None: as the service's client does
         """
         waiting = self._waiting(id)
         if waiting is not None:
             return (waiting,)
+        meta = None
         try:
-            prefix = prefix_of(id)
-            record, meta = 0, None
+            prefix, record = prefix_of(id), 0
             for again in (True, False):
                 if prefix:
                     meta, pieces = self._named(id, *prefix)
@@ -226,18 +229,32 @@ class Store:
                     pieces = self._catalog.pieces(record)
                 if meta is None:
                     break
-                parts = self._load(meta, pieces, rows, again) if pieces else None
+                parts = self._load(meta, pieces, rows, again, until) if pieces else None
                 if parts is not None:
                     self._notes.used(id, [piece.n for piece in pieces])
                     self._counters.add("hits", meta.partition)
                     return parts
             if meta is not None:
                 self._notes.lose(id, [piece.n for piece in self._catalog.pieces(record)])
+        except Late:
+            self._counters.add("late", meta.partition if meta is not None else None)
         except sqlite3.Error as error:
             meta = None
             logger.warning("the catalog cannot be read: %s", error)
         self._counters.add("misses", meta.partition if meta is not None else None)
         return None
+
+    def away(self, id: str, rows: Rows | None = None) -> float:
+        """Estimate the seconds to read a chunk, or these rows, from a bucket, by the latest reads; 0 if it is on this machine."""
+        if self._far is None or self._usable(id) is not None:
+            return 0.0
+        try:
+            prefix = prefix_of(id)
+            pieces = self._named(id, *prefix)[1] if prefix else self._catalog.pieces(self._described(id)[0])
+            return self._far.away(self._catalog.sizes(_with_rows(pieces, rows)))
+        except sqlite3.Error as error:
+            logger.warning("the catalog cannot be read: %s", error)
+            return 0.0
 
     def find(
         self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Any] = (), *, whole: bool = False
@@ -489,12 +506,15 @@ class Store:
         meta = self._notes.decoded(row.n, row.about) if row is not None else None
         return (0, None) if row is None or meta is None else (row.n, meta)
 
-    def _load(self, meta: ChunkMeta, pieces: Sequence[Piece], rows: Rows | None, again: bool) -> list[Chunk] | None:
-        parts: list[Chunk] = []
-        for piece in pieces:
-            if rows is not None and piece.stop and not any(a < piece.stop and piece.start < b for a, b in rows):
-                continue
-            tensor = self._tensor(piece, again)
+    def _load(
+        self, meta: ChunkMeta, pieces: Sequence[Piece], rows: Rows | None, again: bool, until: float | None
+    ) -> list[Chunk] | None:
+        """Raises: Late"""
+        get, wanted, parts = self._objects.get, _with_rows(pieces, rows), list[Chunk]()
+        if self._far is not None:
+            get = self._far.fetch(self._catalog.sizes(wanted), until)
+        for piece in wanted:
+            tensor = self._tensor(piece, again, get)
             if tensor is None:
                 return None
             if len(pieces) == 1 and piece.stop == piece.end and not prefix_of(meta.id):
@@ -511,10 +531,10 @@ class Store:
             parts.append(part)
         return parts
 
-    def _tensor(self, piece: Piece, again: bool) -> Tensor | None:
+    def _tensor(self, piece: Piece, again: bool, get: Callable[[str], Bytes]) -> Tensor | None:
         """Load a segment's state. `again`: a missing one may have been replaced, and is not given up yet."""
         try:
-            data = self._objects.get(piece.name)
+            data = get(piece.name)
             known = self._verified.get(piece.name)
             if known is not None and known[0] is data:
                 return known[1]
@@ -628,3 +648,10 @@ class Store:
         if meta is None or chunk is None:
             return "empty"
         return "stored" if self.put(Chunk(replace(meta, nbytes=chunk.tensor.nbytes), chunk.tensor)) else "refused"
+
+
+def _with_rows(pieces: Sequence[Piece], rows: Rows | None) -> list[Piece]:
+    """Those that hold some of these rows; None: all."""
+    if rows is None:
+        return list(pieces)
+    return [piece for piece in pieces if not piece.stop or any(a < piece.stop and piece.start < b for a, b in rows)]

@@ -37,7 +37,9 @@ from dejakv.engines.base import (
     Prepared,
     Refusal,
     StoredDonor,
+    deadline,
     settings_of,
+    unread,
 )
 from dejakv.engines.transformers import decoding
 from dejakv.engines.transformers.blend_model import BlendModel, blend_model_of
@@ -208,13 +210,15 @@ class TransformersEngine(Engine):
         if not plan.donors or store is None:
             return self.compute(prepared, on_token=on_token)
         if plan.method in PIECEWISE:
-            donors = [StoredDonor(store, meta) for meta in plan.donors]
+            until = deadline(plan.within)
+            donors = [StoredDonor(store, meta, until) for meta in plan.donors]
             return self.blend(prepared, donors, settings_of(plan), on_token=on_token, accept=plan.accept)
         began, told, donor = time.perf_counter(), decoding.Told(on_token), plan.donors[0]
         tokens = plan.reused if plan.method == "prefix" else len(donor.token_ids) - 1
-        parts = store.get_parts(donor.id, [(0, tokens)])
+        until = deadline(plan.within)
+        parts = store.get_parts(donor.id, [(0, tokens)], until)
         if not parts:
-            return Refusal(UNREADABLE)
+            return Refusal(unread(until))
         reading = time.perf_counter() - began
         if plan.method == "adopt":  # the donor's prompt runs in this one's place
             prepared = replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
@@ -225,7 +229,8 @@ class TransformersEngine(Engine):
                 raise
             store.delete(donor.id)  # or it would stand in the way of a right one for ever
             return Refusal(f"the donor's state does not fit: {error}")
-        self._meter.loaded(done.bytes_loaded, reading + done.inject_s)
+        if not plan.away:  # the store measures what comes from a bucket
+            self._meter.loaded(done.bytes_loaded, reading + done.inject_s)
         return done
 
     def blend(

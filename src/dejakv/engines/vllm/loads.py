@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
+from dejakv.engines.base import LATE, unread
 from dejakv.engines.tensors import NAMES, borrowed, to_store
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.drafts import Draft
@@ -56,10 +58,11 @@ class Reads:
         with self._lock:
             self._expected.update(ids)
 
-    def read(self, id: str, rows: Rows | None = None) -> Parts | None:
+    def read(self, id: str, rows: Rows | None = None, until: float | None = None) -> Parts | None:
         """What holds the rows, from a read that another thread began if one has them. Raises what the store raises.
 
-        rows  those that are needed, None for all in one chunk
+        rows   those that are needed, None for all in one chunk
+        until  see `Store.get_parts`
         """
         with self._lock:
             read = self._reads.get(id)
@@ -70,7 +73,8 @@ class Reads:
                     self._reads[id] = read
         if mine:
             try:
-                read.parts.set_result(self._whole(id) if rows is None else self._store.get_parts(id, rows))
+                whole = rows is None
+                read.parts.set_result(self._whole(id, until) if whole else self._store.get_parts(id, rows, until))
             except Exception as error:
                 read.parts.set_exception(error)
             with self._lock:
@@ -78,8 +82,8 @@ class Reads:
                     self._reads.pop(id, None)
         return read.parts.result()
 
-    def _whole(self, id: str) -> Parts | None:
-        chunk = self._store.get(id)
+    def _whole(self, id: str, until: float | None) -> Parts | None:
+        chunk = self._store.get(id, until)
         return None if chunk is None else (chunk,)
 
     def done(self, ids: Iterable[str]) -> None:
@@ -110,6 +114,7 @@ class _Loading:
     """A load under way.
 
     begun     when a thread took it up
+    until     when state in a bucket is given up
     told      the other ranks count on this one to blend: only its end or an order of the scheduler ends it
     blending  a blend, once it may begin
     problem   why it is given up
@@ -118,6 +123,7 @@ class _Loading:
     load: Load
     ordered: float
     begun: float | None = None
+    until: float | None = None
     fetched: "Future[_Fetched | str] | None" = None
     told: bool = False
     blending: Blending | None = None
@@ -250,7 +256,7 @@ class Loads:
         if item.fetched is None or item.fetched.done():
             return False
         waits = max(item.ordered, self._taken_up.get(bool(item.load.blend), 0.0))
-        return time.monotonic() >= (waits if item.begun is None else item.begun) + self.timeout_s
+        return time.monotonic() >= (item.until or (waits if item.begun is None else item.begun) + self.timeout_s)
 
     def _begin(self) -> None:
         """Hands to the threads what there is memory for, in order: at least one blend. Drafts are made one at a time, since they take time
@@ -271,12 +277,13 @@ class Loads:
     def _fetch(self, item: _Loading) -> "_Fetched | str":
         """In a thread: the part of a state that is needed, or the draft of a blend; or why there is none."""
         load = item.load
-        item.begun = self._taken_up[bool(load.blend)] = time.monotonic()
+        now = item.begun = self._taken_up[bool(load.blend)] = time.monotonic()
+        item.until = now + min(load.within, self.timeout_s) if load.within else None
         try:
             if load.blend:
-                return self._drafted(load)
+                return self._drafted(load, item.until)
             first = load.start - load.start % self._block
-            parts = self._read(load.donor, [(first, load.stop)])
+            parts = self._read(load.donor, [(first, load.stop)], item.until)
             if isinstance(parts, str):
                 return parts
             state = joined(parts, first, load.stop)
@@ -289,10 +296,10 @@ class Loads:
         assert self.paged is not None
         return self.paged.block_tokens
 
-    def _entries(self, id: str, rows: Rows | None = None) -> Parts | str:
+    def _entries(self, id: str, rows: Rows | None = None, *, until: float | None = None) -> Parts | str:
         """In a thread: as `_read`, with KV entries in place of pages."""
         assert self.paged is not None
-        parts = self._read(id, rows)
+        parts = self._read(id, rows, until)
         if isinstance(parts, str):
             return parts
         made: list[Chunk] = []
@@ -303,16 +310,16 @@ class Loads:
             made.append(part)
         return made
 
-    def _read(self, id: str, rows: Rows | None = None) -> Parts | str:
+    def _read(self, id: str, rows: Rows | None = None, until: float | None = None) -> Parts | str:
         """In a thread: what holds at least these rows, verified and of this model; None: all, in one chunk."""
         assert self.paged is not None
         try:
-            parts = self._reads.read(id, rows)
+            parts = self._reads.read(id, rows, until)
         except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
             log.debug("a store failed", exc_info=True)
             return f"the store failed: {type(error).__name__}"
         if not parts:
-            return GONE
+            return unread(until, GONE)
         for part in parts:
             tokens, pages = part.stop - part.first, part.meta.kind == KV
             shape = (1, 1, 1, *self.paged.pages_shape(tokens)) if pages else self.paged.shape(tokens)
@@ -322,7 +329,7 @@ class Loads:
                 return "the donor's state has another dtype"
         return parts
 
-    def _drafted(self, load: Load) -> "_Fetched | str":
+    def _drafted(self, load: Load, until: float | None) -> "_Fetched | str":
         """In a thread too: token map, donors' rows, keys moved, what must be computed."""
         if self.blender is None:
             return "blend is not possible in this worker"
@@ -330,7 +337,8 @@ class Loads:
         gone = (GONE,) * sum(meta is None for _, meta in known)
         metas = [meta for _, meta in known if meta is not None]
         try:
-            draft = self.blender.draft(load.blend, load.start, load.stop, metas, self._entries, self.buffers, gone)
+            read = partial(self._entries, until=until)
+            draft = self.blender.draft(load.blend, load.start, load.stop, metas, read, self.buffers, gone)
             return _Fetched(draft=draft)
         except InputError as error:
             return str(error)
@@ -362,7 +370,7 @@ class Loads:
             self._reads.done(load.donors)
             item.fetched = None
         arrived, mixing = item.arrived, item.blending.mixing if item.blending is not None else None
-        late = f"the load took longer than {self.timeout_s:g} s" if item.goes_on else ""
+        late = (LATE if item.until else f"the load took longer than {self.timeout_s:g} s") if item.goes_on else ""
         problem = refused or item.problem or late or (arrived if isinstance(arrived, str) else "")
         if not problem and isinstance(arrived, _Fetched) and arrived.state is not None:
             try:

@@ -175,7 +175,13 @@ class Lookups:
             ask, instead = replace(ask, mode="exact", named=()), "blend is for prompts without media"
         decision = self.cache.find(prepared, replace(ask, levels=False))
         found = LookupResult(reason=wish.problem or "mode is off") if wish.mode == "off" else told(decision, instead)
+        found = self._placed(found)
         return replace(found, key=decision.key, save=self._to_save(prepared, decision, wish))
+
+    def _placed(self, found: LookupResult) -> LookupResult:
+        """With the time that reading its state takes."""
+        away, instead = sum(self.cache.store.away(id, [(0, found.tokens)]) for id in found.donors), found.instead
+        return replace(found, away=away, instead=None if instead is None else self._placed(instead))
 
     def _to_save(self, prepared: Prepared, decision: Decision, wish: Wish) -> ChunkMeta | None:
         settings = self._settings

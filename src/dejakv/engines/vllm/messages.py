@@ -30,6 +30,7 @@ class Load:
 
     donors  stored chunks it comes from, the best first; for exact state there is one
     blend   token ids of the whole prompt, for approximate state; empty: exact, copied as it is
+    within  of state in a bucket, seconds that its read may take: then computing is as fast; 0: no such limit
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class Load:
     start: int
     tokens: int
     blend: tuple[int, ...] = ()
+    within: float = 0.0
 
     @property
     def donor(self) -> str:

@@ -27,6 +27,7 @@ class LookupResult:
     held    first token and length of each run of the prompt in the donors of a blend; None: not known
     generation  how often approximate state went into what a blend makes of the donors
     instead of a blend: the exact prefix to take if the blend turns out not to be possible
+    away    seconds to read the donors' state from a bucket, an estimate; 0 where it is on this machine
     """
 
     method: str = "none"
@@ -42,6 +43,7 @@ class LookupResult:
     generation: int = 0
     instead: "LookupResult | None" = None
     rows: int = 0
+    away: float = 0.0
 
     @property
     def withheld(self) -> bool:

@@ -28,6 +28,9 @@ from dejakv.engines.vllm.upstream import was_aborted
 NO_GAIN = "no gain under load: full computation is done before a blend would be"
 """Why a blend is refused."""
 
+FAR = "no gain: the state is in a bucket, and computing takes less time than reading it"
+"""Why nothing is loaded."""
+
 
 @dataclass
 class SchedulerSide:
@@ -197,7 +200,8 @@ class SchedulerSide:
             self.names.makes(tracked)
             self.blends.ordered(request.request_id)
             self.queue.promised(external, self._rows(found))
-        self._loads.append(Load(request.request_id, found.donors, tuple(block_ids), stop - external, external, blend))
+        first, within = stop - external, self._within(found, stop - external, stop)
+        self._loads.append(Load(request.request_id, found.donors, tuple(block_ids), first, external, blend, within))
         tracked.settled, tracked.used = True, external
 
     def room(self) -> int:
@@ -366,6 +370,9 @@ class SchedulerSide:
             return self._no(
                 tracked, "this attention backend computes a single token behind stored ones, and more are left"
             )
+        if found.away * gain > self._within(found, local, stop) * stop > 0:
+            tracked.reason = FAR
+            return self._loadable(tracked, request, local) if self._instead(tracked) else self._no(tracked, FAR)
         if found.method == "blend":
             if self.no_blend:
                 return self._no(tracked, self.no_blend)
@@ -380,6 +387,13 @@ class SchedulerSide:
                 return self._no(tracked, "no full block lies beyond the local prefix")
         tracked.reason = tracked.reason or found.reason  # why an exact prefix is loaded and no blend made
         return stop - local
+
+    def _within(self, found: LookupResult, first: int, stop: int) -> float:
+        """Seconds that reading the state of tokens `first` to `stop - 1` from a bucket may take; 0: it is here, or not known."""
+        costs = self.lookups.pace.costs
+        if not found.away or costs is None:
+            return 0.0
+        return max(1e-3, costs.rows(stop - first - found.rows, stop, first))
 
     @staticmethod
     def _no(tracked: Tracked, reason: str) -> int:

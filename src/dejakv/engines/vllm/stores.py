@@ -11,7 +11,7 @@ from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 from dejakv.identity import Span
 from dejakv.settings import in_bucket
-from dejakv.store.base import ChunkMeta, PrefixHit
+from dejakv.store.base import ChunkMeta, PrefixHit, Rows
 from dejakv.store.budgets import Admission, Budget
 from dejakv.store.open import in_service, store_of
 from dejakv.store.remote.tiers import Tiers
@@ -92,6 +92,9 @@ class EveryRank(Store):
         found = [store.find(partition, epoch, token_ids, spans, whole=whole) for store in self._stores]
         hits = [hit for hit in found if hit is not None and self.meta(hit[0].donor) is not None]
         return min(hits, key=lambda hit: hit[0].tokens) if len(hits) == len(found) else None
+
+    def away(self, id: str, rows: Rows | None = None) -> float:
+        return max(store.away(id, rows) for store in self._stores)
 
     def meta(self, id: str) -> ChunkMeta | None:
         first, *others = self._stores

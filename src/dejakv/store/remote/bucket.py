@@ -10,6 +10,7 @@ those of the environment, as `obstore` finds them. Other objects below the prefi
 import errno
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -22,6 +23,7 @@ from dejakv.store.base import CorruptChunk
 from dejakv.store.claim import FORMAT, MARKER, RANK, SEGMENT, SEGMENTS
 from dejakv.store.objects import Bytes, Missing, Unknown
 from dejakv.store.remote.breaker import Breaker
+from dejakv.store.remote.link import Link
 
 _CLIENT = {"connect_timeout": "2s", "timeout": "20s", "allow_http": True}  # http only where the endpoint says so
 _RETRY = {
@@ -74,7 +76,7 @@ class Bucket:
         try:
             options: Any = {"client_options": _CLIENT, "retry_config": _RETRY}
             self._store: Any = obstore.store.from_url(self.url, **options)
-            self._check()
+            self.link = Link(self._check())
         except (*self._errors, Unknown, Missing, CorruptChunk) as error:
             said = str(error.__cause__ or error).partition("\n\nDebug source")[0]
             remedy = next(remedy for pattern, remedy in _REMEDIES if pattern.search(said))
@@ -157,8 +159,9 @@ class Bucket:
         self._breaker.worked()
         return answer
 
-    def _check(self) -> None:
-        """Finds or makes the marker, and sees that the bucket can be listed and creates only. Raises: StoreError and others"""
+    def _check(self) -> float:
+        """Finds or makes the marker, and sees that the bucket can be listed and creates only. Returns the seconds of a request. Raises:
+        StoreError and others"""
         marker = json.dumps({"format": FORMAT}).encode()
 
         def read() -> bytes:
@@ -169,7 +172,9 @@ class Bucket:
         except Missing:
             self._create(MARKER, marker)
             said = self._read(read, MARKER)
-        if self._create(MARKER, marker):
+        began = time.perf_counter()
+        made, seconds = self._create(MARKER, marker), time.perf_counter() - began
+        if made:
             raise StoreError(
                 f"the service of {self.url} writes over objects that it is told to create only (If-None-Match), so that replicas would "
                 "destroy each other's: use a newer version of it, or another service"
@@ -180,6 +185,7 @@ class Bucket:
                 "give another prefix"
             )
         next(self.list(), None)
+        return seconds
 
 
 def _path(name: str) -> str:

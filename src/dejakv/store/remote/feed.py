@@ -15,7 +15,7 @@ from cachetools import FIFOCache
 from dejakv.errors import MissingExtraError, StoreError
 from dejakv.settings import shown
 from dejakv.store.counters import logger
-from dejakv.store.objects import Objects
+from dejakv.store.objects import Remote
 
 _KEPT = 100_000
 """Events in the stream."""
@@ -115,8 +115,8 @@ class Feed:
 class Announced:
     """Objects whose changes are told to others."""
 
-    def __init__(self, objects: Objects, feed: Feed) -> None:
-        self.shared = objects.shared
+    def __init__(self, objects: Remote, feed: Feed) -> None:
+        self.shared, self.link = objects.shared, objects.link
         self._objects, self._feed = objects, feed
         self.get, self.head, self.sweep = objects.get, objects.head, objects.sweep
 

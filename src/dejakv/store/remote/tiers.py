@@ -6,7 +6,8 @@ Objects never change, so that no copy is ever out of date. What is written goes 
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import numpy as np
 from dejakv.store.base import CorruptChunk
 from dejakv.store.counters import logger
 from dejakv.store.memory import MemoryTier
-from dejakv.store.objects import Bytes, Folder, Missing, Objects, Unknown
+from dejakv.store.objects import Bytes, Folder, Late, Missing, Objects, Unknown
+from dejakv.store.remote.link import AT_ONCE, Link
 from dejakv.store.segment import opened
 
 
@@ -43,6 +45,11 @@ class Copies(Folder):
                 self._make_room()
         except (Unknown, OSError) as error:
             logger.info("no copy of %s is kept: %s", name, error)
+
+    def has(self, name: str) -> bool:
+        with suppress(Missing):
+            return os.path.exists(self._path(name))
+        return False
 
     def find(self, name: str) -> Bytes | None:
         """A copy, verified; a damaged one is removed."""
@@ -95,7 +102,11 @@ class Tiers:
         self._objects, self._most, self._fill, self._disk = objects, max_bytes, fill, disk
         self._held = MemoryTier[str, Bytes](max_bytes)
         self._lock = threading.Lock()
-        self.head, self.close = objects.head, objects.close
+        self._link: Link | None = getattr(objects, "link", None)
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="dejakv-fetch")
+        self._reads: dict[str, Future[Bytes]] = {}
+        """Under way: who wants the same waits for it."""
+        self.head = objects.head
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
         made = self._objects.put(name, parts)
@@ -108,8 +119,47 @@ class Tiers:
     def get(self, name: str) -> Bytes:
         with self._lock:
             held = self._held.use(name)
-        if held is not None:
-            return held
+        return held if held is not None else self._read(name)
+
+    def away(self, sizes: Mapping[str, int]) -> float:
+        """Estimated seconds to read what of these, by name with bytes, has no copy here; 0 if all have."""
+        far = [size for name, size in sizes.items() if not self._is_near(name)]
+        return self._link.seconds(len(far), sum(far)) if far and self._link is not None else 0.0
+
+    def fetch(self, sizes: Mapping[str, int], until: float | None) -> Callable[[str], Bytes]:
+        """Read what of these has no copy here, all at once. Returns `get` of each, which raises what its read raised.
+
+        until  of `time.monotonic`; reads go on behind it, for the next who asks
+
+        Raises: Late
+        """
+        reads = {name: self._begin(name) for name in sizes if not self._is_near(name)}
+        began = time.monotonic()
+        left = wait(reads.values(), None if until is None else max(0.0, until - began)).not_done
+        if reads and self._link is not None and (left or not any(read.exception() for read in reads.values())):
+            self._link.read(len(reads), sum(sizes[name] for name in reads), time.monotonic() - began)
+        if left:
+            raise Late
+        return lambda name: reads[name].result() if name in reads else self.get(name)
+
+    def _is_near(self, name: str) -> bool:
+        with self._lock:
+            held = self._held.get(name) is not None
+        return held or (self._disk is not None and self._disk.has(name))
+
+    def _begin(self, name: str) -> "Future[Bytes]":
+        with self._lock:
+            under_way = self._reads.get(name)
+            read = self._reads[name] = under_way or self._pool.submit(self._read, name)
+        if under_way is None:
+            read.add_done_callback(lambda _: self._over(name))
+        return read
+
+    def _over(self, name: str) -> None:
+        with self._lock:
+            self._reads.pop(name, None)
+
+    def _read(self, name: str) -> Bytes:
         found = self._disk.find(name) if self._disk is not None else None
         mapped = found is not None or not self.shared
         if found is None:
@@ -136,6 +186,10 @@ class Tiers:
             yield name
         if self._disk is not None:
             self._disk.keep_only(names, began)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._objects.close()
 
     def sweep(self) -> None:
         """See `Folder.sweep`."""

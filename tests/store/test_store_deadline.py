@@ -1,0 +1,113 @@
+"""Reads from a service have a deadline, are measured, and are made once for all who wait."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.asking import EXACT, request, uncached, wordings
+from tests.services import wait_until
+
+from dejakv.cache import HierarchicalCache
+from dejakv.decide.levels.exact import ExactTextCache
+from dejakv.engines.base import LATE
+from dejakv.pipeline import Pipeline
+from dejakv.store import Store
+from dejakv.store.objects import Bytes, Memory
+from dejakv.store.remote.link import AT_ONCE, Link
+from dejakv.store.remote.tiers import Tiers
+from dejakv.testing.chunks import check_whole, prompt_chunk
+
+LONG = range(600)
+
+
+class Far(Memory):
+    """A service that answers reads when it is told to."""
+
+    shared = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.link = Link(1e-6)
+        self.answers = threading.Event()
+        self.asked: list[str] = []
+
+    def get(self, name: str) -> Bytes:
+        self.asked.append(name)
+        assert self.answers.wait(60)
+        return super().get(name)
+
+    def head(self, name: str, size: int) -> tuple[bytes, int]:
+        found = super().get(name)
+        return found[:size].tobytes(), found.size
+
+
+@pytest.fixture
+def far() -> Iterator[Far]:
+    objects = Far()
+    yield objects
+    objects.answers.set()
+
+
+def opened(far: Far, memory_bytes: int = 0) -> Any:
+    return closing(Store(Tiers(far, memory_bytes, "read"), background=False))
+
+
+def test_a_read_is_given_up_at_its_deadline_and_serves_the_next(far: Far) -> None:
+    chunk = prompt_chunk(LONG)
+    with opened(far, 1 << 24) as store:
+        assert store.put(chunk)
+        assert store.away(chunk.meta.id) > 0
+        for _ in range(3):
+            assert store.get(chunk.meta.id, time.monotonic()) is None
+        assert len(far.asked) == len(set(far.asked)) == 3, "each segment once, all at the same time"
+        stats = store.stats("p")
+        assert (stats.late, stats.misses, stats.hits, stats.corrupt, stats.entries) == (3, 3, 0, 0, 1)
+        far.answers.set()
+        wait_until(lambda: store.away(chunk.meta.id) == 0, "the copies in memory")
+        check_whole(store, [chunk])
+        assert len(far.asked) == 3
+
+
+def test_a_link_is_estimated_from_its_reads() -> None:
+    now = [0.0]
+    link = Link(0.01, lambda: now[0])
+    assert link.seconds(1, 1 << 30) == 0.01, "unknown: it is tried"
+    for _ in range(3):
+        link.read(AT_ONCE + 1, 1 << 20, 0.02 + 1.0)
+    assert link.seconds(1, 1 << 20) == pytest.approx(1.01)
+    link.read(1, 1 << 20, 60.0)
+    assert link.seconds(1, 1 << 20) == pytest.approx(1.01), "one slow read changes nothing"
+    for _ in range(5):
+        link.read(1, 10, 0.5)
+    assert link.seconds(1, 0) == 0.5
+    now[0] = 61.0
+    assert link.seconds(1, 1 << 30) == 0.5, "after a minute it is tried again"
+
+
+@pytest.mark.parametrize("asked", ["equal", "longer"])
+def test_state_that_comes_too_late_is_computed(far: Far, docs_engine: Any, asked: str) -> None:
+    """The same answer, and a counted miss; where reading is known to take longer, nothing is asked."""
+    first = request(wordings()[0])
+    wanted = replace(first if asked == "equal" else request(wordings()[1]), no_store=True)
+    truth = uncached(docs_engine, wanted)
+    with opened(far) as store:
+        cache = HierarchicalCache(store, [ExactTextCache()], config=EXACT)
+        pipeline = Pipeline(docs_engine, cache)
+        pipeline.answer(first)
+        cache.flush()
+        late = pipeline.answer(wanted)
+        assert (late.record.method, late.record.reason, late.token_ids) == ("none", LATE, truth.token_ids)
+        assert store.stats().late == 1
+        known = len(far.asked)
+        store._far._link = Link(3600.0)
+        again = pipeline.answer(wanted)
+        assert (again.record.method, again.token_ids) == ("none", truth.token_ids)
+        assert (len(far.asked), store.stats().late) == (known, 1), "not asked"
+        store._far._link = Link(1e-6)
+        far.answers.set()
+        hit = pipeline.answer(wanted)
+        assert (hit.record.method, hit.token_ids) == ("exact" if asked == "equal" else "prefix", truth.token_ids)
