@@ -69,6 +69,10 @@ def attach(
             f"error_bound={asked.error_bound} needs idle time in which answers are checked, and an attached model has none: use "
             "Pipeline and call settle_one between requests, or leave error_bound out"
         )
+    if asked.answers == "keep":
+        raise ConfigError(
+            "answers=keep returns texts, and generate of an attached model returns more: use Pipeline or `dejakv serve`, or leave it out"
+        )
     registry = encoder_cache
     if registry is None and settings.encoder_bytes and not switched_off():
         registry = VisualKVCache(

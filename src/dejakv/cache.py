@@ -13,6 +13,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig, switched_off
+from dejakv.decide.answers import answer_note
 from dejakv.decide.bound import ErrorBound
 from dejakv.decide.certified import Certified
 from dejakv.decide.costs import Costs
@@ -163,7 +164,10 @@ class HierarchicalCache:
         if asked:
             entry = replace(entry, vectors=dict(self.finder.vectors(query)))
         if answer is not None:
-            note = greedy_note(query.request.sampling, ran.token_ids)
+            sampling = query.request.sampling
+            note = greedy_note(sampling, ran.token_ids)
+            if self.config.answers == "keep":
+                note |= answer_note(sampling, ran.token_ids, ran.arithmetic, ran.bitwise)
             entry = replace(entry, metadata={**entry.metadata, **note})
 
         def removed() -> bool:

@@ -45,6 +45,7 @@ MediaPolicy = Literal["exact", "similar", "ignore"]
 LayerMatch = Literal["all", "any", "mean"]
 IndexKind = Literal["flat", "hnsw", "lsh"]
 ReuseMethod = Literal["exact", "adopt", "blend", "top_layer"]
+Answers = Literal["compute", "keep"]
 PrunePolicy = Literal["none", "attention", "snapkv", "random"]
 EvictionPolicy = Literal["lru", "lfu"]
 
@@ -168,6 +169,7 @@ class ReuseSettings(BlendSettings):
     reuse           `exact` (same answer: docs/explanation/exactness.md), `adopt` (answer a similar donor's prompt instead), `blend` (take a donor's KV
                     entries token by token and recompute the rest) or `top_layer` (take the top layer's KV alone, in a layer-condensed
                     model such as docs-lckv)
+    answers         `compute`, or `keep`: return the stored greedy answer of an equal prompt at once, with `adopt` that of a similar one
     top_layer_tail  last tokens of a prompt, the question, always computed by `top_layer`
     free_order      rearrange parts of a prompt if the request allows it
     costs           seconds of a token, a pair of tokens, a loaded byte and a blended token, for reproducible plans; empty: measured
@@ -176,6 +178,7 @@ class ReuseSettings(BlendSettings):
     """
 
     reuse: ReuseMethod = "exact"
+    answers: Answers = "compute"
     top_layer_tail: Positive = TOP_LAYER_TAIL
     free_order: bool = True
     costs: tuple[Seconds, ...] = ()
@@ -310,6 +313,10 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
         self._check_bound()
 
     def _check_reuse(self) -> None:
+        if self.answers == "keep" and self.prune != "none":
+            raise ConfigError(
+                f"answers=keep returns answers of whole state, and prune={self.prune} decodes from a part: leave one of them out"
+            )
         if self.reuse == "top_layer" and self.prune != "none":
             raise ConfigError(
                 f"prune={self.prune} drops rows of the state that reuse=top_layer takes from others: leave one of them out"

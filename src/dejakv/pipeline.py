@@ -65,7 +65,7 @@ class Pipeline:
             plan, ran = self.run_plans(prepared, decision.plans, clock)
             clock.stop()
             stored = cache.keep(prepared, decision, plan, ran)
-            if self.promotes and plan.approximate:
+            if self.promotes and plan.approximate and plan.answer is None:
                 cache.queue.promote(decision)
         record = Record.of(prepared, decision, plan, ran, clock, stored)
         cached = plan.donors[0].answer if plan.match is not None else None
@@ -80,6 +80,13 @@ class Pipeline:
         """
         store, reason = self.cache.store if self.cache is not None else None, ""
         for plan in plans:
+            if (kept := plan.answer) is not None:
+                if on_token is not None and kept.token_ids:
+                    on_token(kept.token_ids[0], kept.text)
+                tokens = len(prepared.token_ids)
+                return plan, Completion(
+                    kept.text, kept.token_ids, tokens, 0, arithmetic=kept.arithmetic, bitwise=kept.bitwise
+                )
             ran = self.engine.run(prepared, plan, store, on_token=on_token)
             if isinstance(ran, Completion):
                 if ran.exactly:  # vLLM's connector finds out by itself that a blend is not worth it

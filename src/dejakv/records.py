@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from dejakv.decide.levels.base import Status
 from dejakv.decide.plan import Decision, Method, Plan, settled
@@ -32,6 +32,7 @@ class Record:
     arithmetic  dtype of the model: `fp32`, `bf16`, `fp16`; empty if the engine does not tell
     bitwise     scores equal full computation in this engine bit for bit; otherwise rounding may differ, which in low precision
                 now and then changes an answer
+    answer      `computed`, or `stored`: the donor's answer was returned and nothing ran (the setting `answers`)
     reason      why a donor was not used (a guard's words, `min_gain`, `not asked for`), empty if it was; shortened by `short`,
                 free of prompt text
     """
@@ -59,6 +60,7 @@ class Record:
     approximate: bool = False
     arithmetic: str = ""
     bitwise: bool = False
+    answer: Literal["computed", "stored"] = "computed"
     plans: str = ""
     order: tuple[int, ...] = ()
 
@@ -105,6 +107,7 @@ class Record:
             approximate=plan.approximate or ran.approximate,
             arithmetic=ran.arithmetic,
             bitwise=ran.bitwise and not plan.approximate,
+            answer="stored" if plan.answer is not None else "computed",
             plans=decision.told(plan) if decision else "",
             order=prepared.order,
         )

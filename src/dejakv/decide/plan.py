@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.config import ReuseMethod, SemanticCacheConfig
+from dejakv.decide.answers import KeptAnswer, kept_answer
 from dejakv.decide.costs import Costs
 from dejakv.decide.guards.base import Verdict
 from dejakv.decide.levels.base import Match, Query, Status
-from dejakv.request import Request, ReuseMode, reusable
+from dejakv.request import Request, ReuseMode, Sampling, reusable
 from dejakv.settings import MAX_SHARE
 from dejakv.store.base import KV, ROWS, ChunkMeta, PrefixHit
 from dejakv.trust.draw import Draw
@@ -51,6 +52,7 @@ class Ask:
     donors     maximum donors of a piecewise method; None: by the settings
     levels     False skips the levels; copied text is still searched
     tells_first_token  the engine can refuse a blend by its first token, so an error bound may wait for it
+    answers    sampling for which a stored answer may be returned; None: answers are computed
     """
 
     mode: ReuseMode = "exact"
@@ -60,11 +62,14 @@ class Ask:
     donors: int | None = None
     levels: bool = True
     tells_first_token: bool = False
+    answers: Sampling | None = None
 
     @classmethod
     def of(cls, request: Request, config: SemanticCacheConfig, *, donors: int | None = None) -> "Ask":
         """The request's own choice, else the cache's."""
-        return cls(request.reuse or config.reuse, request.threshold, no_store=request.no_store, donors=donors)
+        mode = request.reuse or config.reuse
+        answers = request.sampling if config.answers == "keep" and mode != "off" else None
+        return cls(mode, request.threshold, no_store=request.no_store, donors=donors, answers=answers)
 
     @property
     def method(self) -> ReuseMethod:
@@ -132,6 +137,7 @@ class Plan:
     config   settings of a piecewise method; None: its defaults
     most     maximum share of rows for a piecewise method to compute, the mean over layers: beyond it the next plan is better
     accept   asked by the engine after the prefill, before any token of the answer is sent
+    answer   the donor's stored answer, to return in place of a run; None: run
     """
 
     method: Method
@@ -148,6 +154,7 @@ class Plan:
     config: SemanticCacheConfig | None = None
     most: float = 1.0
     accept: Accept | None = None
+    answer: KeptAnswer | None = None
 
     @property
     def approximate(self) -> bool:
@@ -298,7 +305,9 @@ def choose(
         pass
     elif same:
         donor, own = found.donors[0], ways[-1]
-        if found.prefix is None or found.prefix[0].donor != donor.id:
+        if (answer := kept_answer(donor, ask.answers)) is not None:
+            own = Plan("exact", (donor,), found.match, tokens, seconds=_nothing(costs), answer=answer)
+        elif found.prefix is None or found.prefix[0].donor != donor.id:
             found = replace(found, prefix=(PrefixHit(donor.id, tokens - 1), donor))
             own = _bounded([*ways, _brought([*exact_plans(tokens, found, costs, piece)][-1], tokens - 1, away)])[-1]
         if own.donors and own.away and _cheapest([*ways, own]) is not own:
@@ -336,7 +345,9 @@ def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int, guards: Sequen
     never qualify.
     """
     gain, rows = plan.reused - exact.reused, tokens - plan.reused
-    if gain < min_gain and not (plan.method == "adopt" and gain > 0 and plan.reused >= min_gain):
+    if plan.answer is not None:
+        pass  # it saves the whole answer
+    elif gain < min_gain and not (plan.method == "adopt" and gain > 0 and plan.reused >= min_gain):
         return f"min_gain: {plan.method} would save {gain} tokens beyond the exact prefix, {min_gain} are asked for"
     if plan.piecewise and rows > MAX_SHARE * tokens:
         return f"rows: {plan.method} would compute {rows / tokens:.0%} of the prompt, {MAX_SHARE:.0%} at most"
@@ -392,6 +403,9 @@ def _approximate_plans(
     """Plans with the donors, by the method asked for. Arguments: see `choose`."""
     donors = found.donors
     if ask.method == "adopt":  # the donor's own prompt runs, from its own state
+        if (answer := kept_answer(donors[0], ask.answers)) is not None:
+            yield Plan("adopt", donors, found.match, tokens, seconds=_nothing(costs), answer=answer)
+            return
         length = donors[0].num_tokens
         held = reusable(length, length, piece, donors[0].spans)
         took = costs.prefix(held, length) if costs else None
@@ -407,6 +421,11 @@ def _approximate_plans(
         if not own and costs is not None and most > 1:
             # Behind the exact prefix of another chunk. An engine without costs holds its prefixes itself.
             yield _blend(tokens, found, (*donors[: most - 1], prefix), kept, costs, share)
+
+
+def _nothing(costs: Costs | None) -> float | None:
+    """Seconds of a plan that runs nothing."""
+    return None if costs is None else 0.0
 
 
 def _blend(

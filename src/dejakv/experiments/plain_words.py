@@ -89,6 +89,12 @@ def _answers(summary: Mapping[str, Any]) -> list[str]:
             f"answers that equal full computation's: {estimated(summary['agreement'], summary['agreement_interval'])}; "
             f"first token the same in {first} of {count}, the whole answer in {same} of {count}"
         )
+        stored = summary.get("stored_answers", {"known": 0})
+        if stored["known"]:
+            lines.append(
+                f"stored answers (--answers keep): {stored['known']} of these hits have one, which would come at once; it is full "
+                f"computation's in {stored['agree']}"
+            )
         lines.append(
             f"this is one draw of the samples (--seed {summary.get('seed', 0)}): a sweep over `seed` shows how other draws differ"
         )

@@ -238,6 +238,7 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         "by_method": counted(record.method for record in records),
         **_rate("agreement", judged),
         **_rate("agreement_first", first),
+        "stored_answers": _stored_answers(hits),
         **means([near for row in rows if "cache" in row.arms and (near := row.arms["cache"].fidelity) is not None]),
         "beyond_prefix": _beyond_prefix(rows),
         "not_used": counted(record.reason for record in records if record.reason),
@@ -253,6 +254,13 @@ def _rate(name: str, marks: Sequence[bool]) -> dict[str, Any]:
     """The share of true marks, and its 95% interval under `name_interval`; None for no marks."""
     rate, ends = (sum(marks) / len(marks), wilson(sum(marks), len(marks))) if marks else (None, None)
     return {name: rate, f"{name}_interval": ends}
+
+
+def _stored_answers(hits: Sequence[Row]) -> dict[str, int]:
+    """Hits whose donor has an answer of its own, and how many of these answers are full computation's."""
+    exact = [(row.exact, row.arms["cache"].cached_answer) for row in hits]
+    known = [stored == full.text for full, stored in exact if full is not None and stored is not None]
+    return {"known": len(known), "agree": sum(known)}
 
 
 def _is_hit(record: Record) -> bool:

@@ -52,6 +52,7 @@ class Origin(BaseModel):
     approximate: bool
     arithmetic: str
     bitwise: bool
+    answer: str
     reason: str
     tokens_reused: int = Field(validation_alias="reused_tokens")
     tokens_computed: int = Field(validation_alias="computed_tokens")

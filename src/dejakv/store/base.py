@@ -64,7 +64,7 @@ class ChunkMeta:
     space    space of the levels' index (`Query.space`)
     vectors  latent and text vectors by layer, to spare embedding after a restart
     embedder fingerprint of the vectors' embedder; vectors of others are ignored
-    answer   the model's answer, if kept (for reports and guards); never served from here
+    answer   the model's answer, if kept (for reports, guards, and the setting `answers`)
     nbytes   size of the tensor; set by the store
 
     created, ttl          time of computation in seconds since 1970, and seconds of use from then; 0: no limit
