@@ -106,6 +106,14 @@ def test_first_tokens_and_answers_are_counted_apart() -> None:
     assert "first token the same in 5 of 5, the whole answer in 4 of 5" in text
 
 
+def test_the_run_tells_what_stored_answers_would_agree() -> None:
+    hits = [row(1, "red", "red"), row(2, "red", "rust"), row(3, "red", "red")]
+    for each, answer in zip(hits, ("red", "rust", None), strict=True):
+        object.__setattr__(each.arms["cache"], "cached_answer", answer)
+    told = "2 of these hits have one, which would come at once; it is full computation's in 1"
+    assert told in " ".join(shown(summary_of(hits)).split())
+
+
 def timed(number: int, none: float, prefix: float, cache: float, held: int = 0) -> Row:
     """`held`: tokens of a prefix hit."""
 

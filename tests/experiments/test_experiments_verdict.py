@@ -19,18 +19,28 @@ from dejakv.records import Record
 
 
 def test_a_run_on_one_screen(tmp_path: Path) -> None:
-    line = "run --preset docs --max-samples 6 --arms prefix,cache --brief --output".split()
+    line = "run --preset docs --dtype fp32 --max-samples 6 --arms prefix,cache --rounding 4 --brief --output".split()
     done = CliRunner().invoke(typer_app, [*line, str(tmp_path / "run")], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     printed = done.stdout.strip().splitlines()
     assert len(printed) <= 15
     assert re.match(r"6 prompts of docs, \d+ to \d+ tokens each, through docs-lm\.", printed[0])
     assert "prefix caching" in printed[2]
+    rounding = re.search(r"Rounding alone .*: the first token in (\d) of 4, the whole answer in (\d)\.", done.stdout)
+    assert rounding is not None, done.stdout
+    assert int(rounding[1]) >= int(rounding[2])
+    assert "the same in bf16" in done.stderr
     assert "computed tokens" not in done.stdout, "the tables are in the page"
     assert printed[-1].endswith("/run/report.html")
     page = (tmp_path / "run" / "report.html").read_text()
     for part in ("Time to the first token", "<svg", "Where the time of a request went", "Measured until 20"):
         assert part in page
+
+
+@pytest.mark.parametrize("more", [["--dtype", "bf16"], ["--dtype", "fp32", "--engine", "vllm"]], ids=" ".join)
+def test_rounding_is_measured_beside_fp32(more: list[str]) -> None:
+    done = CliRunner().invoke(typer_app, ["run", "--preset", "docs", "--rounding", "4", *more])
+    assert "give --dtype fp32" in str(done.exception)
 
 
 def test_figures_stand_beside_prefix_caching_or_no_reuse() -> None:

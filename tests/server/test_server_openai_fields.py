@@ -1,5 +1,7 @@
 """Fields of OpenAI's API and of vLLM's, through the openai client: what is not supported is refused by name, `stop` ends decoding."""
 
+import asyncio
+import math
 from typing import Any, cast
 
 import httpx
@@ -11,7 +13,8 @@ from tests.serving import Running, stored
 from dejakv.server.routes_generate import cut
 from dejakv.server.settings import ServerSettings
 
-CHAT: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(0)), "temperature": 0, "max_tokens": 3}
+MESSAGES = messages(question(0))
+CHAT: dict[str, Any] = {"model": "docs-lm", "messages": MESSAGES, "temperature": 0, "max_tokens": 3}
 PLAIN: dict[str, Any] = {"model": "docs-lm", "prompt": "ann lives in paris .", "temperature": 0, "max_tokens": 3}
 
 REFUSED: dict[str, Any] = {
@@ -20,8 +23,6 @@ REFUSED: dict[str, Any] = {
     "echo": True,
     "frequency_penalty": 0.5,
     "logit_bias": {"5": 100},
-    "logprobs": True,
-    "n": 2,
     "response_format": {"type": "json_object"},
     "tool_choice": "required",
     "tools": [{"type": "function", "function": {"name": "f"}}],
@@ -70,11 +71,76 @@ def test_what_is_not_supported_is_refused_by_name(server: Any, name: str) -> Non
             param, message = told(refused.value)
             assert param == name
             assert name in message
+            assert "vLLM's own server" in message
 
 
-def test_completions_ask_for_the_probability_of_their_own_tokens_with_a_nought(server: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="logprobs"):
-        server.openai.completions.create(**PLAIN, logprobs=0)
+def test_probabilities_of_the_answers_tokens(server: Any) -> None:
+    client: openai.OpenAI = server.openai
+    chat = client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3).choices[0]
+    assert chat.logprobs is not None
+    places = chat.logprobs.content or []
+    assert client.chat.completions.create(**CHAT).choices[0].logprobs is None
+    for place in places:  # greedy: each token is the likeliest
+        assert (place.token, place.logprob) == (place.top_logprobs[0].token, place.top_logprobs[0].logprob)
+        assert bytes(place.bytes or []).decode() == place.token
+        logs = [one.logprob for one in place.top_logprobs]
+        assert logs == sorted(logs, reverse=True)
+        assert sum(map(math.exp, logs)) <= 1 + 1e-5
+    plain = client.completions.create(**PLAIN, logprobs=2)
+    found, usage = plain.choices[0].logprobs, plain.usage
+    assert found is not None
+    assert usage is not None
+    assert len(found.tokens or []) == len(found.token_logprobs or []) == usage.completion_tokens
+    assert [len(one) for one in found.top_logprobs or []] == [2] * usage.completion_tokens
+    own = client.completions.create(**PLAIN, logprobs=0).choices[0].logprobs
+    assert own is not None
+    assert (own.token_logprobs, own.top_logprobs) == (found.token_logprobs, None)
+
+
+def test_several_choices(server: Any) -> None:
+    client: openai.OpenAI = server.openai
+    greedy = client.chat.completions.create(**CHAT, n=3)
+    assert [one.index for one in greedy.choices] == [0, 1, 2]
+    assert len({one.message.content for one in greedy.choices}) == 1
+    warm: dict[str, Any] = {**PLAIN, "temperature": 5, "max_tokens": 8, "seed": 3}
+    drawn, again = (client.completions.create(**warm, n=4) for _ in range(2))
+    assert len({one.text for one in drawn.choices}) > 1
+    assert [one.text for one in again.choices] == [one.text for one in drawn.choices]
+    assert drawn.choices[0].text == client.completions.create(**warm).choices[0].text
+    assert drawn.usage is not None
+    assert drawn.usage.total_tokens == drawn.usage.prompt_tokens + drawn.usage.completion_tokens
+
+
+@pytest.mark.parametrize(
+    "asked", [{"n": 17}, {"n": 2, "stream": True}, {"logprobs": True, "stream": True}, {"logprobs": True, "max_tokens": 257},
+              {"logprobs": True, "top_logprobs": 21}], ids=str,
+)  # fmt: skip
+def test_choices_and_probabilities_have_limits(server: Any, asked: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError):
+        server.openai.chat.completions.create(**{**CHAT, **asked})
+
+
+def test_an_agent_of_a_framework_has_a_conversation(server: Any) -> None:
+    agents = pytest.importorskip("agents")
+    agents.set_tracing_disabled(True)
+
+    async def talk() -> list[Any]:
+        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        model = agents.OpenAIChatCompletionsModel("docs-lm", client)
+        settings = agents.ModelSettings(temperature=0, max_tokens=3)
+        agent = agents.Agent("reader", instructions=MESSAGES[0]["content"], model=model, model_settings=settings)
+        first = await agents.Runner.run(agent, MESSAGES[1]["content"])
+        asked: list[Any] = [*first.to_input_list(), {"role": "user", "content": MESSAGES[1]["content"]}]
+        streamed = agents.Runner.run_streamed(agent, asked)
+        async for _ in streamed.stream_events():
+            pass
+        await client.close()
+        return [first, streamed]
+
+    first, second = asyncio.run(talk())
+    assert first.final_output == server.openai.chat.completions.create(**CHAT).choices[0].message.content
+    assert isinstance(second.final_output, str)
+    assert first.context_wrapper.usage.input_tokens > 0
 
 
 @pytest.mark.parametrize("name", NEUTRAL)

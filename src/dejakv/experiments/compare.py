@@ -253,6 +253,25 @@ def _idle(pipeline: Pipeline) -> None:
         pipeline.promote_one()
 
 
+def rounded(
+    settings: RunSettings, chosen: Sequence[Sample], rows: Sequence[Row], prompter: Prompter, watch: Progress
+) -> dict[str, int] | None:
+    """How many exact answers of the first `settings.rounding` samples bf16 gives too, without reuse; None if none was asked for."""
+    judged = [(sample, row.exact) for sample, row in zip(chosen, rows, strict=False) if row.exact is not None]
+    judged = judged[: settings.rounding]
+    if not judged:
+        return None
+    watch.stage("the same in bf16, without reuse")
+    same: list[tuple[bool, bool]] = []
+    with opened(replace(settings, dtype="bf16", rounding=0)) as engine:
+        for done, (sample, exact) in enumerate(judged, start=1):
+            answer = Pipeline(engine).answer(prompter.request(sample, sampling_of(settings)))
+            same.append((answer.token_ids[:1] == (exact.first_token,), answer.text == exact.text))
+            watch.sample(done, len(judged), None)
+    first, whole = (sum(marks) for marks in zip(*same, strict=True))
+    return {"samples": len(same), "same_first": first, "same": whole}
+
+
 @contextmanager
 def opened(settings: RunSettings) -> Iterator[Any]:
     """The engine of these settings, closed afterwards: a process can have one vLLM at a time."""

@@ -64,7 +64,7 @@ def _dry(summary: Mapping[str, Any]) -> list[str]:
 
 def _live(summary: Mapping[str, Any]) -> list[str]:
     lines = _answers(summary) + bound_in_words(summary.get("trust")) + _nearness(summary)
-    lines += speed_in_words(summary)
+    lines += [*rounding_in_words(summary.get("rounding")), *speed_in_words(summary)]
     lines += [
         f"embedding hook, {name}: {count} times"
         for name, count in summary.get("hook_counts", {}).items()
@@ -99,6 +99,16 @@ def _answers(summary: Mapping[str, Any]) -> list[str]:
             f"this is one draw of the samples (--seed {summary.get('seed', 0)}): a sweep over `seed` shows how other draws differ"
         )
     return lines
+
+
+def rounding_in_words(found: Mapping[str, int] | None) -> list[str]:
+    """What bf16 alone changes; nothing where it was not measured."""
+    if not found:
+        return []
+    first, whole, count = found["same_first"], found["same"], found["samples"]
+    return [
+        f"Rounding alone (bf16 beside fp32, nothing reused): the first token in {first} of {count}, the whole answer in {whole}."
+    ]
 
 
 def bound_in_words(trust: Mapping[str, Any] | None) -> list[str]:

@@ -12,7 +12,7 @@ from dejakv.datasets.base import Sample
 from dejakv.datasets.registry import begin, told
 from dejakv.engines.open import open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
-from dejakv.experiments.compare import check_ran, compare, opened
+from dejakv.experiments.compare import check_ran, compare, opened, rounded
 from dejakv.experiments.estimate import dry_run
 from dejakv.experiments.machine import measured
 from dejakv.experiments.output import locked, run_folder, write_run
@@ -114,6 +114,8 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Pr
     _label(summary, settings, chosen)
     if done.stopped:
         summary["stopped_before"] = len(chosen)
+    elif settings.rounding:
+        summary["rounding"] = rounded(settings, chosen, done.rows, prompter, watch)
     output = write_run(settings.output, summary)
     return RunResult(summary, done.rows, output, done.stopped)
 

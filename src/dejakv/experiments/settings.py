@@ -18,7 +18,7 @@ from dejakv.datasets.registry import OPTIONS, check_name
 from dejakv.engines.open import ModelChoice
 from dejakv.errors import ConfigError, command
 from dejakv.models import names
-from dejakv.settings import AnyPath, Folder, Positive, Within, from_mapping, from_text, kinds_of, shown
+from dejakv.settings import AnyPath, Count, Folder, Positive, Within, from_mapping, from_text, kinds_of, shown
 from dejakv.trust.settings import TrustSettings
 
 SHARES_MODEL = "smollm2-135m"
@@ -110,6 +110,7 @@ class RunSettings(ModelChoice):
     temperature      sampling temperature; 0: greedy
     seed             of the data set and of sampling
     repeat           rounds over the samples
+    rounding         samples to answer in bf16 as well, in full: how many answers rounding changes without any reuse. For fp32
     promote          compute approximately answered prompts exactly after each request, untimed, as a server does in idle time
     output           folder for samples.jsonl and summary.json; a run in it is never replaced
     implied          settings that follow from others, in sentences for the report
@@ -136,6 +137,7 @@ class RunSettings(ModelChoice):
     temperature: Annotated[float, Within(0)] = 0.0
     seed: int = 0
     repeat: Positive = 1
+    rounding: Count = 0
     promote: bool = False
     output: Folder | None = None
     implied: tuple[str, ...] = ()
@@ -146,6 +148,11 @@ class RunSettings(ModelChoice):
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise ConfigError(
                 f"--arms {','.join(self.arms)!r}: give one or more of {', '.join(ARMS)}, each once, separated by commas"
+            )
+        if self.rounding and (self.dtype, self.engine) != ("fp32", "transformers"):
+            raise ConfigError(
+                f"--rounding {self.rounding} compares bf16 with fp32, and this run is of {self.engine} with --dtype {self.dtype}: "
+                "give --dtype fp32, or leave --rounding out"
             )
 
     def named(self) -> dict[str, Any]:

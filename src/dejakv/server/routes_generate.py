@@ -5,6 +5,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -14,14 +15,17 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from dejakv.decide.plan import APPROXIMATE
-from dejakv.http.errors import RefusedError, error_object
+from dejakv.errors import InputError
+from dejakv.http.errors import ClientGoneError, RefusedError, error_object
 from dejakv.pipeline import Answer
 from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
 from dejakv.server.chat import conversation, pictures_of, render
 from dejakv.server.jobs import Job
-from dejakv.server.problems import refusal_of
+from dejakv.server.logprobs import told_probabilities
+from dejakv.server.problems import ELSEWHERE, refusal_of
 from dejakv.server.schemas import (
+    LONGEST_SCORED,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
@@ -149,15 +153,40 @@ def _request(
 
 
 async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, request: Request) -> Any:
-    reply = Reply(service, request.id, isinstance(body, ChatRequest), body.stop)
+    reply, likeliest = Reply(service, request.id, isinstance(body, ChatRequest), body.stop), body.likeliest
     if body.stream:
+        if body.n > 1 or likeliest is not None:
+            raise InputError(f"a stream has one choice and no logprobs here: leave out stream, or use {ELSEWHERE}")
         job = service.submit(request)
         return EventStream(job, reply.events(job, body.stream_options.include_usage))
-    answer = await service.answer(http, request)
-    text, stopped = cut(answer.text, body.stop)
-    content = {"message": {"role": "assistant", "content": text}} if reply.chat else {"text": text}
-    whole = reply.object(content, reason=reply.finish_reason(answer, stopped))
-    return {**whole, "usage": _usage(answer), "dejakv": _provenance(answer)}
+    if likeliest is not None and request.sampling.max_new_tokens > LONGEST_SCORED:
+        raise InputError(
+            f"logprobs are for answers of {LONGEST_SCORED} tokens at most: give max_tokens, or use {ELSEWHERE}"
+        )
+    choices: list[dict[str, Any]] = []
+    answers: list[Answer] = []
+    if await http.is_disconnected():
+        raise ClientGoneError
+    for number in range(body.n):
+        job = service.submit(_numbered(request, number), scored=likeliest is not None)
+        answer = await service.finished(http, job)
+        text, stopped = cut(answer.text, body.stop)
+        content = {"message": {"role": "assistant", "content": text}} if reply.chat else {"text": text}
+        choices.append({"index": number, "finish_reason": reply.finish_reason(answer, stopped), **content})
+        if likeliest is not None:
+            choices[-1]["logprobs"] = told_probabilities(
+                service.worker.pipeline.engine.tokenizer, answer, job.probabilities, likeliest, chat=reply.chat
+            )
+        answers.append(answer)
+    return {**reply.object(*choices), "usage": _usage(*answers), "dejakv": _provenance(answers[0])}
+
+
+def _numbered(request: Request, number: int) -> Request:
+    """The request of one choice: each samples with a seed of its own."""
+    seed = request.sampling.seed
+    if not number or seed is None:
+        return request
+    return replace(request, sampling=replace(request.sampling, seed=(seed + number) % 2**63))
 
 
 class EventStream(StreamingResponse):
@@ -247,13 +276,13 @@ def safe_length(text: str, stops: Sequence[str]) -> int:
     return len(text) - max(begun, default=0)
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
-    """OpenAI's usage; `cached_tokens` are the prompt tokens that were not computed."""
-    record = answer.record
+def _usage(*answers: Answer) -> dict[str, Any]:
+    """OpenAI's usage of all choices; `cached_tokens` are the prompt tokens that were not computed for the first."""
+    record, written = answers[0].record, sum(answer.record.output_tokens for answer in answers)
     return {
         "prompt_tokens": record.prompt_tokens,
-        "completion_tokens": record.output_tokens,
-        "total_tokens": record.prompt_tokens + record.output_tokens,
+        "completion_tokens": written,
+        "total_tokens": record.prompt_tokens + written,
         "prompt_tokens_details": {"cached_tokens": record.reused_tokens},
     }
 

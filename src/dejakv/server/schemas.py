@@ -8,6 +8,9 @@ from dejakv.request import MAX_PARTS, ReuseMode
 from dejakv.server.settings import SIM_THRESHOLD
 
 LONGEST_STOP, MOST_STOPS = 256, 4
+MOST_CHOICES = 16
+MOST_PROBABILITIES, LONGEST_SCORED = 20, 256
+"""Likeliest tokens that a response can name at each place, and tokens of an answer with their probabilities."""
 Text = Annotated[str, Field(min_length=1)]
 Lifetime = Annotated[float | None, Field(gt=0, le=1e12)]
 """Seconds for which what is kept of the request may be used; it can only shorten the server's."""
@@ -118,9 +121,9 @@ WITHOUT_EFFECT = frozenset(
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # OpenAI's
-    "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",), "logit_bias": ({},), "logprobs": (False,),
-    "modalities": (["text"],), "n": (1,), "presence_penalty": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
-    "store": (False,), "suffix": ("",), "tool_choice": ("none", "auto"), "top_logprobs": (0,), "verbosity": ("medium",),
+    "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",), "logit_bias": ({},),
+    "modalities": (["text"],), "presence_penalty": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
+    "store": (False,), "suffix": ("",), "tool_choice": ("none", "auto"), "verbosity": ("medium",),
     # vLLM's
     "add_generation_prompt": (True,), "chat_template_kwargs": ({},), "continue_final_message": (False,), "ignore_eos": (False,),
     "include_stop_str_in_output": (False,), "length_penalty": (1,), "min_p": (0,), "min_tokens": (0,), "priority": (0,),
@@ -162,10 +165,16 @@ class OpenAIRequest(_Plain):
     temperature: float = Field(default=1.0, ge=0, le=10)
     top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    n: int = Field(default=1, ge=1, le=MOST_CHOICES)
     stop: list[str] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     dejakv: ReuseOptions = ReuseOptions()
+
+    @property
+    def likeliest(self) -> int | None:
+        """Likeliest tokens to name at each place of the answer, beside the probability of its own; None: neither."""
+        raise NotImplementedError
 
     @classmethod
     def asks_nothing(cls, name: str, value: Any) -> bool:
@@ -185,6 +194,17 @@ class OpenAIRequest(_Plain):
 
 class CompletionRequest(OpenAIRequest):
     prompt: Text
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_PROBABILITIES, strict=True)
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _count(cls, given: Any) -> Any:
+        """`false` asks for nothing."""
+        return None if given is False else given
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -216,6 +236,12 @@ class ChatMessage(_Plain):
 class ChatRequest(OpenAIRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_PROBABILITIES)
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
 
 class Problem(BaseModel):

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from dejakv.decide.plan import APPROXIMATE
-from dejakv.experiments.plain_words import counted, share, speed_in_words
+from dejakv.experiments.plain_words import counted, rounding_in_words, share, speed_in_words
 from dejakv.experiments.summary import Row
 from dejakv.experiments.table import Sheet, say
 from dejakv.records import Record
@@ -83,7 +83,8 @@ def _answers(summary: Mapping[str, Any]) -> list[str]:
     first, whole = (round(summary[name] * count) for name in ("agreement_first", "agreement"))
     note = " Such answers are approximate, and labelled; `--reuse exact` changes none." if approximate else ""
     return [
-        f"Answers as in full computation: the first token in {first} of {count}, the whole answer in {whole}.{note}"
+        f"Answers as in full computation: the first token in {first} of {count}, the whole answer in {whole}.{note}",
+        *rounding_in_words(summary.get("rounding")),
     ]
 
 
