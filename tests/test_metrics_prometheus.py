@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -69,6 +70,7 @@ def everything():
         "waiting": lambda: QueueCounts(labels=9, promotions=7, dropped=8),
         "trust": lambda: TRUST,
         "requests": totals,
+        "server": lambda: SimpleNamespace(outcomes={"served": 1}, waiting=2),
     }
 
 

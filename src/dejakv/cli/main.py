@@ -37,7 +37,7 @@ REMOVED_OPTIONS = {
     "--jobs": "give parts of the specification to sweeps with a --log-file each, and start these side by side",
     "--noise-floor": "compare two runs, with --dtype fp32 and --dtype bf16",
     "--prompts": "give the log itself: dejakv estimate LOG",
-    "--seeds": "run a sweep with `grid: {seed: [0, 1, 2, 3, 4]}` (docs/how-to/sweep.md)",
+    "--seeds": "run a sweep with `grid: {seed: [0, 1, 2, 3, 4]}` (docs/how-to/measure.md)",
     "--show-disagreements": "`dejakv report` shows the changed answers of a run",
     "--svg": "`dejakv report` writes tables alone; the log of a sweep is a .csv file",
     "--unsound": "an ordinary model is refused; docs/results/sim_llm.md has what came out of it",

@@ -5,7 +5,7 @@
     answer = engine.generate(best.prompt)
     seen.add(tokenizer.encode(best.prompt))
 
-Nothing is approximate: the prompt is another one, of the same parts. docs/explanation/blend.md measures the effect on answers.
+Nothing is approximate: the prompt is another one, of the same parts. docs/results/order.md has the effect on answers.
 """
 
 import threading

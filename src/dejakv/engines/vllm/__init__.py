@@ -6,5 +6,5 @@ Exact reuse needs one flag:
                            "kv_connector_module_path": "dejakv.engines.vllm.connector", "kv_role": "kv_both",
                            "kv_connector_extra_config": {"store": "/var/lib/dejakv"}}'
 
-docs/how-to/vllm.md has all keys. Importing this package imports neither vLLM nor torch.
+docs/reference/settings.md has all keys. Importing this package imports neither vLLM nor torch.
 """

@@ -12,12 +12,12 @@ outputs and prefix blocks under the medium's identifier, so an approximate outpu
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from queue import Empty, Full, Queue
 from threading import Event, Thread
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from cachetools import FIFOCache
@@ -29,16 +29,15 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
-from dejakv.config import LifetimeSettings, switched_off, take_former
+from dejakv.config import switched_off
 from dejakv.encoder_cache import EncoderView, VisualKVCache
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import bound_model
 from dejakv.engines.vllm.generations import Generations, Watch
 from dejakv.engines.vllm.identity import media_digest, partition_of, server_epoch
 from dejakv.engines.vllm.ranks import rank_count
-from dejakv.engines.vllm.settings import Timeout
+from dejakv.engines.vllm.settings import EncoderSettings
 from dejakv.errors import ConfigError
-from dejakv.settings import Count, Place, Positive, check_fields, from_mapping
 
 REMEMBERED = 10_000
 
@@ -158,43 +157,6 @@ def _switched_off(request: Any) -> bool:
     """`ec_transfer_params.dejakv.mode` of a request may be `off`; whatever else it is changes nothing."""
     asked = (request.ec_transfer_params or {}).get("dejakv")
     return isinstance(asked, dict) and asked.get("mode") == "off"
-
-
-@dataclass(frozen=True)
-class EncoderSettings(LifetimeSettings):
-    """Keys of `ec_connector_extra_config`, beside `ttl` (`LifetimeSettings`).
-
-    store             place of outputs that outlive the process, as the other connector's; without it they live in this process's memory
-    max_bytes         budget in memory, max_entries likewise; disk_bytes of the folder
-    policy            `lfu` or `lru`
-    lookup_timeout_s  a lookup that takes longer is a miss
-    """
-
-    store: Place | None = None
-    max_bytes: Positive = 1024**3
-    max_entries: Positive = 10_000
-    disk_bytes: Count = 8 * 1024**3
-    policy: Literal["lfu", "lru"] = "lfu"
-    lookup_timeout_s: Timeout = 0.5
-    store_dir: InitVar[str | None] = None
-
-    def __post_init__(self, store_dir: str | None) -> None:
-        take_former(self, store_dir, "store_dir")
-        check_fields(self)
-
-    @classmethod
-    def from_extra(cls, extra: Mapping[str, Any]) -> "EncoderSettings":
-        return from_mapping(cls, extra, "ec_connector_extra_config")
-
-    def open(self) -> VisualKVCache:
-        return VisualKVCache(
-            self.max_entries,
-            self.max_bytes,
-            policy=self.policy,
-            disk=self.store,
-            disk_bytes=self.disk_bytes,
-            ttl=self.ttl,
-        )
 
 
 @dataclass

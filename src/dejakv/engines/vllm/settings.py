@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dejakv.config import LEFT, BlendSettings, BudgetSettings, SemanticCacheConfig, take_former
+from dejakv.config import LEFT, BlendSettings, BudgetSettings, LifetimeSettings, SemanticCacheConfig, take_former
 from dejakv.decide.plan import Ask
 from dejakv.errors import ConfigError
-from dejakv.settings import Count, Positive, Seconds, Share, Within, check_fields, from_mapping
+from dejakv.settings import Count, Place, Positive, Seconds, Share, Within, check_fields, from_mapping
 from dejakv.trust.settings import BoundSettings
 
 if TYPE_CHECKING:
     from dejakv.blend.settings import BlendConfig
+    from dejakv.encoder_cache import VisualKVCache
 
 Mode = Literal["off", "exact", "blend"]
 MODES: tuple[Mode, ...] = ("off", "exact", "blend")
@@ -131,6 +132,48 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     def from_extra(cls, extra: Mapping[str, Any]) -> "ConnectorSettings":
         """Read `kv_connector_extra_config`. Raises: ConfigError for an unknown key, listing the known, or a removed one."""
         return from_mapping(cls, extra, "kv_connector_extra_config", {**LEFT, **LEFT_HERE})
+
+
+@dataclass(frozen=True)
+class EncoderSettings(LifetimeSettings):
+    """Keys of `ec_connector_extra_config`, beside `ttl` (`LifetimeSettings`).
+
+    store             place of outputs that outlive the process, as the other connector's; None: this process's memory
+    max_bytes         maximum bytes of outputs in memory
+    max_entries       maximum outputs in memory
+    disk_bytes        maximum bytes of outputs in `store`
+    policy            eviction policy: `lfu` or `lru`
+    lookup_timeout_s  a lookup that takes longer is a miss
+    """
+
+    store: Place | None = None
+    max_bytes: Positive = 1024**3
+    max_entries: Positive = 10_000
+    disk_bytes: Count = 8 * 1024**3
+    policy: Literal["lfu", "lru"] = "lfu"
+    lookup_timeout_s: Timeout = 0.5
+    store_dir: InitVar[str | None] = None
+
+    def __post_init__(self, store_dir: str | None) -> None:
+        take_former(self, store_dir, "store_dir")
+        check_fields(self)
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any]) -> "EncoderSettings":
+        return from_mapping(cls, extra, "ec_connector_extra_config")
+
+    def open(self) -> "VisualKVCache":
+        """The registry with these budgets."""
+        from dejakv.encoder_cache import VisualKVCache
+
+        return VisualKVCache(
+            self.max_entries,
+            self.max_bytes,
+            policy=self.policy,
+            disk=self.store,
+            disk_bytes=self.disk_bytes,
+            ttl=self.ttl,
+        )
 
 
 @dataclass(frozen=True)
