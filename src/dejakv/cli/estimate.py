@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dejakv.cli.options import ray_option
 from dejakv.config import SemanticCacheConfig
 from dejakv.experiments.settings import SHARES_MODEL
 
@@ -47,6 +48,7 @@ def estimate_command(
     output: Annotated[
         Path | None, typer.Option(help="New folder for estimate.json, which `dejakv report` reads.")
     ] = None,
+    ray: Annotated[str | None, ray_option()] = None,
 ) -> None:
     """Estimate from a log of requests whether reuse pays: text that came again, where, when and whose, what exact reuse and blends would
     save, hits and wrong hits of similar prompts, and the command to prove it. Nothing is answered."""
@@ -57,6 +59,13 @@ def estimate_command(
     from dejakv.experiments.estimate import estimate
     from dejakv.experiments.output import make_folder, refuse_existing, replace_file
 
+    reading = None
+    if ray is not None:
+        from functools import partial
+
+        from dejakv.experiments.on_ray import Cluster, RequestsOn
+
+        reading = partial(RequestsOn, Cluster.connect(ray))
     if output is not None:
         refuse_existing(output / "estimate.json", "the estimate")
         make_folder(output)
@@ -64,7 +73,7 @@ def estimate_command(
         result = estimate(
             log, model or SHARES_MODEL, timed=model is not None, max_false_hits=max_false_hits, label_with=label_with, index_encoder=index_encoder,
             chunk_source=chunk_source, raw_prompts=raw_prompts, max_samples=max_samples, min_gain=min_gain,
-            watch=watch,
+            watch=watch, reading=reading,
         )  # fmt: skip
     show(result, Console())
     if output is not None:

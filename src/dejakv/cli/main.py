@@ -1,5 +1,6 @@
 """The `dejakv` command. A command's module is imported when the command is called."""
 
+import re
 import sys
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
@@ -34,7 +35,7 @@ REMOVED = {
 """Commands of earlier versions, with their replacements."""
 
 REMOVED_OPTIONS = {
-    "--jobs": "give parts of the specification to sweeps with a --log-file each, and start these side by side",
+    "--jobs": "give --ray, which runs as many experiments at once as the machine has cores",
     "--noise-floor": "compare two runs, with --dtype fp32 and --dtype bf16",
     "--prompts": "give the log itself: dejakv estimate LOG",
     "--seeds": "run a sweep with `grid: {seed: [0, 1, 2, 3, 4]}` (docs/how-to/measure.md)",
@@ -44,6 +45,8 @@ REMOVED_OPTIONS = {
 }
 """Options of earlier versions, with their replacements."""
 
+_ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/]+:\d+")
+"""Of a cluster of Ray."""
 _OPTIONS: dict[str, Any] = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
 
@@ -76,6 +79,15 @@ class _Commands(TyperGroup):
         made = typer.main.get_command(found)
         made.name = cmd_name
         return made
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Gives a `--ray` without an address its own."""
+        following = [*args[1:], ""]
+        words = (
+            "--ray=local" if word == "--ray" and not _ADDRESS.fullmatch(after) else word
+            for word, after in zip(args, following, strict=False)
+        )
+        return super().parse_args(ctx, list(words))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help without importing any command."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dejakv.cli.options import FORMER_OPTIONS, SETTINGS_HELP, HelpAll, command
+from dejakv.cli.options import FORMER_OPTIONS, SETTINGS_HELP, HelpAll, command, ray_option
 from dejakv.config import SemanticCacheConfig
 from dejakv.experiments.settings import (
     SINGULARS,
@@ -61,6 +61,15 @@ def _run(
             "--brief", help="Print the result alone, and write report.html into --output.", rich_help_panel="Output"
         ),
     ] = False,
+    ray: Annotated[str | None, ray_option("Run")] = None,
+    ray_workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Workers of --ray, which share the samples (each takes every Nth) and one store; 0: one for each GPU, else each core.",
+            rich_help_panel="Run",
+        ),
+    ] = 0,
     set_: Set = None,
     config: Config = None,
     help_all: HelpAll = False,
@@ -79,7 +88,12 @@ def _run(
 
     settings = settings_given(preset, given, set_ or (), config)
     with watching(Console(stderr=True), log_samples=log_samples) as watch:
-        result = run(settings, watch, resume=resume)
+        if ray is None:
+            result = run(settings, watch, resume=resume)
+        else:
+            from dejakv.experiments.on_ray import Cluster, run_on
+
+            result = run_on(Cluster.connect(ray), settings, watch, workers=ray_workers, resume=resume)
     if result.earlier:
         typer.echo(f"the run in {result.output} is finished, and was not measured again: {REMEDY} to do that", err=True)
     if brief and "arms" in result.summary:

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from dejakv.cli.options import ray_option
+
 
 def sweep_command(
     specs: Annotated[
@@ -26,8 +28,11 @@ def sweep_command(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Preset to start the ablation from.")] = "shapes",
     max_samples: Annotated[int, typer.Option(help="Samples in each run of the ablation.")] = 128,
+    ray: Annotated[str | None, ray_option()] = None,
 ) -> None:
-    """Run experiments, log a line for each and print a table of all; the others run even if one fails."""
+    """Run experiments, log a line for each and print a table of all; the others run even if one fails.
+
+    With --ray they run side by side, one for each core or GPU: their times then are those of machines that are shared."""
     from rich.console import Console
 
     from dejakv.cli.progress import watching
@@ -43,8 +48,15 @@ def sweep_command(
     else:
         dims = sweeps.layer_dims(preset)
         spec = sweeps.ablation(model or ["shapes-vlm"], dims, preset=preset, max_samples=max_samples)
-    with watching(Console(stderr=True)) as watch:
-        lines = sweeps.sweep(spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, watch=watch)
+    in_turn = None
+    if ray is not None:
+        from dejakv.experiments.on_ray import Cluster, experiments_on
+
+        in_turn = experiments_on(Cluster.connect(ray))
+    with watching(Console(stderr=True), counts="experiments" if ray else "samples") as watch:
+        lines = sweeps.sweep(
+            spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, watch=watch, lines=in_turn
+        )
     every = logged(log_file)
     show(every, Console())
     failed = sum(bool(line["error"]) for line in lines)

@@ -8,6 +8,7 @@ lines or an array), and the traces of Mooncake and Azure, which have no text.
 import ast
 import csv
 import datetime
+import io
 import json
 import re
 from collections import Counter
@@ -65,14 +66,19 @@ class Entry:
 
 @dataclass
 class Log:
-    """A file of requests.
+    """A file of requests, or a part of one.
 
-    formats  entries of each format that were read so far
-    broken   lines that could not be read so far, and why; none has a prompt's text
-    skipped  entries so far that are no requests: spans of a trace, lines of a server's log on something else
+    begin, end  the part's bytes; `end` None: the whole file
+    first       place of its first line
+    formats     entries of each format that were read so far
+    broken      lines that could not be read so far, and why; none has a prompt's text
+    skipped     entries so far that are no requests: spans of a trace, lines of a server's log on something else
     """
 
     path: Path
+    begin: int = 0
+    end: int | None = None
+    first: int = 1
     formats: Counter[Format] = field(default_factory=Counter[Format])
     broken: dict[int, str] = field(default_factory=dict[int, str])
     skipped: int = 0
@@ -84,17 +90,42 @@ class Log:
 
     def entries(self) -> Iterator[Entry]:
         """The requests in the order of the file."""
+        for place, found in self.read():
+            self.count(place, found)
+            if isinstance(found, Entry):
+                yield found
+
+    def read(self) -> Iterator[tuple[int, Entry | str | None]]:
+        """Places, each with its request, with the reason why it cannot be read, or with None for what is no request."""
         for place, read in self._lines():
             try:
                 found = read()
             except (ValueError, TypeError, AttributeError, LookupError, RecursionError, DatasetError) as error:
-                self.broken[place] = str(error) if isinstance(error, DatasetError) else type(error).__name__
-                continue
-            if found is None:
-                self.skipped += 1
+                yield place, str(error) if isinstance(error, DatasetError) else type(error).__name__
             else:
-                self.formats[found.format] += 1
-                yield _of_its_tenant(found)
+                yield place, _of_its_tenant(found) if found is not None else None
+
+    def count(self, place: int, found: Entry | str | None) -> None:
+        """Counts what `read` found."""
+        if isinstance(found, Entry):
+            self.formats[found.format] += 1
+        elif found is None:
+            self.skipped += 1
+        else:
+            self.broken[place] = found
+
+    def parts(self, size: int) -> "list[Log]":
+        """The file in parts of at least `size` bytes, cut at ends of lines; one part if it is not a file of lines."""
+        with self.path.open("rb") as file:
+            if _shape(file.read(4096).decode(errors="replace")) != "lines":
+                return [self]
+            file.seek(0)
+            found, begin, first = list[Log](), 0, 1
+            while piece := file.read(size) + file.readline():
+                found.append(Log(self.path, begin, begin + len(piece), first))
+                begin += len(piece)
+                first += piece.count(b"\n") + piece.count(b"\r") - piece.count(b"\r\n")
+        return found
 
     def __iter__(self) -> Iterator[Sample]:
         """The requests that have a text. Raises: DatasetError for a trace without any."""
@@ -104,19 +135,35 @@ class Log:
             yield entry.sample
 
     def _lines(self) -> Iterator[tuple[int, Callable[[], Entry | None]]]:
-        with self.path.open(encoding="utf-8", errors="replace", newline="") as lines:
-            begin = lines.read(4096).lstrip("\ufeff \r\n\t")
+        with self._text() as lines:
+            shape = "lines" if self.end is not None else _shape(lines.read(4096))
             lines.seek(0)
-            if begin.startswith("["):
+            if shape == "array":
                 for place, text in enumerate(_elements(lines.read), 1):
                     yield place, lambda place=place, text=text: _entry(place, json.loads(text))
-            elif begin.upper().startswith("TIMESTAMP,"):
+            elif shape == "table":
                 for place, row in enumerate(csv.DictReader(lines), 2):
                     yield place, lambda place=place, row=row: _of_azure(place, row)
             else:
-                for place, line in enumerate(lines, 1):
+                for place, line in enumerate(lines, self.first):
                     if line.strip():
                         yield place, lambda place=place, line=line: _of_line(place, line)
+
+    def _text(self) -> io.TextIOBase:
+        file: Any = self.path.open("rb")
+        if self.end is not None:
+            with file:
+                file.seek(self.begin)
+                file = io.BytesIO(file.read(self.end - self.begin))
+        return io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
+
+
+def _shape(begin: str) -> Literal["array", "table", "lines"]:
+    """Of a file, by its first letters."""
+    begin = begin.lstrip("\ufeff \r\n\t")
+    if begin.startswith("["):
+        return "array"
+    return "table" if begin.upper().startswith("TIMESTAMP,") else "lines"
 
 
 def _of_its_tenant(entry: Entry) -> Entry:

@@ -6,7 +6,8 @@ question has another right answer. (Not for blend and top_layer, which do not gi
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +69,7 @@ def estimate(
     min_gain: int = SemanticCacheConfig.min_gain,
     timed: bool = False,
     watch: Progress | None = None,
+    reading: "Callable[[Log | None, RunSettings, str | None, Progress], Requests] | None" = None,
 ) -> dict[str, Any]:
     """The figures of `estimate.json`: what occurred before and what that saves (`Savings.figures`), a row for each setting that answers
     prompts as their donors (see `measure`), and `recommended` of these (see `advice.recommend`).
@@ -77,6 +79,7 @@ def estimate(
     label_with     model whose answers are taken as right, instead of those in the log
     raw_prompts    `prompt` is read as it stands, without the model's chat template
     timed          load the model, and tell seconds on this machine and bytes of state
+    reading        reads and counts the requests; None: `Requests`, in this process
 
     Raises: DatasetError, ConfigError, InputError, ModelError, each naming what to change.
     """
@@ -97,20 +100,13 @@ def estimate(
     )
     file = None if named else Log(Path(log))
     watch.stage("reading")
-    entries, more = begin(_entries(settings) if file is None else file.entries(), max_samples)
-    if not entries:
+    asked = (reading or Requests)(file, settings, label_with, watch)
+    if not asked.count:
         first = next((f"line {place}: {why}; " for place, why in file.broken.items()), "") if file is not None else ""
         raise DatasetError(f"the log {Path(log).name!r} has no prompts: {first}give a file with one request a line")
-    if all(entry.time is not None for entry in entries):
-        entries = tuple(sorted(entries, key=lambda entry: entry.time or 0.0))
-    samples: Sequence[Sample] = [entry.sample for entry in entries if entry.sample is not None]
-    if label_with is not None:
-        samples = labelled_by(label_with, samples, watch, raw_prompts=raw_prompts)
-    savings, asked = _asked(entries, samples, settings, watch)
-    notes = [*told(settings.dataset_path, len(entries), more), *(_notes(file) if file is not None else ())]
+    notes = [*told(settings.dataset_path, asked.count, asked.more), *(_notes(file) if file is not None else ())]
     common: dict[str, Any] = {"index_encoder": index_encoder, "min_gain": min_gain}
-    labelled = sum(one.answer is not None for one in asked)
-    own = index_encoder == "model" and bool(labelled)
+    own = index_encoder == "model" and bool(asked.labelled)
     if own and not timed and model_is_missing(settings):
         notes.append(f"similar texts were not compared, for that the model must be here: {RECIPES[model].command}")
         own = False
@@ -121,17 +117,19 @@ def estimate(
             costs = engine.costs()
         if own:
             encoder = text_encoder("model", embed=engine.embed_text, fingerprint=_EPOCH)
-        rows = _measured(asked, min_gain, encoder, watch)
+        tries = list(settings_to_try(min_gain, encoder is not None)) if asked.texts else []
+        watch.stage("asking the levels")
+        rows = [_row(*one) for one in zip(tries, asked.tallies(tries, encoder, watch), strict=True)]
     advice = recommend(rows, max_false_hits)
-    found = savings.figures(costs)
+    found = asked.savings.figures(costs)
     proof = SemanticCacheConfig.from_dict({"semantic_text": False, **common, **advice["settings"], **worth(found)})
     return {
         "kind": "estimate",
         "log": Path(log).name,
-        "samples": len(entries),
+        "samples": asked.count,
         "formats": dict(file.formats) if file is not None else {},
         "broken": len(file.broken) if file is not None else 0,
-        "labelled": labelled,
+        "labelled": asked.labelled,
         "labels": label_with or "the log's answers",
         "model": model,
         "index_encoder": index_encoder,
@@ -140,7 +138,7 @@ def estimate(
         **found,
         "rows": rows,
         "recommended": advice,
-        "command": run_command_of(replace(settings, cache_mode="live", cache=proof).named()) if samples else "",
+        "command": run_command_of(replace(settings, cache_mode="live", cache=proof).named()) if asked.texts else "",
         "notes": notes,
         "dejakv_version": __version__,
     }
@@ -152,21 +150,49 @@ def _entries(settings: RunSettings) -> Iterator[Entry]:
         yield Entry(place, "JSON lines", sample)
 
 
-def _asked(
-    entries: Sequence[Entry], samples: Sequence[Sample], settings: RunSettings, watch: Progress
-) -> tuple[Savings, list[Asked]]:
-    """What the requests save, and those with a text as tokens."""
-    savings, asked = Savings(), list[Asked]()
-    prepared = tokenized(samples, settings)
-    for number, entry in enumerate(entries, 1):
-        if entry.sample is None:
-            savings.add_trace(entry)
-        else:
-            sample, one = next(prepared)
-            savings.add(one.token_ids, entry)
-            asked.append(Asked(replace(one, epoch=_EPOCH), sample.answer))
-        watch.sample(number, len(entries), None)
-    return savings, asked
+class Requests:
+    """The requests of a log or a data set, in the order of their arrival: how many they are and have a text or a right answer, whether there are
+    more, and what they save.
+
+    Raises: as `estimate`.
+    """
+
+    def __init__(self, file: Log | None, settings: RunSettings, label_with: str | None, watch: Progress) -> None:
+        found = _entries(settings) if file is None else file.entries()
+        entries, self.more = begin(found, settings.max_samples)
+        if all(entry.time is not None for entry in entries):
+            entries = tuple(sorted(entries, key=lambda entry: entry.time or 0.0))
+        samples: Sequence[Sample] = [entry.sample for entry in entries if entry.sample is not None]
+        if label_with is not None and samples:
+            samples = labelled_by(label_with, samples, watch, raw_prompts=settings.raw_prompts)
+        prepared = asked_of(samples, settings)
+        self.count, self.savings, self._asked = len(entries), Savings(), list[Asked]()
+        for number, entry in enumerate(entries, 1):
+            if entry.sample is None:
+                self.savings.add_trace(entry)
+            else:
+                self._asked.append(next(prepared))
+                self.savings.add(self._asked[-1].prepared.token_ids, entry)
+            watch.sample(number, len(entries), None)
+        self.texts = len(self._asked)
+        self.labelled = sum(one.answer is not None for one in self._asked)
+
+    def tallies(
+        self, tries: Sequence[SemanticCacheConfig], encoder: TextEncoder | None, watch: Progress
+    ) -> list[Counter[str]]:
+        """The counts of each setting to try (`tally`); similar texts are compared with an encoder alone."""
+        encoder = once(encoder) if encoder is not None else None
+        found: list[Counter[str]] = []
+        for config in tries:
+            found.append(tally(self._asked, config, encoder))
+            watch.sample(len(found), len(tries), None)
+        return found
+
+
+def asked_of(samples: Iterable[Sample], settings: RunSettings) -> Iterator[Asked]:
+    """The samples as tokens. Raises: as `tokenized`."""
+    for sample, prepared in tokenized(samples, settings):
+        yield Asked(replace(prepared, epoch=_EPOCH), sample.answer)
 
 
 def _notes(file: Log) -> list[str]:
@@ -227,20 +253,6 @@ def settings_to_try(min_gain: int, similar: bool = True) -> Iterator[SemanticCac
             yield replace(adopting, semantic_text=True, similarity_threshold=threshold, lexical_guard=guard)
 
 
-def _measured(
-    asked: Sequence[Asked], min_gain: int, encoder: TextEncoder | None, watch: Progress
-) -> list[dict[str, Any]]:
-    """A row for each setting to try; similar texts are compared with an encoder alone."""
-    watch.stage("asking the levels")
-    tries = list(settings_to_try(min_gain, encoder is not None)) if asked else []
-    rows: list[dict[str, Any]] = []
-    encoder = once(encoder) if encoder is not None else None
-    for number, config in enumerate(tries, 1):
-        rows.append(measure(asked, config, encoder))
-        watch.sample(number, len(tries), None)
-    return rows
-
-
 def measure(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEncoder | None = None) -> dict[str, Any]:
     """One row: the hits of a setting over the whole log, in its order, and how many were false.
 
@@ -248,29 +260,41 @@ def measure(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEn
     right answer and donor's answer are known, `false_hits` have another answer than their donor. `tokens_saved` counts exact
     prefixes and exact requests too.
     """
+    return _row(config, tally(asked, config, encoder))
+
+
+def tally(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEncoder | None = None) -> Counter[str]:
+    """The counts behind a row, which add up over partitions: `asked`, `exact`, `hits`, `judged`, `wrong`, `tokens_saved`."""
     levels: list[Level] = [ExactTextCache()]
     if encoder is not None and config.semantic_text:
         levels.append(SemanticTextCache(encoder, config.similarity_threshold))
     cache = HierarchicalCache(open_store(), levels, build_guards(config, levels), config, background=False)
     found = LookUps(cache)
-    plans, marks = [], []
+    counts = Counter(asked=len(asked))
     for one in asked:
         decision, right = found.look_up(one.prepared, one.answer)
-        plans.append(decision.plan)
-        if decision.plan.method == "adopt":
-            marks.append(right)
+        adopted = decision.plan.method == "adopt"
+        counts["exact"] += decision.plan.method == "exact"
+        counts["hits"] += adopted
+        counts["judged"] += adopted and right is not None
+        counts["wrong"] += adopted and right is False
+        counts["tokens_saved"] += decision.plan.reused
     cache.close()
+    return counts
+
+
+def _row(config: SemanticCacheConfig, counts: Counter[str]) -> dict[str, Any]:
     level = "exact" if config.reuse == "exact" else "semantic_text" if config.semantic_text else "exact_text"
     return {
         "level": level,
         "threshold": config.similarity_threshold if config.semantic_text else None,
         "lexical_guard": config.lexical_guard,
-        "exact": sum(plan.method == "exact" for plan in plans),
-        "hits": len(marks),
-        "hit_rate": len(marks) / len(asked),
-        "hit_interval": wilson(len(marks), len(asked)),
-        **_judged(marks),
-        "tokens_saved": sum(plan.reused for plan in plans),
+        "exact": counts["exact"],
+        "hits": counts["hits"],
+        "hit_rate": counts["hits"] / counts["asked"],
+        "hit_interval": wilson(counts["hits"], counts["asked"]),
+        **_judged(counts["judged"], counts["wrong"]),
+        "tokens_saved": counts["tokens_saved"],
     }
 
 
@@ -297,16 +321,18 @@ class LookUps:
         return decision, right
 
 
-def _judged(marks: Sequence[bool | None]) -> dict[str, Any]:
+def _judged(judged: int, wrong: int) -> dict[str, Any]:
     """How many hits were judged, and how many of these were false."""
-    judged = [mark for mark in marks if mark is not None]
-    wrong = len(judged) - sum(judged)
     return {
-        "judged": len(judged),
+        "judged": judged,
         "false_hits": wrong if judged else None,
-        "false_hit_rate": wrong / len(judged) if judged else None,
-        "false_hit_interval": wilson(wrong, len(judged)) if judged else None,
+        "false_hit_rate": wrong / judged if judged else None,
+        "false_hit_interval": wilson(wrong, judged) if judged else None,
     }
+
+
+def _marked(marks: Sequence[bool | None]) -> dict[str, Any]:
+    return _judged(sum(mark is not None for mark in marks), sum(mark is False for mark in marks))
 
 
 def dry_run(
@@ -373,8 +399,8 @@ def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str
         "samples": len(lines),
         "hit_rate": len(hits) / len(lines),
         "hit_rate_interval": wilson(len(hits), len(lines)),
-        **_judged(hits),
-        "by_level": {level: {"hits": len(found), **_judged(found)} for level, found in sorted(marks.items())},
+        **_marked(hits),
+        "by_level": {level: {"hits": len(found), **_marked(found)} for level, found in sorted(marks.items())},
         "not_used": counted(line["reason"] for line in lines if line["reason"]),
         "plans": counted(line["plan"] for line in lines),
         "lookup_ms": {"mean": sum(line["lookup_ms"] for line in lines) / len(lines)},

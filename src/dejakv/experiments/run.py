@@ -52,19 +52,38 @@ def run(
 
     Raises: ConfigError, DatasetError, ModelError, each naming the flag to change.
     """
-    watch = watch or Progress()
+    settings, chosen = chosen_samples(settings, resume)
+    return run_chosen(settings, chosen, watch or Progress(), engine, resume=resume)
+
+
+def chosen_samples(settings: RunSettings, resume: bool) -> tuple[RunSettings, tuple[Sample, ...]]:
+    """The samples of a run, and its settings with what was left of the file. Raises: as `run`."""
     if resume and settings.output is None:
         raise ConfigError("--resume needs the folder of the stopped run: give --output")
     read, more = begin(read_samples(settings, beyond=1), settings.max_samples)
     chosen = repeated(read, settings.repeat)
     if not chosen:
         raise DatasetError(f"the data set {settings.dataset!r} has no samples: check --dataset-path and --split")
-    settings = replace(settings, implied=(*settings.implied, *told(settings.dataset_path, len(read), more)))
+    return replace(settings, implied=(*settings.implied, *told(settings.dataset_path, len(read), more))), chosen
+
+
+def run_chosen(
+    settings: RunSettings, chosen: Sequence[Sample], watch: Progress, engine: Any = None, *, resume: bool = False
+) -> RunResult:
+    """Runs these samples. Raises: as `run`."""
+    with output_locked(settings):  # before the work, not after it
+        return _alone(settings, chosen, watch, engine, resume)
+
+
+@contextmanager
+def output_locked(settings: RunSettings) -> Iterator[None]:
+    """Locks the output folder, if there is one. Raises: ConfigError if another run is in it."""
     if settings.output is None:
-        return _alone(settings, chosen, watch, engine, resume)
+        yield
+        return
     busy = f"a run is under way in --output {settings.output!r}: wait until it ends, or give another folder"
-    with locked(run_folder(settings.output), "--output", busy):  # before the work, not after it
-        return _alone(settings, chosen, watch, engine, resume)
+    with locked(run_folder(settings.output), "--output", busy):
+        yield
 
 
 def _alone(settings: RunSettings, chosen: Sequence[Sample], watch: Progress, engine: Any, resume: bool) -> RunResult:
@@ -98,7 +117,7 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Pr
     prompter = Prompter.of(settings, open_templates(settings))
     if settings.cache_mode == "dry-run":
         summary, lines = dry_run(settings, chosen, engine, prompter, watch)
-        _label(summary, settings, chosen)
+        label(summary, settings, chosen)
         return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
     log = SamplesLog(Path(settings.output), settings.named(), chosen) if settings.output is not None else None
     try:
@@ -111,7 +130,7 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Pr
     check_ran(summary["not_run"], len(done.rows))
     ran = [sample for sample, row in zip(chosen, done.rows, strict=False) if not row.error]
     summary |= shares_of(ran, prompter, engine.prepare)
-    _label(summary, settings, chosen)
+    label(summary, settings, chosen)
     if done.stopped:
         summary["stopped_before"] = len(chosen)
     elif settings.rounding:
@@ -120,8 +139,8 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Pr
     return RunResult(summary, done.rows, output, done.stopped)
 
 
-def _label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Sample]) -> None:
-    """What a reader of the figures must know beside them."""
+def label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Sample]) -> None:
+    """Adds to a summary what a reader of the figures must know beside them."""
     summary["media"] = settings.cache.media
     summary["seed"] = settings.seed
     summary["measured"] = measured()

@@ -4,11 +4,12 @@ No prompt is computed. A blend computes what is new and, up to the share of its 
 """
 
 import datetime
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,18 @@ class Savings:
             self.by_hour[datetime.datetime.fromtimestamp(entry.time, datetime.UTC).hour] += found
             self.arrivals[int(entry.time // 60)] += 1
 
+    def __add__(self, other: "Savings") -> "Savings":
+        """The counts of two streams that share nothing; no request can be added to them."""
+        return Savings(
+            Shares(self.shares.total + other.shares.total),
+            self.whole_text and other.whole_text,
+            [one + more for one, more in zip(self.quarters, other.quarters, strict=True)],
+            _summed(self.by_tenant, other.by_tenant),
+            _summed(self.by_hour, other.by_hour),
+            self.arrivals + other.arrivals,
+            self._each + other._each,
+        )
+
     def figures(self, costs: Costs | None = None) -> dict[str, Any]:
         """As JSON: tokens of all prompts, those in prefixes and anywhere, and their shares; the same tokens by `quarters`, `by_tenant` and
         `by_hour`; `computed` tokens of all, and with `costs` `seconds` of a request's prefill, by way of reuse; `store_bytes` of all distinct state; `arrivals` a minute."""
@@ -95,7 +108,8 @@ class Savings:
             "whole_text": self.whole_text,
             "quarters": [vars(part) for part in self.quarters] if self.whole_text else [],
             "by_tenant": {
-                name: vars(part) for name, part in sorted(self.by_tenant.items(), key=lambda item: -item[1].tokens)
+                name: vars(part)
+                for name, part in sorted(self.by_tenant.items(), key=lambda item: (-item[1].tokens, item[0]))
             },
             "by_hour": {str(hour): vars(part) for hour, part in sorted(self.by_hour.items())},
             "arrivals": {"minutes": len(counts), "median": counts[len(counts) // 2], "most": counts[-1]}
@@ -118,7 +132,14 @@ class Savings:
             if way.startswith("blend") and one.anywhere > one.prefix:
                 plans.append(costs.blending(computed, one.tokens, one.anywhere))
             times.append(min(plans))
-        return sum(times) / len(times) if times else 0.0
+        return math.fsum(times) / len(times) if times else 0.0
+
+
+K = TypeVar("K")
+
+
+def _summed(one: Mapping[K, Share], other: Mapping[K, Share]) -> defaultdict[K, Share]:
+    return defaultdict(Share, {key: one.get(key, Share()) + other.get(key, Share()) for key in {**one, **other}})
 
 
 def _blended(part: float) -> Callable[[Share], int]:

@@ -62,8 +62,8 @@ class Shares:
     About three milliseconds for a prompt of 2,000 tokens, and 8 bytes for each remembered token.
     """
 
-    def __init__(self) -> None:
-        self.total = Share()
+    def __init__(self, total: Share = Share()) -> None:
+        self.total = total
         self._blocks: dict[str, set[int]] = {}
         self._runs: dict[str, _HashSet] = {}
 

@@ -15,7 +15,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,12 +56,14 @@ def sweep(
     resume: bool = False,
     purge: bool = False,
     watch: Progress | None = None,
+    lines: Callable[[Sequence[Experiment], bool, Progress], Iterator[dict[str, Any]]] | None = None,
 ) -> list[dict[str, Any]]:
     """Runs a sweep's experiments, appending a line to `log_file` (.csv or .json) after each. A failed experiment gets a line with
     the reason in `error`, and the others run. Returns the new lines.
 
     resume  continue a log: its experiments are skipped, except failed ones. Without it the log must not exist
     purge   delete an experiment's cache folders before it runs
+    lines   runs the experiments; None: one after the other
 
     Raises: ConfigError for a wrong specification, log or folder, before the first run; StoreError if a folder to be purged
     is not a store.
@@ -71,34 +73,42 @@ def sweep(
         make_folder(samples_dir, "--samples-dir")
     with open_log(log_file, resume) as log:
         waiting = [one for one in planned if not log.finished(one.name, one.settings)]
-        lines: list[dict[str, Any]] = []
-        for number, experiment in enumerate(waiting, 1):
-            for place in state_places(experiment.settings.engine, experiment.settings.cache) if purge else ():
-                purge_place(place)
-            watch.stage(f"{experiment.name}, {number} of {len(waiting)}")
-            lines.append(_line(experiment, watch))
-            log.append(lines[-1])
-        return lines
+        found: list[dict[str, Any]] = []
+        for line in (lines or _in_turn)(waiting, purge, watch):
+            found.append(line)
+            log.append(line)
+        return found
 
 
-def _line(experiment: Experiment, watch: Progress) -> dict[str, Any]:
+def _in_turn(waiting: Sequence[Experiment], purge: bool, watch: Progress) -> Iterator[dict[str, Any]]:
+    for number, experiment in enumerate(waiting, 1):
+        watch.stage(f"{experiment.name}, {number} of {len(waiting)}")
+        yield ran(experiment, purge, watch)
+
+
+def ran(experiment: Experiment, purge: bool = False, watch: Progress | None = None) -> dict[str, Any]:
     """Runs one experiment. A failure of any kind is a line too, so that the others still run.
 
-    Raises: KeyboardInterrupt if the run was interrupted: what it measured so far is no result of the sweep.
+    Raises: KeyboardInterrupt if the run was interrupted: what it measured so far is no result of the sweep; StoreError as `sweep`.
     """
     name, settings, notes = experiment
+    for place in state_places(settings.engine, settings.cache) if purge else ():
+        purge_place(place)
     try:
         result = run(settings, watch, resume=settings.output is not None)
     except DejaKVError as error:
-        why = str(error)
+        return failed(experiment, str(error))
     except Exception as error:  # an experiment may run foreign code; its failure is its own row
         logger.exception("the experiment %r failed", name)
-        why = f"unexpected {type(error).__name__}: {error}"
-    else:
-        if result.stopped:
-            raise KeyboardInterrupt
-        return log_line(name, result.summary, notes, settings)
-    return log_line(name, None, notes, settings, " ".join(why.split()))
+        return failed(experiment, f"unexpected {type(error).__name__}: {error}")
+    if result.stopped:
+        raise KeyboardInterrupt
+    return log_line(name, result.summary, notes, settings)
+
+
+def failed(experiment: Experiment, why: str) -> dict[str, Any]:
+    """The line of an experiment that failed."""
+    return log_line(experiment.name, None, experiment.notes, experiment.settings, " ".join(why.split()))
 
 
 def read_file(path: str | Path, flag: str) -> Any:

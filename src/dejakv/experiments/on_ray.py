@@ -1,0 +1,429 @@
+"""Runs, sweeps and estimates on a cluster of Ray. Their results are those of one process, but for what `run` says of its stream.
+
+Every machine of the cluster needs this package, the models, and paths that mean the same everywhere: output folders, logs and a store in
+a folder are on a file system that all share. Ray gives objects from process to process by pickle: a cluster is trusted as a whole.
+"""
+
+import logging
+import math
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dejakv.config import SemanticCacheConfig
+from dejakv.datasets.base import Sample
+from dejakv.datasets.log import Entry, Log
+from dejakv.errors import ConfigError, DejaKVError, InputError, MissingExtraError
+from dejakv.experiments.compare import check_ran
+from dejakv.experiments.estimate import Asked, asked_of, labelled_by, tally
+from dejakv.experiments.output import write_run
+from dejakv.experiments.run import RunResult, chosen_samples, label, output_locked, run_chosen
+from dejakv.experiments.samples_log import SamplesLog, earlier_run
+from dejakv.experiments.savings import Savings
+from dejakv.experiments.settings import RunSettings
+from dejakv.experiments.shares import Shares, tokenized
+from dejakv.experiments.summary import Progress, Row, summarize
+from dejakv.experiments.sweep import Experiment, failed, ran
+from dejakv.settings import is_memory
+from dejakv.vectors.base import TextEncoder
+from dejakv.vectors.text import ModelTextEncoder, text_encoder, varying_part
+
+LOCAL = "local"
+PART = 16 << 20
+"""Bytes of a log that one task reads."""
+ROWS = 256
+"""Requests in a block of Ray Data."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster of Ray that this process is connected to."""
+
+    cpus: int
+    gpus: int
+    machines: int
+
+    @classmethod
+    def connect(cls, address: str) -> "Cluster":
+        """Connects, once a process. `address`: `local` starts a cluster of this machine; `auto`, HOST:PORT or ray://HOST:PORT is one that runs.
+
+        Raises: MissingExtraError without Ray, ConfigError if nothing answers there.
+        """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers
+        try:
+            import ray
+        except ImportError:
+            raise MissingExtraError("ray", "ray", "--ray") from None
+        if not ray.is_initialized():
+            try:
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+            except Exception as error:
+                why = str(error).partition("\n")[0][:200]
+                raise ConfigError(
+                    f"--ray {address!r} cannot be reached ({type(error).__name__}: {why}): start it with `ray start --head`, or give --ray "
+                    "alone for a cluster of this machine"
+                ) from None
+        has: Mapping[str, float] = ray.cluster_resources()
+        alive = sum(bool(node["Alive"]) for node in ray.nodes())
+        return cls(int(has.get("CPU", 1)) or 1, int(has.get("GPU", 0)), alive)
+
+    def each(
+        self, call: Callable[..., Any], items: Sequence[tuple[Any, ...]], cpus: int = 1, *, model: bool = True
+    ) -> Iterator[tuple[int, Any]]:
+        """Calls a function with each item's arguments: numbers of the items with their results, as they are done. An error of this package, and
+        the death of a worker, is a result; an interrupt ends all.
+
+        model  the function runs a model: a GPU for each, if the cluster has any
+        """
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        task = ray.remote(_told).options(num_cpus=cpus, num_gpus=int(model and self.gpus > 0), max_retries=0)
+        left = {task.remote(call, *item): number for number, item in enumerate(items)}
+        try:
+            while left:
+                for done in ray.wait(list(left))[0]:
+                    try:
+                        result = ray.get(done)
+                    except RayTaskError:
+                        raise  # a mistake of the code
+                    except RayError as error:
+                        why = str(error).partition("\n")[0][:200]
+                        result = ConfigError(
+                            f"a worker of Ray ended ({type(error).__name__}: {why}): give it more memory"
+                        )
+                    yield left.pop(done), result
+        finally:
+            for ref in left:
+                ray.cancel(ref, force=True)
+
+    def all(
+        self, call: Callable[..., Any], items: Sequence[tuple[Any, ...]], cpus: int = 1, *, model: bool = True
+    ) -> list[Any]:
+        """The results of `each` in the order of the items. Raises: the first error among them."""
+        found = dict(_raised(one) for one in self.each(call, items, cpus, model=model))
+        return [found[number] for number in range(len(items))]
+
+
+def _told(call: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a call, or the error of this package that it raised."""
+    try:
+        return call(*arguments)
+    except MissingExtraError as error:
+        return ConfigError(str(error))  # the other cannot be made from its message
+    except DejaKVError as error:
+        return error
+
+
+def _raised(one: tuple[int, Any]) -> tuple[int, Any]:
+    if isinstance(one[1], DejaKVError):
+        raise one[1]
+    return one
+
+
+def experiments_on(cluster: Cluster) -> Callable[[Sequence[Experiment], bool, Progress], Iterator[dict[str, Any]]]:
+    """For `sweep(lines=...)`: a task for each experiment; lines come as experiments end."""
+
+    def lines(waiting: Sequence[Experiment], purge: bool, watch: Progress) -> Iterator[dict[str, Any]]:
+        watch.stage(f"{len(waiting)} experiments on Ray")
+        for number, (place, line) in enumerate(cluster.each(ran, [(one, purge) for one in waiting]), 1):
+            yield failed(waiting[place], str(line)) if isinstance(line, DejaKVError) else line
+            watch.sample(number, len(waiting), None)
+
+    return lines
+
+
+def run_on(
+    cluster: Cluster, settings: RunSettings, watch: Progress, *, workers: int = 0, resume: bool = False
+) -> RunResult:
+    """Runs a comparison on workers that share one store, as servers behind a balancer: sample i is of worker i modulo `workers`, and what one
+    stores the others find. Prefix caching is each worker's own. Rows are merged in the order of the samples.
+
+    workers  0: one for each GPU of the cluster, or else for each CPU
+
+    Raises: as `run`; ConfigError for what needs one stream: a dry run, an error bound, a store in memory.
+    """
+    settings, chosen = chosen_samples(settings, resume)
+    workers = min(workers or cluster.gpus or cluster.cpus, len(chosen))
+    _check(settings, cluster)
+    with output_locked(settings):
+        if (found := earlier_run(settings, chosen, resume=resume)) is not None:
+            return RunResult(*found, Path(settings.output or ""), earlier=True)
+        watch.stage(f"{settings.model}, {workers} workers on Ray")
+        own = (
+            Path(settings.output, "store")
+            if settings.output is not None
+            else Path(tempfile.mkdtemp(prefix="dejakv-run-"))
+        )
+        given = settings.cache.store or str(own)
+        shared = replace(settings, cache=replace(settings.cache, store=given))
+        parts = [
+            (
+                replace(shared, output=str(Path(settings.output, f"worker-{n}")) if settings.output else None),
+                chosen[n::workers],
+                resume,
+            )
+            for n in range(workers)
+        ]
+        results: list[RunResult] = cluster.all(_part, parts, max(1, cluster.cpus // workers))
+        rows = [results[place % workers].rows[place // workers] for place in range(len(chosen))]
+        shutil.rmtree(own, ignore_errors=True)
+        return _merged(settings, chosen, rows, results)
+
+
+def _check(settings: RunSettings, cluster: Cluster) -> None:
+    store = settings.cache.store
+    if settings.cache_mode in ("dry-run", "shares"):
+        raise ConfigError(
+            f"--ray runs a model, and --cache-mode {settings.cache_mode} does not: leave --ray out, or see `dejakv estimate --ray`"
+        )
+    if settings.cache.error_bound is not None:
+        raise ConfigError("--error-bound is learned from one stream of requests: leave it or --ray out")
+    if store is not None and is_memory(store):
+        raise ConfigError(
+            f"--store {store!r} is the memory of one process: give a folder or a bucket, which the workers of --ray share"
+        )
+    if cluster.machines > 1 and store is None:
+        raise ConfigError(
+            "the workers of --ray are on several machines: give the --store that they share, such as s3://BUCKET/PREFIX"
+        )
+
+
+def _part(settings: RunSettings, chosen: Sequence[Sample], resume: bool) -> RunResult:
+    return run_chosen(settings, chosen, Progress(), resume=resume)
+
+
+def _merged(
+    settings: RunSettings, chosen: Sequence[Sample], rows: Sequence[Row], results: Sequence[RunResult]
+) -> RunResult:
+    """Writes and returns the run of all workers."""
+    each = [result.summary for result in results]
+    settings = replace(
+        settings,
+        implied=(
+            *settings.implied,
+            f"{len(each)} workers on Ray shared the store and ran side by side, each with every {len(each)}th sample; prefix caching is each worker's own",
+        ),
+    )
+    if settings.output is not None:
+        log = SamplesLog(Path(settings.output), settings.named(), chosen)
+        for row in rows[len(log.rows) :]:
+            log.append(row)
+        log.close()
+    summary = summarize(rows, settings.model, settings.dataset, _sizes(each))
+    check_ran(summary["not_run"], len(rows))
+    label(summary, settings, chosen)
+    summary["measured"] = each[0]["measured"]
+    if not any(sample.media for sample in chosen):
+        shares = Shares()
+        for _, prepared in tokenized([one for one, row in zip(chosen, rows, strict=True) if not row.error], settings):
+            shares.add(prepared.token_ids, prepared.request.partition)
+        summary |= shares.figures
+    return RunResult(summary, tuple(rows), write_run(settings.output, summary))
+
+
+def _sizes(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the shared store, which the last worker saw whole, and sums of what each worker has or did."""
+    first = each[0]
+    sizes: dict[str, Any] = {"workers": len(each)}
+    for name in ("store_bytes", "store_entries"):
+        if name in first:
+            sizes[name] = max(one[name] for one in each)
+    if "store_bytes" in sizes:
+        sizes["bytes_per_chunk"] = round(sizes["store_bytes"] / sizes["store_entries"]) if sizes["store_entries"] else 0
+        sizes["started_with_chunks"] = min(one["started_with_chunks"] for one in each)
+        sizes |= {name: sum(one[name] for one in each) for name in ("index_bytes", "corrupt")}
+    for name in ("evictions", "failed_writes", "hook_counts"):
+        if name in first:
+            sizes[name] = dict(sum((Counter(one[name]) for one in each), Counter[str]()))
+    return sizes
+
+
+class RequestsOn:
+    """The requests of a log, read and counted on a cluster: as `estimate.Requests`. Ray Data reads the file in parts; tenants share nothing,
+    so each is counted by one task, and every setting by a task of its own. The order of arrival is that of one process."""
+
+    def __init__(
+        self, cluster: Cluster, file: Log | None, settings: RunSettings, label_with: str | None, watch: Progress
+    ) -> None:
+        import ray.data
+
+        if file is None:
+            raise ConfigError(f"--ray reads a file in parts, and {settings.dataset!r} is a data set: leave --ray out")
+
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        self._cluster = cluster
+        gpus = int(label_with is not None and cluster.gpus > 0)
+        parts = ray.data.from_items([{"part": part} for part in file.parts(PART)])
+        read: Any = partial(_read, settings=settings, label_with=label_with)
+        data = parts.map_batches(read, batch_size=1, num_gpus=gpus).materialize()
+        lines = sorted(_light(data))
+        requests = [line for line in lines if line[1] == "request"]
+        self.more = len(requests) > settings.max_samples
+        last = requests[settings.max_samples][0] if self.more else math.inf
+        for place, kind, what, *_ in lines:
+            if place <= last:
+                file.count(place, _COUNTED[kind](what))
+            if kind == "failed" and place < last:
+                raise InputError(what)
+        used = requests[: settings.max_samples]
+        self.count = len(used)
+        self.texts = sum(text for *_, text, _ in used)
+        self.labelled = sum(labelled for *_, labelled in used)
+        by_time = not any(math.isnan(time) for _, _, _, _, time, _, _ in used)
+        self._blocks = data.to_arrow_refs()
+        self._taken = [
+            (tenants, last, by_time) for tenants in _balanced(Counter(line[3] for line in used), cluster.cpus)
+        ]
+        found = cluster.all(_savings, [(*taken, *self._blocks) for taken in self._taken], model=False)
+        self.savings = sum(found, Savings())
+
+    def tallies(
+        self, tries: Sequence[SemanticCacheConfig], encoder: TextEncoder | None, watch: Progress
+    ) -> list[Counter[str]]:
+        """As `estimate.Requests.tallies`."""
+        import ray
+
+        vectors = ray.put(self._vectors(encoder) if encoder is not None else None)
+        items = [(config, vectors, *taken, *self._blocks) for config in tries for taken in self._taken]
+        found: dict[int, Counter[str]] = {}
+        for one in self._cluster.each(_tally, items, model=False):
+            found.update([_raised(one)])
+            watch.sample(len(found), len(items), None)
+        size = len(self._taken)
+        return [sum((found[n * size + k] for k in range(size)), Counter[str]()) for n in range(len(tries))]
+
+    def _vectors(self, encoder: TextEncoder) -> dict[str, Any]:
+        """The vector of each text that levels compare. A model's own embeddings are looked up here, where the model is."""
+        import ray
+
+        texts = sorted(
+            {
+                text
+                for found in self._cluster.all(_texts, [(*taken, *self._blocks) for taken in self._taken], model=False)
+                for text in found
+            }
+        )
+        if isinstance(encoder, ModelTextEncoder):
+            return _encoded(encoder, texts)
+        held = ray.put(encoder)
+        slices = [(held, texts[n :: self._cluster.cpus]) for n in range(self._cluster.cpus)]
+        return {text: vector for some in self._cluster.all(_encoded, slices) for text, vector in some.items()}
+
+
+_COUNTED: dict[str, Callable[[str], Any]] = {
+    "request": lambda what: Entry(0, what),  # pyright: ignore[reportArgumentType]
+    "broken": str,
+    "failed": str,
+    "skipped": lambda _: None,
+}
+_LIGHT = ("place", "kind", "what", "tenant", "time", "text", "labelled")
+
+
+def _light(data: Any) -> Iterator[tuple[Any, ...]]:
+    for batch in data.select_columns(list(_LIGHT)).iter_batches(batch_size=None, batch_format="numpy"):
+        yield from zip(*(batch[name].tolist() for name in _LIGHT), strict=True)
+
+
+def _read(batch: Mapping[str, Any], settings: RunSettings, label_with: str | None) -> Iterator[dict[str, list[Any]]]:
+    """A part of a log as rows: a line each, its request without the text, and the text as tokens."""
+    for part in batch["part"]:
+        rows = list(_rows(part, settings, label_with))
+        for begin in range(0, len(rows), ROWS):
+            some = list(zip(*rows[begin : begin + ROWS], strict=True))
+            yield {name: list(column) for name, column in zip((*_LIGHT, "entry", "asked"), some, strict=True)}
+
+
+def _rows(part: Log, settings: RunSettings, label_with: str | None) -> Iterator[tuple[Any, ...]]:
+    lines = list(part.read())
+    samples = [found.sample for _, found in lines if isinstance(found, Entry) and found.sample is not None]
+    place = part.first
+    try:
+        if label_with is not None:
+            samples = labelled_by(label_with, samples, Progress(), raw_prompts=settings.raw_prompts)
+        asked = asked_of(samples, settings)
+        for place, found in lines:
+            if not isinstance(found, Entry):
+                kind = "skipped" if found is None else "broken"
+                yield place, kind, found or "", "", math.nan, False, False, None, None
+                continue
+            one = next(asked) if found.sample is not None else None
+            time = math.nan if found.time is None else found.time
+            known = one is not None and one.answer is not None
+            yield (
+                place,
+                "request",
+                found.format,
+                found.tenant,
+                time,
+                one is not None,
+                known,
+                replace(found, sample=None),
+                one,
+            )
+    except DejaKVError as error:
+        yield place, "failed", str(error), "", math.nan, False, False, None, None
+
+
+def _balanced(requests: Mapping[str, int], tasks: int) -> list[list[str]]:
+    """Tenants in lists of nearly as many requests each."""
+    lists: list[tuple[int, int, list[str]]] = [(0, n, []) for n in range(min(tasks, len(requests)))]
+    for name, count in sorted(requests.items(), key=lambda item: (-item[1], item[0])):
+        total, number, names = min(lists)
+        lists[number] = (total + count, number, [*names, name])
+        lists.sort(key=lambda one: one[1])
+    return [names for _, _, names in lists]
+
+
+def _taken(tenants: list[str], last: float, by_time: bool, blocks: Sequence[Any]) -> list[tuple[Entry, Asked | None]]:
+    """These tenants' requests in the order of their arrival."""
+    found: list[tuple[Entry, Asked | None]] = []
+    wanted = set(tenants)
+    for block in blocks:
+        lines = zip(*(block[name].to_pylist() for name in ("tenant", "kind", "place")), strict=True)
+        mine = [
+            n for n, (name, kind, place) in enumerate(lines) if kind == "request" and name in wanted and place < last
+        ]
+        some = block.take(np.array(mine, np.int64))
+        found += zip(some["entry"].to_pylist(), some["asked"].to_pylist(), strict=True)
+    return sorted(found, key=lambda one: ((one[0].time or 0.0) if by_time else 0.0, one[0].place))
+
+
+def _savings(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> Savings:
+    savings = Savings()
+    for entry, one in _taken(tenants, last, by_time, blocks):
+        savings.add_trace(entry) if one is None else savings.add(one.prepared.token_ids, entry)
+    return Savings() + savings
+
+
+def _texts(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> set[str]:
+    found = {
+        varying_part(one.prepared.request.chunk) for _, one in _taken(tenants, last, by_time, blocks) if one is not None
+    }
+    return found - {""}
+
+
+def _encoded(encoder: TextEncoder, texts: Sequence[str]) -> dict[str, Any]:
+    return {text: encoder.encode(text) for text in texts}
+
+
+def _tally(
+    config: SemanticCacheConfig,
+    vectors: Mapping[str, Any] | None,
+    tenants: list[str],
+    last: float,
+    by_time: bool,
+    *blocks: Any,
+) -> Counter[str]:
+    asked = [one for _, one in _taken(tenants, last, by_time, blocks) if one is not None]
+    encoder = text_encoder("model", embed=vectors.__getitem__, fingerprint="ray") if vectors is not None else None
+    return tally(asked, config, encoder)

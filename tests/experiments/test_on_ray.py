@@ -1,0 +1,136 @@
+"""Ray, on a cluster of this machine with two cores: results are those of one process."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from typer.testing import CliRunner
+
+from dejakv.cli.main import typer_app
+from dejakv.errors import ConfigError, MissingExtraError
+from dejakv.experiments import on_ray
+from dejakv.experiments.estimate import estimate
+from dejakv.experiments.on_ray import Cluster, RequestsOn, experiments_on, run_on
+from dejakv.experiments.run import run
+from dejakv.experiments.settings import settings_from
+from dejakv.experiments.summary import Progress
+from dejakv.experiments.sweep import sweep
+from dejakv.experiments.sweep_log import logged
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error:::dejakv")]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    ray.init(
+        "local",
+        num_cpus=2,
+        object_store_memory=80_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    yield Cluster.connect("local")
+    ray.shutdown()
+
+
+def test_an_estimate_is_that_of_one_process(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "Ann lives in Paris. Bob lives in Rome. " * 6
+    lines = [
+        json.dumps({"prompt": f"{name} asks: {text}", "answer": "Rome", "user": f"u{n % 3}", "timestamp": 100 - n})
+        for n, name in enumerate(("Cid", "Dan", "Cid", "Ann", "cid", "Dan", "Ann", "Bob", "Cid", "Eve"))
+    ]
+    lines.insert(2, "{broken")
+    lines.insert(5, "INFO 01-02 03:04:05 [api_server.py:1] started")
+    lines.insert(12, "neither")
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(lines))
+    monkeypatch.setattr(on_ray, "PART", 700)
+    for most in (100, 9):
+        wanted = estimate(log, "docs-lm", max_samples=most)
+        found = estimate(log, "docs-lm", max_samples=most, reading=partial(RequestsOn, cluster))
+        assert found == wanted
+        assert (found["samples"], found["broken"]) == ((10, 2), (9, 1))[most == 9]
+    assert {row["level"] for row in found["rows"]} == {"exact", "exact_text", "semantic_text"}
+
+
+def test_a_data_set_is_not_read_in_parts(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="--ray reads a file in parts, and 'sessions' is a data set"):
+        estimate("sessions", "docs-lm", reading=partial(RequestsOn, cluster))
+
+
+def facts(rows: Any) -> list[Any]:
+    """What samples got, without times and without what another order of requests changes."""
+    return [(row.sample_id, {arm: outcome.text for arm, outcome in row.arms.items()}) for row in rows]
+
+
+def test_workers_of_a_run_share_a_store_and_their_rows_are_merged(cluster: Cluster, tmp_path: Path) -> None:
+    given = {"max_samples": 9, "max_new_tokens": 2, "arms": ("none", "cache")}
+    settings = settings_from(
+        "docs", {**given, "output": str(tmp_path / "run")}, {"reuse": "exact", "store": str(tmp_path / "store")}
+    )
+    found = run_on(cluster, settings, Progress(), workers=2)
+    wanted = run(settings_from("docs", given, {"reuse": "exact"}))
+    assert facts(found.rows) == facts(wanted.rows)
+    assert found.summary["workers"] == 2
+    assert found.summary["arms"]["none"]["prompt_tokens"] == wanted.summary["arms"]["none"]["prompt_tokens"]
+    assert found.summary["share_prefix"] == wanted.summary["share_prefix"]
+    again = run_on(cluster, settings, Progress(), workers=2)
+    assert again.earlier
+    assert again.summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+
+    settings = settings_from("docs", given, {"reuse": "exact", "store": str(tmp_path / "store")})
+    second = run_on(cluster, settings, Progress(), workers=2)
+    assert second.summary["started_with_chunks"] == found.summary["store_entries"]  # of both workers
+    assert all(row.arms["cache"].record.method == "exact" for row in second.rows)  # whoever stored it
+
+
+@pytest.mark.parametrize(
+    ("run_part", "cache_part", "says"),
+    [
+        ({"cache_mode": "dry-run"}, {}, "--ray runs a model, and --cache-mode dry-run does not"),
+        ({}, {"store": "memory:"}, "is the memory of one process"),
+        ({}, {"error_bound": 0.1, "reuse": "adopt"}, "--error-bound is learned from one stream"),
+    ],
+)
+def test_what_one_stream_needs_is_refused(cluster: Cluster, run_part: Any, cache_part: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        run_on(cluster, settings_from("docs", run_part, cache_part), Progress())
+
+
+def test_a_sweep_has_the_lines_of_one_process(cluster: Cluster, tmp_path: Path) -> None:
+    spec = {
+        "defaults": {"preset": "docs", "max_samples": 6, "cache_mode": "dry-run"},
+        "grid": {"similarity_threshold": [0.6, 0.9]},
+        "experiments": [{"name": "broken", "dataset": "jsonl", "dataset_path": str(tmp_path / "none")}],
+    }
+    sweep(spec, tmp_path / "one.json")
+    sweep(spec, tmp_path / "ray.json", lines=experiments_on(cluster))
+    one, many = (sorted(logged(tmp_path / name), key=lambda line: line["name"]) for name in ("one.json", "ray.json"))
+    assert [line["name"] for line in many if line["error"]] == ["broken"]
+    assert many == one
+
+
+def test_a_worker_that_dies_and_a_missing_extra_are_errors_of_ours(cluster: Cluster) -> None:
+    (_, died), *_ = cluster.each(os._exit, [(3,)])
+    assert isinstance(died, ConfigError)
+    assert "a worker of Ray ended" in str(died)
+    ((_, missing),) = cluster.each(_without_an_extra, [()])
+    assert "pip install" in str(missing)
+
+
+def _without_an_extra() -> None:
+    raise MissingExtraError("usearch", "hnsw", "an index")
+
+
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = CliRunner().invoke(typer_app, ["estimate", "--ray", "log.jsonl"])
+    assert isinstance(result.exception, MissingExtraError)
+    assert "--ray needs the package 'ray' (extra ray): python -m pip install 'ray" in str(result.exception)
