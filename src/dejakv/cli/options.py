@@ -19,10 +19,10 @@ FORMER_OPTIONS = {new: (f"--{old.replace('_', '-')}",) for old, new in FORMER.it
 _WITH_COMMAS = ("arms", "costs")
 
 
-def ray_option(panel: str | None = None) -> Any:
+def ray_option(panel: str | None = None, *, hidden: bool = False) -> Any:
     """`--ray [ADDRESS]`; `main` gives the address `local` where none is given."""
     text = "Work on a cluster of Ray: HOST:PORT, ray://HOST:PORT or auto; without an address on one of this machine. Paths must mean the same on all its machines."
-    return typer.Option("--ray", metavar="[ADDRESS]", help=text, rich_help_panel=panel)
+    return typer.Option("--ray", metavar="[ADDRESS]", help=text, rich_help_panel=panel, hidden=hidden)
 
 
 def help_all(context: typer.Context, wanted: bool) -> None:

@@ -61,13 +61,14 @@ def _run(
             "--brief", help="Print the result alone, and write report.html into --output.", rich_help_panel="Output"
         ),
     ] = False,
-    ray: Annotated[str | None, ray_option("Run")] = None,
+    ray: Annotated[str | None, ray_option("Run", hidden=True)] = None,
     ray_workers: Annotated[
         int,
         typer.Option(
             min=0,
             help="Workers of --ray, which share the samples (each takes every Nth) and one store; 0: one for each GPU, else each core.",
             rich_help_panel="Run",
+            hidden=True,
         ),
     ] = 0,
     set_: Set = None,

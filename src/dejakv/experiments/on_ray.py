@@ -23,7 +23,7 @@ from dejakv.datasets.base import Sample
 from dejakv.datasets.log import Entry, Log
 from dejakv.errors import ConfigError, DejaKVError, InputError, MissingExtraError
 from dejakv.experiments.compare import check_ran
-from dejakv.experiments.estimate import Asked, asked_of, labelled_by, tally
+from dejakv.experiments.estimate import Asked, Requests, asked_of, labelled_by, tally
 from dejakv.experiments.output import write_run
 from dejakv.experiments.run import RunResult, chosen_samples, label, output_locked, run_chosen
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
@@ -247,7 +247,7 @@ def _sizes(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return sizes
 
 
-class RequestsOn:
+class RequestsOn(Requests):
     """The requests of a log, read and counted on a cluster: as `estimate.Requests`. Ray Data reads the file in parts; tenants share nothing,
     so each is counted by one task, and every setting by a task of its own. The order of arrival is that of one process."""
 
