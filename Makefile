@@ -8,7 +8,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # what `make test-fast` runs: no server, no vLLM, no model but docs-lm
 FAST := $(wildcard tests/test_*.py tests/find tests/levels tests/guards tests/index tests/store tests/trust tests/reuse tests/testing tests/encoder_cache)
 
-.PHONY: demo dist docs workloads ablation test test-fast test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
+.PHONY: demo dist docs models-page workloads ablation test test-fast test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
 
 ## the main job: prompts of a real workload through a real language model, with prefix caching and with DejaKV; about three minutes on two free cores
 demo: $(VENV)/.model
@@ -62,6 +62,13 @@ dist: $(VENV)/.installed-dev
 ## the documentation as a site in build/site, which is opened without a server or a network; a broken link stops it
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+## docs/reference/models.md, from a run of the tests that show a model; half an hour
+models-page: export DEJAKV_RECORD = docs/reference/models.json
+models-page: $(VENV)/.installed-dev $(VENV)/.model .venv-vllm/.installed
+	$(OFFLINE) $(BIN)/python -m pytest tests --ignore=tests/engines/vllm -m shows
+	$(OFFLINE) $(VLLM_BIN)/python -m pytest tests/engines/vllm -m shows
+	$(BIN)/python -m scripts.reference_pages
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

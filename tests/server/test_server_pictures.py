@@ -43,6 +43,7 @@ def runs(client: TestClient, key: str) -> float:
     return stats["encoder"]["visual_cache_misses"]
 
 
+@pytest.mark.shows("exact", "encoder", model="shapes-vlm")
 def test_one_picture_many_questions_two_tenants(client: TestClient) -> None:
     first = ask(client, QUESTIONS[0], PICTURE.data, "alpha")
     assert first["dejakv"]["reuse"] == "none"

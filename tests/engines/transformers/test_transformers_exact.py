@@ -36,6 +36,7 @@ def logits(engine: TransformersEngine, prepared: Prepared, start: tuple[list[Chu
     return torch.cat(done.details["output"].logits)
 
 
+@pytest.mark.shows("exact")
 @pytest.mark.parametrize("name", TEXT)
 def test_reused_prefix_gives_the_uncached_logits(name: str) -> None:
     engine = text_engine(name)
@@ -97,6 +98,7 @@ def test_capture_holds_the_prompt_only_and_a_hit_captures_the_same() -> None:
     np.testing.assert_allclose(one.data, two.data, atol=1e-5)
 
 
+@pytest.mark.shows("exact", model="llama")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_reuses_whole_pieces_and_gives_the_same_bits(dtype: torch.dtype) -> None:
     engine = text_engine("llama", dtype)

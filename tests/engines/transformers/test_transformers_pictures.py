@@ -103,6 +103,7 @@ def test_answers_equal_those_of_transformers(name: str, sampling: Sampling) -> N
         assert list(begun(engine, prepared, chunk, tokens).token_ids) == expected
 
 
+@pytest.mark.shows("exact")
 @pytest.mark.parametrize("name", IMAGES)
 def test_every_split_gives_the_logits_of_transformers(name: str) -> None:
     engine = image_engine(name, VisualKVCache())
@@ -117,6 +118,7 @@ def test_every_split_gives_the_logits_of_transformers(name: str) -> None:
         assert (got - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max())), tokens
 
 
+@pytest.mark.shows("encoder")
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_known_picture_never_runs_the_tower_again(name: str) -> None:
     engine = image_engine(name, VisualKVCache())

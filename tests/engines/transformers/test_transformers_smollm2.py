@@ -44,6 +44,7 @@ def chunk_of(engine: TransformersEngine, prepared: Prepared) -> Chunk:
     return Chunk(meta, tensor)
 
 
+@pytest.mark.shows("exact", model="SmolLM2-135M-Instruct")
 def test_exact_through_the_pipeline(engine: TransformersEngine) -> None:
     """Twice the same request, and one that shares its beginning: the cache's answers are those without it."""
     cache = build_cache(SemanticCacheConfig(semantic_text=False), engine)
@@ -67,6 +68,7 @@ def test_blending_an_identical_donor_is_exact(engine: TransformersEngine) -> Non
     assert got.token_ids == engine.run(prepared).token_ids
 
 
+@pytest.mark.shows("blend", model="SmolLM2-135M-Instruct")
 def test_blending_moved_passages_computes_a_part_and_stays_near(engine: TransformersEngine) -> None:
     """Passages in another order: fewer rows, and a first token nearer to full prefill's than another prompt's is."""
     donor = engine.prepare(request(PASSAGES[:4]))

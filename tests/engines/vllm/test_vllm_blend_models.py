@@ -31,11 +31,11 @@ SIZE = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 LONG = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10_000.0}
 MODELS: dict[str, Any] = {
-    "norms of queries and keys": transformers.Qwen3Config(**SIZE),
-    "a mixture of experts": transformers.Qwen3MoeConfig(**SIZE, **EXPERTS, decoder_sparse_step=1, norm_topk_prob=True),
-    "one matrix for all inputs": transformers.Phi3Config(**SIZE, pad_token_id=0),
-    "half of each head rotated": transformers.StableLmConfig(**SIZE, partial_rotary_factor=0.5),
-    "stretched positions": transformers.Qwen3Config(**SIZE, rope_parameters=LONG),
+    "qwen3": transformers.Qwen3Config(**SIZE),  # norms of queries and keys
+    "qwen3_moe": transformers.Qwen3MoeConfig(**SIZE, **EXPERTS, decoder_sparse_step=1, norm_topk_prob=True),
+    "phi3": transformers.Phi3Config(**SIZE, pad_token_id=0),  # one matrix for all inputs
+    "stablelm": transformers.StableLmConfig(**SIZE, partial_rotary_factor=0.5),  # half of each head rotated
+    "qwen3+yarn": transformers.Qwen3Config(**SIZE, rope_parameters=LONG),
 }
 
 
@@ -47,6 +47,7 @@ def built(folder: Path, config: Any) -> Path:
     return folder
 
 
+@pytest.mark.shows("blend")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_other_builds_are_blended(name: str, tmp_path: Path) -> None:
     """With every row computed the answer is that of full computation. With fewer, the rows that stay are the donor's, moved."""
@@ -74,6 +75,7 @@ def test_models_of_other_builds_are_blended(name: str, tmp_path: Path) -> None:
         assert again.told["method"] == "none"
 
 
+@pytest.mark.shows("blend", model="gpt2", told="refused")
 def test_a_model_without_rotary_positions_is_refused_at_start(tmp_path: Path) -> None:
     """With the remedy, and so that another engine may start afterwards."""
     size = {"vocab_size": 512, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 1024}

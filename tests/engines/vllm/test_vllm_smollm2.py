@@ -29,6 +29,7 @@ def ids(tokenizer: Any, order: list[int]) -> list[int]:
     return tokenizer(text)["input_ids"]
 
 
+@pytest.mark.shows("exact", "blend", model="SmolLM2-135M-Instruct")
 def test_exact_hits_answer_alike_and_moved_passages_are_blended(smollm2: Path, tokenizer: Any) -> None:
     first, moved = ids(tokenizer, [0, 1, 2]), ids(tokenizer, [2, 0, 1])
     with running(smollm2, BLENDING, worker_extension_cls=EXTENSION) as engine:
@@ -45,6 +46,7 @@ def test_exact_hits_answer_alike_and_moved_passages_are_blended(smollm2: Path, t
         assert blended.tokens[:1] == full.tokens[:1]
 
 
+@pytest.mark.shows("exact", model="SmolLM2-135M-Instruct", dtype="bfloat16")
 def test_bfloat16_serves_exact_hits(smollm2: Path, tokenizer: Any) -> None:
     prompt = ids(tokenizer, [0, 1])
     with running(smollm2, dtype="bfloat16") as engine:

@@ -13,6 +13,7 @@ from dejakv.errors import ConfigError
 PROMPTS = [tokens(600 + 13 * number, 50 + number) for number in range(6)]
 
 
+@pytest.mark.shows("exact")
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt-oss", "deepseek", "fp8"])
 def test_hits_are_exact(name: str, tmp_path: Path) -> None:
     """Prompts of ten windows. vLLM turns its hybrid allocator off by itself."""
