@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from dejakv.store.base import CorruptChunk
 from dejakv.store.claim import GROUP, SEGMENT, SEGMENTS, TEMPORARY, file_of, is_our_file, open_file, own_folder
-from dejakv.store.remote.link import Link
 
 Bytes = NDArray[np.uint8]
 MAP_FROM_BYTES = 1 << 20
@@ -81,12 +80,6 @@ class Objects(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class Remote(Objects, Protocol):
-    """Objects of a service."""
-
-    link: Link
 
 
 class Memory:

@@ -35,6 +35,7 @@ from dejakv.store.counters import logger
 from dejakv.store.objects import Folder, Objects
 from dejakv.store.remote.feed import Announced, Feed
 from dejakv.store.remote.tiers import Copies, Tiers
+from dejakv.store.selection import Selection
 from dejakv.store.store import Store
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ def purge_place(place: str) -> int:
     removed = 0
     for one in stores_in(place):
         bucket = Bucket(str(one))
+        bucket.tombstones.write(Selection())
         names = list(bucket.list())
         bucket.delete(names)
         removed += len(names)

@@ -1,7 +1,7 @@
 """Brings the rows of a catalog and its objects together: when a store is opened, and of shared objects again and again."""
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -35,11 +35,19 @@ class Changed:
     damaged: int
 
 
-def reconcile(objects: Objects, catalog: Catalog, budget: Budget, now: float, news: News | None = None) -> Changed:
+def reconcile(
+    objects: Objects,
+    catalog: Catalog,
+    budget: Budget,
+    now: float,
+    news: News | None = None,
+    buried: Callable[[Iterable[Segment]], set[str]] | None = None,
+) -> Changed:
     """Finishes what killed processes were removing, indexes objects without a row, drops rows without an object, removes what has
     expired, and meets the budget.
 
-    news  what was put and removed, of shared objects; None: they are listed
+    news    what was put and removed, of shared objects; None: they are listed
+    buried  names of the objects among these that a purge takes
 
     An object that cannot be read now stays. One that another process is about to index may be indexed or removed: it sees
     that in its own transaction, and tries again. Raises: sqlite3.Error; Unknown if objects cannot be listed.
@@ -54,8 +62,12 @@ def reconcile(objects: Objects, catalog: Catalog, budget: Budget, now: float, ne
         # Another machine may have cut their state anew: such prompts are looked for once more.
         (last,) = sql.execute("SELECT coalesce(max(n), 0) FROM records").fetchone()
         torn = [_read_again(sql, n) for n in set(changes.descriptions(sql, lost)).difference(lost)]
-        gone = changes.evict(sql, lost)
+        gone, unlisted = changes.evict(sql, lost), list(unlisted)
+        purged = buried(segment for _, segment in unlisted if segment is not None) if buried else set[str]()
         for name, segment in (*unlisted, *filter(None, torn)):
+            if name in purged:
+                sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (name,))
+                continue
             try:
                 if segment is None:
                     raise CorruptChunk("it is damaged")

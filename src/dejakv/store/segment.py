@@ -59,6 +59,7 @@ class Segment:
     lineage      ids of what rows of a blend were computed from
     about        of other kinds than `kv`: the whole description (`records.encode_meta`)
     page         rows in each page of its state (`Tensor.page`); said where it is not 1
+    purges       how many purges of shared objects its writer knew when its put began; said where there were some
     due          when it may not be used any more, in seconds since 1970
     """
 
@@ -82,6 +83,7 @@ class Segment:
     checksum: str = ""
     nbytes: int = 0
     page: int = 1
+    purges: int = 0
 
     @property
     def due(self) -> float:
@@ -129,6 +131,7 @@ def encode(segment: Segment, tensor: Tensor) -> tuple[Segment, list[NDArray[np.u
     meta |= {name: json.dumps(getattr(segment, name)) for name in _JSON if name != "spans"}
     meta |= {name: seconds_text(getattr(segment, name)) for name in _SECONDS}
     meta |= {"page": str(segment.page)} if segment.page > 1 else {}
+    meta |= {"purges": str(segment.purges)} if segment.purges else {}
     meta["spans"] = json.dumps([[span.start, span.length, span.digest] for span in segment.spans])
     meta |= {"format": FORMAT, "prefix": segment.prefix.hex(), "about": base64.b64encode(segment.about).decode()}
     meta["index"] = _digest(meta, keys, segment.ids)
@@ -189,6 +192,7 @@ def described(read: Callable[[int], tuple[bytes, int]]) -> tuple[Segment, str, l
             **{name: meta[name] for name in _TEXT}, **plain, prefix=bytes.fromhex(meta["prefix"]),
             keys=tuple(keys[at : at + SIZE] for at in range(0, len(keys), SIZE)), ids=ids,
             about=base64.b64decode(meta["about"]), nbytes=size, page=int(meta.get("page", "1")),
+            purges=int(meta.get("purges", "0")),
         )  # fmt: skip
         kind = np.dtype(NUMPY_DTYPES[dtype])
         if math.prod(shape) * kind.itemsize != s1 - s0:

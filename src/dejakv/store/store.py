@@ -39,7 +39,7 @@ from dejakv.store.keys import Keys, prefix_id, prefix_of
 from dejakv.store.objects import Bytes, Late, Memory, Missing, Objects, Unknown
 from dejakv.store.reconcile import News, reconcile
 from dejakv.store.records import decode_meta
-from dejakv.store.remote.feed import Feed
+from dejakv.store.remote.feed import LIST, Feed
 from dejakv.store.remote.replicas import Follower
 from dejakv.store.remote.tiers import Tiers
 from dejakv.store.removal import Choose, loose, remove
@@ -79,6 +79,7 @@ class Store:
     ) -> None:
         self._objects = objects or Memory()
         self._far = self._objects if isinstance(self._objects, Tiers) and self._objects.shared else None
+        self._stones = self._far.tombstones if self._far is not None else None
         self._catalog = catalog or Catalog(None)
         self._budget = budget or Budget()
         self._gate = AdmissionGate(admission or Admission())
@@ -339,9 +340,12 @@ class Store:
         """Reconcile rows with objects, and meet the budget: what other machines put is found from then on. A store in a bucket does it
         again and again. False if the objects cannot be listed."""
         try:
-            changed = reconcile(self._objects, self._catalog, self._budget, self._clock(), news)
+            buried = None if self._stones is None else self._stones.buried
+            for stone in self._stones.look() if self._stones is not None and news is None else ():
+                self._purge(stone.selection)
+            changed = reconcile(self._objects, self._catalog, self._budget, self._clock(), news, buried)
             due = self._catalog.next_due()
-        except Unknown as error:
+        except (StoreError, Unknown) as error:
             logger.warning("the store is not compared with its objects: %s", error)
             return False
         for partition, why in changed.evicted:
@@ -441,6 +445,20 @@ class Store:
             raise StoreError(
                 "entries could not be removed (the objects cannot be listed): see that the store answers, and purge again"
             )
+        if self._stones is not None and selection.older_than is None and not dry_run:  # what is stored now is not older
+            try:
+                self._stones.write(selection, filter(None, map(self.meta, selection.donors)))
+            except Unknown as error:
+                raise StoreError(
+                    f"entries could not be removed ({error}): see that the store answers, and purge again"
+                ) from error
+            self.catch_up()  # what came meanwhile
+        purged = self._purge(selection, dry_run=dry_run)
+        if self._feed is not None and not dry_run:
+            self._feed.tell(LIST, [""])  # for the tombstone
+        return purged
+
+    def _purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         wanted: list[ChunkMeta] = []
         parts: list[int] = []
 
@@ -482,8 +500,9 @@ class Store:
 
     def _put(self, chunk: Chunk) -> None:
         uses = self._notes.take_uses()
+        purges = self._stones.number if self._stones is not None else 0
         try:
-            gone, evicted = write(self._objects, self._catalog, self._budget, chunk, self._clock(), uses)
+            gone, evicted = write(self._objects, self._catalog, self._budget, chunk, self._clock(), uses, purges)
         except BaseException:
             self._notes.put_back(uses)
             raise
@@ -494,6 +513,8 @@ class Store:
             self._notes.found(chunk.meta.id)
         if chunk.meta.ttl and self._background:
             self._worker.wake()
+        for stone in self._stones.since(purges) if self._stones is not None else ():
+            self._purge(stone.selection)  # it came while this was being stored
 
     # How it is read
 

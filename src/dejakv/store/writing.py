@@ -47,8 +47,11 @@ class _Work:
     tensors: list[Tensor]
 
 
-def write(objects: Objects, catalog: Catalog, budget: Budget, chunk: Chunk, now: float, uses: Uses) -> Written:
+def write(
+    objects: Objects, catalog: Catalog, budget: Budget, chunk: Chunk, now: float, uses: Uses, purges: int = 0
+) -> Written:
     """Stores a chunk, of a prompt's exact state only what no stored prefix has, and notes `uses`. Nothing has changed if it raises.
+    `purges`: see `Segment`.
 
     Raises: Refused, NoRoom, sqlite3.Error, Unknown, and StoreError or InputError for a chunk that is none.
     """
@@ -64,7 +67,7 @@ def write(objects: Objects, catalog: Catalog, budget: Budget, chunk: Chunk, now:
         segments: list[Segment] = []
         try:
             for segment, tensor in zip(work.segments, work.tensors, strict=True):
-                encoded, parts = encode(replace(segment, name=secrets.token_hex(16)), tensor)
+                encoded, parts = encode(replace(segment, name=secrets.token_hex(16), purges=purges), tensor)
                 segments.append(encoded)
                 objects.put(encoded.name, parts)
             with catalog.transaction() as sql:

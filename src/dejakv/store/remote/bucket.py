@@ -2,6 +2,7 @@
 
 <prefix>/dejakv-store.json              the marker: which format the objects have
 <prefix>/segments/NAME.safetensors      one object a segment
+<prefix>/tombstones/N                   see `tombstones`
 
 Objects are created and never written over (`If-None-Match`), so that replicas need no transaction. Credentials, region and endpoint are
 those of the environment, as `obstore` finds them. Other objects below the prefix are never read or removed.
@@ -11,7 +12,7 @@ import errno
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,7 @@ from dejakv.store.claim import FORMAT, MARKER, RANK, SEGMENT, SEGMENTS
 from dejakv.store.objects import Bytes, Missing, Unknown
 from dejakv.store.remote.breaker import Breaker
 from dejakv.store.remote.link import Link
+from dejakv.store.remote.tombstones import Tombstones
 
 _CLIENT = {"connect_timeout": "2s", "timeout": "20s", "allow_http": True}  # http only where the endpoint says so
 _RETRY = {
@@ -31,6 +33,7 @@ _RETRY = {
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1), "base": 2},
 }
+_TOMBSTONES = "tombstones"
 _DENIED = re.compile(r"401 Unauthorized|403 Forbidden|privileges")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _FULL = re.compile(r"507 Insufficient|QuotaExceeded|StorageFull|InsufficientStorage")
@@ -73,6 +76,7 @@ class Bucket:
         self._exists = AlreadyExistsError
         self._errors = (BaseError, OSError, ValueError)
         self._breaker = Breaker()
+        self.tombstones = Tombstones(self)
         try:
             options: Any = {"client_options": _CLIENT, "retry_config": _RETRY}
             self._store: Any = obstore.store.from_url(self.url, **options)
@@ -96,25 +100,26 @@ class Bucket:
         return self._read(read, name)
 
     def delete(self, names: Sequence[str]) -> None:
-        if not names:
-            return
-        try:
-            self._ask(lambda: self._store.delete([_path(name) for name in names]))
-        except FileNotFoundError:  # of one of them, and the others may be there still
-            for name in names:
-                with suppress(FileNotFoundError):
-                    self._ask(lambda name=name: self._store.delete(_path(name)))
+        self._delete([_path(name) for name in names])
 
     def list(self) -> Iterator[str]:
-        pages = self._store.list(f"{SEGMENTS}/")
-        try:
-            while (page := self._ask(lambda: next(pages, None))) is not None:
-                for found in page:
-                    file = str(found["path"]).rpartition("/")[2]
-                    if SEGMENT.fullmatch(file):
-                        yield file.removesuffix(".safetensors")
-        except FileNotFoundError as error:
-            raise _unknown(error) from error
+        for file in self._files(SEGMENTS):
+            if SEGMENT.fullmatch(file):
+                yield file.removesuffix(".safetensors")
+
+    def numbers(self) -> Iterator[int]:
+        """See `tombstones.Notes`."""
+        return (int(file) for file in self._files(_TOMBSTONES) if file.isascii() and file.isdigit())
+
+    def note(self, number: int) -> bytes:
+        path = f"{_TOMBSTONES}/{number}"
+        return self._read(lambda: bytes(self._store.get(path).bytes()), path)
+
+    def write_note(self, number: int, body: bytes) -> bool:
+        return self._create(f"{_TOMBSTONES}/{number}", body)
+
+    def drop_notes(self, numbers: Iterable[int]) -> None:
+        self._delete([f"{_TOMBSTONES}/{number}" for number in numbers])
 
     def ranks(self) -> Sequence[str]:
         """The addresses of stores of tensor-parallel ranks below this one."""
@@ -126,6 +131,25 @@ class Bucket:
 
     def close(self) -> None:
         pass
+
+    def _files(self, folder: str) -> Iterator[str]:
+        pages = self._store.list(f"{folder}/")
+        try:
+            while (page := self._ask(lambda: next(pages, None))) is not None:
+                for found in page:
+                    yield str(found["path"]).rpartition("/")[2]
+        except FileNotFoundError as error:
+            raise _unknown(error) from error
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        if not paths:
+            return
+        try:
+            self._ask(lambda: self._store.delete(paths))
+        except FileNotFoundError:  # of one of them, and the others may be there still
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    self._ask(lambda path=path: self._store.delete(path))
 
     def _create(self, path: str, data: bytes) -> bool:
         try:

@@ -8,21 +8,23 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachetools import FIFOCache
 
 from dejakv.errors import MissingExtraError, StoreError
 from dejakv.settings import shown
 from dejakv.store.counters import logger
-from dejakv.store.objects import Remote
+
+if TYPE_CHECKING:
+    from dejakv.store.remote.bucket import Bucket
 
 _KEPT = 100_000
 """Events in the stream."""
 _UNSENT = 10_000
 _WAIT_MS = 500
 _BATCH = 1000
-_LIST = "list"
+LIST = "list"
 
 
 class Away(Exception):
@@ -60,11 +62,11 @@ class Feed:
             ) from error
 
     def tell(self, what: str, names: Sequence[str]) -> None:
-        """Tells the others that objects were `put` or `removed`. What cannot be told now is told with the next."""
+        """Tells the others that objects were `put` or `removed`, or that they are to list them. What cannot be told now is told with the next."""
         with self._lock:
             if len(self._unsent) + len(names) > _UNSENT:
                 self._unsent.clear()
-                names, what = [""], _LIST
+                names, what = [""], LIST
             self._unsent.extend((what, name) for name in names)
             try:
                 pipeline = self._client.pipeline()
@@ -94,7 +96,7 @@ class Feed:
             name, what = event.get("name", ""), event.get("what")
             if event.get("by") == self._own:
                 continue
-            if what == _LIST:
+            if what == LIST:
                 self._unsure = True
             elif what == "put":
                 put.add(name)
@@ -115,8 +117,8 @@ class Feed:
 class Announced:
     """Objects whose changes are told to others."""
 
-    def __init__(self, objects: Remote, feed: Feed) -> None:
-        self.shared, self.link = objects.shared, objects.link
+    def __init__(self, objects: "Bucket", feed: Feed) -> None:
+        self.shared, self.link, self.tombstones = objects.shared, objects.link, objects.tombstones
         self._objects, self._feed = objects, feed
         self.get, self.head, self.sweep = objects.get, objects.head, objects.sweep
 

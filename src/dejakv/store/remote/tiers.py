@@ -19,6 +19,7 @@ from dejakv.store.counters import logger
 from dejakv.store.memory import MemoryTier
 from dejakv.store.objects import Bytes, Folder, Late, Missing, Objects, Unknown
 from dejakv.store.remote.link import AT_ONCE, Link
+from dejakv.store.remote.tombstones import Tombstones
 from dejakv.store.segment import opened
 
 
@@ -103,6 +104,7 @@ class Tiers:
         self._held = MemoryTier[str, Bytes](max_bytes)
         self._lock = threading.Lock()
         self._link: Link | None = getattr(objects, "link", None)
+        self.tombstones: Tombstones | None = getattr(objects, "tombstones", None)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="dejakv-fetch")
         self._reads: dict[str, Future[Bytes]] = {}
         """Under way: who wants the same waits for it."""

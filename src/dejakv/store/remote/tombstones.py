@@ -1,0 +1,142 @@
+"""Tells all machines of a bucket what was purged, so that what was being stored in that moment leaves too.
+
+<prefix>/tombstones/N    what purge N took; created before anything is removed
+
+An object says how many purges its writer knew when its put began (`Segment.purges`). Who finds one that a later purge takes removes it.
+No clock is compared with another machine's.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dejakv.store.base import ChunkMeta, CorruptChunk
+from dejakv.store.keys import Keys, prefix_id, prefix_of
+from dejakv.store.objects import Missing
+from dejakv.store.records import decode_meta
+from dejakv.store.segment import Segment
+from dejakv.store.selection import Selection, chosen
+
+KEPT_SECONDS = 3600.0
+"""An upload ends within two minutes: by its client's limit, tried three times."""
+
+
+class Notes(Protocol):
+    """Small objects with numbers, beside the segments of a bucket. Methods raise `Unknown`."""
+
+    def numbers(self) -> Iterable[int]: ...
+
+    def note(self, number: int) -> bytes:
+        """Raises: Missing"""
+        ...
+
+    def write_note(self, number: int, body: bytes) -> bool:
+        """False if there is one."""
+        ...
+
+    def drop_notes(self, numbers: Iterable[int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Tombstone:
+    """One purge. `ends`: ids of the prefixes that purged prompts are (`prefix_id`), by which those that begin with them are known."""
+
+    number: int
+    selection: Selection
+    ends: frozenset[str] = frozenset()
+
+    @property
+    def body(self) -> bytes:
+        one = self.selection
+        media = sorted(map(list, one.media))
+        said: dict[str, Any] = {"partition": one.partition, "epoch": one.epoch, "donors": one.donors, "media": media}
+        return json.dumps({**said, "ends": sorted(self.ends)}).encode()
+
+    @classmethod
+    def read(cls, number: int, body: bytes) -> "Tombstone":
+        """Raises: ValueError, KeyError or TypeError for another object."""
+        said = json.loads(body)
+        media = frozenset((str(partition), str(digest)) for partition, digest in said["media"])
+        selection = Selection(said["partition"], said["epoch"], tuple(said["donors"]), media=media)
+        return cls(number, selection, frozenset(said["ends"]))
+
+    def takes(self, found: Iterable[Segment]) -> Iterator[str]:
+        """Names of those that were being stored when it was written."""
+        named = self.selection.donors or self.selection.media
+        late = [one for one in found if one.purges < self.number and self._in_scope(one)]
+        ids, keys = set(self.selection.donors), {prefix[1] for end in self.ends if (prefix := prefix_of(end))}
+        ids |= {one.record for one in late if one.about and self._takes_record(one)}
+        for one in late:
+            if not named or one.record in ids or not ids.isdisjoint(one.lineage) or not keys.isdisjoint(one.keys):
+                yield one.name
+
+    def _in_scope(self, one: Segment) -> bool:
+        return self.selection.takes(one.partition, one.epoch, one.created, one.created)
+
+    def _takes_record(self, one: Segment) -> bool:
+        try:
+            meta = decode_meta(one.about)
+        except CorruptChunk:
+            return False
+        return bool(chosen([meta], self.selection, one.created)) or not self.ends.isdisjoint(_prefixes(meta, self.ends))
+
+
+class Tombstones:
+    """The tombstones that a machine knows.
+
+    number  of the last one that was carried out here; 0: none
+    clock   seconds that only grow
+    """
+
+    def __init__(self, notes: Notes, clock: Callable[[], float] = time.monotonic) -> None:
+        self.number = 0
+        self._looked = False
+        self._notes, self._clock = notes, clock
+        self._known: dict[int, tuple[Tombstone, float]] = {}
+
+    def look(self) -> list[Tombstone]:
+        """Those that are new since the last call. Old ones leave, but for the last, which has the count. Raises: Unknown"""
+        there, new, now = sorted(self._notes.numbers()), list[Tombstone](), self._clock()
+        for number in there:
+            if number not in self._known:
+                with suppress(Missing, ValueError, KeyError, TypeError):
+                    self._known[number] = (Tombstone.read(number, self._notes.note(number)), now)
+                    new.append(self._known[number][0])
+        old = [n for n in there[:-1] if n in self._known and self._known[n][1] + KEPT_SECONDS < now]
+        self._notes.drop_notes(old)
+        self._known = {n: known for n, known in self._known.items() if n in there and n not in old}
+        first, self._looked, self.number = not self._looked, True, max([self.number, *there])
+        return [] if first else new
+
+    def write(self, selection: Selection, purged: Iterable[ChunkMeta] = ()) -> Tombstone:
+        """Writes the next one. `purged`: prompts that the selection names. Raises: Unknown"""
+        ends = {prefix_id(one.num_tokens, _key(one, one.num_tokens)) for one in purged if one.num_tokens}
+        number = max([self.number, *self._notes.numbers()])
+        while True:
+            number += 1
+            made = Tombstone(number, selection, frozenset(ends))
+            if self._notes.write_note(number, made.body):
+                self._known[number], self.number = (made, self._clock()), number
+                return made
+
+    def since(self, number: int) -> list[Tombstone]:
+        """Those after `number` that are known."""
+        return [one for n, (one, _) in sorted(self._known.items()) if n > number]
+
+    def buried(self, found: Iterable[Segment]) -> set[str]:
+        """Names of the objects among these that a purge takes."""
+        segments = list(found)
+        return {name for one in self.since(0) for name in one.takes(segments)}
+
+
+def _key(meta: ChunkMeta, tokens: int) -> bytes:
+    return Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans).at(tokens)
+
+
+def _prefixes(meta: ChunkMeta, ends: Iterable[str]) -> set[str]:
+    """Ids of the prefixes of a prompt that are as long as these."""
+    lengths = {prefix[0] for end in ends if (prefix := prefix_of(end)) and prefix[0] <= meta.num_tokens}
+    return {prefix_id(length, _key(meta, length)) for length in lengths}

@@ -1,0 +1,51 @@
+"""Engines on one bucket: what one computed another loads, and not where that takes longer than computing."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from toy_engine import ToyEngine, answer
+from vllm_harness import tokens
+
+from dejakv.decide.costs import Rate
+from dejakv.engines.base import LATE
+from dejakv.engines.vllm.lookups import Pace
+from dejakv.engines.vllm.scheduler import FAR
+from dejakv.store.remote.bucket import Bucket
+from dejakv.store.remote.link import Link
+
+Start = Callable[..., ToyEngine]
+PROMPT = tokens(150, 31)
+
+
+def test_a_load_from_a_bucket_has_a_deadline(toy: Start, bucket: str, monkeypatch: Any) -> None:
+    """The time in which the tokens are computed; a read that is known to take longer is not begun."""
+    one = toy({"store": bucket})
+    first = one.ask(PROMPT)
+    one.settle()
+    go, real, asked = threading.Event(), Bucket.get, list[str]()
+
+    def slow(self: Bucket, name: str) -> Any:
+        asked.append(name)
+        assert go.wait(60)
+        return real(self, name)
+
+    monkeypatch.setattr(Bucket, "get", slow)
+    two = toy({"store": bucket, "memory_bytes": 0})
+    truth = answer(PROMPT, 1, two.weight)
+    lookups = two.scheduler.connector.scheduler_side.lookups
+    store, lookups.pace = lookups.cache.store, Pace(_row=Rate(1e-4))
+    late = two.ask(PROMPT, no_store=True)
+    assert (late.told["method"], late.told["reason"], late.tokens) == ("none", LATE, truth)
+    assert store.stats().late == 1
+    known, store._far._link = len(asked), Link(3600.0)
+    two.forget()
+    refused = two.ask(PROMPT, no_store=True)
+    assert (refused.told["method"], refused.told["reason"], refused.tokens) == ("none", FAR, truth)
+    assert len(asked) == known > 0
+    store._far._link = Link(1e-6)
+    lookups.pace = Pace(_row=Rate(1.0))
+    go.set()
+    two.forget()
+    hit = two.ask(PROMPT, no_store=True)
+    assert (hit.told["method"], hit.tokens, first.tokens) == ("exact", truth, truth)
