@@ -46,8 +46,8 @@ def test_the_wheel_is_small_and_has_what_it_needs(installed: Path) -> None:
 
 def test_commands_run_from_the_wheel(installed: Path) -> None:
     assert run(installed, "dejakv", "--version").strip()
-    told = run(installed, "dejakv", "estimate", "sessions", "--max-samples", "12")
-    assert "12 requests of sessions" in told
+    told = run(installed, "dejakv", "estimate", "sample")
+    assert "80 requests of sample.jsonl" in told
     assert "blend default" in told
     done = run(installed, "dejakv", "run", "--preset", "docs", "--max-samples", "2", "--brief")
     assert "2 prompts of docs" in done

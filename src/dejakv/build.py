@@ -16,7 +16,7 @@ from dejakv.decide.levels.latent import EmbeddingCache
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.decide.plan import PlanGuard
 from dejakv.identity import epoch_of
-from dejakv.settings import made_by
+from dejakv.settings import made_by, named
 from dejakv.store.budgets import Budget
 from dejakv.store.open import open_store, store_of
 from dejakv.store.store import Store
@@ -57,6 +57,18 @@ def build_cache(
         embedder=epoch_of({**fingerprints_of(used), "hook": hook_fingerprint}),
         background=background,
     )
+
+
+def check_config(config: SemanticCacheConfig) -> None:
+    """Raise what `build_cache` would of names and layers, before a model is loaded. Raises: ConfigError."""
+    if config.embedding_layers:
+        EmbeddingCache(config.embedding_layers, config.embedding_match, index=config.index)
+    for dotted, what in (
+        *((one, "levels (--level)") for one in config.levels),
+        (config.fusion_provider, "fusion_provider (--fusion-provider)"),
+    ):
+        if dotted is not None:
+            named(dotted, what)
 
 
 def build_gate(config: SemanticCacheConfig) -> Gate | None:

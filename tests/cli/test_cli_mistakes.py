@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dejakv.cli.main import app
+from dejakv.models.hub import without_network
 
 DOT = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -209,6 +210,45 @@ def test_a_mistake(
     assert all(text.startswith(STAGES) for text in progress)
     assert says in only
     assert {name: (folder / name).read_bytes() for name in FILES} == FILES
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("run --preset docs --embedding-layer prompt:abc", "NAME:DIM"),
+        ("run --preset docs --level nosuch:level", "does not import"),
+        ("run --preset docs --output file", "--output"),
+        ("run --preset docs --model nosuch.gguf", "no checkpoint at"),
+        ("run --preset docs --rounding 4 --dtype bf16", "--dtype fp32"),
+        ("serve --embedding-layer prompt:abc --port 0", "NAME:DIM"),
+        ("serve --store folder --port 0", "folder"),
+    ],
+)
+def test_a_mistake_is_told_before_a_model_is_loaded(
+    folder: Path, line: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loaded(*_: object, **__: object) -> None:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr("dejakv.engines.transformers.TransformersEngine.from_pretrained", loaded)
+    code, error = said(shlex.split(line), monkeypatch, capsys)
+    assert code == 2
+    assert says in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_hub_that_cannot_be_reached_is_given_up_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("dejakv.models.hub.getproxies", dict)
+    without_network.cache_clear()
+    code, error = said(shlex.split("run --model nobody/nothing --dataset docs"), monkeypatch, capsys)
+    assert code == 2
+    assert "the hub cannot be reached, and its cache has no such model" in error
+    assert "Retrying" not in error
+    without_network.cache_clear()
 
 
 ENTRIES: list[tuple[Any, str]] = [

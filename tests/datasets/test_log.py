@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dejakv.datasets import log as log_module
 from dejakv.datasets.log import Entry, Log
 from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.errors import DatasetError
@@ -144,6 +145,30 @@ def test_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert most < 3 << 20, name
+
+
+def test_what_cannot_be_read_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "LONGEST_LINE", 20_000)
+    path = tmp_path / "log"
+    with path.open("w") as file:
+        for _ in range(50):
+            file.write("x" * 200_000 + "\n")
+        file.write("no\n" * 5_000 + '{"prompt": "a"}\n')
+    tracemalloc.start()
+    log = Log(path)
+    assert [entry.place for entry in log.entries()] == [5_051]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20
+    assert (log.unread, len(log.broken)) == (5_050, 100)
+    assert "5,050 lines that cannot be read, the first at 1" in log.left_out[0]
+
+
+def test_a_tenants_key_is_told_by_its_digest(tmp_path: Path) -> None:
+    entries, _ = read(tmp_path / "log", *({"prompt": "a", "api_key": key} for key in ("sk-1", "sk-2", "sk-1")))
+    one, other, again = (entry.tenant for entry in entries)
+    assert one == again != other
+    assert not any("sk-" in str(entry.tenant) for entry in entries)
 
 
 def test_a_log_is_a_data_set(tmp_path: Path) -> None:

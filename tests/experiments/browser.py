@@ -1,8 +1,11 @@
 """Pages as headless Chromium shows them. `make test` installs `chromium` where Debian's packages can be installed."""
 
+import html
+import json
 import re
 import shutil
 import subprocess
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,11 @@ from PIL import Image
 _MEASURE = (
     "<script>addEventListener('load',()=>document.documentElement.setAttribute('data-measured',"
     "document.documentElement.scrollWidth+' '+innerWidth+' '+performance.getEntriesByType('resource').length))</script>"
+)
+
+_AXE = (
+    "<script>axe.run().then(({violations})=>document.documentElement.setAttribute('data-axe',JSON.stringify(Object.fromEntries("
+    "violations.filter(({impact})=>['serious','critical'].includes(impact)).map(({id,nodes})=>[id,nodes.map(({html})=>html)])))))</script>"
 )
 
 
@@ -33,6 +41,19 @@ def measured(page: Path, width: int) -> tuple[int, int, int]:
     found = re.search(r'data-measured="(\d+) (\d+) (\d+)"', told)
     assert found is not None, told[:500]
     return int(found[1]), int(found[2]), int(found[3])
+
+
+def barriers(page: Path, *, dark: bool = False) -> dict[str, list[str]]:
+    """Serious and critical findings of axe-core in a page, all folded parts open: rule, and the elements."""
+    copy = page.with_name("axe.html")
+    loose = re.sub(r"<meta http-equiv=[^>]*>", "", page.read_text()).replace("<details>", "<details open>")
+    axe = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    copy.write_text(loose.replace("</body>", f"<script>{axe}</script>{_AXE}</body>"))
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    told = _chromium(copy, "--dump-dom", "--window-size=1200,1200", "--virtual-time-budget=20000", *scheme)
+    found = re.search(r'data-axe="([^"]*)"', told)
+    assert found is not None, told[-500:]
+    return json.loads(html.unescape(found[1]))
 
 
 def _chromium(page: Path, *arguments: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.experiments.browser import measured, shot
+from tests.experiments.browser import barriers, measured, shot
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.estimate import estimate
@@ -115,6 +115,11 @@ def test_light_and_dark(report: Path, tmp_path: Path) -> None:
         colors = picture.getcolors(1 << 24)
         assert colors is not None
         assert len(colors) > 50  # text and pictures, not an empty page
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_no_serious_barrier(report: Path, dark: bool) -> None:
+    assert barriers(report, dark=dark) == {}
 
 
 def test_an_earlier_report_is_replaced_and_another_file_is_not(sources: Path, tmp_path: Path) -> None:

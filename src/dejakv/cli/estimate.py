@@ -15,7 +15,7 @@ def estimate_command(
     log: Annotated[
         str,
         typer.Argument(
-            help="Log of requests: JSON lines of prompts or messages, vLLM's log of requests, an OpenAI batch file, an export of Langfuse, a log of LiteLLM, a trace of Mooncake or Azure; or the name of a data set."
+            help="Log of requests: JSON lines of prompts or messages, vLLM's log of requests, an OpenAI batch file, an export of Langfuse, a log of LiteLLM, a trace of Mooncake or Azure; sample: a log that comes with DejaKV; or the name of a data set."
         ),
     ],
     max_false_hits: Annotated[

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from dejakv.blend.settings import DEFAULT, MAP
+from dejakv.experiments.settings import SHARES_MODEL
 
 
 def explain_command(
@@ -22,7 +23,7 @@ def explain_command(
     target: Annotated[str | None, typer.Option(help="New prompt, or @FILE; with --donor.")] = None,
     model: Annotated[
         str, typer.Option(help="Name from `dejakv models`, local folder, .gguf file or hub id.")
-    ] = "docs-lm",
+    ] = SHARES_MODEL,
     token_map: Annotated[str, typer.Option("--map", help="Token map: context, embedding or lsh.")] = MAP,
     blend_quality: Annotated[
         str, typer.Option(help="Rows to compute: strict (most), default or loose (fewest).")

@@ -12,6 +12,7 @@ from typing import Any
 from dejakv.datasets.base import Dataset, Sample
 from dejakv.datasets.files import read_json
 from dejakv.errors import DatasetError, MissingExtraError
+from dejakv.models.hub import without_network
 from dejakv.request import Media
 
 HUB_ID = "lmms-lab/GQA"
@@ -81,6 +82,7 @@ class GqaHub:
             from datasets import load_dataset
         except ImportError:
             raise MissingExtraError("datasets", "hub", "GQA from the hub") from None
+        without_network()
         try:
             return load_dataset(self.path, config, split=self.split)
         except Exception as error:

@@ -8,12 +8,14 @@ lines or an array), and the traces of Mooncake and Azure, which have no text.
 import ast
 import csv
 import datetime
+import hashlib
 import io
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -27,6 +29,11 @@ Format = Literal[
 
 MOONCAKE_BLOCK = 512
 """Tokens of a block of a Mooncake trace."""
+
+LONGEST_LINE = 64 << 20
+"""Characters of a line; a longer one is left out."""
+MOST_NAMED = 100
+"""Lines that could not be read whose reason is kept."""
 
 LIMITS: Mapping[Format, str] = {
     "vLLM's log": "prompts are in vLLM's log at level DEBUG alone (--enable-log-requests), cut at --max-log-len if that is given",
@@ -71,7 +78,8 @@ class Log:
     begin, end  the part's bytes; `end` None: the whole file
     first       place of its first line
     formats     entries of each format that were read so far
-    broken      lines that could not be read so far, and why; none has a prompt's text
+    broken      the first lines that could not be read, and why; none has a prompt's text
+    unread      lines that could not be read so far
     skipped     entries so far that are no requests: spans of a trace, lines of a server's log on something else
     """
 
@@ -81,6 +89,7 @@ class Log:
     first: int = 1
     formats: Counter[Format] = field(default_factory=Counter[Format])
     broken: dict[int, str] = field(default_factory=dict[int, str])
+    unread: int = 0
     skipped: int = 0
 
     def __post_init__(self) -> None:
@@ -112,7 +121,22 @@ class Log:
         elif found is None:
             self.skipped += 1
         else:
-            self.broken[place] = found
+            self.unread += 1
+            if len(self.broken) < MOST_NAMED:
+                self.broken[place] = found
+
+    @property
+    def left_out(self) -> list[str]:
+        """What was left out so far, in a sentence each."""
+        told: list[str] = []
+        if self.unread:
+            place, why = next(iter(self.broken.items()))
+            lines = f"{self.unread:,} line{'s' * (self.unread > 1)}"
+            told.append(f"left out: {lines} that cannot be read, the first at {place}: {why}")
+        if self.skipped:
+            lines = f"{self.skipped:,} line{'s' * (self.skipped > 1)}"
+            told.append(f"left out: {lines} on something else than a request")
+        return told
 
     def parts(self, size: int) -> "list[Log]":
         """The file in parts of at least `size` bytes, cut at ends of lines; one part if it is not a file of lines."""
@@ -145,7 +169,7 @@ class Log:
                 for place, row in enumerate(csv.DictReader(lines), 2):
                     yield place, lambda place=place, row=row: _of_azure(place, row)
             else:
-                for place, line in enumerate(lines, self.first):
+                for place, line in enumerate(iter(partial(_whole_line, lines), ""), self.first):
                     if line.strip():
                         yield place, lambda place=place, line=line: _of_line(place, line)
 
@@ -170,6 +194,15 @@ def _of_its_tenant(entry: Entry) -> Entry:
     if entry.sample is None or not entry.tenant:
         return entry
     return replace(entry, sample=replace(entry.sample, fields={**entry.sample.fields, "partition": entry.tenant}))
+
+
+def _whole_line(lines: io.TextIOBase) -> str:
+    """The next line; of one that is too long the beginning, which is no request."""
+    line = rest = lines.readline(LONGEST_LINE)
+    while len(rest) == LONGEST_LINE and not rest.endswith("\n"):
+        rest = lines.readline(LONGEST_LINE)
+        line = line[:1]
+    return line
 
 
 def _elements(read: Callable[[int], str]) -> Iterator[str]:
@@ -302,7 +335,8 @@ def _parsed(value: Any) -> Any:
 def _tenant(record: Mapping[str, Any]) -> str:
     metadata = record.get("metadata")
     places = (record, cast(dict[str, Any], metadata) if isinstance(metadata, dict) else {})
-    return next((str(each[name]) for name in TENANT for each in places if each.get(name)), "")
+    name, value = next(((name, each[name]) for name in TENANT for each in places if each.get(name)), ("", ""))
+    return f"key {hashlib.sha256(str(value).encode()).hexdigest()[:8]}" if name == "api_key" else str(value)
 
 
 def _time(record: Mapping[str, Any]) -> float | None:

@@ -348,7 +348,8 @@ def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int, guards: Sequen
     if plan.answer is not None:
         pass  # it saves the whole answer
     elif gain < min_gain and not (plan.method == "adopt" and gain > 0 and plan.reused >= min_gain):
-        return f"min_gain: {plan.method} would save {gain} tokens beyond the exact prefix, {min_gain} are asked for"
+        saved = f"{gain} tokens" if gain > 0 else "nothing"
+        return f"min_gain: {plan.method} would save {saved} beyond the exact prefix, {min_gain} tokens are asked for"
     if plan.piecewise and rows > MAX_SHARE * tokens:
         return f"rows: {plan.method} would compute {rows / tokens:.0%} of the prompt, {MAX_SHARE:.0%} at most"
     return next(filter(None, (guard.refuses(plan, tokens, exact) for guard in guards)), "")

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError, InputError
 from dejakv.experiments.advice import recommend, worth
 from dejakv.experiments.compare import check_ran, opened
-from dejakv.experiments.plain_words import counted as counted_noun
 from dejakv.experiments.samples import Prompter, model_is_missing, read_samples
 from dejakv.experiments.savings import Savings
 from dejakv.experiments.settings import RunSettings, run_command_of
@@ -46,6 +46,8 @@ from dejakv.vectors.text import text_encoder
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 _EPOCH = "estimate"
+SAMPLE = "sample"
+"""Name of the log that comes with the package."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def estimate(
     """The figures of `estimate.json`: what occurred before and what that saves (`Savings.figures`), a row for each setting that answers
     prompts as their donors (see `measure`), and `recommended` of these (see `advice.recommend`).
 
-    log            file of requests (`datasets.log`), or the name of a data set
+    log            file of requests (`datasets.log`), the name of a data set, or `sample`: a log that comes with the package
     model          whose tokenizer reads the prompts and, with `index_encoder="model"`, whose embeddings compare them
     label_with     model whose answers are taken as right, instead of those in the log
     raw_prompts    `prompt` is read as it stands, without the model's chat template
@@ -88,6 +90,8 @@ def estimate(
             f"--max-false-hits {shown(max_false_hits)}: give a share above 0, up to 1 (0.01 is one in a hundred)"
         )
     watch = watch or Progress()
+    if str(log) == SAMPLE and not Path(log).exists():
+        log = str(files("dejakv.datasets").joinpath(f"{SAMPLE}.jsonl"))
     named = str(log) in KNOWN and not Path(log).exists()
     data: dict[str, Any] = {"dataset": str(log)} if named else {"dataset": "log", "dataset_path": str(log)}
     settings = RunSettings(
@@ -128,7 +132,7 @@ def estimate(
         "log": Path(log).name,
         "samples": asked.count,
         "formats": dict(file.formats) if file is not None else {},
-        "broken": len(file.broken) if file is not None else 0,
+        "broken": file.unread if file is not None else 0,
         "labelled": asked.labelled,
         "labels": label_with or "the log's answers",
         "model": model,
@@ -197,14 +201,7 @@ def asked_of(samples: Iterable[Sample], settings: RunSettings) -> Iterator[Asked
 
 def _notes(file: Log) -> list[str]:
     """Lines that were left out, and what the log's format does not say."""
-    notes: list[str] = []
-    if file.broken:
-        place, why = next(iter(file.broken.items()))
-        notes.append(
-            f"left out: {counted_noun(len(file.broken), 'line')} that cannot be read, the first at {place}: {why}"
-        )
-    if file.skipped:
-        notes.append(f"left out: {counted_noun(file.skipped, 'line')} on something else than a request")
+    notes = file.left_out
     if file.formats.keys() - {"Mooncake trace", "Azure trace"}:
         notes.append("assumed: all state is kept; which answers a blend changes only a run shows")
     return notes + [LIMITS[name] for name in file.formats if name in LIMITS]

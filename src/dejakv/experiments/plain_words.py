@@ -81,7 +81,9 @@ def _answers(summary: Mapping[str, Any]) -> list[str]:
     if summary["hit_rate"] is None:
         return []
     hits = estimated(summary["hit_rate"], summary["hit_rate_interval"])
-    lines = [f"hit rate {hits}, exact prefixes besides: {summary['prefix_hits']}"]
+    lines = [
+        f"hit rate {hits}; of the other requests {summary['prefix_hits']} began with an exact prefix of a stored one"
+    ]
     if summary["agreement"] is not None:
         count = summary["samples"]
         same, first = (round((summary[name] or 0) * count) for name in ("agreement", "agreement_first"))

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dejakv.build import check_config
 from dejakv.datasets.base import Sample
+from dejakv.datasets.log import Log
 from dejakv.datasets.registry import begin, told
 from dejakv.engines.open import open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
@@ -21,6 +23,7 @@ from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import shares_alone, shares_of
 from dejakv.experiments.summary import Progress, Row, summarize
+from dejakv.models import resolve
 from dejakv.vectors.image import ROOT_VARIABLES, image_roots
 
 
@@ -52,6 +55,8 @@ def run(
 
     Raises: ConfigError, DatasetError, ModelError, each naming the flag to change.
     """
+    if engine is None and settings.cache_mode == "live":
+        resolve(settings.model)
     settings, chosen = chosen_samples(settings, resume)
     return run_chosen(settings, chosen, watch or Progress(), engine, resume=resume)
 
@@ -60,11 +65,18 @@ def chosen_samples(settings: RunSettings, resume: bool) -> tuple[RunSettings, tu
     """The samples of a run, and its settings with what was left of the file. Raises: as `run`."""
     if resume and settings.output is None:
         raise ConfigError("--resume needs the folder of the stopped run: give --output")
-    read, more = begin(read_samples(settings, beyond=1), settings.max_samples)
+    if settings.output is not None:
+        run_folder(settings.output)
+    check_config(settings.cache)
+    logs: list[Log] = []
+    read, more = begin(read_samples(settings, beyond=1, logs=logs), settings.max_samples)
+    left_out = [one for log in logs for one in log.left_out]
     chosen = repeated(read, settings.repeat)
     if not chosen:
-        raise DatasetError(f"the data set {settings.dataset!r} has no samples: check --dataset-path and --split")
-    return replace(settings, implied=(*settings.implied, *told(settings.dataset_path, len(read), more))), chosen
+        why = "; ".join(left_out) or "check --dataset-path and --split"
+        raise DatasetError(f"the data set {settings.dataset!r} has no samples: {why}")
+    read_of = told(settings.dataset_path, len(read), more)
+    return replace(settings, implied=(*settings.implied, *read_of, *left_out)), chosen
 
 
 def run_chosen(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.base import Sample
+from dejakv.datasets.log import Log
 from dejakv.datasets.registry import OPTIONS, DatasetOptions, open_dataset, samples
 from dejakv.engines.open import takes_pictures
 from dejakv.errors import ConfigError, DatasetError, InputError, ModelError
@@ -141,8 +142,11 @@ def _field(sample: Sample, name: str) -> str:
     return str(value)
 
 
-def read_samples(settings: RunSettings, beyond: int = 0) -> Iterator[Sample]:
-    """The samples of a run, in its order, and up to `beyond` that come behind them. Raises: DatasetError, also for an image root that is no folder."""
+def read_samples(settings: RunSettings, beyond: int = 0, logs: list[Log] | None = None) -> Iterator[Sample]:
+    """The samples of a run, in its order, and up to `beyond` that come behind them. Raises: DatasetError, also for an image root that is no folder.
+
+    logs  gets the log that is read, if it is one: it tells what was left out
+    """
     root = settings.cache.image_root
     if root is not None and not Path(root).expanduser().is_dir():
         raise DatasetError(f"--image-root {root!r} is no folder: give the folder of the pictures")
@@ -158,6 +162,8 @@ def read_samples(settings: RunSettings, beyond: int = 0) -> Iterator[Sample]:
     own = {name: getattr(settings, name) for name in OPTIONS}
     wanted = wants_pictures(settings)
     dataset = open_dataset(settings.dataset, options, own, pictures=wanted)
+    if logs is not None and isinstance(dataset, Log):
+        logs.append(dataset)
     found = samples(dataset, replace(options, max_samples=settings.max_samples + beyond))
     return with_pictures(found, image_roots(options.image_root)) if wanted else found
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dejakv.errors import ModelError
 from dejakv.models.gguf import SUFFIX, load_gguf
+from dejakv.models.hub import without_network
 from dejakv.models.lckv import register
 from dejakv.models.table import known, names, path
 
@@ -40,6 +41,7 @@ def resolve(name_or_path: str | Path) -> Path | str:
         raise ModelError(f"the model's name is empty: give a folder, a hub id, or {choice}")
     if "/" not in text and difflib.get_close_matches(text.lower(), names(), n=1, cutoff=0.6):
         raise ModelError(f"unknown model {text!r}: choose {choice}, a folder, or a hub id")
+    without_network()
     return text
 
 
@@ -74,8 +76,12 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
             return model.eval(), load_processor(where, trusted)
         return model.eval(), AutoTokenizer.from_pretrained(where, trust_remote_code=trusted)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SyntaxError, SafetensorError) as error:
+        away = isinstance(found, str) and isinstance(error, OSError) and without_network()
+        why = (
+            "the hub cannot be reached, and its cache has no such model" if away else f"{type(error).__name__}: {error}"
+        )
         raise ModelError(
-            f"model {str(name_or_path)!r} does not load ({type(error).__name__}: {error}): give a complete checkpoint folder, a hub id "
+            f"model {str(name_or_path)!r} does not load ({why}): give a complete checkpoint folder, a hub id "
             f"that can be reached from here, or a model of this package ({', '.join(names())})"
         ) from error
 

@@ -11,7 +11,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 
 from dejakv import __version__
-from dejakv.build import build_cache
+from dejakv.build import build_cache, check_config
 from dejakv.cache import check_top_layer
 from dejakv.engines.open import open_engine, open_templates
 from dejakv.errors import ConfigError
@@ -23,6 +23,7 @@ from dejakv.server.jobs import RequestWorker
 from dejakv.server.schemas import Problem
 from dejakv.server.service import Service
 from dejakv.server.settings import ServerSettings
+from dejakv.store.open import store_of
 
 MAX_VALUES = 20_000
 """Items of lists and fields of objects in a body: messages, parts and all fields count."""
@@ -41,10 +42,16 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     settings = settings or ServerSettings.read()
     keys = keys_of(settings)
     config = settings.cache(keys.partitions)
-    engine = engine or open_engine(settings, config)
-    check_top_layer(engine, config)
-    templates = open_templates(settings)
-    cache = build_cache(config, engine)
+    check_config(config)
+    store = store_of(config)  # before the model is loaded, which may take minutes
+    try:
+        engine = engine or open_engine(settings, config)
+        check_top_layer(engine, config)
+        templates = open_templates(settings)
+        cache = build_cache(config, engine, store=store)
+    except BaseException:
+        store.close()
+        raise
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -77,7 +77,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
         f'{GENERATOR} {__version__}"><title>{text(title)}</title><style>{_STYLE}{STYLE}</style></head>'
-        f"<body><h1>{text(title)}</h1>{body}<p><small>DejaKV {__version__}</small></p></body></html>\n"
+        f"<body><main><h1>{text(title)}</h1>{body}<p><small>DejaKV {__version__}</small></p></main></body></html>\n"
     )
 
 
@@ -97,7 +97,7 @@ def command(line: str) -> Block:
 def table(sheet: Sheet) -> Block:
     """A table that scrolls on a phone."""
     title = f"<h3>{text(sheet.title)}</h3>" if sheet.title else ""
-    head = "".join(f"<th>{text(column)}</th>" for column in sheet.columns)
+    head = "".join(f"<th>{text(column)}</th>" if column else "<td></td>" for column in sheet.columns)
     body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in sheet.rows)
     return Block(f'{title}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
 
