@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dejakv.store.open import open_store as open_store
     from dejakv.vectors.lsh import LSHIndex as LSHIndex
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "arrange": "dejakv.decide.part_order",
