@@ -14,7 +14,6 @@ from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import Progress
 from dejakv.request import Request
-from dejakv.trust.rules import PILOT
 
 RUN: dict[str, Any] = {"dataset": f"{stream.__module__}:stream", "max_new_tokens": 2, "arms": ("none", "cache")}
 CACHE: dict[str, Any] = {"reuse": "blend", "costs": COSTS, "semantic_text": False, "max_generation": 0}
@@ -29,7 +28,7 @@ def ran(engine: Any, output: Path, hits: int, *, resume: bool = False, **cache: 
 
 @pytest.fixture(scope="module")
 def bounded(docs_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return ran(docs_engine, tmp_path_factory.mktemp("bounded"), PILOT + HITS, **BOUND)
+    return ran(docs_engine, tmp_path_factory.mktemp("bounded"), HITS, **BOUND)
 
 
 def test_a_bound_labels_holds_back_and_says_so(bounded: Any) -> None:
@@ -39,8 +38,8 @@ def test_a_bound_labels_holds_back_and_says_so(bounded: Any) -> None:
         trust
     )
     held_back = sum(count for reason, count in bounded.summary["not_used"].items() if reason.startswith("error bound"))
-    assert (trust["delta"], trust["explored"], trust["served"], trust["lost"]) == (0.3, PILOT + HITS, 0, 0)
-    assert held_back == PILOT + HITS
+    assert (trust["delta"], trust["explored"], trust["served"], trust["lost"]) == (0.3, HITS, 0, 0)
+    assert held_back == HITS
     assert trust["explored_wrong"] == 0
     assert not any(row.arms["cache"].record.approximate for row in bounded.rows)
 
@@ -62,7 +61,7 @@ def test_a_resumed_run_labels_whole_answers_again(
 
     class Watching(Progress):
         def sample(self, done: int, total: int, row: Any) -> None:
-            if done == len(DOCUMENTS) + PILOT + 2:
+            if done == len(DOCUMENTS) + 2:
                 raise KeyboardInterrupt
 
     def judged(asked: Request, _full: str, _reused: str) -> bool:
@@ -72,13 +71,13 @@ def test_a_resumed_run_labels_whole_answers_again(
     monkeypatch.setattr(sys.modules[__name__], "judged", judged, raising=False)
     settings = settings_from(
         "docs",
-        {**RUN, "max_samples": len(DOCUMENTS) + PILOT + 3, "max_new_tokens": 6, "output": str(tmp_path)},
+        {**RUN, "max_samples": len(DOCUMENTS) + 3, "max_new_tokens": 6, "output": str(tmp_path)},
         {**CACHE, **BOUND, "differs": f"{__name__}:judged"},
     )
     assert run(settings, Watching(), docs_engine).stopped
     lengths.clear()
     assert not run(settings, engine=docs_engine, resume=True).stopped
-    assert lengths == [6] * (PILOT + 3)
+    assert lengths == [6] * 3
 
 
 def test_a_dry_run_draws_nothing(docs_engine: Any) -> None:

@@ -54,7 +54,7 @@ def streamed(seed: int, cheap_are_wrong: float) -> tuple[int, int]:
     served = bad = 0
     for _ in range(2000):
         margin, share = chance.uniform(0, 5), chance.uniform(0.05, 0.8)
-        wrong = chance.random() < (0.5 if margin < 3 else cheap_are_wrong if share < 0.2 else 0.0)
+        wrong = chance.random() < (0.5 if margin < 2 else cheap_are_wrong if share < 0.2 else 0.0)
         _, draw = hit(gate, share, margin, wrong)
         if draw is not None and draw.served:
             served, bad = served + 1, bad + wrong

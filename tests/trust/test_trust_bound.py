@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from research.bound import replayed
 from scipy.stats import binom
-from tests.trust.many_gates import replayed
 
 from dejakv.trust.evidence import State, Terms
-from dejakv.trust.rules import times_of
+from dejakv.trust.features import LATE_CUTOFFS
+from dejakv.trust.rules import LONG_TRY
 
 STREAMS = 2000
 ALPHA = 0.05
@@ -54,10 +55,10 @@ def test_power_with_half_of_the_bound() -> None:
 @settings(deadline=None, max_examples=15)
 @given(
     st.integers(0, 2**32), st.sampled_from([0.05, 0.3]), st.sampled_from([0.0, 0.02, 0.6]),
-    st.sampled_from([(1.0, 0.3), (0.4, 0.9), (1.0, 1.0)]),
+    st.sampled_from([(1.0, 0.3), (0.4, 0.9), (1.0, 1.0)]), st.sampled_from([(), LATE_CUTOFFS]),
 )  # fmt: skip
 def test_many_streams_at_once_do_what_one_state_does(
-    seed: int, delta: float, rate: float, shares: tuple[float, float]
+    seed: int, delta: float, rate: float, shares: tuple[float, float], fixed: tuple[float, ...]
 ) -> None:
     random = np.random.default_rng(seed)
     orders, steps, asked = 2, 260, terms(delta, *shares)
@@ -65,10 +66,10 @@ def test_many_streams_at_once_do_what_one_state_does(
     wrong = random.random(risks.shape) < rate * risks
     wrong[:, 200:] |= random.random((orders, 60)) < 0.9  # drift
     times = random.choice([0.0, 0.25, 0.6, 2.0], p=[0.7, 0.1, 0.1, 0.1], size=risks.shape)
-    found = replayed(risks, wrong, asked, np.random.default_rng(seed), times)
+    found = replayed(risks, wrong, asked, np.random.default_rng(seed), times, fixed)
     chances = np.random.default_rng(seed).random(risks.shape)
     for order in range(orders):
-        state = State()
+        state = State().ruled(fixed) if fixed else State()
         for step in range(steps):
             risk, took = float(risks[order, step]), float(times[order, step])
             cutoff = most = -1.0
@@ -76,7 +77,7 @@ def test_many_streams_at_once_do_what_one_state_does(
             if state.cutoffs:
                 if state.opened:
                     cutoff = state.cutoffs[state.opened - 1]
-                    most = times_of(len(state.cutoffs))[state.opened - 1]
+                    most = LONG_TRY if state.opened < len(state.cutoffs) else np.inf
                 served = risk <= cutoff and took < most
                 labelled = bool(
                     chances[order, step] < ((1.0 if state.warned else asked.audit) if served else asked.explore)
@@ -92,4 +93,4 @@ def test_many_streams_at_once_do_what_one_state_does(
                 alarmed = now.counts.alarms > state.counts.alarms
             parts = (found.served, found.labelled, found.cutoff, found.time, found.alarms)
             assert [part[order, step] for part in parts] == [served, labelled, cutoff, most, alarmed]
-            state = now
+            state = now.ruled(fixed) if fixed else now

@@ -123,7 +123,7 @@ class Terms:
         return 0 < opened <= rule and (self.explore > self.audit) == (band >= opened) and self.explore != self.audit
 
 
-EVIDENCE_VERSION = 2
+EVIDENCE_VERSION = 3
 """Raised with every change of the rule that turns labels into evidence."""
 
 
@@ -183,11 +183,11 @@ def _token() -> str:
 class State:
     """The evidence of one class of hits.
 
-    >>> terms, state = Terms(delta=0.05, needed=3.0, explore=1.0, audit=0.02), State()
+    >>> terms, state = Terms(delta=0.05, needed=3.0, explore=1.0, audit=0.02), State().ruled((0.1, 0.2, 1.0))
     >>> for number in range(200):
     ...     state = state.learned(state.round, number % 10 / 10, state.opened, wrong=False, terms=terms)
-    >>> state.opened, state.cutoffs
-    (5, (0.1, 0.2, 0.4, 0.7, 1.0))
+    >>> state.opened
+    3
 
     round    a name for this collection of evidence
     pilot    risks of the first hits; `cutoffs` and `tallies` are empty until there are enough
@@ -210,8 +210,11 @@ class State:
         pilot = (*self.pilot, risk)
         if len(pilot) < PILOT:
             return replace(self, pilot=pilot)
-        cutoffs = cutoffs_of(pilot)
-        return replace(self, pilot=(), cutoffs=cutoffs, tallies=(Tally(),) * len(cutoffs))
+        return self.ruled(cutoffs_of(pilot))
+
+    def ruled(self, cutoffs: tuple[float, ...]) -> "State":
+        """With these rules, if it has none."""
+        return self if self.cutoffs else replace(self, pilot=(), cutoffs=cutoffs, tallies=(Tally(),) * len(cutoffs))
 
     def counted(self, counts: Counts) -> "State":
         return replace(self, counts=self.counts.plus(counts))
@@ -240,8 +243,6 @@ class State:
         """
         if round != self.round:
             return self.counted(Counts(stale=1))
-        if not self.cutoffs:  # a hit whose risk was not known when it was drawn
-            return self.piloted(risk).counted(Counts(explored=1, explored_wrong=int(wrong)))
         band = band_of(risk, self.cutoffs, time)
         served = band < opened
         counts = Counts(audited=1, wrong=int(wrong)) if served else Counts(explored=1, explored_wrong=int(wrong))

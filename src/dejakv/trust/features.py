@@ -17,7 +17,7 @@ LATE_BLEND = "late blend"
 """Method of a blend that is judged by its first token (`first_margin`). One that is refused then has been computed for nothing."""
 
 TIME_SHARE = "time_share"
-"""Feature of a late blend, known before the try: its time as a share of the exact plan's; 0 without costs. See `rules.TIMES`."""
+"""Feature of a late blend, known before the try: its time as a share of the exact plan's; 0 without costs. See `rules.LONG_TRY`."""
 
 
 def features_of(plan: Any, found: Any, tokens: int) -> dict[str, float]:
@@ -61,6 +61,10 @@ def risk_of(method: str, features: Mapping[str, float]) -> float:
     else:
         risk = 1 - features.get("score", 0.0)
     return min(1.0, max(0.0, risk)) if math.isfinite(risk) else 1.0
+
+
+LATE_CUTOFFS = tuple(risk_of(LATE_BLEND, {"first_margin": nats}) for nats in (2.0, 1.0, 0.5, 0.25, 0.0))
+"""Of the rules for late blends. Nats mean the same on any traffic, and a pilot's quantiles do not: those of a cold cache fit no warm one."""
 
 
 def _longest_new(runs: Sequence[tuple[int, int]], kept: int, tokens: int) -> int:

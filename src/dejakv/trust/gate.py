@@ -15,7 +15,7 @@ from dataclasses import replace
 from dejakv.errors import ConfigError, InputError, StoreError
 from dejakv.trust.draw import MOST_AUDITS, ClassKey, Draw, Pending
 from dejakv.trust.evidence import Counts, State, Terms, labels_needed
-from dejakv.trust.features import TIME_SHARE, risk_of
+from dejakv.trust.features import LATE_BLEND, LATE_CUTOFFS, TIME_SHARE, risk_of
 from dejakv.trust.ledger import Ledger
 from dejakv.trust.report import TrustReport, class_report, report_of
 from dejakv.trust.rules import PILOT, band_of
@@ -155,7 +155,9 @@ class Gate:
         """Draws for a hit. The risk of a late one is 0, so that a wrong label without features counts for every rule of this time."""
         cls, risk, time = asked.cls, asked.risk, asked.time
         state = self._state(cls)
-        if not state.cutoffs and not asked.late:
+        if not state.cutoffs and cls.method == LATE_BLEND:
+            state = self._ledger.change(cls, lambda state: state.ruled(LATE_CUTOFFS))
+        if not state.cutoffs:
             state = self._ledger.change(cls, lambda state: state.piloted(risk))
             return replace(asked, reason=_reason(state, asked, self._least))
         served = _serves(state, risk, time)

@@ -1,8 +1,8 @@
-"""Nested rules, the strictest first: each serves hits whose risk is at most its cutoff, and whose try takes less than its time limit.
+"""Nested rules, the strictest first: each serves hits whose risk is at most its cutoff, and, but for the last, whose try is no long one.
 
 The first would-be hits of a class choose the cutoffs by their risks alone, and are left out of the evidence: whatever comes after them is
-independent of the choice. Time limits are fixed in advance: if recent traffic decided which hits to try, cheap ones would become evidence
-for expensive ones.
+independent of the choice. What is fixed in advance needs no such hits: the cutoffs of late blends (`features.LATE_CUTOFFS`), and the length
+of a try. If recent traffic decided which hits to try, cheap ones would become evidence for expensive ones.
 
 Each rule is tested with a part of alpha, and hands its part on to the next looser one once it is proven (the fallback procedure of Wiens,
 2003). The probability that any rule opens that breaks the bound is alpha at most, however their evidence depends on each other (Bretz et
@@ -10,7 +10,7 @@ al., A graphical approach to sequentially rejective multiple test procedures, 20
 """
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 
@@ -20,9 +20,9 @@ PILOT = 20
 QUANTILES = (0.1, 0.2, 0.4, 0.7)
 """Of the pilot's risks, for the cutoffs. They serve about 14, 24, 43 and 71% of later hits; the last rule serves all."""
 
-TIMES = (0.3, 0.4, 0.55, 0.8)
-"""Limits of a try under each rule but the last, as shares of the exact plan's time: about twice the share of hits that the rule
-serves. Tries take half of that on average, so that trying saves time (docs/results/trust.md)."""
+LONG_TRY = 0.4
+"""Share of the exact plan's time from which on a try is served by the last rule alone. Tries take half of that on average: they save time
+where a rule serves more than a fifth of them (docs/results/trust.md)."""
 
 FIRST, LAST = 0.5, 0.3
 """Parts of alpha that the strictest and the loosest rule are tested with; the others share the rest."""
@@ -39,19 +39,14 @@ def cutoffs_of(pilot: Sequence[float]) -> tuple[float, ...]:
     return (*sorted(cutoff for cutoff in chosen if cutoff < 1), 1.0)
 
 
-def times_of(rules: int) -> tuple[float, ...]:
-    """The limits of a try under each of so many rules."""
-    return (*TIMES, math.inf)[-rules:]
-
-
 def band_of(risk: float, cutoffs: Sequence[float], time: float = 0.0) -> int:
     """The strictest rule that would serve a hit of this risk, if trying it takes this share of the exact plan's time.
 
     >>> band_of(0.15, (0.1, 0.2, 1.0)), band_of(0.15, (0.1, 0.2, 1.0), time=0.9)
     (1, 2)
     """
-    allowed = bisect_right(times_of(len(cutoffs)), time)
-    return min(max(bisect_left(cutoffs, risk), allowed), len(cutoffs) - 1)
+    last = len(cutoffs) - 1
+    return last if time >= LONG_TRY else min(bisect_left(cutoffs, risk), last)
 
 
 @cache

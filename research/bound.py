@@ -1,17 +1,27 @@
-"""One class's hits in many orders at once: what a gate would have done with each, step by step as `evidence.State` does it.
+"""`python -m research.bound TABLE`: what the error bound makes of a table of labelled hits, in many random orders at once.
 
+A table has one hit a line, JSON: `wrong` (`{"first": false, "answer": true}`), `features` of the plan, `margin` of the first token after the
+blend, `computed_tokens` and `prompt_tokens`. That of docs/results/trust.md: `git show c462ddd:docs/results/trust_labels.jsonl`.
 Labels are there at once, and nothing is lost.
 """
 
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from dejakv.trust import drift
 from dejakv.trust.evidence import Terms, log_wealth
-from dejakv.trust.rules import PILOT, QUANTILES, cutoffs_of, times_of, weights_of
+from dejakv.trust.features import LATE_BLEND, LATE_CUTOFFS, risk_of
+from dejakv.trust.rules import LONG_TRY, PILOT, QUANTILES, cutoffs_of, weights_of
+from dejakv.trust.settings import TrustSettings
+from research.command import run
 
 _NO_RULE = 2.0
 """A cutoff that no rule has, where an order has fewer rules than others."""
@@ -40,11 +50,12 @@ def replayed(
     terms: Terms,
     random: np.random.Generator,
     times: NDArray[np.float64] | None = None,
+    cutoffs: Sequence[float] = (),
 ) -> Replayed:
     """What a gate does with hits of these risks, of which some would be wrong, and of which a try takes these shares of the exact
-    plan's time (None: nothing, the risk being known before); all `[orders, steps]`."""
+    plan's time (None: nothing, the risk being known before); all `[orders, steps]`. `cutoffs`: fixed in advance; else a pilot's."""
     orders, steps = risks.shape
-    gates = _Gates(orders, terms)
+    gates = _Gates(orders, terms, cutoffs)
     chances: NDArray[np.float64] = random.random((orders, steps))
     found = Replayed(
         np.zeros((orders, steps), bool), np.zeros((orders, steps), bool), np.full((orders, steps), -1.0),
@@ -61,8 +72,8 @@ def replayed(
 class _Gates:
     """States of many gates, one a row."""
 
-    def __init__(self, orders: int, terms: Terms) -> None:
-        rules = len(QUANTILES) + 1
+    def __init__(self, orders: int, terms: Terms, cutoffs: Sequence[float]) -> None:
+        rules = len(cutoffs or QUANTILES) + (not cutoffs)
         self._terms = terms
         self._rules = np.arange(rules)
         self._pilots = np.zeros((orders, PILOT))
@@ -76,6 +87,8 @@ class _Gates:
         self._suspicious = drift.WARNING * drift.RUN_LENGTH * len(drift.begin())
         # labels and wrong ones by band, of full and of light weight
         self._tallies = np.zeros((6, orders, rules))
+        self._fixed = cutoffs
+        self._rule(np.arange(orders) if cutoffs else np.arange(0), cutoffs)
 
     def open_rule(self) -> tuple[NDArray[np.float64], ...]:
         """Cutoff and time of the loosest open rule."""
@@ -87,7 +100,7 @@ class _Gates:
         self, risks: NDArray[Any], times: NDArray[Any], wrong: NDArray[Any], chances: NDArray[Any]
     ) -> tuple[NDArray[Any], ...]:
         """One hit of each order: whether it is served, whether it is labelled, whether its label raised an alarm."""
-        ready = self._seen >= PILOT
+        ready = self._cutoffs[:, 0] < _NO_RULE
         bands = np.sum((self._cutoffs < risks[:, None]) | (self._times <= times[:, None]), axis=1)
         served = ready & (bands < self._opened)
         warned = (self._opened > 0) & (self._drift.sum(axis=1) >= self._suspicious)
@@ -142,13 +155,121 @@ class _Gates:
         self._times[rows] = np.inf
         self._best[rows] = self._drift[rows] = 0.0
         self._tallies[:, rows] = 0
+        self._rule(rows if self._fixed else rows[:0], self._fixed)
 
     def _pilot(self, rows: NDArray[Any], risks: NDArray[Any]) -> None:
         self._pilots[rows, self._seen[rows]] = risks[rows]
         self._seen[rows] += 1
         for row in rows[self._seen[rows] == PILOT].tolist():
-            cutoffs = cutoffs_of(self._pilots[row].tolist())
-            self._cutoffs[row, : len(cutoffs)] = cutoffs
-            self._times[row, : len(cutoffs)] = times_of(len(cutoffs))
-            self._weights[row] = 0.0
-            self._weights[row, : len(cutoffs)] = weights_of(len(cutoffs))
+            self._rule(np.array([row]), cutoffs_of(self._pilots[row].tolist()))
+
+    def _rule(self, rows: NDArray[Any], cutoffs: Sequence[float]) -> None:
+        if not rows.size:
+            return
+        self._weights[rows] = 0.0
+        self._cutoffs[rows, : len(cutoffs)] = cutoffs
+        self._times[rows, : len(cutoffs) - 1] = LONG_TRY
+        self._weights[rows, : len(cutoffs)] = weights_of(len(cutoffs))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Hits by row, `[hits]`: whether each would be wrong, its risk, and what trying it takes before its risk is known, as a share of full
+    computation (0: nothing). `cutoffs`: as of `replayed`."""
+
+    wrong: NDArray[np.bool_]
+    risks: NDArray[np.float64]
+    computed: NDArray[np.float64]
+    late: bool
+    cutoffs: tuple[float, ...]
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        return self.computed * self.late
+
+
+def table_of(hits: Sequence[Mapping[str, Any]], differs: str, ordered: str) -> Table:
+    """`ordered`: a name of `ORDERED`."""
+    late = ordered != "plan"
+    risks = [
+        risk_of(LATE_BLEND, {"first_margin": hit["margin"]}) if late else risk_of("blend", hit["features"])
+        for hit in hits
+    ]
+    return Table(
+        np.array([hit["wrong"][differs] for hit in hits]),
+        np.array(risks),
+        np.array([hit["computed_tokens"] / hit["prompt_tokens"] for hit in hits]),
+        late,
+        LATE_CUTOFFS if ordered == "margin" else (),
+    )
+
+
+ORDERED = {
+    "margin": "margin of the first token, cutoffs fixed",
+    "pilot": "the same, a pilot's cutoffs",
+    "plan": "the plan, a pilot's cutoffs",
+}
+
+
+def figures(table: Table, terms: Terms, orders: int, length: int, seed: int) -> dict[str, float]:
+    """Over all orders; `length` hits drawn with replacement in each, 0: every hit once.
+
+    broke   orders in which a rule opened whose share of wrong answers on the table is above the bound
+    opened  orders in which a rule opened, and `first`, the median of hits until then
+    kept    share of the hits that were served, and `wrong` of these
+    time    mean time of a request, full computation being 1: what was tried in vain included, labels in idle time not; `time_late`
+            of the last fifth of the hits
+    """
+    random = np.random.default_rng(seed)
+    rows = (
+        random.integers(len(table.wrong), size=(orders, length))
+        if length
+        else random.permuted(np.tile(np.arange(len(table.wrong)), (orders, 1)), axis=1)
+    )
+    wrong, times = table.wrong[rows], table.times[rows]
+    found = replayed(table.risks[rows], wrong, terms, random, times, table.cutoffs)
+    broke = np.zeros(orders, bool)
+    for cutoff, most in {*zip(found.cutoff.ravel().tolist(), found.time.ravel().tolist(), strict=True)}:
+        under = (table.risks <= cutoff) & (table.times < most)
+        if under.any() and table.wrong[under].mean() > terms.delta:
+            broke |= np.any((found.cutoff == cutoff) & (found.time == most), axis=1)
+    took = np.where(found.served, table.computed[rows], 1 + np.where(times < found.time, times, 0.0))
+    opened = found.cutoff.max(axis=1) >= 0
+    return {
+        "broke": float(broke.mean()),
+        "opened": float(opened.mean()),
+        "first": float(np.median((found.cutoff >= 0).argmax(axis=1)[opened])) if opened.any() else math.nan,
+        "kept": float(found.served.mean()),
+        "wrong": float((found.served & wrong).sum() / max(1, found.served.sum())),
+        "time": float(took.mean()),
+        "time_late": float(took[:, -(rows.shape[1] // 5) :].mean()),
+    }
+
+
+def bound(
+    table: Annotated[Path, typer.Argument(help="File of labelled hits, JSON lines.")],
+    orders: Annotated[int, typer.Option(min=1, help="Random orders.")] = 1000,
+    length: Annotated[int, typer.Option(help="Hits drawn with replacement in each order; 0: every hit once.")] = 0,
+    differs: Annotated[str, typer.Option(help="What is wrong: a key of `wrong`.")] = "first",
+    error_bound: Annotated[list[float] | None, typer.Option(help="Repeatable (default: .01, .02, .05).")] = None,
+    seed: int = 0,
+) -> None:
+    """Replay labelled hits through the error bound, and print what it keeps and whether it is broken."""
+    hits = [json.loads(line) for line in table.read_text(encoding="utf-8").splitlines()]
+    typer.echo(
+        "| ordered by | bound | broke it | opened | first after | kept | wrong of these | time | of the last fifth |\n"
+        + "|---" * 9
+        + "|"
+    )
+    for ordered, name in ORDERED.items():
+        for delta in error_bound or (0.01, 0.02, 0.05):
+            got = figures(
+                table_of(hits, differs, ordered), Terms.of(TrustSettings(error_bound=delta)), orders, length, seed
+            )
+            shares = " | ".join(f"{got[key]:.1%}" for key in ("broke", "opened"))
+            kept = f"{got['kept']:.1%} | {got['wrong']:.2%} | {got['time']:.3f} | {got['time_late']:.3f}"
+            typer.echo(f"| {name} | {delta:.0%} | {shares} | {got['first']:.0f} | {kept} |")
+
+
+if __name__ == "__main__":
+    run(bound)
