@@ -1,7 +1,10 @@
 """Machines with a feed on one bucket: what one stores and removes the others know at once, and whatever happens to the feed."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.services import ValkeyServer, wait_until
@@ -131,6 +134,76 @@ def test_nobody_removes_what_another_removed(bucket: str, valkey_server: ValkeyS
         events = [event for _, event in told._client.xrange(told._stream)]
     removed = [event["name"] for event in events if event["what"] == "removed"]
     assert len(removed) == len(set(removed)) == 3, "two segments and a description"
+
+
+def test_news_costs_no_look_at_everything_else(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with millions of segments hears of a thousand others in a second."""
+    many = [prompt_chunk((*PREAMBLE, number, *range(20))) for number in range(40)]
+    with (
+        closing(open_store(bucket, background=False)) as one,
+        closing(open_store(bucket, background=False)) as other,
+    ):
+        for chunk in many[1:]:
+            assert one.put(chunk)
+        assert other.catch_up()
+        before = set(other._objects.list())
+        assert one.put(many[0])
+        told, rows = set(other._objects.list()) - before, list[int]()
+        read = other._catalog.read
+
+        def counted(query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+            rows.append(len(found := read(query, values)))
+            return found
+
+        monkeypatch.setattr(other._catalog, "read", counted)
+        assert other.catch_up((told, set()))
+        assert sum(rows) < 10
+        check_whole(other, many)
+
+
+@pytest.mark.parametrize("state_comes", ["told", "listed"])
+def test_a_description_that_came_before_its_state_is_known_with_it(state_comes: str, bucket: str) -> None:
+    chunk = prompt_chunk(LONG)
+    with (
+        closing(open_store(bucket, background=False)) as one,
+        closing(open_store(bucket, background=False)) as other,
+    ):
+        assert one.put(chunk)
+        names = {name: one._objects.head(name, 1 << 14)[0] for name in one._objects.list()}
+        described = {name for name, head in names.items() if b'"kind":"record"' in head}
+        assert len(described) == 1
+        assert other.catch_up((described, set()))
+        assert other.meta(chunk.meta.id) is None
+        assert other.catch_up((names.keys() - described, set()) if state_comes == "told" else None)
+        check_whole(other, [chunk])
+
+
+def test_a_listing_that_takes_long_comes_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a price: of ten million objects ten thousand requests."""
+    now, took, ended = [0.0], 500.0, threading.Event()
+    listings: list[float] = []
+
+    class Silent:
+        def hear(self) -> tuple[set[str], set[str]]:
+            now[0] += 50.0
+            if now[0] > 100_000:
+                ended.wait()
+            return set(), set()
+
+    def listed(news: object) -> None:
+        listings.append(now[0])
+        now[0] += took
+
+    monkeypatch.setattr(replicas, "FEED_SECONDS", 300.0)
+    monkeypatch.setattr(replicas, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    follower = replicas.Follower(listed, Silent())  # type: ignore[arg-type]
+    try:
+        while now[0] <= 100_000:
+            ended.wait(0.01)
+    finally:
+        ended.set()
+        follower.close()
+    assert 2 <= len(listings) <= 1 + 100_000 / (replicas.SHARE * took)
 
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "redis://127.0.0.1:port/0"])

@@ -116,6 +116,8 @@ class Catalog:
         self._complete = True
         self._writes = 0
         self._deleted: set[str] = set()
+        self.loose: set[str] = set()
+        """Names of segments that may describe prompts without state, since the last comparison with all objects."""
         try:
             with self._writer.use() as sql:
                 sql.execute("BEGIN IMMEDIATE")

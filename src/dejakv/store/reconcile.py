@@ -1,5 +1,6 @@
 """Brings the rows of a catalog and its objects together: when a store is opened, and of shared objects again and again."""
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,9 @@ from dejakv.store.segment import RECORD, Segment, described
 
 _REQUESTS = 16
 """Objects of a service that are read at once."""
-_LOOSE = f"SELECT name FROM segments s WHERE kind = '{RECORD}' AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
+_LOOSE = (
+    f"SELECT name, n FROM segments s WHERE kind = '{RECORD}' AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
+)
 
 News = tuple[set[str], set[str]]
 Unlisted = Iterable[tuple[str, Segment | None]]
@@ -62,6 +65,7 @@ def reconcile(
         # Another machine may have cut their state anew: such prompts are looked for once more.
         (last,) = sql.execute("SELECT coalesce(max(n), 0) FROM records").fetchone()
         torn = [_read_again(sql, n) for n in set(changes.descriptions(sql, lost)).difference(lost)]
+        catalog.loose |= {one[0] for one in torn if one is not None}
         gone, unlisted = changes.evict(sql, lost), list(unlisted)
         purged = buried(segment for _, segment in unlisted if segment is not None) if buried else set[str]()
         for name, segment in (*unlisted, *filter(None, torn)):
@@ -110,18 +114,28 @@ def _local(objects: Objects, present: set[str], sql: sqlite3.Connection) -> tupl
 
 def _shared(objects: Objects, catalog: Catalog, news: News | None) -> tuple[list[int], Unlisted]:
     """The same outside of a transaction. What has a row before the listing, and is not listed, has left."""
-    rows = dict(catalog.read("SELECT name, n FROM segments"))
-    loose = {name for (name,) in catalog.read(_LOOSE)}
-    put, removed = news or (set(objects.list()), None)
-    present = put | loose if news else put
-    gone = rows.keys() & removed if removed is not None else rows.keys() - present
+    if news is None:
+        rows, present = dict(catalog.read("SELECT name, n FROM segments")), set(objects.list())
+        loose, gone = dict(catalog.read(_LOOSE)).keys(), rows.keys() - present
+    else:
+        put, removed = news
+        rows = _named(catalog, "SELECT name, n FROM segments WHERE", put | removed)
+        loose = _named(catalog, f"{_LOOSE} AND", catalog.loose).keys()
+        present, gone = put | loose, rows.keys() & removed
     lost = [rows[name] for name in gone]
     # Descriptions that came before the state of their prompts are read once more.
-    new = (present - rows.keys() | loose & present) - {name for (name,) in catalog.read("SELECT name FROM leaving")}
+    new = present - rows.keys() | loose & present
+    new -= _named(catalog, "SELECT name, 1 FROM leaving WHERE", new).keys()
+    catalog.loose = loose | new
     with ThreadPoolExecutor(_REQUESTS) as threads:
         found = [one for one in threads.map(partial(_described, objects), new) if one is not None]
     # State before descriptions of it, and the oldest first: as they were last used, as far as it is known.
     return lost, sorted(found, key=lambda one: (one[1].kind != KV, one[1].created) if one[1] else (True, 0.0))
+
+
+def _named(catalog: Catalog, query: str, names: Iterable[str]) -> dict[str, int]:
+    """The rows with these names; `query` ends where a condition may follow."""
+    return dict(catalog.read(f"{query} name IN (SELECT value FROM json_each(?))", [json.dumps(list(names))]))
 
 
 def _described(objects: Objects, name: str) -> tuple[str, Segment | None] | None:

@@ -12,7 +12,7 @@ LIST_SECONDS = 10.0
 """Seconds between two listings; 20 times as long as a listing takes where that is more, since services charge for them."""
 SHARE = 20
 FEED_SECONDS = 300.0
-"""The same where there is a feed, for who changes a bucket without it."""
+"""The same at least where there is a feed, for who changes a bucket without it."""
 _AWAY_SECONDS = 0.5
 
 
@@ -51,7 +51,7 @@ class Follower:
             try:
                 news = self._feed.hear()
                 if news == (set(), set()):
-                    if time.monotonic() < self._heard + FEED_SECONDS:
+                    if time.monotonic() < max(self._heard + FEED_SECONDS, self._next):
                         return
                     news = None
             except Away:
