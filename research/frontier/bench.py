@@ -62,18 +62,18 @@ class Bench:
 
     def run(self, case: Case, chosen: Sequence[Cell]) -> dict[str, Any]:
         """One line of `cases.jsonl`: `rows[cell]` as `_row` makes them, and those of `full` and, with a twin, `noise`."""
-        states = [_prefill(self.engine, ids)[1] for ids in case.donors]
+        states = [captured_state(self.engine, ids)[1] for ids in case.donors]
         self._fresh = None
-        full, _, seconds = _prefill(self.engine, case.target)
-        tokens = _greedy(full, self.steps)
-        scores = _scored(full, tokens)
+        full, _, seconds = captured_state(self.engine, case.target)
+        tokens = greedy(full, self.steps)
+        scores = scored(full, tokens)
         rows = {FULL: _row(case, full, scores, scores, 1.0, seconds)}
         if self.twin is not None:
-            other, _, took = _prefill(self.twin, case.target)
-            rows[NOISE] = _row(case, other, _scored(other, tokens), scores, 1.0, took)
+            other, _, took = captured_state(self.twin, case.target)
+            rows[NOISE] = _row(case, other, scored(other, tokens), scores, 1.0, took)
         for cell in chosen:
             got, share, took = self.blend(case, states, cell)
-            rows[cell.name] = _row(case, got, _scored(got, tokens), scores, share, took)
+            rows[cell.name] = _row(case, got, scored(got, tokens), scores, share, took)
         return {"kind": case.kind, "number": case.number, "tokens": len(case.target), "rows": rows}
 
     @torch.inference_mode()
@@ -113,7 +113,7 @@ class Bench:
         if cell.selector not in ("value", "kv"):
             return highest
         if self._fresh is None:
-            self._fresh = borrowed(_prefill(self.engine, case.target)[1])
+            self._fresh = borrowed(captured_state(self.engine, case.target)[1])
         model = self.engine.blend_model
         assert not isinstance(model, ModelError)
         parts = [[(0, state)] for state in states]
@@ -137,7 +137,7 @@ class Bench:
 
 
 @torch.inference_mode()
-def _prefill(engine: TransformersEngine, ids: Sequence[int]) -> tuple[Continue, Tensor, float]:
+def captured_state(engine: TransformersEngine, ids: Sequence[int]) -> tuple[Continue, Tensor, float]:
     """The output after a prompt computed in full, its state, and the seconds to the first token."""
     given = torch.tensor([list(ids)], device=engine.device)
     begun = time.perf_counter()
@@ -149,17 +149,17 @@ def _prefill(engine: TransformersEngine, ids: Sequence[int]) -> tuple[Continue, 
     return partial(continued, engine.model, cache, given, None), state, seconds
 
 
-def _scored(after: Continue, tokens: Sequence[int]) -> NDArray[np.float32]:
+def scored(after: Continue, tokens: Sequence[int]) -> NDArray[np.float32]:
     scored = after(tokens)
     assert scored is not None  # a plain cache, and at least one token
     return scored
 
 
-def _greedy(after: Continue, steps: int) -> tuple[int, ...]:
+def greedy(after: Continue, steps: int) -> tuple[int, ...]:
     """The likeliest tokens, one after another. (Each step recomputes the answer so far: a few rows.)"""
     tokens: list[int] = [0]
     for step in range(steps):
-        tokens[step] = int(_scored(after, tokens)[step].argmax())
+        tokens[step] = int(scored(after, tokens)[step].argmax())
         if step + 1 < steps:
             tokens.append(0)
     return tuple(tokens)
@@ -184,4 +184,4 @@ def _row(
 
 
 def _says(after: Continue, answer: tuple[int, ...] | None) -> bool | None:
-    return None if answer is None else bool((_scored(after, answer).argmax(-1) == np.asarray(answer)).all())
+    return None if answer is None else bool((scored(after, answer).argmax(-1) == np.asarray(answer)).all())

@@ -31,14 +31,14 @@ REQUESTS_A_SECOND = 2.5
 
 def generate(requests: int, seed: int = 0) -> list[dict[str, Any]]:
     """The records of a trace, in the order of time."""
-    world = _World(random.Random(seed))
+    world = World(random.Random(seed))
     records: list[dict[str, Any]] = []
     while len(records) < requests:
         records.append(world.next())
     return records
 
 
-class _World:
+class World:
     """What goes on: clock, running conversations, documents, instructions and the ids given so far."""
 
     def __init__(self, random: random.Random) -> None:

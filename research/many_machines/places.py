@@ -1,0 +1,162 @@
+"""How soon a replica finds what another stored, and a load from memory, a folder and S3 beside a plain read of as many bytes."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dejakv.identity import exact_key
+from dejakv.store import Store, open_store
+from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.remote.bucket import Bucket
+from research.many_machines.services import Services
+
+SHAPE = (2, 30, 3, 64)
+"""Of SmolLM2: K and V, layers, heads, and numbers in each; float32."""
+TOKENS = 227
+"""10.5 MB."""
+_POLL = 0.0005
+_LONGEST = 60.0
+Ids = tuple[int, ...]
+
+
+def prefix(number: int, tokens: int = TOKENS) -> Chunk:
+    """A prompt with random state."""
+    rng = np.random.default_rng(number)
+    ids = tuple(rng.integers(0, 49_152, tokens).tolist())
+    both, layers, heads, dim = SHAPE
+    state = rng.standard_normal((both, layers, heads, tokens, dim), np.float32)
+    return Chunk(ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, "", ""), Tensor(state, "F32"))
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {f"p{share}": float(np.percentile(values, share)) for share in (10, 50, 90)}
+
+
+# How soon
+
+
+def found(services: Services, times: int, times_without: int) -> dict[str, Any]:
+    """Milliseconds from the return of a put, of 10 MB, until another process finds the prompt, all of its state and its description: one after
+    another with the feed; without it at random times within a listing's interval. 0: it was found before the put returned."""
+    told = _found(services, times, feed=services.valkey.url, within=0.0)
+    listed = _found(services, times_without, feed=None, within=12.0)
+    return {"found_ms": told["p50"], "found": told, "found_by_listing": listed}
+
+
+def _found(services: Services, times: int, feed: str | None, within: float) -> dict[str, float]:
+    url = services.place()
+    spawn = get_context("spawn")
+    connection, its = spawn.Pipe()
+    other = spawn.Process(target=_watch, args=(its, url, feed), daemon=True)
+    other.start()
+    rng, stored = random.Random(0), list[float]()
+    try:
+        with closing(open_store(url, feed=feed)) as store:
+            connection.recv()
+            waits = sorted(rng.uniform(0, within) for _ in range(times))
+            chunks = [prefix(number) for number in range(times)]
+            if within:  # all are waited for at once
+                connection.send([chunk.meta.token_ids for chunk in chunks])
+            began, ended = time.monotonic(), list[float]()
+            for wait, chunk in zip(waits, chunks, strict=True):
+                if not within:
+                    connection.send([chunk.meta.token_ids])
+                    time.sleep(0.05)
+                time.sleep(max(0.0, began + wait - time.monotonic()))
+                assert store.put(chunk)
+                stored.append(time.monotonic())
+                if not within:
+                    ended += connection.recv()
+            if within:
+                ended = connection.recv()
+            connection.send(None)
+    finally:
+        other.join(30)
+        other.kill()
+    return spread([1e3 * max(0.0, end - start) for start, end in zip(stored, ended, strict=True)])
+
+
+def _watch(connection: Any, url: str, feed: str | None) -> None:
+    with closing(open_store(url, feed=feed)) as store:
+        connection.send("ready")
+        while (wanted := connection.recv()) is not None:
+            left: dict[int, Ids] = dict(enumerate(wanted))
+            seen: dict[int, float] = {}
+            until = time.monotonic() + _LONGEST
+            while left:
+                for number, ids in list(left.items()):
+                    hit = store.find("p", "e", ids, whole=True)
+                    whole = hit is not None and hit[0].tokens == len(ids)
+                    if (whole and store.meta(exact_key("p", "e", ids, ())) is not None) or time.monotonic() > until:
+                        seen[number] = time.monotonic()
+                        del left[number]
+                time.sleep(_POLL)
+            connection.send([seen[number] for number in range(len(wanted))])
+
+
+# A load
+
+
+def loads(services: Services, folder: Path, times: int) -> dict[str, Any]:
+    """Lookup and load of 10 MB, verified, by a plain read in turns with it: of memory a copy, of a folder a read of the file, of S3 a get of
+    the object by a client with the same settings. Nothing is known to be whole: that in a folder is opened anew. `s3_by_get`: the median ratio."""
+    chunk, url = prefix(0), services.place()
+    for place in (str(folder), url):
+        with closing(open_store(place)) as store:
+            assert store.put(chunk)
+    (file,) = folder.glob("segments/*/*")
+    plain = Bucket(url)
+    (name,) = (name for name in plain.list() if plain.head(name, 8)[1] > 1 << 20)
+    target = np.ones(chunk.tensor.nbytes, np.uint8)
+    source = chunk.tensor.data.reshape(-1).view(np.uint8)
+
+    def copy() -> None:
+        target[:] = source
+
+    kept, far = open_store(), open_store(url, background=False)
+    assert kept.put(chunk)
+    rows = {
+        "memory": _ratios(chunk, lambda: nullcontext(kept), copy, times),
+        "folder": _ratios(chunk, lambda: closing(open_store(folder)), lambda: np.fromfile(file, np.uint8), times),
+        "s3": _ratios(chunk, lambda: nullcontext(far), lambda: plain.get(name), times),
+    }
+    kept.close()
+    far.close()
+    return {"s3_by_get": rows["s3"]["ratio"]["p50"], "mb": chunk.tensor.nbytes / 1e6, "loads": rows}
+
+
+def _ratios(
+    chunk: Chunk, opened: Callable[[], AbstractContextManager[Store]], plain: Callable[[], object], times: int
+) -> dict[str, Any]:
+    ours, theirs = list[float](), list[float]()
+
+    def load(store: Store) -> None:
+        hit = store.find("p", "e", chunk.meta.token_ids, whole=True)
+        assert hit is not None
+        parts = store.get_parts(hit[0].donor)
+        assert parts is not None
+        assert sum(part.tensor.nbytes for part in parts) == chunk.tensor.nbytes
+
+    for number in range(times + 1):
+        with opened() as store:
+            store.find("p", "e", range(32))  # the catalog is read
+            both = [(partial(load, store), ours), (plain, theirs)]
+            for run, spent in both if number % 2 else reversed(both):
+                began = time.perf_counter()
+                run()
+                if number:  # the first warms up
+                    spent.append(time.perf_counter() - began)
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return {
+        "ms": 1e3 * statistics.median(ours),
+        "plain_ms": 1e3 * statistics.median(theirs),
+        "ratio": spread(ratios),
+    }

@@ -1,0 +1,254 @@
+"""What 100 replicas of one cache of 10 million segments would do, from a generated trace, and what they would cost.
+
+Measured here: bytes and time of real catalogs of growing size, and the bytes of an event on the wire of a real Valkey. Replayed: a trace of
+`research.replay.generate` through LRU caches of blocks of 512 tokens, two segments each. Worked out: requests a second, the bill.
+"""
+
+import random
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dejakv.identity import exact_key
+from dejakv.store import changes
+from dejakv.store.base import ChunkMeta
+from dejakv.store.catalog import Catalog, Piece
+from dejakv.store.keys import Keys
+from dejakv.store.records import encode_meta
+from dejakv.store.remote.feed import Feed
+from dejakv.store.remote.replicas import FEED_SECONDS, SHARE
+from dejakv.store.segment import MOST_TOKENS, NEVER, RECORD, Segment, cut
+from research.many_machines.services import Services
+from research.replay.generate import BLOCK, World
+
+PROMPT = 4 * MOST_TOKENS
+SEGMENTS_A_BLOCK = BLOCK // MOST_TOKENS
+MONTH = 30 * 86_400
+PAGE = 1000
+"""Objects in a page of a listing."""
+PAGE_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is simulated.
+
+    segments, replicas  of the cache
+    own_segments        that a replica keeps in memory and on disk in front of the bucket
+    requests_a_second   of one replica
+    put, get, listed    dollars for 1,000 requests (Amazon S3 Standard, us-east-1, in 2026)
+    """
+
+    segments: int = 10_000_000
+    replicas: int = 100
+    own_segments: int = 2_000
+    requests_a_second: float = 1.0
+    put: float = 0.005
+    get: float = 0.0004
+    listed: float = 0.005
+
+
+# Measured
+
+
+def catalogs(folder: Path, sizes: Sequence[int], lookups: int = 300) -> list[dict[str, float]]:
+    """Of a catalog on disk with so many segments, four to a prompt of 1,024 tokens with its text: bytes a segment, microseconds to add
+    one, to find a stored prompt, and to see that another is not stored."""
+    rows: list[dict[str, float]] = []
+    (path := folder / "catalog.sqlite").touch()
+    held, asked, spent = 0, list[tuple[int, ...]](), 0.0
+    rng = np.random.default_rng(0)
+    with closing(Catalog(path)) as catalog:
+        for size in sizes:
+            began = time.process_time()
+            while held < size:
+                with catalog.transaction() as sql:
+                    for _ in range(200):
+                        ids = tuple(rng.integers(0, 49_152, PROMPT).tolist())
+                        held += _add(sql, ids)
+                        if len(asked) < 20_000:
+                            asked.append(ids)
+            spent += time.process_time() - began
+            catalog.empty_log()
+            picks = random.Random(size).sample(asked, min(lookups, len(asked)))
+            others = [tuple(rng.integers(0, 49_152, PROMPT).tolist()) for _ in picks]
+            rows.append(
+                {
+                    "segments": held,
+                    "bytes_a_segment": path.stat().st_size / held,
+                    "add_us": 1e6 * spent / held,
+                    "find_us": _lookup(catalog, picks, PROMPT),
+                    "miss_us": _lookup(catalog, others, 0),
+                }
+            )
+    return rows
+
+
+def _add(sql: Any, ids: tuple[int, ...]) -> int:
+    """Indexes a prompt as a replica does that hears of it; the number of its segments."""
+    meta = ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, " and" * PROMPT, "what is asked", created=1.0)
+    pieces: list[Piece] = []
+    for part in cut(meta, Keys("p", "e", ids), 0, PROMPT, 4096):
+        one = replace(part, name=secrets.token_hex(16), nbytes=4096 * MOST_TOKENS)
+        pieces.append(Piece(changes.add_segment(sql, one), one.name, one.start, one.stop, one.stop))
+    about = encode_meta(meta)
+    described = Segment(secrets.token_hex(16), "p", "e", RECORD, 0, 0, record=meta.id, created=1.0, about=about)
+    pieces.append(Piece(changes.add_segment(sql, described), described.name, 0, 0, 0))
+    changes.add_record(sql, about, (meta.id, "p", "e", "kv"), 1.0, NEVER, pieces)
+    return len(pieces)
+
+
+def _lookup(catalog: Catalog, prompts: Sequence[tuple[int, ...]], tokens: int) -> float:
+    """Median microseconds, the names of a prompt's blocks included."""
+    spent: list[float] = []
+    for ids in prompts:
+        began = time.perf_counter()
+        found = catalog.longest(Keys("p", "e", ids), PROMPT, 2.0)
+        spent.append(1e6 * (time.perf_counter() - began))
+        assert (found[-1].stop if found else 0) == tokens
+    return float(np.median(spent))
+
+
+def extrapolated(rows: Sequence[Mapping[str, float]], name: str, segments: int) -> float:
+    """A figure at so many segments: as it grows with each doubling between the smallest and the largest catalog."""
+    first, last = rows[0], rows[-1]
+    doublings = log2(last["segments"] / first["segments"]) or 1.0
+    return last[name] + max(0.0, last[name] - first[name]) / doublings * log2(segments / last["segments"])
+
+
+def event_bytes(services: Services, events: int = 500) -> float:
+    """Bytes that Valkey sends to a reader for each object of a prompt that is put."""
+    import redis
+
+    name = services.place()
+    client: Any = redis.Redis.from_url(services.valkey.url)
+    with (
+        closing(Feed(services.valkey.url, name)) as teller,
+        closing(Feed(services.valkey.url, name)) as hearer,
+        closing(client),
+    ):
+        teller.tell("put", ["first"])
+        hearer.hear()  # it began before the first event: a listing
+        for number in range(events):
+            teller.tell("put", [f"{number:032x}"])
+        before = client.info("stats")["total_net_output_bytes"]
+        while hearer.hear() not in (None, (set(), set())):
+            pass
+        return (client.info("stats")["total_net_output_bytes"] - before) / events
+
+
+# Replayed
+
+
+def replayed(scale: Scale, requests: int, seed: int = 0) -> dict[str, Any]:
+    """Hit rates (share of prompt tokens) of one shared cache and of caches of a hundredth each, requests going anywhere; a request's
+    segments: put, found, and read from the bucket since the replica has no copy. Counted in the second half of the trace."""
+    world, rng = World(random.Random(seed)), random.Random(seed)
+    shared = Blocks(scale.segments // SEGMENTS_A_BLOCK)
+    apart = [Blocks(scale.segments // SEGMENTS_A_BLOCK // scale.replicas) for _ in range(scale.replicas)]
+    copies = [Blocks(max(1, scale.own_segments // SEGMENTS_A_BLOCK)) for _ in range(scale.replicas)]
+    tokens = hit = hit_apart = put = found = read = counted = 0
+    for number in range(requests):
+        call = world.next()
+        blocks, length = call["hash_ids"], call["input_length"]
+        replica = rng.randrange(scale.replicas)
+        held = shared.held(blocks)
+        alone = apart[replica].held(blocks)
+        missing = sum(block not in copies[replica].all for block in blocks[:held])
+        for cache in (shared, apart[replica], copies[replica]):
+            cache.use(blocks)
+        if 2 * number >= requests:
+            counted += 1
+            tokens += length
+            hit += min(held * BLOCK, length - 1)
+            hit_apart += min(alone * BLOCK, length - 1)
+            put += len(blocks) - held
+            found += held
+            read += missing
+    return {
+        "requests": requests, "segments_at_the_end": SEGMENTS_A_BLOCK * len(shared.all),
+        "evicted": SEGMENTS_A_BLOCK * shared.evicted,
+        "hit_rate": hit / tokens, "hit_rate_apart": hit_apart / tokens,
+        "a_request": {
+            "tokens": tokens / counted, "put": SEGMENTS_A_BLOCK * put / counted + 1,
+            "found": SEGMENTS_A_BLOCK * found / counted, "read": SEGMENTS_A_BLOCK * read / counted,
+        },
+    }  # fmt: skip
+
+
+class Blocks:
+    """LRU over so many blocks; of a prompt the end leaves first."""
+
+    def __init__(self, most: int) -> None:
+        self.all: OrderedDict[int, None] = OrderedDict()
+        self.evicted = 0
+        self._most = most
+
+    def held(self, blocks: Sequence[int]) -> int:
+        """Leading blocks that are there."""
+        for at, block in enumerate(blocks):
+            if block not in self.all:
+                return at
+        return len(blocks)
+
+    def use(self, blocks: Sequence[int]) -> None:
+        for block in reversed(blocks):
+            self.all[block] = None
+            self.all.move_to_end(block)
+        while len(self.all) > self._most:
+            self.all.popitem(last=False)
+            self.evicted += 1
+
+
+# Worked out
+
+
+def simulated(
+    services: Services, folder: Path, sizes: Sequence[int], requests: int, scale: Scale | None = None
+) -> dict[str, Any]:
+    """Everything, with what was measured, replayed and worked out apart."""
+    scale = scale or Scale()
+    rows, event = catalogs(folder, sizes), event_bytes(services)
+    trace = replayed(scale, requests)
+    each = trace["a_request"]
+    rate = scale.requests_a_second * scale.replicas
+    objects = scale.segments
+    took = objects / PAGE * PAGE_SECONDS
+    listings = scale.replicas / (max(FEED_SECONDS, SHARE * took) + took)
+    a_second = {
+        "put": rate * each["put"],
+        "get": rate * each["read"],
+        "heads": rate
+        * each["put"]
+        * (scale.replicas - 1),  # every other replica reads the header of what it is told of
+        "listed": listings * objects / PAGE,
+    }
+    prices = {"put": scale.put, "get": scale.get, "heads": scale.get, "listed": scale.listed}
+    return {
+        "scale": scale.__dict__,
+        "catalogs": rows,
+        "at_full_size": {
+            **{name: extrapolated(rows, name, scale.segments) for name in ("find_us", "miss_us")},
+            "catalog_gb": rows[-1]["bytes_a_segment"] * scale.segments / 1e9,
+            "index_cores": rate * each["put"] * extrapolated(rows, "add_us", scale.segments) / 1e6,
+        },
+        "trace": trace,
+        "feed": {
+            "bytes_an_event": event,
+            "events_a_second": rate * each["put"],
+            "mb_a_second_a_replica": rate * each["put"] * event / 1e6,
+            "mb_a_second": rate * each["put"] * event * scale.replicas / 1e6,
+        },
+        "bucket": {
+            "a_second": a_second,
+            "dollars_a_month": {name: MONTH * many / 1000 * prices[name] for name, many in a_second.items()},
+        },
+    }
