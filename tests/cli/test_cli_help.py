@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ PAGES = [
 def test_the_help_is_the_golden_one(page: tuple[str, ...]) -> None:
     """`python -m tests.cli.golden` writes them anew."""
     assert plain(*page) == (GOLDEN / f"help-{'-'.join(page)}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_ends_with_a_line_to_begin_with(name: str) -> None:
+    command = GROUP.get_command(None, name)
+    program, called, *arguments = shlex.split(command.epilog.removeprefix("Example: "))
+    assert (program, called) == ("dejakv", name)
+    command.make_context(name, arguments, resilient_parsing=True)
+    known = {option for each in command.params for option in each.opts}
+    assert {word for word in arguments if word.startswith("--")} <= known
 
 
 @pytest.mark.parametrize("name", COMMANDS)

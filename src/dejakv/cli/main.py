@@ -23,6 +23,19 @@ COMMANDS = {
 }
 """Commands with their line in `dejakv --help`; each module has its command's name."""
 
+EXAMPLES = {
+    "run": "dejakv run --preset repo --max-samples 20 --brief --output runs/first",
+    "sweep": "dejakv sweep --specs experiments.yaml --log-file runs/sweep.csv",
+    "estimate": "dejakv estimate sample",
+    "certify": "dejakv certify log.jsonl --model smollm2-135m --error-bound .05 --output certificate.json",
+    "explain": "dejakv explain --donor @earlier.txt --target @new.txt --html map.html",
+    "report": "dejakv report runs/first --output report.html",
+    "serve": "dejakv serve --model smollm2-135m --store cache",
+    "models": "dejakv models get smollm2-135m",
+    "cache": "dejakv cache show cache",
+}
+"""A line of each command, below its help."""
+
 REMOVED = {
     "attack": "its checks are tests now (tests/attacks in the source), and docs/explanation/exactness.md says what was attacked",
     "frontier": "`python -m research.frontier` in a checkout of the source does it; its results are in docs/results",
@@ -78,6 +91,7 @@ class _Commands(TyperGroup):
             found = app
         made = typer.main.get_command(found)
         made.name = cmd_name
+        made.epilog = f"Example: {EXAMPLES[cmd_name]}"
         return made
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
