@@ -103,8 +103,13 @@ class S3Server:
             "credentials": [{"accessKey": USER, "secretKey": SECRET}],
             "actions": ["Read", "Write", "List"],
         }
+        blind = {
+            "name": "blind",
+            "credentials": [{"accessKey": "blind", "secretKey": SECRET}],
+            "actions": ["Read", "Write"],
+        }
         owner = {"name": "owner", "credentials": keys, "actions": ["Admin", "Read", "Write", "List"]}
-        (folder / "s3.json").write_text(json.dumps({"identities": [owner, user, reader]}))
+        (folder / "s3.json").write_text(json.dumps({"identities": [owner, user, reader, blind]}))
 
     @property
     def environment(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import http.server
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -290,6 +291,7 @@ def test_a_folder_is_a_store_or_holds_copies_of_one_bucket(bucket: str, tmp_path
         (None, {"AWS_SECRET_ACCESS_KEY": "wrong"}, "SignatureDoesNotMatch.*credentials of the environment are refused"),
         (None, {"AWS_ACCESS_KEY_ID": "nobody"}, "InvalidAccessKeyId.*credentials of the environment are refused"),
         (None, {"AWS_ACCESS_KEY_ID": "reader"}, "AccessDenied.*they must let you read, write, delete and list"),
+        (None, {"AWS_ACCESS_KEY_ID": "blind"}, "AccessDenied.*they must let you read, write, delete and list"),
         (None, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "see that the service answers.*AWS_ENDPOINT_URL"),
         ("az://container/cache", {}, "Account must be specified.*no credentials were found"),
     ],
@@ -305,7 +307,7 @@ def test_what_is_wrong_is_told_at_the_start(
     assert len(str(found.value)) < 700
 
 
-@pytest.mark.parametrize("service", ["old", "elsewhere", "newer"])
+@pytest.mark.parametrize("service", ["old", "elsewhere", "newer", "late"])
 def test_services_that_cannot_serve_are_named_at_the_start(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does not know puts that only create, one whose bucket is in another region, and a store of a newer version."""
     held: dict[str, bytes] = {}
@@ -321,6 +323,10 @@ def test_services_that_cannot_serve_are_named_at_the_start(service: str, monkeyp
             if service == "elsewhere":
                 said = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>the region is wrong</Message></Error>"
                 return self._answer(400, said)
+            if service == "late":
+                return self._answer(
+                    403, b"<Error><Code>RequestTimeTooSkewed</Code><Message>too large</Message></Error>"
+                )
             if service == "newer" and self.path in held:
                 return self._answer(412, b"<Code>PreconditionFailed</Code>")
             held[self.path] = body if service == "old" else b'{"format": 99}'
@@ -341,6 +347,7 @@ def test_services_that_cannot_serve_are_named_at_the_start(service: str, monkeyp
         "old": "writes over objects that it is told to create only",
         "elsewhere": "the region is wrong.*set AWS_REGION",
         "newer": "is not the marker of format 3",
+        "late": "RequestTimeTooSkewed.*clock differs from the service's: set it",
     }[service]
     server = http.server.ThreadingHTTPServer(("127.0.0.1", free_ports(1)[0]), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -434,3 +441,53 @@ def test_pauses_grow_and_one_caller_tries_first() -> None:
     assert breaker.allows()
     breaker.failed()
     assert breaker.allows(), "one failure alone"
+
+
+@pytest.mark.parametrize(("said", "reason"), [("507 Insufficient Storage", "full"), ("403 Forbidden", "read_only")])
+def test_a_bucket_that_takes_nothing_or_keeps_everything(
+    two: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch, said: str, reason: str
+) -> None:
+    """Full, or without permission to write; and with a lock on its objects: what is there is served, and a purge says that it failed."""
+    from obstore.exceptions import GenericError
+
+    one, other = two
+    chunk, later = prompt_chunk(LONG), make_chunk(1)
+    assert one.put(chunk)
+    real = one._far._objects._store  # type: ignore[union-attr]
+
+    class Stubborn:
+        def __getattr__(self, name: str) -> Any:
+            if name == "delete" or (name == "put" and not locked):
+                raise GenericError(f"Server returned non-2xx status code: {said}")
+            return getattr(real, name)
+
+    locked = False
+    one._far._objects._store = Stubborn()  # type: ignore[union-attr]
+    assert one.put(later) is False
+    assert (one.stats().refused, one.stats().corrupt) == ({reason: 1}, 0)
+    locked = True
+    with pytest.raises(StoreError, match="entries could not be removed"):
+        one.purge(Selection())
+    assert ids(one) == set(), "nobody finds it here"
+    one._far._objects._store = real  # type: ignore[union-attr]
+    wait_until(lambda: other.catch_up() and ids(other) == set(), "the removal by another machine")
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_clocks_that_are_an_hour_off(bucket: str, hours: int) -> None:
+    """What lives for ever is served whatever they say. What has a lifetime is a miss where it seems over, or of the future."""
+    lasting, brief = prompt_chunk(LONG), prompt_chunk(range(700, 900), ttl=600.0, created=0.0)
+    with (
+        closing(open_store(bucket, background=False, clock=lambda: time.time() + 3600 * hours)) as wrong,
+        closing(open_store(bucket, background=False)) as right,
+    ):
+        for mine, other in ((wrong, right), (right, wrong)):
+            for chunk in (lasting, brief):
+                assert mine.put(chunk)
+            check_whole(mine, [lasting, brief])
+            assert other.catch_up()
+            check_whole(other, [lasting])
+            assert other.get(brief.meta.id) is None
+            assert (other.stats().corrupt, other.stats().misses) == (0, 1)
+            assert mine.purge(Selection()).prompts
+            other.purge(Selection())

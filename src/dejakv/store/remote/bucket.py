@@ -47,6 +47,7 @@ _REMEDIES = (
         re.compile(r"301 Moved|PermanentRedirect|AuthorizationHeaderMalformed|region"),
         "the bucket is in another region: set AWS_REGION to the bucket's",
     ),
+    (re.compile(r"RequestTimeTooSkewed"), "this machine's clock differs from the service's: set it"),
     (
         _DENIED,
         "the credentials of the environment are refused: they must let you read, write, delete and list below the prefix",
