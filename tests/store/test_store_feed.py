@@ -104,7 +104,7 @@ def test_a_gap_in_the_stream_is_filled_by_a_listing(
         assert told.hear() is None
         assert sleeper.catch_up()
         check_whole(sleeper, chunks)
-        assert told.hear() == (set(), set())
+        assert told.hear() == (set(), set(), [])
 
 
 def test_more_than_can_be_kept_until_the_return_is_listed(
@@ -210,3 +210,24 @@ def test_a_listing_that_takes_long_comes_seldom(monkeypatch: pytest.MonkeyPatch)
 def test_a_feed_that_does_not_answer_is_told_at_the_start(bucket: str, url: str) -> None:
     with pytest.raises(StoreError, match=r"cannot be used.*see that Redis or Valkey answers"):
         open_store(bucket, feed=url)
+
+
+def test_what_one_uses_the_others_keep(bucket: str, valkey_server: ValkeyServer) -> None:
+    """Of a whole prompt and of a prefix: the least recently used by anybody leaves first."""
+    first, second, third = (prompt_chunk(range(number, number + 100)) for number in (0, 1000, 2000))
+
+    def last_used(store: Store) -> list[str]:
+        return [id for (id,) in store._catalog.read("SELECT id FROM records ORDER BY used")]
+
+    with (
+        closing(open_store(bucket, feed=valkey_server.url, max_entries=2)) as one,
+        closing(open_store(bucket, feed=valkey_server.url, max_entries=2)) as other,
+    ):
+        for chunk in (first, second):
+            assert one.put(chunk)
+        wait_until(lambda: last_used(other) == [first.meta.id, second.meta.id], "both")
+        assert one.get(first.meta.id) is not None
+        wait_until(lambda: last_used(other) == [second.meta.id, first.meta.id], "the use")
+        assert other.put(third)
+        check_whole(other, [first, third])
+        wait_until(lambda: knows(one, first, third), "the eviction")

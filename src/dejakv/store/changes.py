@@ -20,6 +20,7 @@ Uses = dict[tuple[str, tuple[int, ...]], int]
 """How often records (by id) and their segments were used, in the order of the last uses."""
 _JOURNAL_ROWS = 10_000
 _MOST_USES = 256
+_MOST_UNTOLD = 1000
 
 
 @dataclass
@@ -226,18 +227,28 @@ class Notes:
         self._left = left
         self._lock = lock
         self._uses = Uses()
+        self._untold: dict[str, None] = {}
         self._condemned: dict[int, str] = {}
         self.lost: set[str] = set()
 
-    def used(self, id: str, segments: Sequence[int]) -> None:
-        """Notes a use of a record and of the segments that it consists of."""
+    def used(self, id: str, segments: Sequence[int], *, here: bool = True) -> None:
+        """Notes a use of a record and of the segments that it consists of. `here`: others are to be told of it."""
         with self._lock:
             use = (id, tuple(segments))
+            if here and len(self._untold) < _MOST_UNTOLD:
+                self._untold.pop(id, None)
+                self._untold[id] = None
             # A dictionary keeps the order of insertion: that of the last uses.
             self._uses[use] = self._uses.pop(use, 0) + 1
             full = len(self._uses) >= _MOST_USES
         if full:
             self.settle(wait=False)
+
+    def take_untold(self) -> list[str]:
+        """Ids of what was used since the last call, in the order of the last uses."""
+        with self._lock:
+            untold, self._untold = self._untold, {}
+        return list(untold)
 
     def take_uses(self) -> Uses:
         """The uses, for a transaction that notes them."""

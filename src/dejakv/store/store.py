@@ -98,7 +98,7 @@ class Store:
         self._follower: Follower | None = None
         self.catch_up()
         if self._objects.shared and background:
-            self._follower = Follower(self.catch_up, feed)
+            self._follower = Follower(self.catch_up, self._share_uses, feed)
 
     # Writing
 
@@ -250,9 +250,7 @@ class Store:
         if self._far is None or self._usable(id) is not None:
             return 0.0
         try:
-            prefix = prefix_of(id)
-            pieces = self._named(id, *prefix)[1] if prefix else self._catalog.pieces(self._described(id)[0])
-            return self._far.away(self._catalog.sizes(_with_rows(pieces, rows)))
+            return self._far.away(self._catalog.sizes(_with_rows(self._pieces(id), rows)))
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
             return 0.0
@@ -360,10 +358,10 @@ class Store:
             self._worker.wake()
         return True
 
-    def touch(self, id: str) -> None:
-        """Note a use without a read."""
+    def touch(self, id: str, *, here: bool = True) -> None:
+        """Note a use without a read. `here`: other machines are to be told of it."""
         try:
-            self._notes.used(id, [piece.n for piece in self._catalog.pieces(self._described(id)[0])])
+            self._notes.used(id, [piece.n for piece in self._pieces(id)], here=here)
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
 
@@ -572,6 +570,18 @@ class Store:
         except Unknown as error:
             logger.warning("object %s cannot be read: %s", piece.name, error)
         return None
+
+    def _pieces(self, id: str) -> list[Piece]:
+        """What the rows of a chunk or a prefix are in."""
+        prefix = prefix_of(id)
+        return self._named(id, *prefix)[1] if prefix else self._catalog.pieces(self._described(id)[0])
+
+    def _share_uses(self, heard: Sequence[str]) -> Sequence[str]:
+        """Note what others used, and return what was used here."""
+        for id in heard:
+            self.touch(id, here=False)
+        self._notes.settle(wait=False)
+        return self._notes.take_untold()
 
     def _named(self, id: str, tokens: int, key: bytes) -> tuple[ChunkMeta | None, list[Piece]]:
         """Description of a prefix, as far as it is known, and its pieces."""

@@ -25,6 +25,11 @@ _UNSENT = 10_000
 _WAIT_MS = 500
 _BATCH = 1000
 LIST = "list"
+USED = "used"
+"""Says which entries were read, by id, in one event."""
+
+Heard = tuple[set[str], set[str], list[str]]
+"""Names of objects that others put and removed, and ids of what they used."""
 
 
 class Away(Exception):
@@ -64,6 +69,8 @@ class Feed:
     def tell(self, what: str, names: Sequence[str]) -> None:
         """Tells the others that objects were `put` or `removed`, or that they are to list them. What cannot be told now is told with the next."""
         with self._lock:
+            if what == USED:
+                names = [" ".join(names)] if names and not self._unsent else []
             if len(self._unsent) + len(names) > _UNSENT:
                 self._unsent.clear()
                 names, what = [""], LIST
@@ -78,9 +85,9 @@ class Feed:
             except self._errors as error:
                 logger.info("the feed is away: %s", error)
 
-    def hear(self) -> tuple[set[str], set[str]] | None:
-        """Names of objects that others have put and removed since the last call, waited for half a second; None if some may have been
-        missed: then all objects are listed. Raises: Away"""
+    def hear(self) -> Heard | None:
+        """What others told since the last call, waited for half a second; None if some may have been missed: then all objects are
+        listed. Raises: Away"""
         try:
             if self._unsure or (self._last != "0-0" and not self._client.xrange(self._stream, self._last, self._last)):
                 self._last, self._unsure = self._newest(), False
@@ -90,7 +97,7 @@ class Feed:
         except self._errors as error:
             self._unsure = True
             raise Away(str(error)) from error
-        put, removed = set[str](), set[str]()
+        put, removed, used = set[str](), set[str](), list[str]()
         for id, event in found[0][1] if found else ():
             self._last = id
             name, what = event.get("name", ""), event.get("what")
@@ -98,13 +105,15 @@ class Feed:
                 continue
             if what == LIST:
                 self._unsure = True
+            elif what == USED:
+                used += name.split()
             elif what == "put":
                 put.add(name)
             elif what == "removed":
                 removed.add(name)
                 put.discard(name)
                 self.left[name] = None
-        return put, removed
+        return put, removed, used
 
     def close(self) -> None:
         self._client.close()

@@ -2,11 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dejakv.store.counters import logger
 from dejakv.store.reconcile import News
-from dejakv.store.remote.feed import Away, Feed
+from dejakv.store.remote.feed import USED, Away, Feed
 
 LIST_SECONDS = 10.0
 """Seconds between two listings; 20 times as long as a listing takes where that is more, since services charge for them."""
@@ -20,11 +20,16 @@ class Follower:
     """Calls `catch_up` again and again in a thread of its own, so that nothing waits for a listing, until it is closed.
 
     catch_up  with what a feed told; without: by a listing
+    share     with ids of what others used; returns those that were used here since the last call, for the feed
     """
 
-    def __init__(self, catch_up: Callable[[News | None], object], feed: Feed | None = None) -> None:
-        self._catch_up = catch_up
-        self._feed = feed
+    def __init__(
+        self,
+        catch_up: Callable[[News | None], object],
+        share: Callable[[Sequence[str]], Sequence[str]],
+        feed: Feed | None = None,
+    ) -> None:
+        self._catch_up, self._share, self._feed = catch_up, share, feed
         self._heard = time.monotonic()
         self._next = self._heard + LIST_SECONDS
         self._closed = threading.Event()
@@ -49,7 +54,9 @@ class Follower:
             self._closed.wait(max(0.0, self._next - time.monotonic()))
         else:
             try:
-                news = self._feed.hear()
+                heard = self._feed.hear()
+                news = heard[:2] if heard is not None else None
+                self._feed.tell(USED, self._share(heard[2] if heard is not None else ()))
                 if news == (set(), set()):
                     if time.monotonic() < max(self._heard + FEED_SECONDS, self._next):
                         return
