@@ -21,7 +21,6 @@ from dejakv.engines.vllm.blend.mixing import Mixing
 from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
 from dejakv.engines.vllm.identity import media_digest, weights_fingerprint
-from dejakv.engines.vllm.lookups import Pace
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_beside_others, refuse_unsupported
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.errors import ConfigError, ModelError
@@ -311,43 +310,6 @@ def test_media_are_told_apart_by_content():
     ]
     assert len(set(digests)) == len(digests)
     assert media_digest(item(pixel_values=pixels.clone())) == digests[0]
-
-
-def step(*tokens, pictures=False):
-    return SimpleNamespace(
-        total_num_scheduled_tokens=sum(tokens),
-        num_scheduled_tokens={str(place): count for place, count in enumerate(tokens)},
-        scheduled_encoder_inputs={"0": [0]} if pictures else {},
-    )
-
-
-def test_a_row_takes_its_part_of_a_step():
-    """Of a step that was planned while another one ran: from the end of that one. A slow step changes little."""
-    now = [100.0]
-    pace = Pace(lambda: now[0])
-    pace.over(None)
-    assert pace.costs is None
-    now[0] += 50  # the engine slept
-    for seconds in (1, 60, 1):
-        first, second = pace.planned(step(500), alone=True), pace.planned(step(500), alone=True)
-        for timed in (first, second):
-            now[0] += seconds
-            pace.over(timed)
-    assert pace.costs is not None
-    assert pace.costs.row == pytest.approx(1 / 500)
-
-
-@pytest.mark.parametrize(
-    ("output", "alone"),
-    [
-        (step(255), True),  # too few
-        (step(256), False),  # rows of a blend beside it
-        (step(256, pictures=True), True),
-        (step(200, *[1] * 56), True),  # most requests decode
-    ],
-)
-def test_other_steps_tell_nothing_of_a_row(output, alone):
-    assert Pace().planned(output, alone=alone) is None
 
 
 def test_rows_that_offsets_compare_are_computed_in_one_forward_where_they_fit():

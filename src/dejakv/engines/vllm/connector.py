@@ -35,7 +35,7 @@ from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.pages import PagedKV
 from dejakv.engines.vllm.ranks import ALONE, Ranks, rank_count, settings_of_rank
 from dejakv.engines.vllm.refusals import refuse_beside_others, refuse_unsupported
-from dejakv.engines.vllm.saves import PartSize
+from dejakv.engines.vllm.saves import Room
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stats import ConnectorCounts, DejaKVPromMetrics, DejaKVStats
@@ -71,7 +71,6 @@ def make_scheduler_side(
         upstream.block_tokens(kv_cache_config),
         settings.max_generation if shares else 0,
     )
-    size = part_size(settings_of_rank(settings, 0, ranks), kv_cache_config)
     return SchedulerSide(
         settings,
         lookups,
@@ -79,30 +78,26 @@ def make_scheduler_side(
         counts,
         max_tokens=budget,
         ranks=ranks,
-        size=size,
+        save_room=save_room(settings_of_rank(settings, 0, ranks), kv_cache_config),
         arithmetic=upstream.arithmetic(vllm_config),
         bitwise=upstream.is_batch_invariant(),
         whole=upstream.decodes_alone_behind(vllm_config),
     )
 
 
-def part_size(settings: ConnectorSettings, kv_cache_config: Any) -> PartSize:
-    """Which prompts one rank stores in parts: those whose copy is larger than `max_pending_bytes`. A part is half of that, since its
-    state is put in order in memory of its own."""
+def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
+    """How much of one rank's state may be being stored."""
     row = upstream.bytes_per_token(kv_cache_config)
-    align = math.lcm(upstream.block_tokens(kv_cache_config), BLOCK_TOKENS)
+    unit = math.lcm(upstream.block_tokens(kv_cache_config), BLOCK_TOKENS)
     most = max(1, settings.max_bytes // row) if settings.max_bytes else 0
-    tokens = settings.max_pending_bytes // 2 // row
-    return PartSize(max(align, tokens) if settings.max_pending_bytes else 0, align, most)
+    return Room(settings.max_pending_bytes // row, unit, most)
 
 
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:
     """Raises ConfigError or StoreError."""
     settings = settings_of_rank(settings, upstream.rank(), rank_count(vllm_config))
     store = open_store(settings, vllm_config, writing=True)
-    return WorkerSide(
-        store, Saver(store, settings.max_pending_bytes), settings.load_timeout_s, settings.max_pending_bytes
-    )
+    return WorkerSide(store, Saver(store), settings.load_timeout_s, settings.max_pending_bytes)
 
 
 def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> Blender:
@@ -240,7 +235,7 @@ class DejaKVConnector(KVConnectorBase_V1):
         """Loads are over before their request is scheduled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Saves are copied in one go, one step after the prompt was computed."""
+        """Saves are copied in one go, behind the step after the one that computed them."""
 
     def wait_for_save(self) -> None:
         self.worker_side.copy_saves(self._plan())

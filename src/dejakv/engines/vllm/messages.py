@@ -12,18 +12,6 @@ IDLE_WAIT_S = 0.004
 """How long a step in which nothing can be computed waits for a lookup or a load; a request that comes in waits as long."""
 
 
-BACKLOG = "backlog: the store is slower than the prompts"
-"""Why a save was dropped that may be ordered again."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A step whose time tells what a row takes: when it was planned, by the scheduler's clock, and its tokens."""
-
-    planned: float
-    tokens: int
-
-
 @dataclass(frozen=True)
 class Load:
     """Put the state of tokens `start..stop-1` into the request's blocks.
@@ -53,18 +41,24 @@ class Load:
 
 @dataclass(frozen=True)
 class Save:
-    """Store the KV of the tokens described by `meta`, of the prompt whose blocks are `block_ids`.
+    """Store the KV of tokens `first..stop-1` of those described by `meta`, of the prompt whose blocks are `block_ids`.
 
     generation  in which the prompt was computed: the copy of another one is not made
-    release     request whose blocks wait for this copy, if any
-    rows        tokens of one part of a long prompt, `[first, stop)`, of which the first begins a block; None: all
+    first       begins a block, but for rows of a blend
+    begins      the first order of these: the store is asked whether it wants them
     """
 
     meta: ChunkMeta
     block_ids: tuple[int, ...]
     generation: int
-    release: str | None = None
-    rows: tuple[int, int] | None = None
+    first: int
+    stop: int
+    begins: bool
+
+    @property
+    def name(self) -> str:
+        """Under which it is answered."""
+        return f"{self.meta.id}/{self.stop}"
 
 
 @dataclass
@@ -76,9 +70,7 @@ class StepPlan(KVConnectorMetadata):
     room        tokens that vLLM's budget for the step has left
     begin       requests whose blends all ranks have fetched and begin now; a single rank begins by itself
     drop        requests whose blends are given up by all ranks, and why
-    releases    requests whose blocks are not waited for any more
-    storing     parts of long prompts are being stored, of which the next can only be ordered when they are
-    timed       to be reported when the step is over
+    releases    requests whose blocks wait for the saves
     generation  a number that the worker has not seen yet makes it read its weights (`generations`)
     """
 
@@ -91,8 +83,6 @@ class StepPlan(KVConnectorMetadata):
     begin: list[str] = field(default_factory=list[str])
     drop: dict[str, str] = field(default_factory=dict[str, str])
     releases: frozenset[str] = frozenset()
-    storing: bool = False
-    timed: Timed | None = None
 
 
 @dataclass(frozen=True)
@@ -136,14 +126,13 @@ class LoadResult:
 class StepReport(KVConnectorWorkerMetadata):
     """Worker to scheduler: what became of saves and loads since the last report. Of several ranks: one entry each.
 
-    stored   chunk ids that are in the store now
-    dropped  chunk ids that are not, and why
+    stored   names of saves that are in the store now
+    dropped  names of saves that are not, and why
     fetched  requests whose blends may begin here, with what they begin from (`Draft.mark`); empty if they cannot. Of several
              ranks alone
     rows     of blends under way, how many remain
     weights  generation, and whether its weights are those of the start
     changed  the weights changed without a reset
-    timed    the step that is over, if its plan said so
     """
 
     stored: list[str] = field(default_factory=list[str])
@@ -154,7 +143,6 @@ class StepReport(KVConnectorWorkerMetadata):
     blend_problem: str = ""
     weights: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
     changed: bool = False
-    timed: Timed | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
         assert isinstance(other, StepReport)
@@ -167,5 +155,4 @@ class StepReport(KVConnectorWorkerMetadata):
             self.blend_problem or other.blend_problem,
             self.weights + other.weights,
             self.changed or other.changed,
-            self.timed or other.timed,
         )

@@ -50,6 +50,11 @@ class LookupResult:
         """Whether a certificate does not let it be blended."""
         return self.reason.startswith(CERTIFICATE)
 
+    @property
+    def exact(self) -> "LookupResult":
+        """What it found exactly, whatever is made of it."""
+        return self if self.method != "blend" else self.instead or LookupResult()
+
     def saves(self, first: int, stop: int) -> int:
         """Tokens from `first` to `stop` that need not be computed."""
         if self.held is None:
@@ -90,8 +95,6 @@ class Tracked:
     kept      its rows that are stored for later blends, if it was blended
     settled   no further load: it was loaded, it failed, or there is nothing to load
     generation in which the request came; after a reset its state is of no use (`generations`)
-    awaits    save under way at the lookup that may serve more of the prompt, and how many tokens of it; empty: none
-    patience  how long that save is waited for, 0.0: it is not yet
     """
 
     request: Any
@@ -111,8 +114,6 @@ class Tracked:
     reason: str = ""
     saved: bool = False
     generation: int = 0
-    awaits: tuple[str, int] = ("", 0)
-    patience: float = 0.0
 
     @property
     def expected(self) -> LookupResult:

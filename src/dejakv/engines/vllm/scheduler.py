@@ -4,11 +4,11 @@ It runs in vLLM's engine loop, so it never waits: lookups run in threads (`None`
 that touches KV is ordered from the worker and confirmed by it.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dejakv.blend.forced import LONGEST_TAIL
@@ -20,7 +20,7 @@ from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan, StepReport
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.engines.vllm.request import LookupResult, Tracked
-from dejakv.engines.vllm.saves import PartSize, Saves
+from dejakv.engines.vllm.saves import BACKLOG, ENDED, Room, Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.stats import ConnectorCounts
 from dejakv.engines.vllm.upstream import was_aborted
@@ -39,7 +39,7 @@ class SchedulerSide:
     names        under which blended blocks are shared
     no_blend     why blend is not possible here, empty if it is
     max_tokens   tokens that vLLM computes in a step at most
-    size         which prompts are stored in parts
+    save_room    how much may be being stored
     arithmetic   dtype of the model and of its state: `fp32`, `bf16` or `fp16`
     bitwise      exact state has the same bits as if it were computed now (`upstream.is_batch_invariant`)
     whole        states are used that leave a single token to compute (`upstream.decodes_alone_behind`)
@@ -53,7 +53,7 @@ class SchedulerSide:
     no_blend: str = ""
     max_tokens: int = 0
     ranks: int = 1
-    size: PartSize = field(default_factory=PartSize)
+    save_room: Room = field(default_factory=Room)
     arithmetic: str = ""
     bitwise: bool = False
     whole: bool = False
@@ -62,7 +62,7 @@ class SchedulerSide:
 
     def __post_init__(self) -> None:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
-        self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks, self.size)
+        self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks, self.save_room)
         self.blends = UnderWay(self.ranks)
         self.queue = Queue(self.max_tokens, self.settings.blend_tail)
         self._loads_heard = Answers[LoadResult](self.ranks)
@@ -88,7 +88,6 @@ class SchedulerSide:
             tracked.wish = wish
             if not self.generations.unknown:
                 tracked.lookup = self.lookups.submit(request, wish)
-                tracked.awaits = self.saves.covering(request)
         self.requests[request.request_id] = tracked
 
     def matched_tokens(self, request: Any, local: int) -> tuple[int | None, bool]:
@@ -114,10 +113,7 @@ class SchedulerSide:
             return self._begin_lookup(tracked)
         if tracked.found is None:
             if tracked.lookup.done():
-                found = tracked.lookup.result()
-                if self._awaits_save(tracked, found, local):
-                    return None, False
-                tracked.found = found
+                tracked.found = tracked.lookup.result()
             elif time.monotonic() < tracked.deadline:
                 return None, False
             else:
@@ -145,7 +141,7 @@ class SchedulerSide:
         request = tracked.request
         if self.no_blend or request.mm_features or found.withheld:
             return False
-        exact = found if found.method != "blend" else found.instead or LookupResult()
+        exact = found.exact
         exactly = max(local, exact.tokens)
         tracked.shares = self.names.awaits(tracked, exactly)
         if tracked.shares:
@@ -165,26 +161,6 @@ class SchedulerSide:
             tracked.found = replace(exact, reason=f"computed in full: {why}", key=found.key, save=found.save)
             return False
         return self.names.rename(tracked, local)
-
-    def _awaits_save(self, tracked: Tracked, found: LookupResult, local: int) -> bool:
-        """Whether the prompt waits for a save that was under way at its lookup and serves more of it, or for the lookup after that. It
-        waits no longer than computing those tokens takes."""
-        chunk_id, covered = tracked.awaits
-        exact = found if found.method == "exact" else found.instead
-        there = max(local, 0 if exact is None else exact.tokens)
-        gain = min(covered, tracked.request.num_prompt_tokens - 1) - there
-        if not chunk_id or tracked.wish.mode == "off" or gain < max(1, self.settings.min_gain):
-            return False
-        if chunk_id in self.saves.pending:
-            now, costs = time.monotonic(), self.lookups.pace.costs
-            if not tracked.patience:
-                least = math.inf if costs is None else costs.rows(gain, there + gain, there)
-                if self.saves.seconds_left(chunk_id) < least:
-                    tracked.patience = now + min(least, self.settings.lookup_timeout_s)
-            return now < tracked.patience
-        tracked.awaits, tracked.patience = ("", 0), 0.0
-        tracked.lookup, tracked.deadline = self.lookups.submit(tracked.request, tracked.wish), self._deadline()
-        return True
 
     def allocated(self, request: Any, block_ids: Sequence[int], external: int) -> None:
         """vLLM gave the request its blocks: order the load that was promised."""
@@ -226,15 +202,11 @@ class SchedulerSide:
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
         """Return the worker's orders for a step. `blocks_of(request_id)`: block ids of a request."""
-        for request_id in output.preempted_req_ids or ():
-            if self.saves.preempted(request_id):
-                self.requests[request_id].saved = False
         cached = output.scheduled_cached_reqs
         for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             tracked = self.requests.get(request_id)
-            # Only when the prompt's last token was computed in an earlier step: its first answer token is out by then.
-            if tracked is not None and not tracked.saved and computed >= tracked.request.num_prompt_tokens:
-                self.saves.order(tracked, blocks_of(request_id), release=False)
+            if tracked is not None:  # what earlier steps computed: no token waits for its copy
+                self.saves.order(tracked, computed, partial(blocks_of, request_id))
         scheduled = map(self.requests.get, output.num_scheduled_tokens)
         running = [tracked for tracked in scheduled if tracked is not None]
         self.lookups.adapters.step(tracked.request.lora_request for tracked in running)
@@ -243,7 +215,7 @@ class SchedulerSide:
         saves, releases = self.saves.take()
         if idle:
             looking = [t for t in self.requests.values() if t.lookup is not None and t.found is None]
-            waiting = [t.lookup for t in looking if t.lookup is not None and not t.patience]
+            waiting = [t.lookup for t in looking if t.lookup is not None]
             if waiting and not self._loads and not saves:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
         loads, self._loads = self._loads, []
@@ -251,17 +223,14 @@ class SchedulerSide:
         self.queue.stepped(room)
         begin, drop = self.blends.orders()
         number = self.generations.number
-        storing = self.saves.storing or any(t.found is None and t.patience for t in self.requests.values())
-        timed = self.lookups.pace.planned(output, alone=not (self.blends.rows or self.generations.unknown))
-        return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases, storing, timed)
+        return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases)
 
     def heard(self, report: StepReport) -> None:
         """A step is over: takes in what the worker confirmed."""
-        self.lookups.pace.over(report.timed)
-        for chunk_id in report.stored:
-            self.saves.heard(chunk_id, "")
-        for chunk_id, why in report.dropped:
-            self.saves.heard(chunk_id, why)
+        for name in report.stored:
+            self.saves.heard(name, "")
+        for name, why in report.dropped:
+            self.saves.heard(name, why)
         for request_id, mark in report.fetched:
             self.blends.fetched(request_id, mark)
         self.blends.remain(report.rows)
@@ -287,10 +256,10 @@ class SchedulerSide:
         self.names.over(tracked, answered=not aborted)
         if aborted and not request.num_output_tokens:
             self.queue.failed(request.num_computed_tokens)
-        holds = self.saves.finished(request.request_id, lost=aborted or not block_ids)
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
-        if computed and not tracked.saved and block_ids and not aborted:
-            holds = self.saves.order(tracked, block_ids, release=True)
+        last = computed and bool(block_ids) and not aborted
+        holds = last and self.saves.order(tracked, request.num_prompt_tokens, lambda: block_ids, release=True)
+        self.saves.ended(request.request_id, BACKLOG if last else ENDED)
         if tracked.lookup is not None:
             tracked.lookup.cancel()
         if not tracked.tells:

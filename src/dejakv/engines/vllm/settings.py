@@ -48,7 +48,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     min_tokens         least tokens of a prompt to look up or store
     max_tokens         maximum tokens of a prompt to store; 0 for no limit
     min_new_tokens     least tokens not stored yet for a prompt to be stored
-    max_pending_bytes  saves under way; a save beyond it is dropped and counted, and a larger one made in parts
+    max_pending_bytes  saves under way; what is beyond it is saved in a later step, or not and counted
     refresh_s          seconds between searches for other processes' chunks; 0 never
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load whose data takes longer to read is a miss

@@ -18,7 +18,7 @@ from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.mixer import Mixer
 from dejakv.engines.vllm.generations import RESET, Watch
 from dejakv.engines.vllm.loads import Loads
-from dejakv.engines.vllm.messages import BACKLOG, IDLE_WAIT_S, LoadResult, Save, StepPlan, StepReport, Timed
+from dejakv.engines.vllm.messages import LoadResult, Save, StepPlan, StepReport
 from dejakv.engines.vllm.pages import Buffers, PagedKV, to_host
 from dejakv.errors import StoreError, is_out_of_memory
 from dejakv.store.base import KV, Chunk
@@ -33,16 +33,11 @@ Make = Callable[[], AbstractContextManager[Chunk]]
 
 
 class Saver:
-    """Takes copies of KV and stores them one after the other. What does not fit the queue is dropped, with the reason.
+    """Stores copies of KV one after the other. How much may wait is the scheduler's side's to limit (`saves`)."""
 
-    max_pending_bytes  copies that wait; more would only pile up in memory behind a slow store. A larger one is taken where none
-                       waits: no other time is better. The scheduler's side orders prompts that are larger in parts (`saves`)
-    """
-
-    def __init__(self, store: Store, max_pending_bytes: int) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._limit = max_pending_bytes
-        self._queue: deque[tuple[str, int, Make]] = deque()
+        self._queue: deque[tuple[str, Make]] = deque()
         self._pending = 0
         self._stored: list[str] = []
         self._dropped: dict[str, str] = {}
@@ -51,38 +46,24 @@ class Saver:
         self._thread = threading.Thread(target=self._run, name="dejakv-save", daemon=True)
         self._thread.start()
 
-    def has_room(self, chunk_id: str, nbytes: int) -> bool:
-        """Whether a copy of this size may be made; if not, it is reported as dropped."""
-        with self._ready:
-            if not self._closing and (not self._pending or self._pending + nbytes <= self._limit):
-                return True
-            self._dropped[chunk_id] = BACKLOG
-            return False
-
-    def drop(self, chunk_id: str, why: str) -> None:
+    def drop(self, name: str, why: str) -> None:
         """Reports a save that is not even copied."""
         with self._ready:
-            self._dropped[chunk_id] = why
+            self._dropped[name] = why
 
-    def submit(self, chunk_id: str, nbytes: int, make: Make) -> None:
+    def submit(self, name: str, make: Make) -> None:
         """Stores a chunk, or some rows of one, that is made then."""
         with self._ready:
-            self._queue.append((chunk_id, nbytes, make))
-            self._pending += nbytes
+            self._queue.append((name, make))
+            self._pending += 1
             self._ready.notify_all()
 
     def take(self) -> tuple[list[str], dict[str, str]]:
-        """Ids that are in the store and ids that were dropped with the reason, since the last call."""
+        """Names of those that are in the store, and of those that were dropped, with the reason, since the last call."""
         with self._ready:
             stored, self._stored = self._stored, []
             dropped, self._dropped = self._dropped, {}
         return stored, dropped
-
-    def wait_for_one(self, timeout: float) -> None:
-        """Waits until one of those that are pending is stored, at most so many seconds."""
-        with self._ready:
-            before = self._pending
-            self._ready.wait_for(lambda: not self._pending or self._pending < before, timeout)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until nothing is pending; False if that took longer than `timeout` seconds."""
@@ -103,7 +84,7 @@ class Saver:
                 self._ready.wait_for(lambda: self._queue or self._closing)
                 if not self._queue:
                     return
-                chunk_id, nbytes, make = self._queue.popleft()
+                name, make = self._queue.popleft()
             try:
                 with make() as chunk:
                     why = "" if self._store.put(chunk) else "refused: the store did not take it"
@@ -111,11 +92,11 @@ class Saver:
                 why = f"error: {type(error).__name__}: {error}"
                 log.warning("the state of a prompt was not stored: %s", why)
             with self._ready:
-                self._pending -= nbytes
+                self._pending -= 1
                 if why:
-                    self._dropped[chunk_id] = why
+                    self._dropped[name] = why
                 else:
-                    self._stored.append(chunk_id)
+                    self._stored.append(name)
                 self._ready.notify_all()
 
 
@@ -138,8 +119,7 @@ class WorkerSide:
     watch: Watch = field(default_factory=lambda: Watch(None))
     buffers: Buffers = field(default_factory=lambda: Buffers(KEEP_BYTES))
     _loaded: list[LoadResult] = field(default_factory=list[LoadResult])
-    _released: set[str] = field(default_factory=set[str])
-    _timed: Timed | None = None
+    _released: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.loads = Loads(self.store, self.load_timeout_s, self.buffers, self.max_pending_bytes)
@@ -168,21 +148,16 @@ class WorkerSide:
             if save.generation == plan.generation:
                 self._copy(save)
             else:  # ordered in the step in which a change of the weights was noticed
-                self.saver.drop(save.meta.id, RESET)
-            if save.release is not None:
-                self._released.add(save.release)
-        self._released |= plan.releases
-        if plan.idle and plan.storing and not len(self.loads):
-            self.saver.wait_for_one(IDLE_WAIT_S)  # nothing is computed: leave the processor to it
+                self.saver.drop(save.name, RESET)
+        self._released = plan.releases
 
     def finish(self, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
         """Puts arrived states into their blocks. Request ids: blocks to release, loads that are over, failed ones of them."""
         loaded = self.loads.finish(plan, self.watch.problem)
         self._loaded += loaded
-        self._timed = plan.timed
-        released, self._released = self._released, set()
+        released, self._released = self._released, frozenset[str]()
         failed = {one.request_id for one in loaded if one.problem}
-        return released, {one.request_id for one in loaded}, failed
+        return set(released), {one.request_id for one in loaded}, failed
 
     def report(self) -> StepReport | None:
         """What is confirmed since the last report; None if nothing is."""
@@ -190,10 +165,9 @@ class WorkerSide:
         loaded, self._loaded = self._loaded, []
         fetched, rows, problem = self.loads.take()
         weights, changed = self.watch.take()
-        timed, self._timed = self._timed, None
-        if not (stored or dropped or fetched or loaded or rows or problem or weights or changed or timed):
+        if not (stored or dropped or fetched or loaded or rows or problem or weights or changed):
             return None
-        return StepReport(stored, list(dropped.items()), fetched, loaded, rows, problem, weights, changed, timed)
+        return StepReport(stored, list(dropped.items()), fetched, loaded, rows, problem, weights, changed)
 
     def close(self) -> None:
         self.loads.close()
@@ -202,33 +176,30 @@ class WorkerSide:
 
     def _copy(self, save: Save) -> None:
         assert self.paged is not None
+        meta = save.meta
         if self.watch.problem:
-            self.saver.drop(save.meta.id, self.watch.problem)
+            self.saver.drop(save.name, self.watch.problem)
             return
-        tokens = save.meta.num_tokens
-        first, stop = save.rows or (0, tokens)
-        nbytes = (stop - first) * self.paged.bytes_per_token
-        if not first and not self.store.wants(save.meta.id, tokens, save.meta.partition):
-            self.saver.drop(save.meta.id, "admission: the store does not want it")
-            return
-        if not self.saver.has_room(save.meta.id, nbytes):
+        if save.begins and not self.store.wants(meta.id, meta.num_tokens, meta.partition):
+            self.saver.drop(save.name, "admission: the store does not want it")
             return
         try:
-            made = self._made(save, first, stop - first)
+            made = self._made(save)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            log.warning("no memory to copy the state of a prompt of %d tokens: %s", tokens, error)
-            self.saver.drop(save.meta.id, "out of memory: the copy of the state could not be made")
+            log.warning("no memory to copy the state of a prompt of %d tokens: %s", meta.num_tokens, error)
+            self.saver.drop(save.name, "out of memory: the copy of the state could not be made")
             return
-        self.saver.submit(save.meta.id, nbytes, made)
+        self.saver.submit(save.name, made)
 
-    def _made(self, save: Save, first: int, tokens: int) -> Make:
+    def _made(self, save: Save) -> Make:
         """Copies the blocks now; what remains to be done with the copy is left to the saver's thread."""
         assert self.paged is not None
-        paged, meta = self.paged, save.meta
-        block, skip = divmod(meta.position + first, self.paged.block_tokens)
-        described, rows = replace(meta, nbytes=tokens * paged.bytes_per_token), [(first, first + tokens)]
+        paged, meta, tokens = self.paged, save.meta, save.stop - save.first
+        block, skip = divmod(meta.position + save.first, self.paged.block_tokens)
+        described = replace(meta, nbytes=tokens * paged.bytes_per_token)
+        rows = [(save.first, save.stop)] if meta.kind == KV else None
         blocks, tokens = save.block_ids[block:], skip + tokens
         if paged.device.type == "cuda":
             lent, (pages, event) = None, to_host(paged.copy_pages(blocks, tokens))
@@ -248,7 +219,7 @@ class WorkerSide:
                     tensor = replace(to_store(pages[None, None, None]), page=paged.block_tokens)
                 else:  # rows of a blend begin anywhere
                     tensor = to_store(paged.entries(pages, tokens)[:, :, :, skip:].contiguous())
-                yield Chunk(described, tensor, rows if save.rows is not None else None)
+                yield Chunk(described, tensor, rows)
             finally:
                 if lent is not None:
                     self.buffers.take_back(lent)

@@ -52,7 +52,7 @@ class Server:
         self.size = {"budget": rng.choice([24, 64, 512]), "blocks": rng.choice([20, 30, 80])}
         self.extra: dict[str, Any] = {"load_timeout_s": LIMIT_S, "memory_bytes": 0}
         self.extra |= {"store_dir": str(folder)} if self.disk else {}
-        self.extra |= {"max_pending_bytes": 4 * BLOCK * ROW} if rng.random() < 0.5 else {}  # in parts of two blocks
+        self.extra |= {"max_pending_bytes": 4 * BLOCK * ROW} if rng.random() < 0.5 else {}  # increments of two blocks
         self.extra |= {"max_bytes": 400 * ROW} if rng.random() < 0.3 else {}
         self.store = "works"
         for name in ("put", "get_parts"):
