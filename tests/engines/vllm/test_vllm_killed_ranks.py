@@ -20,8 +20,6 @@ from dejakv.request import DEFAULT_PARTITION
 A, B, SHORT = (tokens(261, seed) for seed in (81, 82, 83))
 LONG = tokens(700, 84)
 MOVED = tokens(12, 91) + A[120:240] + tokens(10, 92) + A[20:130]
-ROW = 2 * 4 * 2 * 64 * 4
-"""Bytes of a token in docs-lm's cache."""
 
 HIT, MISS = "exact_text", "no stored chunk begins like this prompt"
 ENDED = (RuntimeError, AssertionError)
@@ -68,12 +66,7 @@ def _again_and_again(ask: Callable[[], object]) -> None:
 def test_a_rank_killed_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one rank had stored and the other had not is a miss, and is stored when it comes again; what both had is a hit."""
     store = tmp_path / "store"
-    extra = {
-        "store_dir": str(store),
-        "memory_bytes": 0,
-        "load_timeout_s": 60,
-        "max_pending_bytes": 320 * ROW,  # parts of 160 tokens
-    }
+    extra = {"store_dir": str(store), "memory_bytes": 0, "load_timeout_s": 60}
 
     def as_before(outputs: list[Output], *found: str) -> None:
         assert [output.told["level"] or output.told["reason"] for output in outputs] == list(found)

@@ -42,12 +42,12 @@ def test_pages_are_copied_and_put_as_they_are(tokens):
     state = torch.randn(paged.shape(96))
     blocks = [5, 2, 7]
     paged.scatter(blocks, 0, state)
-    pages = paged.copy_pages(blocks, tokens)
+    pages = paged.copy_pages((tuple(blocks),), tokens)
     assert pages.shape == paged.pages_shape(tokens)
     caches["a"].zero_()  # the copy is enough: what happens to the blocks later does not matter
     assert torch.equal(paged.entries(pages, tokens), state[:, :, :, :tokens])
     assert not paged.entries(pages, 32 * len(pages))[:, :, :, tokens:].any()
-    paged.put_pages([1, 3, 4], pages)
+    paged.put_pages(((1, 3, 4),), pages)
     assert torch.equal(paged.gather([1, 3, 4], tokens), state[:, :, :, :tokens])
 
 
@@ -60,9 +60,9 @@ def test_a_block_may_be_of_several_kernel_blocks(dtype):
     paged = PagedKV(layers, caches, 32, 6, torch.float32)
     memory.copy_(torch.randint(1, 100, memory.shape))
     before = memory.clone()
-    pages = paged.copy_pages([4, 2], 33)
+    pages = paged.copy_pages(((4, 2),), 33)
     memory.zero_()
-    paged.put_pages([4, 2], pages)
+    paged.put_pages(((4, 2),), pages)
     assert torch.equal(memory[8:10], before[8:10])
     assert torch.equal(memory[4, :, :, 0], before[4, :, :, 0])
     assert not memory[4, :, :, 1:].any()
@@ -77,7 +77,7 @@ class _Latent:
 def test_a_latent_row_is_a_tokens(shape):
     cache = torch.rand(shape) + 1
     paged = PagedKV({"a": SimpleNamespace(impl=_Latent())}, {"a": cache}, 32, 2, torch.float32)
-    pages = paged.copy_pages([1], 20).view(torch.float32).view(32, 8)
+    pages = paged.copy_pages(((1,),), 20).view(torch.float32).view(32, 8)
     assert torch.equal(pages[:20], cache.view(2, 32, 8)[1, :20])
     assert not pages[20:].any()
 

@@ -21,6 +21,7 @@ from dejakv.engines.vllm.blend.mixing import Mixing
 from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
 from dejakv.engines.vllm.identity import media_digest, weights_fingerprint
+from dejakv.engines.vllm.lookups import Pace
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_beside_others, refuse_unsupported
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.errors import ConfigError, ModelError
@@ -192,13 +193,18 @@ def _groups(*specs):
 
 
 class FullAttentionSpec:
-    def __init__(self, sliding_window=None, attention_chunk_size=None):
+    def __init__(self, sliding_window=None, attention_chunk_size=None, block_size=16):
         self.sliding_window = sliding_window
         self.attention_chunk_size = attention_chunk_size
+        self.block_size = block_size
+
+
+class SlidingWindowSpec(FullAttentionSpec):
+    pass
 
 
 class MambaSpec:
-    pass
+    block_size = 16
 
 
 def test_pages_of_another_layout_are_of_another_epoch():
@@ -230,6 +236,7 @@ def test_refusals():
     refuse_unsupported(_config(use_mla=True, cache_dtype="fp8"), plain)
     refuse_unsupported(_config(scales=True), plain)
     refuse_unsupported(_config(), _groups(FullAttentionSpec(sliding_window=64)))
+    refuse_unsupported(_config(), _groups(FullAttentionSpec(), SlidingWindowSpec(sliding_window=64)))
     refuse_unsupported(_config(extra={"mode": "blend"}), plain)
     refuse_unsupported(_config(dp=2, moe=False, extra={"mode": "blend"}), plain)
     refuse_unsupported(_config(dp=2, moe=True), plain)
@@ -242,7 +249,12 @@ def test_refusals():
         ({}, _groups(MambaSpec()), "recurrent layers"),
         ({}, _groups(FullAttentionSpec(attention_chunk_size=64)), "chunked local attention"),
         ({"extra": {"mode": "blend"}}, _groups(FullAttentionSpec(sliding_window=64)), "blend with sliding windows"),
-        ({}, _groups(FullAttentionSpec(), FullAttentionSpec()), "more than one KV cache group"),
+        (
+            {"extra": {"mode": "blend"}},
+            _groups(FullAttentionSpec(), FullAttentionSpec()),
+            "blend with .* one KV cache group",
+        ),
+        ({}, _groups(FullAttentionSpec(), FullAttentionSpec(block_size=32)), "blocks of several sizes"),
         ({"tp": 2, "nodes": 2}, plain, "tensor parallelism over nodes"),
         ({"tp": 2, "backend": "ray"}, plain, "distributed_executor_backend='mp'"),
         (
@@ -261,7 +273,7 @@ def test_refusals():
     for changes, groups, words in cases:
         with pytest.raises(ConfigError, match=words):
             refuse_unsupported(_config(**changes), groups)
-    assert len(cases) == len(REFUSALS) + 2  # two entries have two cases
+    assert len(cases) == len(REFUSALS) + 3  # three entries have two cases
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -310,6 +322,43 @@ def test_media_are_told_apart_by_content():
     ]
     assert len(set(digests)) == len(digests)
     assert media_digest(item(pixel_values=pixels.clone())) == digests[0]
+
+
+def step(*tokens, pictures=False):
+    return SimpleNamespace(
+        total_num_scheduled_tokens=sum(tokens),
+        num_scheduled_tokens={str(place): count for place, count in enumerate(tokens)},
+        scheduled_encoder_inputs={"0": [0]} if pictures else {},
+    )
+
+
+def test_a_row_takes_its_part_of_a_step():
+    """Of a step that was planned while another one ran: from the end of that one. A slow step changes little."""
+    now = [100.0]
+    pace = Pace(lambda: now[0])
+    pace.over(None)
+    assert pace.costs is None
+    now[0] += 50  # the engine slept
+    for seconds in (1, 60, 1):
+        first, second = pace.planned(step(500), alone=True), pace.planned(step(500), alone=True)
+        for timed in (first, second):
+            now[0] += seconds
+            pace.over(timed)
+    assert pace.costs is not None
+    assert pace.costs.row == pytest.approx(1 / 500)
+
+
+@pytest.mark.parametrize(
+    ("output", "alone"),
+    [
+        (step(255), True),  # too few
+        (step(256), False),  # rows of a blend beside it
+        (step(256, pictures=True), True),
+        (step(200, *[1] * 56), True),  # most requests decode
+    ],
+)
+def test_other_steps_tell_nothing_of_a_row(output, alone):
+    assert Pace().planned(output, alone=alone) is None
 
 
 def test_rows_that_offsets_compare_are_computed_in_one_forward_where_they_fit():

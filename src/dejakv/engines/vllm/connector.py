@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 
 from dejakv.blend.sentences import sentence_ends
@@ -90,7 +91,7 @@ def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
     row = upstream.bytes_per_token(kv_cache_config)
     unit = math.lcm(upstream.block_tokens(kv_cache_config), BLOCK_TOKENS)
     most = max(1, settings.max_bytes // row) if settings.max_bytes else 0
-    return Room(settings.max_pending_bytes // row, unit, most)
+    return Room(settings.max_pending_bytes // row, unit, most, upstream.drops_blocks(kv_cache_config))
 
 
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:
@@ -139,10 +140,8 @@ def tokenizer_of(vllm_config: Any) -> Any:
     return cached_tokenizer_from_config(vllm_config.model_config)
 
 
-class DejaKVConnector(KVConnectorBase_V1):
-    """Does not declare `SupportsHMA`: vLLM then keeps one KV cache group that holds every token, sliding windows or not.
-
-    Raises at start, with the reason: ConfigError for what is not supported, StoreError for a store that is unusable."""
+class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
+    """Raises at start, with the reason: ConfigError for what is not supported, StoreError for a store that is unusable."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -185,18 +184,23 @@ class DejaKVConnector(KVConnectorBase_V1):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens > 0:
-            self.scheduler_side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+            self.scheduler_side.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         manager = self._kv_cache_manager
         assert manager is not None
-        return self.scheduler_side.plan_step(scheduler_output, lambda request_id: manager.get_block_ids(request_id)[0])
+        return self.scheduler_side.plan_step(scheduler_output, manager.get_block_ids)
 
     def update_connector_output(self, connector_output: Any) -> None:
         said = connector_output.kv_connector_worker_meta
         self.scheduler_side.heard(said if isinstance(said, StepReport) else StepReport())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         held, told = self.scheduler_side.finished(request, block_ids)
         return held, told or None
 
@@ -223,7 +227,10 @@ class DejaKVConnector(KVConnectorBase_V1):
         layers = upstream.attention_layers(self._vllm_config, kv_caches)
         kv = self._kv_cache_config
         dtype = self._vllm_config.model_config.dtype
-        paged = PagedKV(layers, kv_caches, upstream.block_tokens(kv), kv.num_blocks, dtype, entries=self._blends)
+        groups = upstream.groups_of(kv)
+        paged = PagedKV(
+            layers, kv_caches, upstream.block_tokens(kv), kv.num_blocks, dtype, groups, entries=self._blends
+        )
         watch = Watch.of(bound_model(self._vllm_config))
         blender = blender_for(self._vllm_config, self.settings, paged) if self._blends else None
         self.worker_side.ready(paged, blender, watch)
@@ -235,7 +242,7 @@ class DejaKVConnector(KVConnectorBase_V1):
         """Loads are over before their request is scheduled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Saves are copied in one go, behind the step after the one that computed them."""
+        """Saves are copied in one go, behind a step (`Room.at_once`)."""
 
     def wait_for_save(self) -> None:
         self.worker_side.copy_saves(self._plan())

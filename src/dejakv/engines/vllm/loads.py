@@ -5,10 +5,8 @@ fetched what it begins from (`underway`).
 """
 
 import logging
-import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,72 +26,6 @@ from dejakv.store.store import Store
 
 Parts = Sequence[Chunk]
 """Chunks that hold some of a state's rows each, first rows first."""
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A read under way. `rows`: those that are read; None: all, in one chunk."""
-
-    rows: Rows | None
-    parts: "Future[Parts | None]" = field(default_factory=lambda: Future[Parts | None]())
-
-    def has(self, rows: Rows | None) -> bool:
-        """Whether it reads all of these rows."""
-        if self.rows is None or rows is None:
-            return self.rows is None
-        return all(any(begin <= start and stop <= end for begin, end in self.rows) for start, stop in rows)
-
-
-class Reads:
-    """Thread-safe. What others expect too is held until they have read it; nothing else is."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._expected: Counter[str] = Counter()
-        self._reads: dict[str, _Read] = {}
-        self._lock = threading.Lock()
-
-    def expect(self, ids: Iterable[str]) -> None:
-        """Notes that these are going to be read, each once."""
-        with self._lock:
-            self._expected.update(ids)
-
-    def read(self, id: str, rows: Rows | None = None, until: float | None = None) -> Parts | None:
-        """What holds the rows, from a read that another thread began if one has them. Raises what the store raises.
-
-        rows   those that are needed, None for all in one chunk
-        until  see `Store.get_parts`
-        """
-        with self._lock:
-            read = self._reads.get(id)
-            mine = read is None or not read.has(rows)
-            if read is None or mine:
-                read = _Read(rows)
-                if self._expected[id] > 0:
-                    self._reads[id] = read
-        if mine:
-            try:
-                whole = rows is None
-                read.parts.set_result(self._whole(id, until) if whole else self._store.get_parts(id, rows, until))
-            except Exception as error:
-                read.parts.set_exception(error)
-            with self._lock:
-                if self._expected[id] <= 1:
-                    self._reads.pop(id, None)
-        return read.parts.result()
-
-    def _whole(self, id: str, until: float | None) -> Parts | None:
-        chunk = self._store.get(id, until)
-        return None if chunk is None else (chunk,)
-
-    def done(self, ids: Iterable[str]) -> None:
-        """Undo `expect` for these ids, after the read or without it."""
-        with self._lock:
-            for id in ids:
-                self._expected[id] -= 1
-                if self._expected[id] <= 0:
-                    del self._expected[id]
-                    self._reads.pop(id, None)
 
 
 log = logging.getLogger("dejakv.vllm")
@@ -145,7 +77,7 @@ class _Loading:
         """Rows of steps that its blend still takes, once what it begins from is there."""
         if self.draft is None or self.problem:
             return 0
-        return (self.blending or Blending(self.draft, self.load.block_ids)).rows
+        return (self.blending or Blending(self.draft, self.load.block_ids[0])).rows
 
     @property
     def ready(self) -> bool:
@@ -164,7 +96,7 @@ class _Loading:
     def begin(self) -> None:
         """Its blend may begin, if there is one."""
         if self.draft is not None and self.blending is None and not self.problem:
-            self.blending = Blending(self.draft, self.load.block_ids)
+            self.blending = Blending(self.draft, self.load.block_ids[0])
 
 
 @dataclass
@@ -191,9 +123,6 @@ class Loads:
     _loading: list[_Loading] = field(default_factory=list[_Loading])
     _told: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
-    def __post_init__(self) -> None:
-        self._reads = Reads(self.store)
-
     def __len__(self) -> int:
         return len(self._loading)
 
@@ -205,7 +134,6 @@ class Loads:
         """Begins to read what these loads need."""
         now = time.monotonic()
         for load in loads:
-            self._reads.expect(load.donors)
             self._loading.append(_Loading(load, now))
         self._begin()
 
@@ -279,17 +207,14 @@ class Loads:
         load = item.load
         now = item.begun = self._taken_up[bool(load.blend)] = time.monotonic()
         item.until = now + min(load.within, self.timeout_s) if load.within else None
-        try:
-            if load.blend:
-                return self._drafted(load, item.until)
-            first = load.start - load.start % self._block
-            parts = self._read(load.donor, [(first, load.stop)], item.until)
-            if isinstance(parts, str):
-                return parts
-            state = joined(parts, first, load.stop)
-            return "the donor's state is shorter than what was planned" if state is None else _Fetched(borrowed(state))
-        finally:
-            self._reads.done(load.donors)
+        if load.blend:
+            return self._drafted(load, item.until)
+        first = load.start - load.start % self._block
+        parts = self._read(load.donor, [(first, load.stop)], item.until)
+        if isinstance(parts, str):
+            return parts
+        state = joined(parts, first, load.stop)
+        return "the donor's state is shorter than what was planned" if state is None else _Fetched(borrowed(state))
 
     @property
     def _block(self) -> int:
@@ -314,7 +239,8 @@ class Loads:
         """In a thread: what holds at least these rows, verified and of this model; None: all, in one chunk."""
         assert self.paged is not None
         try:
-            parts = self._reads.read(id, rows, until)
+            whole = self.store.get(id, until) if rows is None else None
+            parts = self.store.get_parts(id, rows, until) if rows is not None else (whole and [whole])
         except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
             log.debug("a store failed", exc_info=True)
             return f"the store failed: {type(error).__name__}"
@@ -367,14 +293,13 @@ class Loads:
         assert self.paged is not None
         load = item.load
         if item.fetched is None or item.fetched.cancel():  # it was never begun
-            self._reads.done(load.donors)
             item.fetched = None
         arrived, mixing = item.arrived, item.blending.mixing if item.blending is not None else None
         late = (LATE if item.until else f"the load took longer than {self.timeout_s:g} s") if item.goes_on else ""
         problem = refused or item.problem or late or (arrived if isinstance(arrived, str) else "")
         if not problem and isinstance(arrived, _Fetched) and arrived.state is not None:
             try:
-                self.paged.put_pages(load.block_ids[load.start // self._block :], arrived.state[0, 0, 0])
+                self.paged.put_pages(load.block_ids, arrived.state[0, 0, 0], load.start // self._block)
             except Exception as error:  # a load that fails costs time, never the engine: vLLM computes its blocks
                 log.debug("a load failed", exc_info=True)
                 problem = f"the load failed: {type(error).__name__}"

@@ -6,20 +6,64 @@ The cache is that of the other engines, without levels: what is exact and what i
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dejakv.cache import HierarchicalCache
+from dejakv.decide.costs import Costs, Rate
 from dejakv.decide.plan import Decision
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.engines.vllm.identity import Adapters, AnonymousMedia, UnprovenAdapter, prepare
-from dejakv.engines.vllm.messages import Kept
+from dejakv.engines.vllm.messages import Kept, Timed
 from dejakv.engines.vllm.request import LookupResult, told
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.request import keeping
 from dejakv.store.base import ChunkMeta
 from dejakv.store.budgets import now
+
+LEAST_TOKENS = 256
+"""Tokens of a step that tells it. Fewer take a GPU about as long as one does: it reads all weights either way."""
+
+LEAST_EACH = 8
+"""Tokens that such a step has for each of its requests: where most of them decode, their states take the time."""
+
+
+@dataclass
+class Pace:
+    """Planned and heard in the engine loop; any thread may ask for `costs`."""
+
+    clock: Callable[[], float] = time.monotonic
+    _row: Rate | None = None
+    _last: float = 0.0
+
+    @property
+    def costs(self) -> Costs | None:
+        """A row's seconds, the median of the latest steps, and nothing else; None before the first such step."""
+        return None if self._row is None else Costs(row=self._row.value)
+
+    def planned(self, output: Any, *, alone: bool) -> Timed | None:
+        """A step of vLLM's scheduler, if it will tell what a row takes. `alone`: the worker does nothing beside it that takes long."""
+        tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
+        if not alone or output.scheduled_encoder_inputs or tokens < max(LEAST_TOKENS, LEAST_EACH * requests):
+            return None
+        return Timed(self.clock(), tokens)
+
+    def over(self, step: Timed | None) -> None:
+        """A step is over: one that `planned` gave out, or another one (None)."""
+        now = self.clock()
+        if step is not None:  # asynchronous scheduling plans a step while the one before it runs
+            self.seen((now - max(step.planned, self._last)) / step.tokens)
+        self._last = now
+
+    def seen(self, row: float) -> None:
+        """Add a measured step, in seconds per row."""
+        if self._row is None:
+            self._row = Rate(row)
+        else:
+            self._row.add(row)
+
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -86,12 +130,14 @@ class Lookups:
     """The lookups of one server.
 
     adapters  the epoch of a request's LoRA adapter, or of the base model
+    pace      what a row takes, as the scheduler side sees it
     """
 
     def __init__(self, cache: HierarchicalCache, settings: ConnectorSettings, adapters: Adapters) -> None:
         self.cache = cache
         self.index = Indexing(cache, settings.refresh_s if settings.store else 0)
         self.adapters = adapters
+        self.pace = Pace()
         self._settings = settings
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-lookup")
 

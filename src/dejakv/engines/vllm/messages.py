@@ -8,22 +8,34 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from dejakv.store.base import ChunkMeta
 
+Tables = tuple[tuple[int, ...], ...]
+"""A request's blocks in each KV cache group, one for as many tokens in all of them; 0 for one outside of a group's window."""
+
 IDLE_WAIT_S = 0.004
 """How long a step in which nothing can be computed waits for a lookup or a load; a request that comes in waits as long."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step whose time tells what a row takes: when it was planned, by the scheduler's clock, and its tokens."""
+
+    planned: float
+    tokens: int
 
 
 @dataclass(frozen=True)
 class Load:
     """Put the state of tokens `start..stop-1` into the request's blocks.
 
-    donors  stored chunks it comes from, the best first; for exact state there is one
-    blend   token ids of the whole prompt, for approximate state; empty: exact, copied as it is
-    within  of state in a bucket, seconds that its read may take: then computing is as fast; 0: no such limit
+    donors     stored chunks it comes from, the best first; for exact state there is one
+    block_ids  of each KV cache group
+    blend      token ids of the whole prompt, for approximate state; empty: exact, copied as it is
+    within     of state in a bucket, seconds that its read may take: then computing is as fast; 0: no such limit
     """
 
     request_id: str
     donors: tuple[str, ...]
-    block_ids: tuple[int, ...]
+    block_ids: Tables
     start: int
     tokens: int
     blend: tuple[int, ...] = ()
@@ -41,7 +53,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Save:
-    """Store the KV of tokens `first..stop-1` of those described by `meta`, of the prompt whose blocks are `block_ids`.
+    """Store the KV of tokens `first..stop-1` of those described by `meta`, of the prompt whose blocks are `block_ids` in each KV cache group.
 
     generation  in which the prompt was computed: the copy of another one is not made
     first       begins a block, but for rows of a blend
@@ -49,7 +61,7 @@ class Save:
     """
 
     meta: ChunkMeta
-    block_ids: tuple[int, ...]
+    block_ids: Tables
     generation: int
     first: int
     stop: int
@@ -71,6 +83,7 @@ class StepPlan(KVConnectorMetadata):
     begin       requests whose blends all ranks have fetched and begin now; a single rank begins by itself
     drop        requests whose blends are given up by all ranks, and why
     releases    requests whose blocks wait for the saves
+    timed       to be reported when the step is over
     generation  a number that the worker has not seen yet makes it read its weights (`generations`)
     """
 
@@ -83,6 +96,7 @@ class StepPlan(KVConnectorMetadata):
     begin: list[str] = field(default_factory=list[str])
     drop: dict[str, str] = field(default_factory=dict[str, str])
     releases: frozenset[str] = frozenset()
+    timed: Timed | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,7 @@ class StepReport(KVConnectorWorkerMetadata):
     rows     of blends under way, how many remain
     weights  generation, and whether its weights are those of the start
     changed  the weights changed without a reset
+    timed    the step that is over, if its plan said so
     """
 
     stored: list[str] = field(default_factory=list[str])
@@ -143,6 +158,7 @@ class StepReport(KVConnectorWorkerMetadata):
     blend_problem: str = ""
     weights: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
     changed: bool = False
+    timed: Timed | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
         assert isinstance(other, StepReport)
@@ -155,4 +171,5 @@ class StepReport(KVConnectorWorkerMetadata):
             self.blend_problem or other.blend_problem,
             self.weights + other.weights,
             self.changed or other.changed,
+            self.timed or other.timed,
         )

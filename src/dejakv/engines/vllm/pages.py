@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dejakv.engines.vllm import upstream
+from dejakv.engines.vllm.messages import Tables
 from dejakv.errors import ConfigError
 
 _LEAST = 1 << 16
@@ -216,7 +217,10 @@ def _round_trip(reader: Reader, layer: Any, cache: torch.Tensor, block_tokens: i
 class PagedKV:
     """All layers' caches. Exact state is moved by whole pages, as they are; blends take KV entries out of pages and write them.
 
+    A page of a prompt is what all layers hold for as many tokens, whatever block of its group a layer holds it in.
+
     layers   attention modules by name
+    groups   KV cache group of each layer, by name
     caches   of each layer, `[kernel blocks, ...]`
     blocks   vLLM's blocks, each of one or more kernel blocks
     dtype    of the model: what its attention gives a cache
@@ -233,10 +237,12 @@ class PagedKV:
         block_tokens: int,
         blocks: int,
         dtype: torch.dtype,
+        groups: Mapping[str, int] | None = None,
         *,
         entries: bool = False,
     ) -> None:
         self.layers = layers
+        self._groups = [(groups or {}).get(name, 0) for name in caches]
         self.caches = caches
         self.block_tokens = block_tokens
         self._named = list(caches.items())
@@ -262,23 +268,31 @@ class PagedKV:
         """Of the pages that hold so many tokens: `[pages, bytes]`, those of all layers side by side."""
         return -(-tokens // self.block_tokens), self.page_bytes
 
-    def copy_pages(self, block_ids: Sequence[int], tokens: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The pages of the first `tokens` tokens as they are, uint8, on the cache's device. Bytes of later tokens, who knows whose, are 0."""
+    def lacks(self, tables: Tables, start: int, stop: int) -> bool:
+        """Whether a group holds nothing of some tokens from `start` to `stop - 1`: they lie outside of its window."""
+        return any(0 in ids[start // self.block_tokens : -(-stop // self.block_tokens)] for ids in tables)
+
+    def copy_pages(self, tables: Tables, tokens: int, first: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Pages of so many tokens as they are, from page `first` on, uint8, on the cache's device. Bytes of later tokens, who knows whose,
+        are 0."""
         count, size = self.pages_shape(tokens)
-        index = torch.tensor(block_ids[:count], dtype=torch.int64, device=self.device)
         pages = torch.empty((count, size), dtype=torch.uint8, device=self.device) if out is None else out
-        for cache, page in zip(self._pages, pages.split(self._sizes, dim=1), strict=True):
-            torch.index_select(cache, 0, index, out=page.unflatten(1, cache.shape[1:]))
+        indexes = [torch.tensor(ids[first : first + count], dtype=torch.int64, device=self.device) for ids in tables]
+        for cache, group, page in zip(self._pages, self._groups, pages.split(self._sizes, dim=1), strict=True):
+            torch.index_select(cache, 0, indexes[group], out=page.unflatten(1, cache.shape[1:]))
         rest = tokens % self.block_tokens
         if rest:
             pages[-1].masked_fill_(self._token >= rest, 0)
         return pages
 
-    def put_pages(self, block_ids: Sequence[int], pages: torch.Tensor) -> None:
-        """Writes pages `[pages, bytes]` to as many blocks."""
-        index = torch.tensor(block_ids[: len(pages)], dtype=torch.int64, device=self.device)
-        for cache, page in zip(self._pages, pages.to(self.device).split(self._sizes, dim=1), strict=True):
-            cache.index_copy_(0, index, page.unflatten(1, cache.shape[1:]))
+    def put_pages(self, tables: Tables, pages: torch.Tensor, first: int = 0) -> None:
+        """Writes pages `[pages, bytes]` to the blocks from the first one on, of each group to those inside of its window."""
+        indexes = [torch.tensor(ids[first : first + len(pages)], device=self.device) for ids in tables]
+        parts = pages.to(self.device).split(self._sizes, dim=1)
+        for cache, group, page in zip(self._pages, self._groups, parts, strict=True):
+            index, page = indexes[group], page.unflatten(1, cache.shape[1:])
+            inside = index.ne(0)
+            cache.index_copy_(0, index[inside], page if inside.all() else page[inside])
 
     # KV entries
 
@@ -301,7 +315,7 @@ class PagedKV:
 
     def gather(self, block_ids: Sequence[int], tokens: int) -> torch.Tensor:
         """A copy of the first `tokens` tokens' entries on the cache's device."""
-        return self.entries(self.copy_pages(block_ids, tokens), tokens)
+        return self.entries(self.copy_pages((tuple(block_ids),), tokens), tokens)
 
     def scatter(self, block_ids: Sequence[int], start: int, state: torch.Tensor) -> None:
         """Writes entries `[2, layers, kv_heads, n, head_dim]` to the request's tokens `start..start+n-1`."""

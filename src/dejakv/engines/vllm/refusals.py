@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.blend.model_check import CHECKED_ROWS
 from dejakv.engines.vllm.ranks import rank_count
 from dejakv.engines.vllm.settings import ConnectorSettings
@@ -23,20 +24,16 @@ def _settings(config: Any) -> ConnectorSettings:
     return ConnectorSettings.from_extra(config.kv_transfer_config.kv_connector_extra_config)
 
 
-def _specs(kv_cache_config: Any) -> list[Any]:
-    """Of each layer, or of all layers of a group where they are alike."""
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    return [one for spec in specs for one in getattr(spec, "kv_cache_specs", {"": spec}).values()]
-
-
-def _drops_blocks(_config: Any, kv: Any) -> bool:
-    names = {type(spec).__name__ for spec in _specs(kv)}
-    return bool(names - {"FullAttentionSpec", "MLAAttentionSpec"}) or _any(kv, "attention_chunk_size")
+def _no_pages(_config: Any, kv: Any) -> bool:
+    names = {type(spec).__name__ for spec in upstream.specs(kv)}
+    return bool(names - {"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"}) or _any(
+        kv, "attention_chunk_size"
+    )
 
 
 def _any(kv: Any, name: str) -> bool:
-    """Whether a group of layers has this. Layers with windows beside full attention share a group that keeps all blocks."""
-    return any(getattr(spec, name, None) for spec in _specs(kv))
+    """Whether a layer has this."""
+    return any(getattr(spec, name, None) for spec in upstream.specs(kv))
 
 
 def _quantized_kv(config: Any) -> bool:
@@ -60,19 +57,19 @@ REFUSALS: tuple[Unsupported, ...] = (
         lambda config, kv: _quantized_kv(config) and bool(getattr(config.cache_config, "calculate_kv_scales", False)),
     ),
     Unsupported(
-        "sliding windows in every layer, chunked local attention, or recurrent layers",
-        "blocks outside the window are dropped, so a prompt's state is not whole",
-        _drops_blocks,
+        "chunked local attention, recurrent layers, or a cache that is not of pages of tokens",
+        "a prompt's state is not whole, or not shown to be",
+        _no_pages,
     ),
     Unsupported(
-        "mode blend with sliding windows",
+        "mode blend with sliding windows, or more than one KV cache group",
         "not shown: moved keys would have to be those of the window",
-        lambda config, kv: _any(kv, "sliding_window") and _settings(config).may_blend,
+        lambda config, kv: (_any(kv, "sliding_window") or len(kv.kv_cache_groups) > 1) and _settings(config).may_blend,
     ),
     Unsupported(
-        "more than one KV cache group",
-        "one block table must cover every layer",
-        lambda config, kv: len(kv.kv_cache_groups) != 1,
+        "KV cache groups with blocks of several sizes",
+        "a page is what all layers hold for as many tokens",
+        lambda config, kv: len({group.kv_cache_spec.block_size for group in kv.kv_cache_groups}) != 1,
     ),
     Unsupported(
         "tensor parallelism over nodes or without distributed_executor_backend='mp'",

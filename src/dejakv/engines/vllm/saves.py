@@ -30,15 +30,20 @@ class Room:
     tokens  under way at a time, but where there are none, which may be a unit or rows of a blend
     unit    an increment begins at a multiple of this: of a KV block, and of a block of the store's index of prefixes
     most    tokens that the store's budget has room for, 0: no limit
+    at_once vLLM drops blocks outside of a window: what a step computes is copied behind that step, and else behind the next one, when its
+            tokens are out
     """
 
     tokens: int = 0
     unit: int = 1
     most: int = 0
+    at_once: bool = False
 
     @property
     def least(self) -> int:
         """Tokens of an increment before the last."""
+        if self.at_once:
+            return self.unit
         return min(max(LEAST_TOKENS // self.unit, 1), max(self.tokens // 2 // self.unit, 1)) * self.unit
 
 
@@ -86,12 +91,12 @@ class Saves:
         self._heard = Answers[str](self.ranks)
 
     def order(
-        self, tracked: Tracked, computed: int, blocks: Callable[[], Sequence[int]], *, release: bool = False
+        self, tracked: Tracked, computed: int, blocks: Callable[[], Sequence[Sequence[int]]], *, release: bool = False
     ) -> bool:
         """Has new state of a prompt stored, if it is wanted; of a blended one, when it is computed, its new text alone. Whether anything is
         to be copied, for which the blocks wait with `release`.
 
-        computed  tokens whose state is in the blocks, of earlier steps
+        computed  tokens whose state is in the blocks when it is copied
         """
         whole, before = computed >= tracked.request.num_prompt_tokens, len(self._orders)
         metas = None if tracked.saved else self._wanted(tracked, whole=whole)
@@ -173,7 +178,7 @@ class Saves:
         self._end(saving, why)
         return saving
 
-    def _increment(self, saving: Saving, computed: int, blocks: Callable[[], Sequence[int]]) -> None:
+    def _increment(self, saving: Saving, computed: int, blocks: Callable[[], Sequence[Sequence[int]]]) -> None:
         """Orders what is new, as far as there is room: the rest may be ordered in a later step."""
         meta, unit, under_way = saving.meta, self.room.unit, sum(self._under_way.values())
         free, stop = self.room.tokens - under_way, meta.num_tokens
@@ -187,7 +192,9 @@ class Saves:
             return
         if saving.over or saving.complete:
             return
-        save = Save(meta, tuple(blocks()), self.generations.number, saving.ordered, stop, begins=not saving.begun)
+        save = Save(
+            meta, tuple(map(tuple, blocks())), self.generations.number, saving.ordered, stop, begins=not saving.begun
+        )
         self._orders.append(save)
         self._under_way[save.name] = stop - saving.ordered
         saving.ordered, saving.waiting, saving.begun = stop, saving.waiting + 1, True

@@ -162,8 +162,8 @@ class SchedulerSide:
             return False
         return self.names.rename(tracked, local)
 
-    def allocated(self, request: Any, block_ids: Sequence[int], external: int) -> None:
-        """vLLM gave the request its blocks: order the load that was promised."""
+    def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
+        """vLLM gave the request its blocks in each KV cache group: order the load that was promised."""
         tracked = self.requests.get(request.request_id)
         if tracked is None or tracked.settled or external <= 0 or tracked.found is None:
             return
@@ -176,8 +176,9 @@ class SchedulerSide:
             self.names.makes(tracked)
             self.blends.ordered(request.request_id)
             self.queue.promised(external, self._rows(found))
-        first, within = stop - external, self._within(found, stop - external, stop)
-        self._loads.append(Load(request.request_id, found.donors, tuple(block_ids), first, external, blend, within))
+        first, blocks = stop - external, tuple(map(tuple, tables))
+        within = self._within(found, first, stop)
+        self._loads.append(Load(request.request_id, found.donors, blocks, first, external, blend, within))
         tracked.settled, tracked.used = True, external
 
     def room(self) -> int:
@@ -201,15 +202,18 @@ class SchedulerSide:
         return self.queue.share_out(queue, decoding)
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
-        """Return the worker's orders for a step. `blocks_of(request_id)`: block ids of a request."""
-        cached = output.scheduled_cached_reqs
-        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-            tracked = self.requests.get(request_id)
-            if tracked is not None:  # what earlier steps computed: no token waits for its copy
-                self.saves.order(tracked, computed, partial(blocks_of, request_id))
-        scheduled = map(self.requests.get, output.num_scheduled_tokens)
-        running = [tracked for tracked in scheduled if tracked is not None]
+        """Return the worker's orders for a step. `blocks_of(request_id)`: block ids of a request in each KV cache group."""
+        running = [self.requests[name] for name in output.num_scheduled_tokens if name in self.requests]
         self.lookups.adapters.step(tracked.request.lora_request for tracked in running)
+        cached = output.scheduled_cached_reqs
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        if self.save_room.at_once:
+            computed |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+            computed = {name: count + output.num_scheduled_tokens[name] for name, count in computed.items()}
+        for tracked in running:
+            name = tracked.request.request_id
+            if name in computed:
+                self.saves.order(tracked, computed[name], partial(blocks_of, name))
         computing = any(not tracked.saved for tracked in running)
         idle = output.total_num_scheduled_tokens == 0
         saves, releases = self.saves.take()
@@ -223,10 +227,12 @@ class SchedulerSide:
         self.queue.stepped(room)
         begin, drop = self.blends.orders()
         number = self.generations.number
-        return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases)
+        timed = self.lookups.pace.planned(output, alone=not (self.blends.rows or self.generations.unknown))
+        return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases, timed)
 
     def heard(self, report: StepReport) -> None:
         """A step is over: takes in what the worker confirmed."""
+        self.lookups.pace.over(report.timed)
         for name in report.stored:
             self.saves.heard(name, "")
         for name, why in report.dropped:
@@ -246,7 +252,7 @@ class SchedulerSide:
         if report.changed:
             self.reset(CHANGED)
 
-    def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any]]:
+    def finished(self, request: Any, tables: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any]]:
         """The request is over. True if its blocks must wait for a copy; and what the client is told."""
         tracked = self.requests.pop(request.request_id, None)
         if tracked is None:
@@ -257,8 +263,8 @@ class SchedulerSide:
         if aborted and not request.num_output_tokens:
             self.queue.failed(request.num_computed_tokens)
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
-        last = computed and bool(block_ids) and not aborted
-        holds = last and self.saves.order(tracked, request.num_prompt_tokens, lambda: block_ids, release=True)
+        last = computed and all(tables) and not aborted
+        holds = last and self.saves.order(tracked, request.num_prompt_tokens, lambda: tables, release=True)
         self.saves.ended(request.request_id, BACKLOG if last else ENDED)
         if tracked.lookup is not None:
             tracked.lookup.cancel()

@@ -66,7 +66,7 @@ _REQUEST = (
     "request_id status priority prompt_token_ids prompt_embeds mm_features num_prompt_tokens num_computed_tokens num_output_tokens"
     " sampling_params pooling_params cache_salt lora_request kv_transfer_params skip_reading_prefix_cache resumable"
 )
-_STEP = "num_scheduled_tokens total_num_scheduled_tokens scheduled_cached_reqs preempted_req_ids"
+_STEP = "num_scheduled_tokens total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs"
 _POOL = "num_gpu_blocks get_num_free_blocks cached_block_hash_to_block"
 _LORA = "lora_dtype target_modules enable_moe_shared_loras enable_mixed_moe_lora_format enable_tower_connector_lora"
 _SELECTED = "head_size dtype kv_cache_dtype use_mla num_heads"
@@ -257,9 +257,29 @@ def block_tokens(kv_cache_config: Any) -> int:
 
 def bytes_per_token(kv_cache_config: Any) -> int:
     """Bytes of KV for one token in all layers, on one rank."""
-    group = kv_cache_config.kv_cache_groups[0]
-    count = 1 if hasattr(group.kv_cache_spec, "kv_cache_specs") else len(group.layer_names)
-    return count * group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size
+    total = 0
+    for group in kv_cache_config.kv_cache_groups:
+        count = 1 if hasattr(group.kv_cache_spec, "kv_cache_specs") else len(group.layer_names)
+        total += count * group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size
+    return total
+
+
+def groups_of(kv_cache_config: Any) -> dict[str, int]:
+    """The KV cache group of each layer: layers of a group share a request's block table, those of others have the same memory."""
+    groups = enumerate(kv_cache_config.kv_cache_groups)
+    return {name: number for number, group in groups for name in group.layer_names}
+
+
+def specs(kv_cache_config: Any) -> list[Any]:
+    """Of each layer, or of all layers of a group where they are alike."""
+    found = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    return [one for spec in found for one in getattr(spec, "kv_cache_specs", {"": spec}).values()]
+
+
+def drops_blocks(kv_cache_config: Any) -> bool:
+    """Whether a request loses blocks outside of a window while it runs: then its table has 0 in their place
+    (`v1/core/single_type_kv_cache_manager.py`)."""
+    return any(type(spec).__name__ == "SlidingWindowSpec" for spec in specs(kv_cache_config))
 
 
 def page_layout(kv_cache_config: Any) -> list[str]:

@@ -18,7 +18,7 @@ from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.mixer import Mixer
 from dejakv.engines.vllm.generations import RESET, Watch
 from dejakv.engines.vllm.loads import Loads
-from dejakv.engines.vllm.messages import LoadResult, Save, StepPlan, StepReport
+from dejakv.engines.vllm.messages import LoadResult, Save, StepPlan, StepReport, Timed
 from dejakv.engines.vllm.pages import Buffers, PagedKV, to_host
 from dejakv.errors import StoreError, is_out_of_memory
 from dejakv.store.base import KV, Chunk
@@ -120,6 +120,7 @@ class WorkerSide:
     buffers: Buffers = field(default_factory=lambda: Buffers(KEEP_BYTES))
     _loaded: list[LoadResult] = field(default_factory=list[LoadResult])
     _released: frozenset[str] = frozenset()
+    _timed: Timed | None = None
 
     def __post_init__(self) -> None:
         self.loads = Loads(self.store, self.load_timeout_s, self.buffers, self.max_pending_bytes)
@@ -155,6 +156,7 @@ class WorkerSide:
         """Puts arrived states into their blocks. Request ids: blocks to release, loads that are over, failed ones of them."""
         loaded = self.loads.finish(plan, self.watch.problem)
         self._loaded += loaded
+        self._timed = plan.timed
         released, self._released = self._released, frozenset[str]()
         failed = {one.request_id for one in loaded if one.problem}
         return set(released), {one.request_id for one in loaded}, failed
@@ -165,9 +167,10 @@ class WorkerSide:
         loaded, self._loaded = self._loaded, []
         fetched, rows, problem = self.loads.take()
         weights, changed = self.watch.take()
-        if not (stored or dropped or fetched or loaded or rows or problem or weights or changed):
+        timed, self._timed = self._timed, None
+        if not (stored or dropped or fetched or loaded or rows or problem or weights or changed or timed):
             return None
-        return StepReport(stored, list(dropped.items()), fetched, loaded, rows, problem, weights, changed)
+        return StepReport(stored, list(dropped.items()), fetched, loaded, rows, problem, weights, changed, timed)
 
     def close(self) -> None:
         self.loads.close()
@@ -179,6 +182,9 @@ class WorkerSide:
         meta = save.meta
         if self.watch.problem:
             self.saver.drop(save.name, self.watch.problem)
+            return
+        if self.paged.lacks(save.block_ids, meta.position + save.first, meta.position + save.stop):
+            self.saver.drop(save.name, "windows: vLLM has dropped blocks that are outside of them")
             return
         if save.begins and not self.store.wants(meta.id, meta.num_tokens, meta.partition):
             self.saver.drop(save.name, "admission: the store does not want it")
@@ -200,12 +206,12 @@ class WorkerSide:
         block, skip = divmod(meta.position + save.first, self.paged.block_tokens)
         described = replace(meta, nbytes=tokens * paged.bytes_per_token)
         rows = [(save.first, save.stop)] if meta.kind == KV else None
-        blocks, tokens = save.block_ids[block:], skip + tokens
+        tokens += skip
         if paged.device.type == "cuda":
-            lent, (pages, event) = None, to_host(paged.copy_pages(blocks, tokens))
+            lent, (pages, event) = None, to_host(paged.copy_pages(save.block_ids, tokens, block))
         else:
             lent, event = self.buffers.lend(paged.pages_shape(tokens), torch.uint8), None
-            pages = paged.copy_pages(blocks, tokens, lent.tensor)
+            pages = paged.copy_pages(save.block_ids, tokens, block, lent.tensor)
 
         @contextmanager
         def make() -> Generator[Chunk]:

@@ -70,23 +70,6 @@ def test_what_vllm_holds_itself_is_not_loaded(toy: Start) -> None:
     )
 
 
-def test_requests_of_one_prefix_read_it_once(toy: Start, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = toy({"load_timeout_s": 60}, budget=512, blocks=100, seqs=8)
-    ask(engine, A)
-    engine.forget()
-    reads: list[str] = []
-    go = held("get_parts")
-    waiting = Store.get_parts
-    monkeypatch.setattr(Store, "get_parts", lambda store, id, *more: (reads.append(id), waiting(store, id, *more))[1])
-    names = [engine.add(A + tokens(20, number), no_store=True) for number in range(8)]
-    while engine.loading < len(names):
-        engine.step()
-    go.set()
-    engine.drain()
-    assert [engine.asked[name].told["method"] for name in names] == ["exact"] * 8
-    assert len(reads) == 1
-
-
 def test_partitions_do_not_see_each_other(toy: Start) -> None:
     engine = toy({})
     ask(engine, A, salt="one")
