@@ -90,8 +90,9 @@ class EveryRank(Store):
     ) -> tuple[PrefixHit, ChunkMeta] | None:
         """The prefix that every rank has, of a prompt that is there."""
         found = [store.find(partition, epoch, token_ids, spans, whole=whole) for store in self._stores]
-        hits = [hit for hit in found if hit is not None and self.meta(hit[0].donor) is not None]
-        return min(hits, key=lambda hit: hit[0].tokens) if len(hits) == len(found) else None
+        hits = [hit for hit in found if hit is not None]  # a rank may have stored more of a prompt than others
+        least = min(hits, key=lambda hit: hit[0].tokens) if len(hits) == len(found) else None
+        return least if least is not None and self.meta(least[0].donor) is not None else None
 
     def away(self, id: str, rows: Rows | None = None) -> float:
         return max(store.away(id, rows) for store in self._stores)
