@@ -91,6 +91,7 @@ def test_what_are_no_names_and_values_is_refused(values: Any) -> None:
         ({"cache_dir": ""}, "store='' is empty"),
         ({"store": "a" * 5000}, "File name too long"),
         ({"store": "x", "cache_dir": "y"}, "cache_dir is the former name of store"),
+        ({"store": "x", "compress": True}, "compress=True is of a bucket, and store='x' is none"),
         ({"store": "x", "disk_dir": "y"}, "disk_dir='y' is of a bucket, and store='x' is none"),
         ({"store": "s3://b/c", "feed": "http://h"}, "feed='http://h' is no address of a feed: give redis://"),
         ({"store": "x", "feed": "redis://:secret@h/0"}, "feed='redis://...@h/0' is of a bucket"),

@@ -204,6 +204,7 @@ class BudgetSettings(LifetimeSettings):
     disk_dir        folder on this machine with copies from a bucket, and with its index, which makes opening fast; None: no copies
     feed            Redis or Valkey (`redis://HOST:PORT/DB`) by which the machines of a bucket tell each other at once what they store and
                     remove; None: each lists the bucket
+    compress        put state into a bucket in fewer bytes, without loss: for links up to a few Gbit/s
     max_bytes       maximum bytes of the store
     disk_bytes      maximum bytes of copies in `disk_dir`
     memory_bytes    bytes of a store on disk or in a bucket to keep in memory too
@@ -216,6 +217,7 @@ class BudgetSettings(LifetimeSettings):
     store: Place | None = None
     disk_dir: Folder | None = None
     feed: Address | None = None
+    compress: bool = False
     max_bytes: Count = 4 * 1024**3
     disk_bytes: Count = 16 * 1024**3
     memory_bytes: Count = 512 * 1024**2
@@ -293,7 +295,7 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
     def __post_init__(self, cache_dir: str | None) -> None:
         take_former(self, cache_dir)
         check_fields(self)
-        for name, value in (("disk_dir", self.disk_dir), ("feed", self.feed)):
+        for name, value in (("disk_dir", self.disk_dir), ("feed", self.feed), ("compress", self.compress or None)):
             if value is not None and not (self.store and in_bucket(self.store)):
                 raise ConfigError(
                     f"{name}={shown(value)} is of a bucket, and store={shown(self.store)} is none: leave it out"

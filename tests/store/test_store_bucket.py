@@ -167,6 +167,32 @@ def test_damaged_and_foreign_objects_are_counted_misses(
     assert s3_server.request("GET", f"/dejakv/{bucket[12:]}/segments/notes.txt") == b"another program's"
 
 
+@pytest.mark.parametrize("damage", ["", "cut", "flipped", "description"])
+def test_state_is_packed_without_loss(damage: str, bucket: str, s3_server: S3Server) -> None:
+    """Machines that pack and machines that do not share a bucket; damage is a counted miss."""
+    chunk, noise = prompt_chunk(LONG, width=64), make_chunk(1, nbytes=200_000)
+    with closing(open_store(bucket, compress=True, background=False)) as store:
+        assert store.put(chunk)
+        assert store.put(noise)
+        check_whole(store, [chunk, noise])
+    held = {path: s3_server.request("GET", f"/dejakv/{path}") for path in objects_of(s3_server, bucket)}
+    assert sum(map(len, held.values())) < chunk.tensor.nbytes + noise.tensor.nbytes, "descriptions included"
+    assert [data[:4] for data in held.values()].count(b"\x5d\x2a\x4d\x18") == 1, "neither noise nor what is small"
+    for path, data in held.items() if damage else ():
+        at = {"cut": -40, "flipped": len(data) // 2, "description": 200}[damage]
+        new = data[:at] if damage == "cut" else data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        s3_server.request("PUT", f"/dejakv/{path}", new)
+    with closing(open_store(bucket, background=False)) as other:
+        if damage:
+            assert other.get(chunk.meta.id) is None
+            assert other.stats().corrupt > 0
+        else:
+            check_whole(other, [chunk, noise])
+            later = prompt_chunk((*LONG, 1), width=64)
+            assert other.put(later)
+            check_whole(other, [later])
+
+
 def test_models_and_tenants_on_one_prefix_do_not_see_each_other(two: tuple[Store, Store]) -> None:
     one, other = two
     mine, theirs = prompt_chunk(LONG, epoch="weights 1"), prompt_chunk(LONG, epoch="weights 2")

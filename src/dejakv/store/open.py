@@ -50,6 +50,7 @@ def open_store(
     disk_dir: str | Path | None = None,
     disk_bytes: int = 0,
     feed: str | None = None,
+    compress: bool = False,
     max_bytes: int = 0,
     max_entries: int = 0,
     policy: PolicyName = "lru",
@@ -70,6 +71,7 @@ def open_store(
                    machines; else a folder: empty, missing (created with mode 0700) or a store
     disk_dir, disk_bytes    of a store in a bucket: folder with copies of so many bytes, and with the index
     feed           of a store in a bucket: `redis://HOST:PORT/DB`, by which machines tell each other at once; None: they list
+    compress       of a store in a bucket: put state in fewer bytes, which costs time
     max_bytes, max_entries  budgets of all processes and machines together; beyond them `policy` (`lru` or `lfu`) evicts
     memory_bytes   of a store on disk or in a bucket, the part also kept in memory (0: none)
     memory_fill    when state enters memory: on writing or on the first read
@@ -99,7 +101,7 @@ def open_store(
             lambda path: Tiers(Folder(path), memory_bytes, memory_fill) if memory_bytes else Folder(path),
             more,
         )
-    objects, told = in_service(str(place), feed)
+    objects, told = in_service(str(place), feed, compress)
     more["feed"] = told
     if disk_dir is None:
         return Store(Tiers(objects, memory_bytes, memory_fill), **more)
@@ -111,11 +113,11 @@ def open_store(
     )
 
 
-def in_service(url: str, feed: str | None) -> tuple[Objects, Feed | None]:
+def in_service(url: str, feed: str | None, compress: bool = False) -> tuple[Objects, Feed | None]:
     """The objects in a bucket, and the feed by which their changes are told. Raises: StoreError as `Bucket` and `Feed`"""
     from dejakv.store.remote.bucket import Bucket
 
-    bucket = Bucket(url)
+    bucket = Bucket(url, compress)
     if feed is None:
         return bucket, None
     told = Feed(feed, bucket.url)
@@ -129,6 +131,7 @@ def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Stor
         disk_dir=config.disk_dir,
         disk_bytes=config.disk_bytes,
         feed=config.feed,
+        compress=config.compress,
         max_bytes=config.max_bytes,
         max_entries=config.max_cached_blocks,
         policy=config.policy,

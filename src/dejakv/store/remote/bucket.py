@@ -25,6 +25,7 @@ from dejakv.store.claim import FORMAT, MARKER, RANK, SEGMENT, SEGMENTS
 from dejakv.store.objects import Bytes, Missing, Unknown
 from dejakv.store.remote.breaker import Breaker
 from dejakv.store.remote.link import Link
+from dejakv.store.remote.packed import MORE, beginning, check_zstd, packed, unpacked
 from dejakv.store.remote.tombstones import Tombstones
 
 _CLIENT = {"connect_timeout": "2s", "timeout": "20s", "allow_http": True}  # http only where the endpoint says so
@@ -60,14 +61,15 @@ _REMEDIES = (
 class Bucket:
     """Objects below the prefix of a bucket.
 
-    url  `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`
+    url       `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`
+    compress  what is put is packed; what is packed is read in either case
 
-    Raises: MissingExtraError without obstore; StoreError if the bucket cannot be used, with what to change.
+    Raises: MissingExtraError without obstore, or zstandard for `compress`; StoreError if the bucket cannot be used, with what to change.
     """
 
     shared = True
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, compress: bool = False) -> None:
         try:
             import obstore.store
             from obstore.exceptions import AlreadyExistsError, BaseError
@@ -76,6 +78,9 @@ class Bucket:
         self.url = url.rstrip("/")
         self._exists = AlreadyExistsError
         self._errors = (BaseError, OSError, ValueError)
+        if compress:
+            check_zstd()
+        self._compress = compress
         self._breaker = Breaker()
         self.tombstones = Tombstones(self)
         try:
@@ -88,17 +93,17 @@ class Bucket:
             raise StoreError(f"{self.url} cannot be a store ({_short(said)}): {remedy}") from error
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
-        return self._create(_path(name), b"".join(parts))
+        return self._create(_path(name), packed(parts) if self._compress else b"".join(parts))
 
     def get(self, name: str) -> Bytes:
-        return np.frombuffer(self._read(lambda: self._store.get(_path(name)).bytes(), name), np.uint8)
+        return unpacked(np.frombuffer(self._read(lambda: self._store.get(_path(name)).bytes(), name), np.uint8), name)
 
     def head(self, name: str, size: int) -> tuple[bytes, int]:
         def read() -> tuple[bytes, int]:
-            found = self._store.get(_path(name), options={"range": (0, size)})
+            found = self._store.get(_path(name), options={"range": (0, size + MORE)})
             return bytes(found.bytes()), int(found.meta["size"])
 
-        return self._read(read, name)
+        return beginning(*self._read(read, name))
 
     def delete(self, names: Sequence[str]) -> None:
         self._delete([_path(name) for name in names])
