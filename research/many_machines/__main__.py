@@ -45,9 +45,17 @@ def chaos(running: Services, folder: Path, quick: bool, many: int | None) -> dic
 
 
 def orderings(running: Services, folder: Path, quick: bool, many: int | None) -> dict[str, Any]:
+    from research.many_machines.hits import MODEL
     from research.many_machines.orderings import PASSAGES, gain, passages_of
 
-    return gain(running, many or (16 if quick else 500), texts=passages_of(4 if quick else PASSAGES))
+    return gain(running, many or (16 if quick else 500), MODEL, passages_of(4 if quick else PASSAGES))
+
+
+def evictions(running: Services, folder: Path, quick: bool, many: int | None) -> dict[str, Any]:
+    """As `orderings`, on the bundled model: enough of them that the budget is full."""
+    from research.many_machines.orderings import gain, passages_of
+
+    return gain(running, many or (24 if quick else 500), "docs-lm", passages_of(4 if quick else 6))
 
 
 def simulation(running: Services, folder: Path, quick: bool, many: int | None) -> dict[str, Any]:
@@ -58,7 +66,7 @@ def simulation(running: Services, folder: Path, quick: bool, many: int | None) -
     return simulated(running, folder, [*sizes, largest], 20_000 if quick else 1_500_000)
 
 
-PARTS: dict[str, Part] = {one.__name__: one for one in (loads, found, hits, chaos, orderings, simulation)}
+PARTS: dict[str, Part] = {one.__name__: one for one in (loads, found, hits, chaos, orderings, evictions, simulation)}
 
 
 def many_machines(

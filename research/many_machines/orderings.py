@@ -12,7 +12,7 @@ from dejakv.experiments.compare import close_all, pipeline_for
 from dejakv.records import Record
 from dejakv.request import Request, Sampling
 from research.frontier.cases import passages_of_manuals
-from research.many_machines.hits import COSTS, MODEL
+from research.many_machines.hits import COSTS
 from research.many_machines.services import Services
 from research.workloads.figures import paired
 from research.workloads.streams import stream_of
@@ -23,13 +23,14 @@ BUDGET = 1.2
 QUARTERS = 4
 
 
-def gain(services: Services, orderings: int, engine: Any = None, texts: Sequence[str] = ()) -> dict[str, Any]:
+def gain(services: Services, orderings: int, model: Any, texts: Sequence[str]) -> dict[str, Any]:
     """Blend from a bucket beside prefix caching (in memory, of the same budget), each prompt with all passages in another order and a question.
+
+    model  a name, or an engine
 
     In each quarter, by prefix caching's: `computed` (tokens) and `ttft` (with 95%), and entries evicted so far.
     """
-    own = engine or TransformersEngine.from_pretrained(MODEL, dtype="fp32", device="cpu")
-    texts = texts or passages_of(PASSAGES)
+    own = TransformersEngine.from_pretrained(model, dtype="fp32", device="cpu") if isinstance(model, str) else model
     requests, tokens = _requests(own, orderings, list(texts))
     budget = round(BUDGET * tokens * token_bytes(own))
     config = replace(

@@ -204,7 +204,7 @@ class BudgetSettings(LifetimeSettings):
     disk_dir        folder on this machine with copies from a bucket, and with its index, which makes opening fast; None: no copies
     feed            Redis or Valkey (`redis://HOST:PORT/DB`) by which the machines of a bucket tell each other at once what they store and
                     remove; None: each lists the bucket
-    compress        put state into a bucket in fewer bytes, without loss: for links up to a few Gbit/s
+    compress        put state into a bucket in fewer bytes, without loss: for links below 2 to 3.5 Gbit/s
     max_bytes       maximum bytes of the store
     disk_bytes      maximum bytes of copies in `disk_dir`
     memory_bytes    bytes of a store on disk or in a bucket to keep in memory too

@@ -100,7 +100,7 @@ def test_loads_are_beside_plain_reads(services: Services, tmp_path: Path) -> Non
 def test_orderings_blend_within_the_budget(services: Services, docs_engine: Any) -> None:
     rng = random.Random(0)
     texts = [make_document(rng, facts=16).text for _ in range(3)]
-    found = gain(services, 4, docs_engine, texts=texts)
+    found = gain(services, 4, docs_engine, texts)
     assert found["most_bytes_by_budget"] <= 1.0
     assert [quarter["requests"] for quarter in found["quarters"]] == [1, 1, 1, 1]
     assert any(quarter["blends"] for quarter in found["quarters"])
