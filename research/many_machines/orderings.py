@@ -83,9 +83,9 @@ def _quarter(rows: dict[str, list[Record]]) -> dict[str, Any]:
     }
 
 
-def passages_of(many: int) -> list[str]:
-    """Texts of about 140 tokens."""
-    return [passage.text for passage in random.Random("orderings").sample(passages_of_manuals(), many)]
+def passages_of(many: int, characters: int | None = None) -> list[str]:
+    """Texts of about 140 of SmolLM2's tokens, or their beginnings."""
+    return [passage.text[:characters] for passage in random.Random("orderings").sample(passages_of_manuals(), many)]
 
 
 def _requests(engine: Any, orderings: int, texts: list[str]) -> tuple[list[Request], int]:
