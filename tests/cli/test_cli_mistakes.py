@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from dejakv.cli.main import app
+from dejakv.errors import ModelError
 from dejakv.models.hub import without_network
+from dejakv.vectors.text import text_encoder
 
 DOT = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -247,7 +249,11 @@ def test_a_hub_that_cannot_be_reached_is_given_up_at_once(
     code, error = said(shlex.split("run --model nobody/nothing --dataset docs"), monkeypatch, capsys)
     assert code == 2
     assert "the hub cannot be reached, and its cache has no such model" in error
-    assert "Retrying" not in error
+    without_network.cache_clear()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(ModelError, match="nobody/nothing"):
+        text_encoder("nobody/nothing")
+    assert "Retrying" not in error + capsys.readouterr().err
     without_network.cache_clear()
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -128,6 +129,10 @@ def load_sentence_transformer(name_or_path: str, device: str, setting: str = "in
     key = (name_or_path, device)
     if (known := _loaded.get(key)) is not None:
         return known
+    if not Path(name_or_path).expanduser().exists():
+        from dejakv.models.hub import without_network
+
+        without_network()
     try:
         model = _loaded[key] = SentenceTransformer(name_or_path, device=device)
     except Exception as error:
