@@ -150,10 +150,8 @@ class Saves:
             if not whole:
                 self.ended(tracked.request.request_id, ENDED)
                 return None
-            if (
-                meta is None or loaded is None or loaded.kept is None or tracked.shared
-            ):  # shared: of donors that are not known
-                return []
+            if meta is None or loaded is None or loaded.kept is None or tracked.shared:
+                return []  # of what was shared, the donors are not known
             tracked.kept = tracked.kept or self.lookups.rows_of(meta, loaded.kept)
             return tracked.kept
         if meta is None:
@@ -166,7 +164,8 @@ class Saves:
         if saving is None:
             gone = tracked.loaded is not None and tracked.loaded.problem
             held = 0 if meta.ttl or meta.kind != KV or gone or tracked.found is None else tracked.found.exact.tokens
-            saving = Saving(meta, request.request_id, held // self.room.unit * self.room.unit)
+            held = min(held, meta.num_tokens - 1) // self.room.unit * self.room.unit
+            saving = Saving(meta, request.request_id, held)
             self.pending[meta.id] = saving
         if saving.request_id != request.request_id:
             return None
