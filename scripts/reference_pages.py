@@ -254,6 +254,7 @@ def models() -> str:
 
 What was really run, on a CPU backend; no GPU was available. `{"`, `".join(TRAINED)}` have their trained weights, the others random weights of their architecture. *exact*: a hit answers as full computation. *blend*: with all tokens recomputed it is
 full computation, with fewer it runs; SmolLM2 and docs-lm with real text. *encoder*: a known picture does not run the tower again. An empty cell was not run; a model that is not here may work: it is checked at load, and refused or computed in full where it cannot be.
+
 {runs}
 
 {_table(("model", "dtype", *(f"{engine.replace('vllm', 'vLLM')}: {way}" for engine, way in ways)), rows)}"""
