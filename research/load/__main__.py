@@ -17,7 +17,7 @@ from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.output import read_object, replace_file
 from research.command import run
 from research.load import page
-from research.load.figures import ALL_AT_ONCE, ARMS, BASE, Row, capacity, errors_of, figures
+from research.load.figures import ALL_AT_ONCE, ARMS, Row, errors_of, figures
 from research.load.stream import WORKLOADS
 from research.machine import measured, versions
 
@@ -29,9 +29,9 @@ def measure_load(
     report: Annotated[Path | None, typer.Option(help="Measure nothing: write the page of this JSON beside it.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One workload, one load, few requests.")] = False,
     workloads: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(WORKLOADS),
-    loads: Annotated[str, typer.Option(help="Percent of prefix caching's capacity.")] = "50,80,95",
+    loads: Annotated[str, typer.Option(help="Percent of what prefix caching takes.")] = "50,80,95",
     requests: Annotated[int, typer.Option(min=2, help="Of a phase; half of them share nothing in mix.")] = 8,
-    warm: Annotated[int, typer.Option(min=1, help="Prompts that are served before.")] = 10,
+    warm: Annotated[int, typer.Option(min=1, help="Prompts that are served before.")] = 16,
     rounds: Annotated[int, typer.Option(min=1)] = 1,
     kv_gib: Annotated[int, typer.Option(min=1, help="KV cache of each server, GiB.")] = 2,
 ) -> None:  # fmt: skip
@@ -96,9 +96,9 @@ class Kept:
         return [row for rows in self.blocks.values() for row in rows]
 
     def rate(self, workload: str) -> float | None:
-        """Prefix caching's capacity in the first round."""
-        of = [row for row in self.blocks.get(f"{workload}/0", ()) if (row["load"], row["arm"]) == (ALL_AT_ONCE, BASE)]
-        return capacity(of[0]) if of else None
+        """Requests a second of prefix caching for the prompts that were served before, in the first round."""
+        of = [row for row in self.blocks.get(f"{workload}/0", ()) if row["load"] != ALL_AT_ONCE]
+        return 100 * of[0]["rate"] / int(of[0]["load"]) if of else None
 
 
 def _measured(settings: Any, kept: Kept) -> Iterator[None]:

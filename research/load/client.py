@@ -82,12 +82,6 @@ async def ask(client: httpx.AsyncClient, prompt: Sequence[int], salt: str, lengt
     return answer
 
 
-async def in_turn(url: str, prompts: Sequence[Sequence[int]], salt: str, length: int) -> list[Answer]:
-    """The answers to prompts of which each leaves when the one before is answered."""
-    async with connected(url) as client:
-        return [await ask(client, prompt, salt, length) for prompt in prompts]
-
-
 async def play(
     url: str, prompts: Sequence[Sequence[int]], due: Sequence[float], salt: str, length: int
 ) -> list[Answer]:

@@ -11,8 +11,8 @@ ABOUT = """\
 Real servers (`vllm serve` with SmolLM2-135M in float32 on a CPU), a client that sends each request when it is due, and three arms: vLLM's **prefix** caching alone, and DejaKV's connector beside it
 in modes **exact** and **blend**, with default settings. A server's model and the connector's threads share one core; the scheduler, the HTTP server and the client have the others. One arm gets requests at a time, another one first in each phase, and the others idle. All arms get the same prompts at the same times.
 
-By round and workload, in a partition of its own: prompts that are served before, one at a time; a phase in which all requests arrive at once, for the **capacity** in requests a second;
-and a phase for each load, with Poisson arrivals from fixed seeds at a percentage of *prefix caching's* capacity. Phases continue the stream: no prompt comes twice. Workloads are those of
+By round and workload, in a partition of its own: prompts that are served before, all at once; a phase for each load, with Poisson arrivals from fixed seeds at a percentage of the rate at which *prefix caching* served those;
+and a phase in which all requests arrive at once, for the **capacity** in requests a second. Phases continue the stream: no prompt comes twice, and the last phase finds the most in the store. Workloads are those of
 [workloads](../how-to/measure.md); `mix` is `rag` with as many prompts of the same lengths that share nothing with any other, so that half of a phase's share.
 
 **How to read it.** Times are of the client, from the moment a request was due. *By prefix* is an arm's figure divided by prefix caching's: below 1 is faster for times, above 1 is more for

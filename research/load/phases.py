@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dejakv.errors import DejaKVError
-from research.load.client import arrivals, in_turn, play
-from research.load.figures import ALL_AT_ONCE, ARMS, BASE, Row, capacity, errors_of
+from research.load.client import arrivals, play
+from research.load.figures import ALL_AT_ONCE, ARMS, BASE, Row, errors_of
 from research.load.server import VLLMServer
 from research.load.stream import MIX, Prompt, mixed, phases, prompts_of
 
@@ -22,8 +22,8 @@ class Settings:
     """What a run measures. A run of other workloads or rounds goes on with its rows.
 
     requests  of a phase; half of those of `mix` share nothing
-    warm      prompts that are served before, one at a time
-    loads     percent of prefix caching's capacity at which requests arrive
+    warm      prompts that are served before, all at once
+    loads     percent of the rate at which prefix caching served those before, at which requests arrive
     rounds    how often the stream is served, each time in a partition of its own and with other arrivals
     kv_gib    KV cache of each server
     """
@@ -43,9 +43,9 @@ def turned(number: int) -> list[str]:
 
 
 def loaded(servers: Servers, settings: Settings, workload: str, number: int, rate: float | None) -> Iterator[Row]:
-    """A round of a workload: prompts served before, a phase with all at once, and one for each load.
+    """A round of a workload: prompts served before, a phase for each load, and one with all at once, which finds most in the store.
 
-    rate  prefix caching's requests a second, from an earlier round; None: that of this one
+    rate  requests a second of prefix caching for the prompts before, from an earlier round; None: those of this one
 
     Raises: DejaKVError for a failed request of prefix caching alone, or of those served before: nothing can be compared then.
     """
@@ -54,12 +54,19 @@ def loaded(servers: Servers, settings: Settings, workload: str, number: int, rat
     prompts = prompts_of(workload, settings.warm + each * (1 + len(settings.loads)))
     before, *parts = phases(prompts, settings.warm, each)
     for arm in turned(number):
-        answers = asyncio.run(in_turn(servers[arm].url, [prompt.ids for prompt in before], salt, ANSWER))
+        for server in servers.values():
+            server.settle()
+        answers = asyncio.run(
+            play(servers[arm].url, [prompt.ids for prompt in before], [0.0] * len(before), salt, ANSWER)
+        )
         if errors := [answer.error for answer in answers if answer.error]:
-            raise DejaKVError(f"{arm} failed {len(errors)} of {len(answers)} requests without load: {errors[0]}")
-    for place, load in enumerate((ALL_AT_ONCE, *map(str, settings.loads))):
+            raise DejaKVError(f"{arm} failed {len(errors)} of the {len(answers)} requests before: {errors[0]}")
+        if arm == BASE:
+            rate = rate or len(answers) / max(answer.times[-1] for answer in answers)
+    assert rate is not None
+    for place, load in enumerate((*map(str, settings.loads), ALL_AT_ONCE)):
         part = mixed(parts[place], f"{salt}/{load}") if workload == MIX else parts[place]
-        offered = None if load == ALL_AT_ONCE or rate is None else rate * int(load) / 100
+        offered = None if load == ALL_AT_ONCE else rate * int(load) / 100
         due = arrivals(len(part), offered, f"{salt}/{load}")
         for arm in turned(number + place):
             for server in servers.values():
@@ -68,8 +75,6 @@ def loaded(servers: Servers, settings: Settings, workload: str, number: int, rat
             row |= _phase(servers[arm], part, due, salt)
             if arm == BASE and (errors := errors_of([row])):
                 raise DejaKVError(f"{arm} failed {len(errors)} of {len(part)} requests: {errors[0]}")
-            if load == ALL_AT_ONCE and arm == BASE and rate is None:
-                rate = capacity(row)
             yield row
 
 
