@@ -209,7 +209,10 @@ def test_what_one_rank_cannot_do_none_has_done(two_ranks: Any, where: int) -> No
     """An error, then a refusal, of one rank alone: both give the same blends up, in the same step, and go on with the others."""
 
     def both(rank: int, ranks: Group) -> Any:
-        blends: Any = [Blending(SimpleNamespace(name=name, asks=0, tokens=0), (1,)) for name in "abc"]
+        blends: Any = [
+            Blending(SimpleNamespace(name=name, asks=0, tokens=0, plan=SimpleNamespace(least=50)), (1,))
+            for name in "abc"
+        ]
         mixer = Mixer(Planned(ranks, "b" if rank == where else ""))
         mixer.mix(blends, 70)
         problems = [[item.problem for item in blends]]

@@ -158,7 +158,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._kv_transfer_config.kv_load_failure_policy = "recompute"
             self._scheduler = make_scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
             self._scheduler.no_blend = no_blend
-            if self._blends:
+            if upstream.is_tested():
                 upstream.leave_room(upstream.calling_scheduler(), self._scheduler.room)
         else:
             self._worker = make_worker_side(vllm_config, self.settings)
@@ -174,6 +174,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._blends:
             upstream.hide_events(kv_cache_manager, is_approximate)
+        if upstream.is_tested():
             self.scheduler_side.names.is_cached = partial(upstream.is_cached, kv_cache_manager)
 
     def on_new_request(self, request: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dejakv.blend.forced import LONGEST_TAIL
 from dejakv.engines.vllm.blend.names import Names
-from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW, Queue, Waiting
+from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW, Queue, StepRoom, Waiting
 from dejakv.engines.vllm.blend.underway import UnderWay
 from dejakv.engines.vllm.generations import CHANGED, Generations
 from dejakv.engines.vllm.lookups import Lookups
@@ -25,8 +25,8 @@ from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.stats import ConnectorCounts
 from dejakv.engines.vllm.upstream import was_aborted
 
-NO_GAIN = "no gain under load: full computation is done before a blend would be"
-"""Why a blend is refused."""
+NO_GAIN = "no gain under load: full computation is done before it, or costs hardly more"
+"""Why a blend or a load is refused."""
 
 FAR = "no gain: the state is in a bucket, and computing takes less time than reading it"
 """Why nothing is loaded."""
@@ -64,7 +64,7 @@ class SchedulerSide:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
         self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks, self.save_room)
         self.blends = UnderWay(self.ranks)
-        self.queue = Queue(self.max_tokens, self.settings.blend_tail)
+        self.queue = Queue(self.max_tokens)
         self._loads_heard = Answers[LoadResult](self.ranks)
 
     def new_request(self, request: Any) -> None:
@@ -95,7 +95,6 @@ class SchedulerSide:
         tracked = self.requests.get(request.request_id)
         if tracked is None:
             return 0, False
-        self.queue.held(local)
         gain, later = self._matched(tracked, request, local)
         if gain is not None:
             blends = gain > 0 and tracked.found is not None and tracked.found.method == "blend"
@@ -170,35 +169,36 @@ class SchedulerSide:
         found = tracked.found
         stop = self._stop(found, request)
         blend: tuple[int, ...] = ()
+        self.queue.promised(external, self._rows(found))
         if found.method == "blend":
             blend = tuple(request.prompt_token_ids)
             tracked.blended = max(found.generation, tracked.blended + 1)
             self.names.makes(tracked)
             self.blends.ordered(request.request_id)
-            self.queue.promised(external, self._rows(found))
         first, blocks = stop - external, tuple(map(tuple, tables))
         within = self._within(found, first, stop)
         self._loads.append(Load(request.request_id, found.donors, blocks, first, external, blend, within))
-        tracked.settled, tracked.used = True, external
+        tracked.settled, tracked.used, tracked.loaded = True, external, None
 
-    def room(self) -> int:
-        """Tokens of the step that vLLM is about to schedule that are for blends."""
+    def room(self) -> StepRoom:
+        """What the step that vLLM is about to schedule leaves to loads and blends."""
         queue, keys, decoding = list[Waiting](), set[str](), 0
         for tracked in sorted(self.requests.values(), key=lambda each: each.request.priority):  # those alike by arrival
             request, found = tracked.request, tracked.expected
-            name, prompt = request.request_id, request.num_prompt_tokens
-            computed = max(request.num_computed_tokens, self._stop(found, request))
-            if name in self.blends.rows:
-                queue.append(Waiting(name, 0, self.blends.rows[name], blending=True))
+            name, left = request.request_id, request.num_prompt_tokens - request.num_computed_tokens
+            if tracked.used and tracked.loaded is None:
+                queue.append(Waiting(name, 0, "loads", self.blends.rows.get(name, 0), left))
+            elif left <= 0:
+                decoding += 1
+            elif request.num_computed_tokens:
+                queue.append(Waiting(name, left, "due" if tracked.used else "runs"))
             elif (tracked.shares and not tracked.settled) or (found.method == "blend" and found.key in keys):
                 queue.append(Waiting(name, 0))  # one before it makes the same blocks
-            elif found.method == "blend" and not self.no_blend:
-                keys |= {found.key} - {""}
-                queue.append(Waiting(name, prompt, self._rows(found)))
-            elif computed < prompt:
-                queue.append(Waiting(name, prompt - computed))
             else:
-                decoding += 1
+                loads = found.method == "exact" or (found.method == "blend" and not self.no_blend)
+                keys |= {found.key} - {""} if found.method == "blend" else set()
+                rows, last = self._rows(found) if loads else None, left - self._stop(found, request)
+                queue.append(Waiting(name, left - self.names.held(request), rows=rows, last=last))
         return self.queue.share_out(queue, decoding)
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
@@ -223,8 +223,7 @@ class SchedulerSide:
             if waiting and not self._loads and not saves:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
         loads, self._loads = self._loads, []
-        room = max(0, self.max_tokens - output.total_num_scheduled_tokens)
-        self.queue.stepped(room)
+        room = self.queue.stepped(output.total_num_scheduled_tokens)
         begin, drop = self.blends.orders()
         number = self.generations.number
         timed = self.lookups.pace.planned(output, alone=not (self.blends.rows or self.generations.unknown))
@@ -290,7 +289,7 @@ class SchedulerSide:
         if tracked is None:
             return
         if loaded.problem:  # vLLM frees the blocks and asks again
-            self.queue.failed(tracked.used if tracked.approximate else 0)
+            self.queue.failed(tracked.used)
             tracked.reason, tracked.used = loaded.problem, 0
             tracked.settled = not self._instead(tracked)
         if loaded.left_out:
@@ -307,7 +306,10 @@ class SchedulerSide:
         return True
 
     def _rows(self, blend: LookupResult) -> int:
-        """Tokens of the budget that a blend takes, an estimate: the worker knows the rows and the question when it has read the donors."""
+        """Tokens of the budget that a blend takes, an estimate: the worker knows the rows and the question when it has read the donors. 0 of an
+        exact load."""
+        if blend.method != "blend":
+            return 0
         return max(1, blend.rows - self.settings.blend_tail) + blend.tokens // TOKENS_A_ROW + LONGEST_TAIL
 
     def _deadline(self) -> float:
@@ -348,10 +350,12 @@ class SchedulerSide:
         if found.away * gain > self._within(found, local, stop) * stop > 0:
             tracked.reason = FAR
             return self._loadable(tracked, request, local) if self._instead(tracked) else self._no(tracked, FAR)
+        pays = self.queue.pays(request.request_id, self._rows(found), request.num_prompt_tokens - stop)
+        if found.method != "blend" and pays is False:
+            return self._no(tracked, NO_GAIN)
         if found.method == "blend":
             if self.no_blend:
                 return self._no(tracked, self.no_blend)
-            pays = self.queue.pays(request.request_id, local)
             if pays is None:  # looked up since the step's budget was shared out
                 return None
             if not pays:

@@ -110,11 +110,12 @@ USES = (
     ),
     Use(
         "vllm.v1.core.sched.scheduler:Scheduler",
-        "schedule max_num_scheduled_tokens",
+        "schedule max_num_scheduled_tokens scheduler_config",
         "blends get no room",
         "blend",
         _ONE,
     ),
+    Use("vllm.config:SchedulerConfig", "long_prefill_token_threshold", "long prompts overtake blends", "blend", _ONE),
     Use("vllm.forward_context:set_forward_context", _CONTEXT, "no rows are recomputed", "blend", _ONE),
     Use("vllm.v1.attention.backend:CommonAttentionMetadata", _METADATA, "no rows are recomputed", "blend", _ONE),
     Use("vllm.v1.worker.utils:AttentionGroup", "layer_names", "no rows are recomputed", "blend", _ONE),
@@ -141,6 +142,11 @@ def vllm_version() -> str:
     import vllm
 
     return vllm.__version__.split("+")[0]
+
+
+def is_tested() -> bool:
+    """Whether all that is used of vLLM was seen to work with the installed version."""
+    return vllm_version() in TESTED
 
 
 def usable(part: Part, version: str | None = None) -> str:
@@ -199,22 +205,25 @@ def engine_transfer() -> Any | None:
     return None if engine is None else engine.kv_transfer_config
 
 
-def leave_room(scheduler: Any, room: Callable[[], int]) -> None:
-    """Has each call of `schedule` leave `room()` tokens of its budget free. The budget is an attribute that `schedule` copies first of all
-    (`v1/core/sched/scheduler.py`). It is what it was when the call is over, whatever was raised.
+def leave_room(scheduler: Any, room: Callable[[], tuple[int, int]]) -> None:
+    """Has each call of `schedule` leave tokens of its budget free, and compute so many of one prompt at most (0: as it was), as `room` says. Both
+    are attributes that `schedule` copies first of all (`v1/core/sched/scheduler.py`). They are what they were when the call is over, whatever was
+    raised.
 
     The method of one scheduler is wrapped, and no class given for `--scheduler-cls`. Users would have to name that, one for synchronous and one
-    for asynchronous scheduling, and vLLM promises the base classes as little. Both change the same attribute.
+    for asynchronous scheduling, and vLLM promises the base classes as little. Both change the same attributes.
     """
-    schedule = scheduler.schedule
+    schedule, config = scheduler.schedule, scheduler.scheduler_config
 
     def within(*given: Any, **named: Any) -> Any:
-        whole = scheduler.max_num_scheduled_tokens
-        scheduler.max_num_scheduled_tokens = max(0, whole - room())
+        whole, most = scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
+        free, longest = room()
+        scheduler.max_num_scheduled_tokens = max(0, whole - free)
+        config.long_prefill_token_threshold = min(filter(None, (longest, most)), default=0)
         try:
             return schedule(*given, **named)
         finally:
-            scheduler.max_num_scheduled_tokens = whole
+            scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = whole, most
 
     scheduler.schedule = within
 

@@ -94,7 +94,7 @@ class Mixer:
             if taken and taken + asks + moves > room:
                 break  # nor do those behind it begin, or it might wait for ever
             self._attempt([blend], lambda blend=blend: self._begin(blend))
-            spent, moved = spent + asks, moved + moves
+            spent, moved, pending = spent + asks, moved + moves, pending + blend.draft.plan.least
         self._agree(waiting)
         return spent + moved
 

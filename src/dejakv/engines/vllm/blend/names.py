@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
+from typing import Any
 
 from dejakv.engines.vllm.request import Tracked
 from dejakv.engines.vllm.settings import ConnectorSettings
@@ -63,11 +64,12 @@ class Names:
         """How many tokens behind `local`, where its exact blocks end, a request would find under approximate names, and their generation."""
         if not self.most:
             return 0, 0
-        stride = self.block_tokens // self.hash_tokens
-        last = (tracked.request.num_prompt_tokens - 1) // self.block_tokens * stride  # vLLM computes the last token
-        hashes = tracked.request.block_hashes[local // self.hash_tokens : last][stride - 1 :: stride]
-        found = list(takewhile(self.is_cached, map(self._naming(tracked), hashes)))
+        found = list(takewhile(self.is_cached, map(self._naming(tracked), self._hashes(tracked.request, local))))
         return len(found) * self.block_tokens, self._generation(found)
+
+    def held(self, request: Any) -> int:
+        """How many first tokens of a prompt vLLM's prefix cache has under the names that the request has now."""
+        return len(list(takewhile(self.is_cached, self._hashes(request, 0)))) * self.block_tokens
 
     def awaits(self, tracked: Tracked, there: int) -> bool:
         """Whether another request is making the block behind the tokens that are `there`. Its time is over after `load_timeout_s`."""
@@ -126,6 +128,12 @@ class Names:
     def served(self, key: str) -> bool:
         """Whether a prompt with this exact key, if it has one, was answered from approximate state."""
         return bool(key) and key in self._served
+
+    def _hashes(self, request: Any, local: int) -> Sequence[bytes]:
+        """Of its blocks behind `local`, but for those with its last token, which vLLM computes."""
+        stride = self.block_tokens // self.hash_tokens
+        last = (request.num_prompt_tokens - 1) // self.block_tokens * stride
+        return request.block_hashes[local // self.hash_tokens : last][stride - 1 :: stride]
 
     def _naming(self, tracked: Tracked) -> Callable[[bytes], bytes]:
         """What names this request's blocks."""

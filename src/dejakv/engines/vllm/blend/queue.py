@@ -1,124 +1,178 @@
-"""The queue of prompts in arrival order: which share of a step blends get, and whether a blend is worth starting.
+"""The queue of prompts in arrival order: which share of a step loads and blends get, and whether one is worth starting.
 
 vLLM computes prompts first come, first served, within a budget of tokens per step. It does not count the tokens that a blend recomputes: to
-vLLM its request waits for remote KV. They get their share here by the same rule, and vLLM's budget is lowered by it
-(`upstream.leave_room`).
+vLLM its request waits for remote KV, and the last tokens of its prompt can only be computed in the step after. So a step is cut in two:
+after one in which state arrives comes a short one, for what vLLM computes behind that state. Both together have the budget of one step.
+vLLM's budget is lowered by what it leaves to blends and to the short step (`upstream.leave_room`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 TOKENS_A_ROW = 20
 """A blend takes one token of the budget more for so many of its prompt. Reading donors, moving keys and writing blocks take time too: as long
 as recomputing one token for every 20 on SmolLM2, for every 4 on docs-lm."""
 
+CUT = 256
+"""Tokens that a short step costs beside its own, an eighth of the budget at most: a GPU takes about as long for fewer."""
+
+Stage = Literal["waits", "loads", "due", "runs"]
+
 
 class Waiting(NamedTuple):
     """A request before its first token.
 
-    tokens    of its prompt that vLLM has to compute
-    rows      tokens that its blend recomputes, those to come; None: no blend
-    blending  the blend was promised, and vLLM computes nothing of the prompt until it is there
+    tokens  of its prompt that vLLM has to compute as things are
+    stage   `waits`; `loads`: its state was promised and is not there; `due`: it is there; `runs`: vLLM has begun to compute it
+    rows    tokens that its blend recomputes, those to come, 0 of an exact load; None: there is nothing to load
+    last    tokens that vLLM computes behind what is loaded
     """
 
     request_id: str
     tokens: int
+    stage: Stage = "waits"
     rows: int | None = None
-    blending: bool = False
+    last: int = 0
+
+
+class StepRoom(NamedTuple):
+    """What a step leaves free.
+
+    tokens   of vLLM's budget
+    longest  that vLLM computes of one prompt; 0: any number
+    """
+
+    tokens: int = 0
+    longest: int = 0
 
 
 @dataclass
 class Queue:
     """Used in the engine loop alone.
 
-    It is compared with the queue of a server without blends, which would have `lead` tokens more to compute. The deadline of a blend is the
-    step in which that server would have computed its prompt. A blend needs a step more than its tokens, since vLLM computes the last ones
-    when the others are there: the tokens that blends before it saved pay for that.
+    It is compared with the queue of a server without loads, which would have `lead` tokens more to compute. The deadline of a load is the
+    step in which that server would have computed its prompt.
 
-    budget  tokens of a step
-    tail    last tokens of a blended prompt, which vLLM computes
+    budget    tokens of a step
+    reserved  tokens of the step that was shared out that are for a short one behind it
     """
 
     budget: int
-    tail: int = 0
+    reserved: int = 0
     _saved: int = 0
     _rows: int = 0
     _left: int = 0
-    _held: int = 0
     _step: int = 1
-    _planned: dict[str, tuple[Waiting, int]] = field(default_factory=dict[str, tuple[Waiting, int]])
+    _short: int | None = None
+    _planned: dict[str, tuple[Waiting, int, int]] = field(default_factory=dict[str, tuple[Waiting, int, int]])
 
     @property
     def lead(self) -> int:
-        """How many tokens less than without blends there are to compute."""
+        """How many tokens less than without loads there are to compute."""
         return max(0, self._saved - self._rows)
 
-    def share_out(self, queue: Sequence[Waiting], decoding: int = 0) -> int:
-        """Share out the next step; return how many tokens of it are for blends.
+    def share_out(self, queue: Sequence[Waiting], decoding: int = 0) -> StepRoom:
+        """Share out the next step.
 
         queue     in arrival order
         decoding  requests that take one token of the step each
 
-        >>> Queue(100).share_out([Waiting("a", 60), Waiting("b", 0, 30, blending=True), Waiting("c", 60)])
-        30
+        >>> queue = Queue(100)
+        >>> queue.share_out([Waiting("a", 50), Waiting("b", 0, "loads", 20, 4), Waiting("c", 160)])
+        StepRoom(tokens=40, longest=0)
+        >>> queue.share_out([Waiting("b", 4, "due"), Waiting("c", 150, "runs")])
+        StepRoom(tokens=92, longest=4)
         """
+        earlier, self.reserved, self._short = self.reserved, 0, None
         left = self._step = max(1, self.budget - decoding)
-        self._rows = sum(each.rows or 0 for each in queue if each.blending)
-        self._left = sum((each.rows or 0) + self.tail if each.blending else each.tokens for each in queue)
-        self._planned, self._held, ahead, lead, kept = {}, 0, 0, self.lead, 0
+        self._rows = sum(each.rows or 0 for each in queue if each.stage == "loads")
+        self._left = sum((each.rows or 0) + each.last if each.stage == "loads" else each.tokens for each in queue)
+        self._planned, ahead, lead, kept, most = {}, 0, self.lead, 0, 0
         for each in queue:
-            rows, taken = each.rows or 0, min(each.tokens, left)
-            blends = each.blending
-            if each.rows is not None and not blends:
-                self._planned[each.request_id] = each, ahead + lead
-                blends = self._pays(each, ahead, lead)
-                lead += self._gain(each) if blends else 0
-            if blends:  # vLLM gets to one that is not promised yet while a token of its budget is left
-                taken = min(rows, left if each.blending else max(0, left - 1))
+            rows, free, loads = each.rows or 0, left, each.stage == "loads"
+            taken = min(each.tokens, left)
+            if each.rows is not None and each.stage == "waits":
+                self._planned[each.request_id] = each, ahead, lead
+                loads = self._pays(each, ahead, lead)
+                lead += self._gain(each) - self._cost if loads else 0
+                free = max(0, left - 1)  # vLLM gets to it while a token of its budget is left
+            if loads:
+                behind = each.last + max(0, each.last - most) + (0 if self.reserved else self._cost + decoding)
+                least = behind + (1 if self.reserved else rows)
+                if self._crowded and (rows or each.stage == "waits") and least <= free:
+                    self.reserved, most = self.reserved + behind, max(most, each.last)
+                    free, left = free - behind, left - behind
+                taken = min(rows, free)
                 kept += taken
-            ahead += rows + self.tail if blends else each.tokens
+            ahead += rows + each.last if loads else each.tokens
             left -= taken
-        return max(0, min(kept, self.budget - decoding))
+        due = sorted((each.tokens for each in queue if each.stage == "due"), reverse=True)
+        begun = [each.tokens for each in queue if each.stage in ("due", "runs")]
+        for longest in due if self._left > sum(due) else ():
+            short = decoding + sum(min(tokens, longest) for tokens in begun)
+            if short <= earlier:
+                self.reserved, self._short = 0, earlier
+                return StepRoom(self.budget - short, longest)
+        most = max(0, self.budget - decoding)
+        room = min(kept + self.reserved, most)
+        left = most - room
+        return StepRoom(room, max(1, left - sum(due), left // 2) if due else 0)  # in vLLM, what runs comes first
 
-    def held(self, tokens: int) -> None:
-        """A prompt that vLLM got to in this step has so many tokens in its prefix cache."""
-        self._held += tokens
-
-    def pays(self, request_id: str, held: int) -> bool | None:
-        """Whether a blend is to begin in the step that was shared out: its first token is no later than computed in full. None if it
-        was not in the queue.
-
-        held  tokens of its prompt in vLLM's prefix cache
-        """
+    def pays(self, request_id: str, rows: int, last: int) -> bool | None:
+        """Whether a load is to begin in the step that was shared out: a blend where its first token is no later than computed in full, nor
+        anybody's; an exact load where it saves more than it costs the others. None if it was not in the queue."""
         if request_id not in self._planned:
             return None
-        each, position = self._planned[request_id]
-        ahead = position - (self._held - held) - self.lead
-        return self._pays(each._replace(tokens=each.tokens - held), ahead, self.lead)
+        each, ahead, lead = self._planned[request_id]
+        return self._pays(each._replace(rows=rows, last=last), ahead, lead)
 
     def promised(self, tokens: int, rows: int) -> None:
-        """A blend of so many tokens was promised, which vLLM does not compute, and of which it recomputes `rows`."""
+        """A load of so many tokens was promised, which vLLM does not compute, and of which a blend recomputes `rows`."""
         self._saved += tokens
         self._rows += rows
 
     def failed(self, tokens: int) -> None:
-        """So many tokens are not saved: their blend failed, or a server without blends need not compute them either."""
+        """So many tokens are not saved: their load failed, or a server without loads need not compute them either."""
         self._saved = max(0, self._saved - tokens)
 
-    def stepped(self, room: int) -> None:
-        """In a step vLLM left so many tokens of the budget, which a server without blends would have used."""
-        self._saved = max(0, self._saved - room)
+    def stepped(self, scheduled: int) -> int:
+        """vLLM computes so many tokens in the step; how many blends may recompute beside them. A server without loads would have used all
+        of the budget; in a short step it does nothing but for what was not kept free before."""
+        if self._short is None:
+            self._saved = max(0, self._saved - (self.budget - scheduled))
+            return max(0, self.budget - scheduled - self.reserved)
+        self._saved = max(
+            0, self._saved + scheduled - (self.budget - self._step) - max(0, scheduled + self._cut - self._short)
+        )
+        return 0
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether there is more to compute than a step holds."""
+        return self._left > self._step
+
+    @property
+    def _cut(self) -> int:
+        """What a short step costs, in tokens."""
+        return min(CUT, self.budget // 8)
+
+    @property
+    def _cost(self) -> int:
+        """What one is expected to cost."""
+        return self._cut if self._crowded else 0
 
     def _pays(self, each: Waiting, ahead: int, lead: int) -> bool:
         """`ahead`: tokens that are computed before it. Steps are compared by the tokens in them, since the last ones have fewer."""
-        blended = 1 + self._steps(ahead + (each.rows or 0) + 1)
+        gain = self._gain(each)
+        if gain < self._cost or not each.rows:
+            return gain >= self._cost
+        blended = self._steps(ahead + (each.rows or 0) + 2 * each.last + self._cost + 1)
         deadline = self._steps(ahead + lead + each.tokens)
-        left = self._left - self._held
-        return min(blended * self._step, left - self._gain(each)) <= min(deadline * self._step, left + lead)
+        return min(blended * self._step, self._left - gain) <= min(deadline * self._step, self._left + lead)
 
     def _gain(self, each: Waiting) -> int:
-        return max(0, each.tokens - (each.rows or 0) - self.tail)
+        return max(0, each.tokens - (each.rows or 0) - each.last)
 
     def _steps(self, tokens: int) -> int:
         return -(-tokens // self._step)
