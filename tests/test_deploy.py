@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,13 @@ def test_no_secret_has_a_default(missing: str) -> None:
     assert read.returncode
     assert missing in read.stderr
     assert f"{missing}=\n" in (DEPLOY / ".env.example").read_text()
+
+
+def test_versions_are_the_package_s() -> None:
+    chart, values = (yaml.safe_load((CHART / name).read_text()) for name in ("Chart.yaml", "values.yaml"))
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert {chart["version"], chart["appVersion"], values["image"]["tag"]} == {version}
+    assert f"dejakv-vllm:{version}\n" in (DEPLOY / "compose.yaml").read_text()
 
 
 def test_images_of_the_containers_are_pinned() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from vllm_harness import DOCS, serving
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "vllm.md"
@@ -47,3 +48,15 @@ def test_documented_commands_start(number: int, tmp_path: Path) -> None:
             timeout=None,
         )
         assert answer.status_code == 200, answer.text
+
+
+def test_the_compose_file_has_arguments_of_vllm() -> None:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    file = yaml.safe_load((PAGE.parents[2] / "deploy" / "compose.yaml").read_text())
+    words = [re.sub(r"\$\{\w+(?::-)?(.*?):?\??\}", r"\1", word) for word in file["services"]["vllm-1"]["command"]]
+    given = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    assert given.model_tag == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert given.kv_transfer_config.kv_connector_extra_config["store"] == "s3://dejakv/cache"
+    assert given.shutdown_timeout == 60
