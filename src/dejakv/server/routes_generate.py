@@ -165,6 +165,7 @@ async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, reque
         )
     choices: list[dict[str, Any]] = []
     answers: list[Answer] = []
+    engine: Any = service.worker.pipeline.engine
     if await http.is_disconnected():
         raise ClientGoneError
     for number in range(body.n):
@@ -175,7 +176,7 @@ async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, reque
         choices.append({"index": number, "finish_reason": reply.finish_reason(answer, stopped), **content})
         if likeliest is not None:
             choices[-1]["logprobs"] = told_probabilities(
-                service.worker.pipeline.engine.tokenizer, answer, job.probabilities, likeliest, chat=reply.chat
+                engine.tokenizer, answer, job.probabilities, likeliest, chat=reply.chat
             )
         answers.append(answer)
     return {**reply.object(*choices), "usage": _usage(*answers), "dejakv": _provenance(answers[0])}
