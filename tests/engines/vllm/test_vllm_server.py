@@ -7,10 +7,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from vllm_harness import DOCS, server_flags, serving
+from tests.services import wait_until
+from vllm_harness import DOCS, running, server_flags, serving
 
 from dejakv.cli.explain_server import explain_request
 from dejakv.engines.vllm.stats import METRICS
+from dejakv.http.keys import ApiKeys
 
 ROOT = Path(__file__).parents[3]
 
@@ -19,12 +21,16 @@ FIRST = f"{DOCUMENT}where does mara live?"
 NEAR = f"{DOCUMENT}and where does mara live?"
 
 
+STORE = "s3://dejakv/servers"
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, s3_server):
     folder = tmp_path_factory.mktemp("server")
     adopt = {"index_encoder": "model", "model": str(DOCS), "similarity_threshold": 0.9, "lexical_guard": False}
     environment = {"DEJAKV_ADOPT": json.dumps(adopt), "DEJAKV_API_KEYS": "one,two"}
-    with serving(folder, server_flags({"store_dir": str(folder / "kv")}), environment) as address:
+    environment |= s3_server.environment
+    with serving(folder, server_flags({"store": STORE, "disk_dir": str(folder / "kv")}), environment) as address:
         yield address
 
 
@@ -92,3 +98,30 @@ def test_a_client_settles_prompts(server, tmp_path):
     told = {"method": "none"}
     while told["method"] != "exact":  # it is stored behind its answer
         _, _, told = _complete(server, prompt, kv_transfer_params={"dejakv": {"no_store": True}})
+
+
+def test_another_engine_has_what_the_server_computed(server, s3_server, monkeypatch):
+    """On one bucket: an exact hit, and a blend from donors that the server stored."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    head = [f"{name} lives in {place}. " * 30 for name, place in (("mara", "rome"), ("olga", "oslo"))]
+    texts = _complete(server, head[0], key="two")[0], _complete(server, head[1], key="two")[0]
+    extra = {"store": STORE, "modes": ["off", "exact", "blend"], "blend_max_share": 1.0, "refresh_s": 0.1}
+    with running(extra=extra) as engine:
+        tokenizer = engine.llm.get_tokenizer()
+        ids = [tokenizer.encode(text) for text in head]
+        store = engine.connector.scheduler_side.lookups.cache.store
+
+        def stored():
+            return [meta for meta in store.metas() if list(meta.token_ids) in ids]
+
+        wait_until(lambda: len(stored()) == 2, "the server's prompts")
+        salt = ApiKeys(["two"]).caller("two").partition
+        hits = [engine.ask([prompt], salt=salt, wish={"no_store": True}, max_tokens=4)[0] for prompt in ids]
+        assert [hit.told["method"] for hit in hits] == ["exact"] * 2, hits[0].told["reason"]
+        assert [hit.text for hit in hits] == list(texts)
+        donors = [meta.id for meta in stored()]
+        moved = ids[1][40:120] + ids[0][20:100] + tokenizer.encode("where does olga live?")
+        (blend,) = engine.ask([moved], salt=salt, wish={"mode": "blend", "donors": donors, "no_store": True})
+        assert (blend.told["method"], set(blend.told["donors"]) <= set(donors)) == ("blend", True), blend.told["reason"]
+        assert blend.told["tokens_reused"] > 0
