@@ -1,6 +1,6 @@
 """`python -m research.fidelity`: how near blended answers are to those of full computation, for each kind of change.
 
-The cases and the measuring are those of `research.frontier`. Ways that were tried and are no better are in docs/results/fidelity.md.
+The cases and the measuring are those of `research.frontier`. What was tried and is no better is in docs/results/fidelity.md.
 """
 
 import json

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dejakv.blend.blend import find
-from dejakv.blend.forced import Need, need
-from dejakv.blend.offsets import runs_of
-from dejakv.blend.recomputed import Choose, highest, surroundings_of
+from dejakv.blend import blend
+from dejakv.blend.forced import Need
+from dejakv.blend.recomputed import Choose, highest
 from dejakv.blend.sentences import sentence_ends
-from dejakv.blend.token_map import Donors, TokenMap, with_prefix
+from dejakv.blend.token_map import Donors, TokenMap
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.transformers.blending import plan_cache, rearrange
 from dejakv.engines.transformers.continuation import continued
@@ -26,7 +25,6 @@ from dejakv.store.base import Tensor
 from dejakv.trust.differs import divergence
 from research.frontier.cases import Case
 from research.frontier.cells import Cell, at_random, by_deviation, first_of_runs
-from research.frontier.choices import CHOICES, by_context
 
 Continue = Callable[[Sequence[int]], NDArray[np.float32] | None]
 """See `continued`."""
@@ -88,9 +86,9 @@ class Bench:
             raise model
         donors = Donors.of(*case.donors)
         begun = time.perf_counter()
-        found, needed = self._find(case, donors, cell)
+        found, needed = self.find(case, donors, cell)
         searched = time.perf_counter() - begun
-        choose = self._choice(case, states, donors, found, needed.exact, cell)
+        choose = self._choice(case, states, donors, found, cell)
         begun = time.perf_counter()
         parts = [[(0, state)] for state in states]
         planned = plan_cache(model, case.target, parts, donors, found, needed, cell.config, choose)
@@ -100,16 +98,12 @@ class Bench:
         after = partial(continued, self.engine.model, planned.cache, given, None)
         return after, planned.cache.recomputed / len(case.target), seconds
 
-    def _choice(
-        self, case: Case, states: Sequence[Tensor], donors: Donors, found: TokenMap, exact: int, cell: Cell
-    ) -> Choose:
+    def _choice(self, case: Case, states: Sequence[Tensor], donors: Donors, found: TokenMap, cell: Cell) -> Choose:
         target = np.asarray(case.target, dtype=np.int64)
         if cell.selector == "random":
             return at_random(len(case.target), case.number)
         if cell.selector == "first":
             return first_of_runs(target, donors, found)
-        if cell.selector in CHOICES:
-            return CHOICES[cell.selector](surroundings_of(target, donors, found), runs_of(target, donors, found, exact))
         if cell.selector not in ("value", "kv"):
             return highest
         if self._fresh is None:
@@ -120,16 +114,12 @@ class Bench:
         held = rearrange(model, parts, donors, found, self._fresh.device, self._fresh.dtype)
         return by_deviation(self._fresh, held, min(1, self.layers - 1), keys=cell.selector == "kv")
 
-    def _find(self, case: Case, donors: Donors, cell: Cell) -> tuple[TokenMap, Need]:
+    def find(self, case: Case, donors: Donors, cell: Cell) -> tuple[TokenMap, Need]:
         """Map and forced tokens."""
         target = np.asarray(case.target, dtype=np.int64)
         # The published ways have no exact prefix beside the blend, and force nothing but the question.
         exact = [cell.budget != "share"] * len(case.donors)
-        found, needed = find(target, donors, self.engine.embed_tokens, cell.config, self.ends, exact)
-        if cell.context:
-            found = by_context(target, donors, found, most=cell.context == "most")
-            found, held = with_prefix(found, target, donors, exact)
-            needed = need(target, donors, found, ends=self.ends, exact=held)
+        found, needed = blend.find(target, donors, self.engine.embed_tokens, cell.config, self.ends, exact)
         if cell.budget == "share":
             none, asked = np.zeros(len(target), dtype=bool), np.arange(len(target)) >= len(target) - needed.tail
             needed = Need(asked, none, needed.tail, none)

@@ -77,7 +77,7 @@ def make_case(kind: Kind, number: int, facts: int, encode: Encode, seed: int = 0
 
 WORDS = (60, 160)
 """Least and most words of a passage."""
-TEXT_KINDS = ("edit", "instruction", "partial", "reorder", "apart", "several", "two-hop", "agent")
+TEXT_KINDS = ("edit", "instruction", "partial", "reorder", "apart", "foreign", "several", "two-hop", "agent")
 INSTRUCTIONS = (
     "Read the following passages of a manual.",
     "You answer from the passages below and from nothing else. Be brief.",
@@ -99,6 +99,7 @@ class TextCases:
     partial      one passage is new
     reorder      the same passages in another order
     apart        each passage was computed in its own prompt
+    foreign      each passage was computed in a prompt of its own, behind two that are not in this one
     several      each passage stands in several donors, each two of them with another one, in any order
     two-hop      as `apart`, and the answer needs two of them: one refers to the code that another states
     agent        a turn of `sessions` behind a tool's result; an earlier turn of the conversation, with other messages in its window, is
@@ -161,6 +162,9 @@ class TextCases:
         elif kind == "reorder":
             while before == target:
                 rng.shuffle(before)
+        elif kind == "foreign":
+            others = [passage.text for passage in passages_of_manuals() if passage not in passages]
+            return [prompt(instruction, [*rng.sample(others, 2), text], question, begins) for text in target]
         elif kind == "several":
             return [prompt(instruction, texts, question, begins) for texts in _pairs(rng, target, passages)]
         else:

@@ -6,7 +6,6 @@ of each copied run.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,20 +14,17 @@ from torch import Tensor
 from dejakv.blend.recomputed import Choose, highest
 from dejakv.blend.settings import MAP, QUALITIES, BlendConfig
 from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs
-from research.frontier.choices import CHOICES
 
 
 @dataclass(frozen=True)
 class Cell:
     """One way of blending.
 
-    selector  `prophet` and `similarity` (see BlendConfig), a published choice (`first`, `value`, `kv`, `random`), or one of
-              `choices.CHOICES` among the scores of `prophet`
+    selector  `prophet` and `similarity` (see BlendConfig), or a published choice (`first`, `value`, `kv`, `random`)
     budget    `share`: that share of rows, chosen by the selector alone; `within`: whole changed sentences, as many as
               fit into the share, then the selector; `need`: all changed rows, even beyond the share
-    quality   `strict`, `default` or `loose`, if it is one of them, or the choice of `TRIED`; then also the cell's name
+    quality   `strict`, `default` or `loose`, if it is one of them; then also the cell's name
     offsets, surroundings  see BlendConfig
-    context   donors of copied runs: `most` or `least` alike in the text before, see `choices.by_context`; empty: as the map chooses
     """
 
     map: str
@@ -38,7 +34,6 @@ class Cell:
     quality: str = ""
     offsets: bool = False
     surroundings: bool = False
-    context: Literal["", "most", "least"] = ""
 
     @property
     def name(self) -> str:
@@ -49,7 +44,7 @@ class Cell:
     def config(self) -> BlendConfig:
         return BlendConfig(
             map=self.map,  # pyright: ignore[reportArgumentType]
-            selector="prophet" if self.selector in ("prophet", *CHOICES) else "similarity",
+            selector="prophet" if self.selector == "prophet" else "similarity",
             share=self.share,
             by_need=self.budget == "need",
             offsets=self.offsets,
@@ -78,13 +73,6 @@ CELLS = (
 )
 """The qualities, other shares of their way, and what each of its parts does alone; at the default's share the ways of EPIC (`first`) and
 CacheBlend (`value`, `kv`) on DejaKV's map; SemShareKV's pair; the question's rows alone, the changed ones alone, all."""
-
-TRIED = (
-    *(Cell(MAP, name, 0.2, "need", name, offsets=True, surroundings=True) for name in CHOICES),
-    Cell(MAP, "prophet", 0.2, "need", "most-alike", offsets=True, surroundings=True, context="most"),
-    Cell(MAP, "prophet", 0.2, "need", "least-alike", offsets=True, surroundings=True, context="least"),
-)
-"""The default with another choice of tokens or donors, by its name. Measured where they are named."""
 
 
 def ranked_by(values: Tensor) -> Choose:

@@ -51,22 +51,24 @@ def _row(got: Cases, full: Cases, default: Sequence[Mapping[str, Any] | None]) -
         "n": n,
         "accuracy": right,
         "of_full": round(right[0] / whole[0], 4) if right and whole and whole[0] else None,
-        "kl": _mean(got, "kl"),
-        "kl_mean": _mean(got, "kl_mean"),
-        "top1": _mean(got, "top1"),
+        "kl": mean_of(got, "kl"),
+        "kl_mean": mean_of(got, "kl_mean"),
+        "top1": mean_of(got, "top1"),
         "same": _share([case["top1"] == 1.0 for case in got]),
         "stale_rate": _rate(got, "stale"),
         "mean_share": round(sum(case["share"] for case in got) / n, 4),
         "ttft_ratio": round(sum(case["seconds"] for case in full) / sum(case["seconds"] for case in got), 3),
         "time_by_full": [round(float(value), 3) for value in np.percentile(times, (50, 25, 75))],
         **{
-            f"{short}_more": _mean([{name: case[name] - other[name]} for case, other in pairs], name) if pairs else None
+            f"{short}_more": mean_of([{name: case[name] - other[name]} for case, other in pairs], name)
+            if pairs
+            else None
             for short, name in (("kl", "kl_mean"), ("top1", "top1"))
         },
     }
 
 
-def _mean(cases: Cases, name: str) -> list[float]:
+def mean_of(cases: Cases, name: str) -> list[float]:
     """A mean, and the ends of 95% of the means of as many cases drawn with replacement."""
     values = np.array([case[name] for case in cases])
     drawn = np.random.default_rng(0).choice(values, (2000, len(values))).mean(1)

@@ -18,7 +18,7 @@ from dejakv.experiments.plain_words import counted
 from dejakv.experiments.summary import Progress
 from research.frontier.bench import Bench
 from research.frontier.cases import DocsCases, TextCases
-from research.frontier.cells import CELLS, TRIED
+from research.frontier.cells import CELLS
 from research.frontier.report import write_report
 
 CASES, SETTINGS = "cases.jsonl", "settings.json"
@@ -38,8 +38,7 @@ def run_frontier(
     """Measures and writes `cases.jsonl`, `frontier.json` and `frontier-table.md`.
 
     model    docs-lm reads documents of facts with known answers; any other reads passages of real text
-    samples  cases of each kind, or as many as there are; kinds, only: names of kinds of change and of cells, all if empty (of cells
-             those of `CELLS`, not of `TRIED`)
+    samples  cases of each kind, or as many as there are; kinds, only: names of kinds of change and of cells, all if empty
     facts    facts in a document of docs-lm (20), passages in a prompt of another model (4)
     In a folder with a run of the same settings, missing cases are added. A folder with other settings is refused.
 
@@ -48,10 +47,10 @@ def run_frontier(
     if samples < 1 or (facts is not None and facts < 2):
         raise ConfigError(f"--samples {samples}, --facts {facts}: give at least 1 sample and 2 facts")
     cases = DocsCases(facts or 20) if Path(model).name == "docs-lm" else TextCases(facts or 4)
-    cells = [cell for cell in (*CELLS, *TRIED) if cell.name in only] if only else list(CELLS)
+    cells = [cell for cell in CELLS if cell.name in only] if only else list(CELLS)
     if only and len(cells) != len(set(only)):
         raise ConfigError(
-            f"--only names an unknown way of blending: choose from {', '.join(cell.name for cell in (*CELLS, *TRIED))}"
+            f"--only names an unknown way of blending: choose from {', '.join(cell.name for cell in CELLS)}"
         )
     if unknown := [kind for kind in kinds if kind not in cases.kinds]:
         raise ConfigError(f"--kind {unknown[0]!r} is unknown: choose from {', '.join(cases.kinds)}")

@@ -135,7 +135,9 @@ def test_cases_follow_from_their_numbers_and_edits_ask_what_changed() -> None:
     assert len(make_case("merge", 0, 8, encode).donors) == 2
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TEXT_KINDS if kind not in ("several", "two-hop", "agent")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in TEXT_KINDS if kind not in ("foreign", "several", "two-hop", "agent")]
+)
 def test_cases_of_real_text_follow_from_their_numbers(kind: str) -> None:
     cases = TextCases(4)
     encode = words_encoder()
