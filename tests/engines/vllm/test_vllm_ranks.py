@@ -126,6 +126,33 @@ def test_both_sides_find_nothing_that_has_expired(tmp_path: Path, on_disk: bool)
         theirs.close()
 
 
+def test_ranks_have_their_parts_in_one_bucket(tmp_path: Path, bucket: str) -> None:
+    """Workers of one machine put them; another machine's scheduler finds what all have, and its workers each their own."""
+    engine: Any = SimpleNamespace(
+        parallel_config=SimpleNamespace(distributed_executor_backend="mp"), kv_transfer_config=VLLM.kv_transfer_config
+    )
+    long = prompt_chunk(range(100))
+    parts = [replace(long, tensor=replace(long.tensor, data=long.tensor.data + rank)) for rank in range(2)]
+
+    def sides(machine: str, **more: bool) -> list[Any]:
+        settings = ConnectorSettings(store=bucket, disk_dir=str(tmp_path / machine))
+        return [open_side(settings_of_rank(settings, rank, 2), engine, **more) for rank in range(2)]
+
+    workers = sides("one", writing=True)
+    for side, part in zip(workers, parts, strict=True):
+        assert side.put(part)
+        side.close()
+    view, readers = EveryRank(sides("two")), sides("two", writing=True)
+    found = view.find("p", "e", long.meta.token_ids, whole=True)
+    assert found is not None
+    assert (found[0].tokens, view.away(found[0].donor) > 0) == (100, True)
+    for side, part in zip(readers, parts, strict=True):
+        np.testing.assert_array_equal(side.get(long.meta.id).tensor.data, part.tensor.data)
+        side.close()
+    assert view.away(found[0].donor) == 0, "copies are on this machine's disk"
+    view.close()
+
+
 @dataclass
 class Planned:
     """A blender that counts rows and computes none, and fails with one draft."""
