@@ -44,7 +44,7 @@ test-core: $(VENV)/.installed-dev $(VENV)/.model $(VENV)/.browser
 
 ## the tests that run a real vLLM engine on the CPU, in their own environment
 test-vllm: .venv-vllm/.installed $(VENV)/.model
-	$(OFFLINE) $(VLLM_BIN)/python -m pytest tests/engines/vllm -m "not soak"
+	$(OFFLINE) $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile tests/engines/vllm -m "not soak"
 
 ## long runs that CI leaves out: an hour, from another seed each time, and vLLM's; a run is repeated by its seed
 soak: export DEJAKV_SOAK_MINUTES ?= 60
