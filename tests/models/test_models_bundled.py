@@ -131,3 +131,8 @@ def test_without_the_package_of_models_the_remedy_is_named(monkeypatch: pytest.M
             open_dataset(name, DatasetOptions())
     with pytest.raises(ModelError, match=r"unknown model 'docs_lm'.*docs-lm"):
         resolve("docs_lm")
+
+
+def test_a_dtype_that_is_none_is_named() -> None:
+    with pytest.raises(ModelError, match="fp99"):
+        load("docs-lm", dtype="fp99")
