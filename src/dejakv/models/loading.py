@@ -75,7 +75,16 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
         if images:
             return model.eval(), load_processor(where, trusted)
         return model.eval(), AutoTokenizer.from_pretrained(where, trust_remote_code=trusted)
-    except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError, SyntaxError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        ImportError,
+        RuntimeError,
+        SyntaxError,
+        SafetensorError,
+    ) as error:
         away = isinstance(found, str) and isinstance(error, OSError) and without_network()
         why = (
             "the hub cannot be reached, and its cache has no such model" if away else f"{type(error).__name__}: {error}"
