@@ -84,8 +84,10 @@ def test_a_link_is_estimated_from_its_reads() -> None:
     for _ in range(5):
         link.read(1, 10, 0.5)
     assert link.seconds(1, 0) == 0.5
-    now[0] = 61.0
-    assert link.seconds(1, 1 << 30) == 0.5, "after a minute it is tried again"
+    now[0] = 21.0
+    assert link.seconds(1, 1 << 30) == 0.0, "it is tried again, whether trips or bytes were slow"
+    link.read(1, 10, 0.01)
+    assert link.seconds(1, 10) == 0.01
 
 
 @pytest.mark.parametrize("asked", ["equal", "longer"])
