@@ -114,7 +114,7 @@ class Bucket:
                 yield file.removesuffix(".safetensors")
 
     def numbers(self) -> Iterator[int]:
-        """See `tombstones.Notes`."""
+        """See `tombstones.NumberedObjects`."""
         return (int(file) for file in self._files(_TOMBSTONES) if file.isascii() and file.isdigit())
 
     def note(self, number: int) -> bytes:

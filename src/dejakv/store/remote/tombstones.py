@@ -24,7 +24,7 @@ KEPT_SECONDS = 3600.0
 """An upload ends within two minutes: by its client's limit, tried three times."""
 
 
-class Notes(Protocol):
+class NumberedObjects(Protocol):
     """Small objects with numbers, beside the segments of a bucket. Methods raise `Unknown`."""
 
     def numbers(self) -> Iterable[int]: ...
@@ -91,7 +91,7 @@ class Tombstones:
     clock   seconds that only grow
     """
 
-    def __init__(self, notes: Notes, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, notes: NumberedObjects, clock: Callable[[], float] = time.monotonic) -> None:
         self.number = 0
         self._looked = False
         self._notes, self._clock = notes, clock

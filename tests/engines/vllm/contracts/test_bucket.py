@@ -1,6 +1,7 @@
 """Engines on one bucket: what one computed another loads, and not where that takes longer than computing."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,8 @@ def test_a_load_from_a_bucket_has_a_deadline(toy: Start, bucket: str, monkeypatc
     store, lookups.pace = lookups.cache.store, Pace(_row=Rate(1e-4))
     late = two.ask(PROMPT, no_store=True)
     assert (late.told["method"], late.told["reason"], late.tokens) == ("none", LATE, truth)
+    while not store.stats().late:  # counted by the thread that read
+        time.sleep(0.01)
     assert store.stats().late == 1
     known, store._far._link = len(asked), Link(3600.0)
     two.forget()
