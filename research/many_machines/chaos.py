@@ -23,7 +23,7 @@ from research.many_machines.services import Services
 
 MODEL = "docs-lm"
 """Right or wrong is told by equal tokens: any model will do."""
-CONFIG = SemanticCacheConfig(costs=(1e-4, 0.0, 0.0, 0.0), memory_bytes=4 << 20)
+CONFIG = SemanticCacheConfig(costs=(1e-2, 0.0, 0.0, 0.0), memory_bytes=4 << 20)
 """Hits whenever there is state, and little of it in memory."""
 STORM = Faults(delay=0.15, lost=0.05, held=0.01, failed=0.1)
 LONGEST = 60.0

@@ -64,13 +64,13 @@ def _again_and_again(ask: Callable[[], object]) -> None:
 
 
 def test_a_rank_killed_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one rank had stored and the other had not is a miss, and is stored when it comes again; what both had is a hit."""
+    """What both ranks had stored is a hit, be it an increment of a prompt; the rest is computed, and is stored when it comes again."""
     store = tmp_path / "store"
     extra = {"store_dir": str(store), "memory_bytes": 0, "load_timeout_s": 60}
 
-    def as_before(outputs: list[Output], *found: str) -> None:
-        assert [output.told["level"] or output.told["reason"] for output in outputs] == list(found)
+    def as_before(outputs: list[Output]) -> list[str]:
         assert [output.tokens for output in outputs] == truth
+        return [output.told["level"] or output.told["reason"] for output in outputs]
 
     death = Death.in_folder(tmp_path / "published", 1, "published", 2)
     with _dying(death, monkeypatch, extra) as engine:
@@ -82,14 +82,16 @@ def test_a_rank_killed_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not leftovers(store)
 
     with running(extra=extra, **TWO) as engine:
-        as_before(engine.ask([A, SHORT, LONG], wish=LOOK), HIT, MISS, MISS)
+        first, second, third = as_before(engine.ask([A, SHORT, LONG], wish=LOOK))
+        assert (first, third) == (HIT, MISS)
+        assert second in (MISS, "prefix")
         engine.reset_prefix_cache()
         engine.ask([SHORT, LONG])
         confirmed(engine)
         engine.reset_prefix_cache()
-        as_before(engine.ask([A, SHORT, LONG], wish=LOOK), HIT, HIT, HIT)
+        assert as_before(engine.ask([A, SHORT, LONG], wish=LOOK)) == [HIT, HIT, HIT]
         metrics = engine.metrics()
-    assert (metrics["vllm:dejakv_saves"], metrics["vllm:dejakv_loads"]) == (2, 4)
+    assert (metrics["vllm:dejakv_saves"], metrics["vllm:dejakv_loads"]) == (2, 4 if second == MISS else 6)
     assert not any(metrics.get(f"vllm:dejakv_{name}") for name in ("saves_dropped", "load_failures"))
     assert [held(store, prompt) for prompt in (SHORT, LONG)] == [[True, True]] * 2
 
