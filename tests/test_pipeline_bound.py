@@ -36,7 +36,7 @@ def until_open(pipeline: Pipeline, stream: Iterator[Any]) -> list[Answer]:
     answers: list[Answer] = []
     while not approximate(answers):
         answers += answers_to(pipeline, stream, 1)
-        assert len(answers) < LABELS
+        assert len(answers) < PILOT + LABELS
     return answers
 
 

@@ -140,7 +140,7 @@ def event_bytes(services: Services, events: int = 500) -> float:
         for number in range(events):
             teller.tell("put", [f"{number:032x}"])
         before = client.info("stats")["total_net_output_bytes"]
-        while hearer.hear() not in (None, (set(), set())):
+        while hearer.hear() not in (None, (set(), set(), [])):
             pass
         return (client.info("stats")["total_net_output_bytes"] - before) / events
 

@@ -180,7 +180,7 @@ MISTAKES = [
 ]
 
 
-STAGES = ("starting", "loading ", "warming up", "docs-lm, ", "shapes-vlm, ")
+STAGES = ("a, 1 of 1", "starting", "loading ", "warming up", "docs-lm, ", "shapes-vlm, ")
 """What a run says on standard error while it goes on, before a mistake that only a model's configuration or the loaded
 model can show, and what it says after ten seconds on a busy machine."""
 

@@ -35,8 +35,8 @@ def two(bucket: str) -> Iterator[tuple[Store, Store]]:
 
 def objects_of(server: S3Server, bucket: str) -> list[str]:
     """Paths of the segments below a prefix."""
-    listed = server.request("GET", "/dejakv", query="list-type=2").decode()
-    return [path for path in re.findall(r"<Key>(.*?)</Key>", listed) if path.startswith(f"{bucket[12:]}/segments/")]
+    listed = server.request("GET", "/dejakv", query=f"list-type=2&prefix={bucket[12:]}%2Fsegments%2F").decode()
+    return re.findall(r"<Key>(.*?)</Key>", listed)
 
 
 def test_what_one_machine_stores_another_finds(two: tuple[Store, Store]) -> None:

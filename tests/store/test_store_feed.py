@@ -184,11 +184,13 @@ def test_a_listing_that_takes_long_comes_seldom(monkeypatch: pytest.MonkeyPatch)
     listings: list[float] = []
 
     class Silent:
-        def hear(self) -> tuple[set[str], set[str]]:
+        def hear(self) -> tuple[set[str], set[str], list[str]]:
             now[0] += 50.0
             if now[0] > 100_000:
                 ended.wait()
-            return set(), set()
+            return set(), set(), []
+
+        def tell(self, what: str, names: object) -> None: ...
 
     def listed(news: object) -> None:
         listings.append(now[0])
@@ -196,7 +198,7 @@ def test_a_listing_that_takes_long_comes_seldom(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(replicas, "FEED_SECONDS", 300.0)
     monkeypatch.setattr(replicas, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    follower = replicas.Follower(listed, Silent())  # type: ignore[arg-type]
+    follower = replicas.Follower(listed, lambda used: [], Silent())  # type: ignore[arg-type]
     try:
         while now[0] <= 100_000:
             ended.wait(0.01)

@@ -66,7 +66,7 @@ def _again_and_again(ask: Callable[[], object]) -> None:
 def test_a_rank_killed_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What both ranks had stored is a hit, be it an increment of a prompt; the rest is computed, and is stored when it comes again."""
     store = tmp_path / "store"
-    extra = {"store_dir": str(store), "memory_bytes": 0, "load_timeout_s": 60}
+    extra = {"store_dir": str(store), "memory_bytes": 0, "load_timeout_s": 60, "min_new_tokens": 1}
 
     def as_before(outputs: list[Output]) -> list[str]:
         assert [output.tokens for output in outputs] == truth

@@ -22,8 +22,8 @@ experiments:
   - {name: exact, reuse: exact, max_samples: 7, notes: nothing approximate}
 """
 
-NOT_KEYS = {"resume", "log_samples", "brief", "set_", "config", "help_all"}
-"""Options of `run` that say how it is shown, continued or given, not what it does."""
+NOT_KEYS = {"resume", "log_samples", "brief", "set_", "config", "help_all", "ray", "ray_workers"}
+"""Options of `run` that say how it is shown, continued or given, or where it runs, not what it does."""
 
 
 def test_a_grid_of_yaml(tmp_path: Path) -> None:
