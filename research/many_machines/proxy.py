@@ -5,7 +5,7 @@ import random
 import re
 import threading
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 _HTTP = re.compile(rb"(GET|PUT|POST|HEAD|DELETE) /")
@@ -52,6 +52,8 @@ class Proxy:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+            for _ in range(3):  # what was closed leaves with the loop's next rounds
+                await asyncio.sleep(0)
 
         asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -69,25 +71,20 @@ class Proxy:
         return ""
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
-            try:
-                there, back = await asyncio.open_connection("127.0.0.1", self._target)
-            except OSError:  # the service is away
-                writer.close()
-                return
+        with closing(writer), suppress(OSError):  # the service may be away
+            there, back = await asyncio.open_connection("127.0.0.1", self._target)
             link = _Link()
             ways = [
                 asyncio.ensure_future(self._requests(link, reader, back, writer)),
                 asyncio.ensure_future(self._answers(link, there, writer)),
             ]
-            try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
-                back.close()
-                writer.close()
+            with closing(back):
+                try:
+                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for way in ways:
+                        way.cancel()
+                    await asyncio.gather(*ways, return_exceptions=True)
 
     async def _requests(
         self, link: "_Link", reader: asyncio.StreamReader, back: asyncio.StreamWriter, writer: asyncio.StreamWriter
