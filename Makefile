@@ -13,7 +13,7 @@ FAST := $(wildcard tests/test_*.py tests/find tests/levels tests/guards tests/in
 ## the main job: prompts of a real workload through a real language model, with prefix caching and with DejaKV; about three minutes on two free cores
 demo: $(VENV)/.model
 	rm -rf runs/demo
-	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset repo --max-samples 20 --arms prefix,cache --rounding 10 --brief --output runs/demo
+	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset repo --max-samples 16 --arms prefix,cache --rounding 5 --brief --output runs/demo
 
 ## repo, rag and sessions with blend at three qualities against prefix caching, through transformers and vLLM; an hour, and it goes on where it was stopped
 workloads: $(VENV)/.installed-report $(VENV)/.model .venv-vllm/.installed
