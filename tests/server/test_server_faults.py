@@ -105,6 +105,18 @@ def test_429_with_retry_after(engine: Any) -> None:
     asyncio.run(scenario())
 
 
+def test_a_client_that_is_gone_is_not_queued(engine: Any) -> None:
+    async def scenario() -> None:
+        app = create_app(ServerSettings(), engine)
+        async with app.router.lifespan_context(app):
+            service = app.state.service
+            with pytest.raises(ClientGoneError):
+                await service.answer(Mock(is_disconnected=AsyncMock(return_value=True)), SHORT)
+            assert not any(service.worker.outcomes.values())
+
+    asyncio.run(scenario())
+
+
 def test_a_client_that_leaves_before_the_first_event_stops_its_job() -> None:
     async def events() -> AsyncIterator[str]:
         yield ""

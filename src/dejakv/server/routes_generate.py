@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from dejakv.decide.plan import APPROXIMATE
 from dejakv.errors import InputError
-from dejakv.http.errors import ClientGoneError, RefusedError, error_object
+from dejakv.http.errors import RefusedError, error_object
 from dejakv.pipeline import Answer
 from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
@@ -56,7 +56,7 @@ async def generate(
         no_store=no_store or body.no_store,
         ttl=body.ttl,
     )
-    answer = await service.answer(http, request)
+    answer, _ = await service.answer(http, request)
     record = answer.record
     ref_key = service.entry_name(partition, record.donor) if record.donor else None  # before it may get another name
     store_key = None
@@ -166,11 +166,8 @@ async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, reque
     choices: list[dict[str, Any]] = []
     answers: list[Answer] = []
     engine: Any = service.worker.pipeline.engine
-    if await http.is_disconnected():
-        raise ClientGoneError
     for number in range(body.n):
-        job = service.submit(_numbered(request, number), scored=likeliest is not None)
-        answer = await service.finished(http, job)
+        answer, job = await service.answer(http, _numbered(request, number), scored=likeliest is not None)
         text, stopped = cut(answer.text, body.stop)
         content = {"message": {"role": "assistant", "content": text}} if reply.chat else {"text": text}
         choices.append({"index": number, "finish_reason": reply.finish_reason(answer, stopped), **content})

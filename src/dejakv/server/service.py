@@ -75,18 +75,17 @@ class Service:
         own = self.settings.reuse
         return "blend" if use_semshare and own == "exact" else own
 
-    async def answer(self, http: HttpRequest, request: Request) -> Answer:
-        """The whole answer. Raises ClientGoneError, after stopping the work, if the client disconnects."""
-        return await self.finished(http, self.submit(request))
-
-    async def finished(self, http: HttpRequest, job: Job) -> Answer:
-        """The answer of a job. Raises: see `answer`."""
+    async def answer(self, http: HttpRequest, request: Request, *, scored: bool = False) -> tuple[Answer, Job]:
+        """The whole answer, and its job. `scored`: see `submit`. Raises ClientGoneError, after stopping the work, if the client disconnects."""
+        if await http.is_disconnected():
+            raise ClientGoneError
+        job = self.submit(request, scored=scored)
         waiting = asyncio.create_task(job.answer())
         try:
             while not (await asyncio.wait({waiting}, timeout=0.25))[0]:
                 if await http.is_disconnected():
                     raise ClientGoneError
-            return waiting.result()
+            return waiting.result(), job
         finally:
             job.cancel()
             waiting.cancel()
