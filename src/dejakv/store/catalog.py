@@ -10,6 +10,7 @@ Objects are deleted after the commit that removes their rows, and `leaving` name
 between leaves objects that the next one deletes, and no row without its object.
 """
 
+import json
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -270,8 +271,8 @@ class Catalog:
 
     def sizes(self, pieces: Iterable[Piece]) -> dict[str, int]:
         """Bytes of the segments of these, by name."""
-        query = "SELECT name, nbytes FROM segments WHERE n = ?"
-        return dict(row for piece in pieces for row in self.read(query, (piece.n,)))
+        query = "SELECT name, nbytes FROM segments WHERE n IN (SELECT value FROM json_each(?))"
+        return dict(self.read(query, (json.dumps([piece.n for piece in pieces]),)))
 
     def record(self, id: str, now: float) -> RecordRow | None:
         query = f"SELECT n, id, partition, epoch, about FROM records r WHERE id = ? AND {alive('r')}"
