@@ -13,7 +13,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig, switched_off
-from dejakv.decide.answers import answer_note
+from dejakv.decide.answers import answer_note, greedy_note
 from dejakv.decide.bound import ErrorBound
 from dejakv.decide.certified import Certified
 from dejakv.decide.costs import Costs
@@ -27,7 +27,7 @@ from dejakv.decide.queue import SettlingQueue
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
 from dejakv.identity import check_partition, check_scope, rows_key
-from dejakv.records import Record, greedy_note
+from dejakv.records import Record
 from dejakv.request import Request, forget
 from dejakv.store.base import ROWS, ChunkMeta, Tensor
 from dejakv.store.budgets import now, remaining, shortest

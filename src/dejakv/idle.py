@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.cache import HierarchicalCache
+from dejakv.decide.answers import greedy_answer
 from dejakv.decide.plan import Decision, Plan
 from dejakv.decide.queue import Label
 from dejakv.engines.base import Completion, Engine, OnToken, Prepared
 from dejakv.errors import ModelChangedError
-from dejakv.records import greedy_answer
 from dejakv.request import Request, Sampling, after_waiting, keeping
 from dejakv.store.budgets import now
 from dejakv.trust.differs import Differs, Seen

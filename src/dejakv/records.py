@@ -1,14 +1,14 @@
 """What happened to one request. Everything that is printed, exported or plotted is computed from these."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from dejakv.decide.levels.base import Status
 from dejakv.decide.plan import Decision, Method, Plan, settled
 from dejakv.engines.base import Completion, OnToken
-from dejakv.request import Prepared, Sampling
+from dejakv.request import Prepared
 
 LONGEST_REASON = 200
 
@@ -156,24 +156,3 @@ class Answer:
     cached_answer: str | None
     completion: Completion
     decision: Decision | None = None
-
-
-_GREEDY = "greedy"
-"""Entry of a chunk's `metadata`: most tokens of the answer that is stored with it, and the ids of its first; only if it is greedy."""
-
-
-def greedy_note(sampling: Sampling, token_ids: Sequence[int]) -> dict[str, Any]:
-    """What a chunk's `metadata` says of its answer; nothing for an answer that was sampled."""
-    if not sampling.greedy or sampling.num_beams != 1 or sampling.stop:
-        return {}
-    return {_GREEDY: [sampling.max_new_tokens, *token_ids[:1]]}
-
-
-def greedy_answer(metadata: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
-    """The same read again: how long the greedy answer may be, None if there is none or it is not known, and its first token."""
-    found = metadata.get(_GREEDY)
-    numbers = cast(list[object], found) if isinstance(found, list) else []
-    known = [number for number in numbers if isinstance(number, int)]
-    if not known or len(known) != len(numbers) or len(known) > 2:
-        return None, ()
-    return known[0], tuple(known[1:])

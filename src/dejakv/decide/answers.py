@@ -1,6 +1,7 @@
-"""Stored answers, returned as they are where the settings say `answers=keep`: no token is computed or decoded."""
+"""Answers that are stored with their prompt: what the entry says of a greedy one, to label others by it and, where the settings say
+`answers=keep`, to return it as it is: no token is computed or decoded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -9,6 +10,8 @@ from dejakv.store.base import ChunkMeta
 
 _NOTE = "kept"
 """Entry of a chunk's `metadata`: the sampling of its answer, the answer's token ids, the dtype, and whether it is bitwise."""
+_GREEDY = "greedy"
+"""Entry of a chunk's `metadata`: most tokens of the answer that is stored with it, and the ids of its first; only if it is greedy."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,23 @@ class KeptAnswer:
     token_ids: tuple[int, ...]
     arithmetic: str = ""
     bitwise: bool = False
+
+
+def greedy_note(sampling: Sampling, token_ids: Sequence[int]) -> dict[str, Any]:
+    """What a chunk's `metadata` says of its answer; nothing for an answer that was sampled."""
+    if not sampling.greedy or sampling.num_beams != 1 or sampling.stop:
+        return {}
+    return {_GREEDY: [sampling.max_new_tokens, *token_ids[:1]]}
+
+
+def greedy_answer(metadata: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
+    """The same read again: how long the greedy answer may be, None if there is none or it is not known, and its first token."""
+    found = metadata.get(_GREEDY)
+    numbers = cast(list[object], found) if isinstance(found, list) else []
+    known = [number for number in numbers if isinstance(number, int)]
+    if not known or len(known) != len(numbers) or len(known) > 2:
+        return None, ()
+    return known[0], tuple(known[1:])
 
 
 def answer_note(
