@@ -345,9 +345,8 @@ def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int, guards: Sequen
     never qualify.
     """
     gain, rows = plan.reused - exact.reused, tokens - plan.reused
-    if plan.answer is not None:
-        pass  # it saves the whole answer
-    elif gain < min_gain and not (plan.method == "adopt" and gain > 0 and plan.reused >= min_gain):
+    enough = gain >= min_gain or (plan.method == "adopt" and gain > 0 and plan.reused >= min_gain)
+    if not enough and plan.answer is None:  # a stored answer is saved whole
         saved = f"{gain} tokens" if gain > 0 else "nothing"
         return f"min_gain: {plan.method} would save {saved} beyond the exact prefix, {min_gain} tokens are asked for"
     if plan.piecewise and rows > MAX_SHARE * tokens:

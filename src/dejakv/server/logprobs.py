@@ -1,5 +1,6 @@
 """Log probabilities of an answer's tokens in OpenAI's two forms: of chat completions and of completions."""
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def told_probabilities(
         "tokens": texts,
         "token_logprobs": [logs for _, logs, _ in places],
         "top_logprobs": [dict(likeliest) for _, _, likeliest in places] if most else None,
-        "text_offset": [sum(map(len, texts[:number])) for number in range(len(texts))],
+        "text_offset": list(accumulate(map(len, texts), initial=0))[:-1],
     }
 
 
