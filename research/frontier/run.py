@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, counted
 from dejakv.experiments.output import make_folder, replace_file
-from dejakv.experiments.plain_words import counted
 from dejakv.experiments.summary import Progress
 from research.frontier.bench import Bench
 from research.frontier.cases import DocsCases, TextCases

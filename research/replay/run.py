@@ -5,8 +5,7 @@ from typing import Any
 
 from dejakv import __version__
 from dejakv.config import SemanticCacheConfig
-from dejakv.errors import ConfigError
-from dejakv.experiments.plain_words import counted
+from dejakv.errors import ConfigError, counted
 from dejakv.experiments.summary import Progress
 from research.replay.policies import Belady, Blocks, Infinite, Replayed, Segments
 from research.replay.trace import Trace

@@ -71,3 +71,8 @@ def is_out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed, on a device or on the host, by PyTorch's or the system's message."""
     words = ("out of memory", "allocate memory", "not enough memory")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 prompt`, `2,000 prompts`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

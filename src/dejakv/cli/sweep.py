@@ -36,9 +36,8 @@ def sweep_command(
     from rich.console import Console
 
     from dejakv.cli.progress import watching
-    from dejakv.errors import ConfigError
+    from dejakv.errors import ConfigError, counted
     from dejakv.experiments import sweep as sweeps
-    from dejakv.experiments.plain_words import counted
     from dejakv.experiments.sweep_log import logged, show
 
     if bool(specs) == ablation:

@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 
 from dejakv.datasets.base import Sample
 from dejakv.datasets.messages import read_request
-from dejakv.errors import DatasetError
+from dejakv.errors import DatasetError, counted
 
 Format = Literal[
     "JSON lines", "vLLM's log", "OpenAI batch", "Langfuse export", "LiteLLM log", "Mooncake trace", "Azure trace"
@@ -131,11 +131,9 @@ class Log:
         told: list[str] = []
         if self.unread:
             place, why = next(iter(self.broken.items()))
-            lines = f"{self.unread:,} line{'s' * (self.unread > 1)}"
-            told.append(f"left out: {lines} that cannot be read, the first at {place}: {why}")
+            told.append(f"left out: {counted(self.unread, 'line')} that cannot be read, the first at {place}: {why}")
         if self.skipped:
-            lines = f"{self.skipped:,} line{'s' * (self.skipped > 1)}"
-            told.append(f"left out: {lines} on something else than a request")
+            told.append(f"left out: {counted(self.skipped, 'line')} on something else than a request")
         return told
 
     def parts(self, size: int) -> "list[Log]":

@@ -5,8 +5,9 @@ from typing import Any
 
 from rich.console import Console
 
+from dejakv.errors import counted
 from dejakv.experiments import savings
-from dejakv.experiments.plain_words import counted, estimated, figure, interval, share
+from dejakv.experiments.plain_words import estimated, figure, interval, share
 from dejakv.experiments.table import Sheet, say
 
 DONORS = {"exact": "equal prompts", "exact_text": "equal texts", "semantic_text": "similar texts"}

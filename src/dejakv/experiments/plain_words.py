@@ -1,17 +1,13 @@
-"""Results in words: a figure as text, a count with its noun, and the sentences of a run's summary for terminal and report."""
+"""Results in words: a figure as text, and the sentences of a run's summary for terminal and report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dejakv.errors import counted
 from dejakv.store.counters import FAILED_WRITES
 
 NAMED = 5
 """Samples that could not run that are named."""
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 prompt`, `2,000 prompts`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def share(value: float | None) -> str:

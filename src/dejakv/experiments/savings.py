@@ -18,7 +18,8 @@ from dejakv.blend.recomputed import count_of
 from dejakv.blend.settings import QUALITIES
 from dejakv.datasets.log import MOONCAKE_BLOCK, Entry
 from dejakv.decide.costs import Costs
-from dejakv.experiments.plain_words import counted, share
+from dejakv.errors import counted
+from dejakv.experiments.plain_words import share
 from dejakv.experiments.shares import Share, Shares
 from dejakv.experiments.table import Sheet
 from dejakv.request import DEFAULT_PARTITION

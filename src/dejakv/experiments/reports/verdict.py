@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from dejakv.decide.plan import APPROXIMATE
-from dejakv.experiments.plain_words import counted, rounding_in_words, share, speed_in_words
+from dejakv.errors import counted
+from dejakv.experiments.plain_words import rounding_in_words, share, speed_in_words
 from dejakv.experiments.summary import Row
 from dejakv.experiments.table import Sheet, say
 from dejakv.records import Record

@@ -14,9 +14,9 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.decide.finder import Finder
 from dejakv.decide.plan import Decision
 from dejakv.engines.open import open_templates
-from dejakv.errors import ConfigError
+from dejakv.errors import ConfigError, counted
 from dejakv.experiments.compare import donors_of, opened, pipeline_for, shortened
-from dejakv.experiments.plain_words import counted, short
+from dejakv.experiments.plain_words import short
 from dejakv.experiments.reports.report import Section, command, facts, page, paragraph, table
 from dejakv.experiments.run import cache_folder
 from dejakv.experiments.samples import Prompter, read_samples, repeated
