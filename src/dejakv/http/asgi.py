@@ -1,9 +1,14 @@
-"""What servers and proxies read of an ASGI request, and how a proxy passes on a body that it wrote anew."""
+"""What servers and proxies read of an ASGI request, how a proxy passes on a body that it wrote anew, and how a connection ends."""
 
+import asyncio
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any
 
-from dejakv.http.errors import Receive, RefusedError, Scope
+from dejakv.http.errors import Receive, RefusedError, Scope, Send
+
+LINGER_SECONDS, PIECE_SECONDS = 2.0, 0.5
+"""For the rest of a body whose request is already answered, and for each piece of it."""
 
 
 def headers_of(scope: Mapping[str, Any], name: bytes) -> list[str]:
@@ -59,3 +64,33 @@ def with_length(scope: Scope, length: int) -> Scope:
     headers = [(name, value) for name, value in scope["headers"] if name.lower() not in ours]
     headers += [(b"content-length", str(length).encode()), (b"content-type", b"application/json")]
     return {**scope, "headers": headers}
+
+
+def lingering(receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """Both, for answers that end the connection (`Connection: close`) before the body is read: the rest of the body is read and
+    discarded, for at most 2 seconds, before the connection ends. A socket closed with bytes unread is reset, and a reset can take
+    the answer from a client that still sends (RFC 9112, 9.6)."""
+    unread, closes = True, False
+
+    async def received() -> MutableMapping[str, Any]:
+        nonlocal unread
+        message = await receive()
+        unread = bool(message.get("more_body"))
+        return message
+
+    async def sent(message: MutableMapping[str, Any]) -> None:
+        nonlocal closes
+        if message["type"] == "http.response.start":
+            closes = (b"connection", b"close") in message["headers"]
+        last = message["type"] == "http.response.body" and not message.get("more_body")
+        if not (closes and unread and last):
+            await send(message)
+            return
+        await send({**message, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while unread:
+                    await asyncio.wait_for(received(), PIECE_SECONDS)
+        await send({"type": "http.response.body", "body": b""})
+
+    return received, sent

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from dejakv.http.asgi import check_lengths, headers_of, route_path
+from dejakv.http.asgi import check_lengths, headers_of, lingering, route_path
 from dejakv.http.bodies import parse_json, read_body
 from dejakv.http.errors import Receive, RefusedError, Scope, Send, refuse
 from dejakv.http.keys import ApiKeys, Caller, bearer_key
@@ -39,8 +39,9 @@ class KeyGate:
                 check_lengths(scope)
                 scope.setdefault("state", {})["caller"] = self._caller(scope)
             except RefusedError as error:
-                await refuse(scope, send, error)
+                await refuse(scope, send, error)  # without reading anything of who is unknown
                 return
+            receive, send = lingering(receive, send)
         await self.app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller | None:
