@@ -1,4 +1,4 @@
-"""`workloads.md`, `workloads.json` and the picture: where each stream was measured, and a table of its arms."""
+"""`workloads.md` (docs/results/workloads.md, which adds its findings at the end), `workloads.json` and the picture."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,11 @@ NAME = "workloads"
 TITLES = {"none": "nothing reused", "prefix": "prefix caching"} | {name: f"blend {name}" for name in QUALITIES}
 
 _ABOUT = f"""\
-# The work that reuse pays for
+# Blends save time on code, passages and conversations
 
-Streams of prompts that repeat without being identical ([workloads](../how-to/measure.md)), each request served by all arms one after another in
-one process, another arm first each time, each with a store of its own. Greedy, fixed seeds, one request at a time. Times to first token are
-compared with prefix caching, answers with full computation. Intervals are 95%, by bootstrap over the requests (10,000 resamples of the pairs).
-
-*Tokens computed*: rows that went through the decoder; of a blend the mean over its layers. *Missed*: requests for which no donor was used,
-and their time to first token by that of the same requests under prefix caching. *KL*: divergence of the first token from full computation's,
-nats. *Same likeliest*: along full computation's answer. A dash: not measured by this engine, or nothing to compare.
+[Streams](../how-to/measure.md#streams) of prompts that repeat without being identical. All arms serve each request in one process, in rotating order,
+each with a store of its own; greedy, one request at a time. *By prefix's*: divided by prefix caching's, with 95% by bootstrap over the requests.
+*Equal*: as full computation's. *KL*: divergence of the first token from full computation's, in nats. A dash: full computation was not an arm.
 
 ![Time to first token]({NAME}.png)
 """
@@ -44,50 +40,57 @@ def write(output: Path, found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
-    """The report as Markdown: a row for each arm of each stream, beside the same stream's prefix caching."""
-    lines = [_ABOUT, "| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|"]
+    """The report as Markdown: a row for each arm with a cache, beside the same stream's prefix caching, and where it was measured."""
+    lines = [_ABOUT, "| " + " | ".join(_COLUMNS) + " |", "| --- " * len(_COLUMNS) + "|"]
     for summary in found:
         stream = f"{summary['workload']}, {summary['engine']}, {summary['samples']}"
-        base = summary["arms"]["prefix"]["ttft_ms"]["mean"]
         for name, arm in summary["arms"].items():
-            if name != "prefix":
-                cells = _cells(arm, base, summary["sizes"].get(name, {}), summary["samples"])
-                lines.append(f"| {stream} | {TITLES.get(name, name)} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *map(_where, found), ""])
+            if name not in ("none", "prefix"):
+                lines.append(f"| {stream} | {name} | " + " | ".join(_cells(arm, summary["samples"])) + " |")
+    return "\n".join([*lines, "", _COMMAND, *_where(found), ""])
 
 
 _COLUMNS = (
-    "workload, engine, requests", "arm", "tokens computed, of prefix's", "TTFT mean, of prefix's, ms", "TTFT by prefix's",
-    "a request's time by prefix's", "how they ran", "first token, answer equal", "KL", "same likeliest", "missed", "stored",
+    "workload, engine, requests", "quality", "tokens computed by prefix's", "time to first token by prefix's",
+    "first token, answer equal", "KL",
 )  # fmt: skip
+_COMMAND = "`make workloads`, or a row: `python -m research.workloads --engine ENGINE --workload NAME --requests N --arm QUALITY --output runs/workloads`."
 
 
-def _cells(arm: Mapping[str, Any], base: float, sizes: Mapping[str, Any], samples: int) -> list[str]:
-    equal, stored, missed = arm["answers_equal"], sizes.get("store_bytes"), arm["missed"]
+def _cells(arm: Mapping[str, Any], samples: int) -> list[str]:
+    equal = arm["answers_equal"]
     return [
-        f"{arm['computed_tokens']:,}, {_share(arm['computed_of_prefix'])}",
-        f"{arm['ttft_ms']['mean']:,.0f}, {base:,.0f}",
+        _share(arm["computed_of_prefix"]),
         _against(arm["ttft_against_prefix"]),
-        _against(arm["latency_against_prefix"]),
-        ", ".join(f"{count} {name}" for name, count in arm["methods"].items()),
         "-" if equal is None else f"{arm['first_token_equal']}, {equal} of {samples}",
         "-" if arm["kl_mean"] is None else f"{arm['kl_mean']:.4f}",
-        _share(arm["top1"]),
-        f"{missed['requests']}: {_against(missed['against_prefix'])}" if missed and missed["requests"] else "-",
-        f"{stored / 1e6:,.0f} MB" if stored else "-",
     ]
 
 
-def _where(summary: Mapping[str, Any]) -> str:
-    machine, (least, most) = summary["machine"], summary["lengths"]
-    return (
-        f"- `{summary['command']}`: {summary['samples']} requests of {least} to {most:,} tokens, {summary['answer_tokens']} of answer,"
-        f" {_share(summary['share_prefix'])} of the tokens in prefix blocks of earlier prompts, {_share(summary['share_anywhere'])} anywhere in"
-        f" them; {summary['model']}, {summary['dtype']}, {summary['finished'][:10]}, {machine['cpu']}, {machine['cores_used']} of"
-        f" {machine['cores']} cores, {machine['threads']} threads, load {machine['load_average']} to {machine['load_average_after']};"
-        f" {', '.join(f'{name} {value}' for name, value in summary['versions'].items())}"
-        + ("; stopped and went on" if summary["resumed"] else "")
-    )
+def _where(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each model, machine and kind of request."""
+    alike: dict[str, list[Mapping[str, Any]]] = {}
+    for summary in found:
+        machine, (least, most) = summary["machine"], summary["lengths"]
+        about = (
+            f"{summary['model']}, {summary['dtype']}, requests of {least} to {most:,} tokens, answers of {summary['answer_tokens']};"
+            f" {machine['cpu']}, {machine['cores_used']} of {machine['cores']} cores, {machine['threads']} threads"
+        )
+        alike.setdefault(about, []).append(summary)
+    lines = []
+    for about, some in alike.items():
+        loads = [one["machine"][key] for one in some for key in ("load_average", "load_average_after")]
+        days = [one["finished"][:10] for one in some]
+        versions = sorted({f"{name} {value}" for one in some for name, value in one["versions"].items()})
+        streams = (
+            ", ".join(f"{one['workload']} {one['engine']} {one['samples']}" for one in some) + ": "
+            if len(alike) > 1
+            else ""
+        )
+        lines.append(
+            f"- {streams}{about}, load {min(loads)} to {max(loads)}; {' to '.join(dict.fromkeys((min(days), max(days))))}; {', '.join(versions)}"
+        )
+    return lines
 
 
 def _share(value: float | None) -> str:
