@@ -32,6 +32,7 @@ from dejakv.server.schemas import (
     GenerateResponse,
     OpenAIRequest,
     Origin,
+    Provenance,
     Timings,
 )
 from dejakv.server.service import AnyService, Service
@@ -287,6 +288,4 @@ def _usage(*answers: Answer) -> dict[str, Any]:
 
 def _provenance(answer: Answer) -> dict[str, Any]:
     """The origin of the answer's state."""
-    record = answer.record
-    more = {"provenance": record.provenance, "score": record.score, "order": list(record.order)}
-    return {**vars(Origin.model_validate(record)), **more}
+    return vars(Provenance.model_validate(answer.record))

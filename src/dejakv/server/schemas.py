@@ -61,6 +61,15 @@ class Origin(BaseModel):
     tokens_computed: int = Field(validation_alias="computed_tokens")
 
 
+class Provenance(Origin):
+    """An `Origin`, and how the donor was found. `provenance`: `miss`, `hit (prefix)`, `hit (text:exact)`, `hit (copied)`, ... `order`: of
+    `parts`, as it ran; empty if as given."""
+
+    provenance: str
+    score: float | None
+    order: list[int]
+
+
 class GenerateResponse(Origin):
     """An `Origin` and SemShareKV's fields. `cache_hit`: state of an earlier prompt was used at any level. `used_semshare`: a similar
     donor's KV was. `store_key` is null for an approximate answer, whose state is never kept as its prompt's."""
