@@ -47,7 +47,7 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
         for name, arm in summary["arms"].items():
             if name not in ("none", "prefix"):
                 lines.append(f"| {stream} | {name} | " + " | ".join(_cells(arm, summary["samples"])) + " |")
-    return "\n".join([*lines, "", _COMMAND, *_where(found), ""])
+    return "\n".join([*lines, "", _COMMAND, "", *_where(found), ""])
 
 
 _COLUMNS = (
@@ -74,21 +74,18 @@ def _where(found: Sequence[Mapping[str, Any]]) -> list[str]:
         machine, (least, most) = summary["machine"], summary["lengths"]
         about = (
             f"{summary['model']}, {summary['dtype']}, requests of {least} to {most:,} tokens, answers of {summary['answer_tokens']};"
-            f" {machine['cpu']}, {machine['cores_used']} of {machine['cores']} cores, {machine['threads']} threads"
+            f" {machine['cpu']}, {machine['cores_used']} of {machine['cores']} cores, threads {machine['threads']}"
         )
         alike.setdefault(about, []).append(summary)
     lines = []
-    for about, some in alike.items():
+    for about, some in sorted(alike.items(), key=lambda item: len(item[1])):
+        rows = ", ".join(f"{one['workload']} {one['engine']} {one['samples']}" for one in some)
         loads = [one["machine"][key] for one in some for key in ("load_average", "load_average_after")]
         days = [one["finished"][:10] for one in some]
         versions = sorted({f"{name} {value}" for one in some for name, value in one["versions"].items()})
-        streams = (
-            ", ".join(f"{one['workload']} {one['engine']} {one['samples']}" for one in some) + ": "
-            if len(alike) > 1
-            else ""
-        )
         lines.append(
-            f"- {streams}{about}, load {min(loads)} to {max(loads)}; {' to '.join(dict.fromkeys((min(days), max(days))))}; {', '.join(versions)}"
+            f"- {'all others' if 0 < len(lines) == len(alike) - 1 else rows}: {about}, load {min(loads)} to"
+            f" {max(loads)}; {' to '.join(dict.fromkeys((min(days), max(days))))}; {', '.join(versions)}"
         )
     return lines
 

@@ -62,8 +62,9 @@ class Origin(BaseModel):
 
 
 class Provenance(Origin):
-    """An `Origin`, and how the donor was found. `provenance`: `miss`, `hit (prefix)`, `hit (text:exact)`, `hit (copied)`, ... `order`: of
-    `parts`, as it ran; empty if as given."""
+    """The origin of an answer's state. `provenance`: `miss`, `hit (prefix)`, `hit (text:exact)`, `hit (copied)` and the like. `reason`: why
+    state that was found was not used, or why the prompt ran exactly; empty if there is nothing to say. `order`: of `parts`, as it ran;
+    empty if as given."""
 
     provenance: str
     score: float | None
