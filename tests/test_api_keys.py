@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dejakv.errors import ConfigError
-from dejakv.http.keys import ApiKeys, bearer_key
+from dejakv.http.keys import ApiKeys
 from dejakv.request import DEFAULT_PARTITION
 
 GOOD = st.text(sorted(set(string.printable) - set(string.whitespace) - {",", "#"}), min_size=1, max_size=40)
@@ -99,24 +99,6 @@ def test_a_file_that_cannot_be_read(tmp_path):
     for file in (tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="cannot read the API keys file"):
             ApiKeys.load(None, file)
-
-
-@pytest.mark.parametrize(
-    ("header", "key"),
-    [
-        ("Bearer one", "one"),
-        ("bearer   one ", "one"),
-        ("BEARER one", "one"),
-        ("Bearer", None),
-        ("Bearer ", None),
-        ("Basic one", None),
-        ("one", None),
-        ("", None),
-        (None, None),
-    ],
-)
-def test_bearer(header, key):
-    assert bearer_key(header) == key
 
 
 def test_with_a_secret_names_cannot_be_made_from_keys_alone() -> None:

@@ -34,22 +34,6 @@ def test_levels_in_the_order_of_cost_and_guards_in_the_order_of_doubt() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "levels", "guards"),
-    [
-        (
-            {"exact_text": False, "semantic_text": False},
-            [],
-            ["threshold", "known_wrong", "media", "context", "lexical"],
-        ),
-        ({"lexical_guard": False}, ["exact_text", "semantic_text"], ["threshold", "known_wrong", "media", "context"]),
-        ({"media": "ignore"}, ["exact_text", "semantic_text"], ["threshold", "known_wrong", "context", "lexical"]),
-    ],
-)
-def test_what_settings_leave_out(changes: dict[str, Any], levels: list[str], guards: list[str]) -> None:
-    assert names(replace(PLAIN, **changes)) == (levels, guards)
-
-
 def test_similar_media_ask_the_vision_layer() -> None:
     config = replace(PLAIN, media="similar", embedding_layers=("vision:2:0.9",), embedding_hook="vision")
     level = EmbeddingCache(config.embedding_layers)

@@ -9,33 +9,6 @@ from dejakv.errors import ConfigError
 from dejakv.experiments.settings import about, preset, preset_names, settings_from
 
 
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ({"similarity_threshold": 1.5}, "-1 to 1"),
-        ({"reuse": "magic"}, "exact, adopt, blend"),
-        ({"media": "similar"}, "vision:DIM:THRESHOLD to embedding_layers .--embedding-layer."),
-        ({"blend_share": 1.2}, "0 to 1"),
-        ({"blend_quality": "best"}, "strict, default, loose"),
-        ({"levels": ["package.module:level"]}, "is a list: give a tuple"),
-    ],
-)
-def test_a_wrong_setting_names_the_remedy(setting: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        SemanticCacheConfig(**setting)
-
-
-def test_a_file_where_a_folder_is_needed(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is a file"):
-        SemanticCacheConfig(cache_dir=str(tmp_path / "file"))
-
-
-def test_unknown_settings_list_the_known() -> None:
-    with pytest.raises(ConfigError, match="similarity_threshold"):
-        SemanticCacheConfig.from_dict({"similarty": 1})
-
-
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_makes_settings(name: str) -> None:
     assert about(name)
@@ -89,13 +62,6 @@ def test_without_such_a_setting_reuse_stays_exact() -> None:
     for source in ("question", "prompt"):
         settings = settings_from(None, {"chunk_source": source}, {"max_bytes": 1000})
         assert (settings.cache.reuse, settings.implied) == ("exact", ())
-
-
-@pytest.mark.parametrize("name", ["internvl3.5-2b", "qwen3-vl-2b", "qwen2.5-vl-7b", "opt-125m"])
-def test_the_prototypes_presets_reuse_similar_prompts(name: str) -> None:
-    settings = settings_from(name, {}, {})
-    assert settings.cache.reuse == "adopt"
-    assert "so --reuse is adopt" in settings.implied[0]
 
 
 def test_a_blend_is_as_good_as_its_quality_says_unless_told_otherwise() -> None:

@@ -48,15 +48,6 @@ def test_other_fields(field: str, value: Any) -> None:
         Request("r", "p", "c", **{field: value})
 
 
-def test_lists_are_kept_as_tuples() -> None:
-    pictures: Any = [Media(b"x")]
-    parts: Any = ["one", "two"]
-    assert Request("r", "p", "c", media=pictures).media == tuple(pictures)
-    made = Request("r", "say: one, two", "say", parts=parts, order="free")
-    assert made.parts == ("one", "two")
-    assert made == Request("r", "say: one, two", "say", parts=("one", "two"), order="free")
-
-
 @pytest.mark.parametrize("data", ["text", None, bytearray(b"x"), memoryview(b"x"), 5])
 def test_a_medium_is_bytes_that_nobody_changes(data: Any) -> None:
     with pytest.raises(InputError, match="data"):

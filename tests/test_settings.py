@@ -88,6 +88,7 @@ def test_what_are_no_names_and_values_is_refused(values: Any) -> None:
         ({"max_bytes": 2**63}, "max_bytes=9223372036854775808 is too large"),
         ({"embedding_layers": "prompt:4"}, "embedding_layers='prompt:4' is no list"),
         ({"embedding_layers": ["prompt:4", 5]}, "holds 5, which is no text"),
+        ({"media": "similar"}, "vision:DIM:THRESHOLD"),
         ({"cache_dir": ""}, "store='' is empty"),
         ({"store": "a" * 5000}, "File name too long"),
         ({"store": "x", "cache_dir": "y"}, "cache_dir is the former name of store"),

@@ -205,16 +205,6 @@ def test_bodies_without_one_varying_text():
     assert isinstance(asked_of({"prompt": "hi"}, "p"), AdoptRequest)
 
 
-def test_lexical_guard_vetoes():
-    adopter = _adopter(similarity_threshold=0.5)
-    asked = AdoptRequest("p", "is the light in the long corridor of the old house on", "")
-    adopter.learn(asked, adopter.find(asked)[1])
-    text, note = adopter.find(AdoptRequest("p", "is the light in the long corridor of the old house not on", ""))
-    assert note.method == "none"
-    assert note.reason.startswith("lexical")
-    assert text.endswith("not on")
-
-
 def test_donors_are_bounded():
     adopter = Adopter(
         SemanticCacheConfig.from_dict({"reuse": "adopt", "index_encoder": "model"}), max_donors=3, embeddings=_Words()

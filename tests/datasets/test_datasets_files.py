@@ -33,26 +33,6 @@ def test_jsonl(tmp_path: Path) -> None:
     assert (two.id, two.answer, two.media) == ("2", None, ())
 
 
-@pytest.mark.parametrize(
-    ("line", "says"), [("{", "line 1 is not JSON"), ("[]", "not an object"), ('{"q": 1}', "question")]
-)
-def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
-    file = tmp_path / "q.jsonl"
-    file.write_text(line)
-    with pytest.raises(DatasetError, match=says):
-        read("jsonl", path=str(file))
-
-
-def test_no_path_leaves_the_image_root(tmp_path: Path) -> None:
-    (tmp_path / "secret.png").write_bytes(picture())
-    root = tmp_path / "root"
-    root.mkdir()
-    file = root / "q.jsonl"
-    file.write_text(json.dumps({"question": "?", "image": "../secret.png"}))
-    with pytest.raises(DatasetError, match="leaves the folder"):
-        read("jsonl", path=str(file))
-
-
 def test_an_unreadable_picture_says_so(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(picture()[:40])
     (tmp_path / "q.jsonl").write_text(json.dumps({"question": "?", "image": "a.png"}))
@@ -91,12 +71,6 @@ def test_gqa_files(tmp_path: Path) -> None:
             read("gqa", path=str(tmp_path / "q.json"))
 
 
-def test_json_lines_are_not_gqa(tmp_path: Path) -> None:
-    (tmp_path / "q.jsonl").write_text('{"question": "Is it red?"}\n')
-    with pytest.raises(DatasetError, match="--dataset jsonl for JSON lines"):
-        read("gqa", path=str(tmp_path / "q.jsonl"))
-
-
 def test_a_configuration_of_pictures_has_no_questions() -> None:
     with pytest.raises(DatasetError, match="no questions"):
         read("gqa", config="val_balanced_images")
@@ -116,15 +90,6 @@ def test_a_factory_of_ones_own_and_shuffling(tmp_path: Path, monkeypatch: pytest
     assert shuffled == [s.id for s in read("mydata:make", shuffle_seed=1)]
     with pytest.raises(ConfigError, match="does not import"):
         read("mydata:nothing")
-
-
-def test_unknown_and_missing() -> None:
-    with pytest.raises(DatasetError, match="shapes, docs, repo, rag, sessions, gqa"):
-        read("nope")
-    with pytest.raises(DatasetError, match="--dataset-path"):
-        read("jsonl")
-    with pytest.raises(DatasetError, match="no folder"):
-        read("folder", path="/nonexistent")
 
 
 def test_prompts_and_conversations_of_a_log(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +91,18 @@ def test_long_texts_are_cut_at_paragraphs(tmp_path: Path) -> None:
 
 
 def test_orders_hold_the_same_passages() -> None:
-    score, document, shuffled = (list(RagDataset(order=o))[:20] for o in ("score", "document", "shuffled"))  # type: ignore[arg-type]
+    score, document, shuffled = (list(islice(RagDataset(order=o), 20)) for o in ("score", "document", "shuffled"))  # type: ignore[arg-type]
     for a, b, c in zip(score, document, shuffled, strict=True):
         assert Counter(a.fields["titles"]) == Counter(b.fields["titles"]) == Counter(c.fields["titles"])
     assert [s.fields["titles"] for s in score] != [s.fields["titles"] for s in document]
     assert [s.fields["titles"] for s in score] != [s.fields["titles"] for s in shuffled]
-    assert [s.context for s in shuffled] == [s.context for s in list(RagDataset(order="shuffled"))[:20]]
+    assert [s.context for s in shuffled] == [s.context for s in islice(RagDataset(order="shuffled"), 20)]
 
 
 def test_the_default_corpus_answers_its_questions_and_has_the_promised_size() -> None:
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder("smollm2-135m"))
     prompter = Prompter(tokenizer, None, "prompt")
-    found = list(RagDataset())[:60]
+    found = list(islice(RagDataset(), 60))
     sizes = [len(tokenizer(prompter.prompt(sample))["input_ids"]) for sample in found]
     assert sum(600 <= size <= 2_000 for size in sizes) >= 0.95 * len(sizes)
     assert sum(str(sample.answer) in sample.context for sample in found) >= 0.9 * len(found)
@@ -142,12 +143,6 @@ def test_what_is_no_corpus_says_so(name: str, content: str, says: str, tmp_path:
     (tmp_path / name).write_text(content)
     with pytest.raises(DatasetError, match=says):
         RagDataset(str(tmp_path / name))
-
-
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DatasetError, match="line 1 is not JSON"):
-        RagDataset(str(tmp_path / "a.jsonl"))
 
 
 def test_options_that_are_wrong(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import stat
 import subprocess
 import sys
 import threading
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.errors import StoreError
 from dejakv.store.base import Chunk
 from dejakv.store.objects import Memory
 from dejakv.store.store import Store
@@ -45,18 +43,6 @@ def test_a_restart_keeps_the_outputs(tmp_path, make):
         assert stats.encoder_seconds_saved > 0
 
 
-def test_lookup_finds_it_too_and_holds_it_in_memory(tmp_path):
-    with opened(tmp_path / "c") as cache:
-        cache.view("e", "p").store("h", "image", picture())
-    with opened(tmp_path / "c") as cache:
-        view = cache.view("e", "p")
-        assert view.lookup("h").embedding[0, 0] == 1
-        assert view.lookup("h").access_count == 1
-        assert view.lookup("other") is None
-        stats = view.stats()
-        assert (stats.hits, stats.misses, stats.disk_hits, stats.disk_misses, stats.entries) == (2, 1, 1, 1, 1)
-
-
 def test_what_memory_evicted_comes_back_from_disk(tmp_path):
     with opened(tmp_path / "c", max_entries=1) as cache:
         view = cache.view("e", "p")
@@ -64,16 +50,6 @@ def test_what_memory_evicted_comes_back_from_disk(tmp_path):
         view.store("b", "image", picture(2))
         cache.flush()
         assert view.get_or_compute("a", "image", pytest.fail)[0, 0] == 1
-
-
-def test_another_epoch_or_partition_is_not_found(tmp_path):
-    with opened(tmp_path / "c") as cache:
-        cache.view("e", "p").store("h", "image", picture())
-    with opened(tmp_path / "c") as cache:
-        assert cache.view("f", "p").lookup("h") is None
-        assert cache.view("e", "q").lookup("h") is None
-        assert cache.view("e", "p").lookup("h", "video") is None
-        assert cache.stats().disk_corrupt == 0
 
 
 @pytest.mark.parametrize("damage", ["flip a bit", "truncate", "empty", "remove"])
@@ -106,31 +82,6 @@ def test_a_description_that_does_not_fit_is_a_counted_miss(tmp_path):
         cache.view("e", "p").remove("h")
         assert cache.view("e", "p").lookup("h") is None
         assert cache.stats().disk_corrupt == 1
-
-
-def test_the_folder_is_private(tmp_path):
-    with opened(tmp_path / "c") as cache:
-        cache.view("e", "p").store("h", "image", picture())
-    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o700
-    for file in tmp_path.glob("c/**/*.safetensors"):
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-def test_a_folder_that_cannot_be_used(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreError):
-        VisualKVCache(disk=tmp_path / "file")
-
-
-def test_clear_reaches_the_disk(tmp_path):
-    with opened(tmp_path / "c") as cache:
-        cache.view("e", "p").store("h", "image", picture())
-        cache.view("e", "q").store("h", "image", picture())
-        cache.clear("p")
-        assert cache.view("e", "p").lookup("h") is None
-        assert cache.view("e", "q").lookup("h") is not None
-    with opened(tmp_path / "c") as cache:
-        assert cache.view("e", "p").lookup("h") is None
 
 
 class SlowObjects(Memory):
@@ -220,13 +171,6 @@ def test_a_task_finds_what_an_earlier_one_stored(tmp_path):
             assert asyncio.run(cache.view("e", "p").aget_or_compute("h", "image", compute))[0, 0] == 1
     assert len(runs) == 1
     assert cache.stats("p").disk_hits == 1
-
-
-def test_a_full_disk_costs_later_misses_only(tmp_path):
-    with opened(tmp_path / "c", disk_bytes=10) as cache:
-        assert cache.get_or_compute("h", "image", picture) is not None
-        cache.flush()
-        assert cache.disk.outcomes.refused == 1
 
 
 def test_place_brings_what_comes_from_disk_where_it_is_needed(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 
 from dejakv.decide.levels.fusion import FusionCache, FusionState
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.errors import ConfigError
 from dejakv.request import keeping
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
@@ -63,12 +62,6 @@ def test_it_leaves_the_disk_and_is_not_there_after_a_restart(clock: Ahead, tmp_p
     assert store.stats().entries == 0
     assert list(tmp_path.glob("segments/*/*")) == []
     store.close()
-
-
-@pytest.mark.parametrize("ttl", [-1, float("nan"), float("inf")])
-def test_a_time_that_is_none(ttl: float) -> None:
-    with pytest.raises(ConfigError, match="ttl"):
-        VisualKVCache(ttl=ttl)
 
 
 def test_fusion_states(clock: Ahead, tmp_path: Path) -> None:

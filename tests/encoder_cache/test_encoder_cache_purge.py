@@ -12,7 +12,7 @@ from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.base import Prepared
 from dejakv.request import Request
 from dejakv.store.open import open_store
-from dejakv.store.selection import Purged, Selection
+from dejakv.store.selection import Selection
 
 OUTPUT = np.ones((2, 3), np.float32)
 ONE, OTHER = "a" * 64, "b" * 64
@@ -124,9 +124,3 @@ def test_fusion_states(selection: Selection, left: list[str], tmp_path: Path) ->
     assert [key for key in ("one", "other") if cache.load(key) is not None] == left
     assert len(list(tmp_path.glob("segments/*/*"))) == len(left)
     fusing.close()
-
-
-def test_sums_of_purges() -> None:
-    both = Purged(1, 2, 3, 4, 5, frozenset("a")) + Purged(1, 1, 1, 1, 1, frozenset("b"), frozenset({("p", ONE)}))
-    assert both == Purged(2, 3, 4, 5, 6, frozenset("ab"), frozenset({("p", ONE)}))
-    assert str(both) == "2 prompts, 3 runs of rows, 4 shared parts, 5 encoder outputs, 6 bytes"

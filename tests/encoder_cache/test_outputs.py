@@ -2,7 +2,6 @@
 `test_encoder_cache_model.py`."""
 
 import gc
-import time
 from typing import Any
 
 import numpy as np
@@ -45,30 +44,11 @@ def test_an_eviction_counts_for_the_partition_whose_output_left():
     assert [cache.stats(partition).evictions for partition in "pq"] == [{"entries": 1}, {}]
 
 
-def test_what_is_replaced_gives_its_bytes_back():
-    cache = VisualKVCache(max_vram_bytes=3 * 8)
-    for name in "abaaaa":
-        assert cache.store(name, "image", picture()) is not None
-    assert cache.stats().entries == 2
-    assert cache.stats().evictions == {"replaced": 4}
-
-
 def test_memory_does_not_grow_with_entries_that_left():
     cache = VisualKVCache(max_entries=100)
     for number in range(5000):
         cache.store(str(number % 50), "image", picture())
     assert sum(type(one) is VisualEmbeddingBlock for one in gc.get_objects()) < 500
-
-
-def test_an_eviction_looks_at_few_of_100k_entries():
-    cache, one = VisualKVCache(max_entries=100_000), picture()
-    for number in range(100_000):
-        cache.store(str(number), "image", one)
-    began = time.perf_counter()
-    for number in range(1000):
-        cache.store(f"new {number}", "image", one)
-    assert time.perf_counter() - began < 3  # 0.03 s; a look at all of them took a minute
-    assert cache.stats().entries == 100_000
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["get", "get", "clear"]), st.integers(0, 9)), max_size=30)

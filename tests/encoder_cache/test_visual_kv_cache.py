@@ -1,15 +1,10 @@
 """The public face: what users of the prototype know, the further figures, DP mode, and every bad input."""
 
-import hashlib
-
 import numpy as np
 import pytest
 
 from dejakv.encoder_cache import (
-    VisualCacheResult,
-    VisualEmbeddingBlock,
     VisualKVCache,
-    compute_content_hash,
     recommend_dp_mode,
 )
 from dejakv.errors import ConfigError, InputError
@@ -19,40 +14,6 @@ PICTURE = b"\x89PNG not really"
 
 def picture(rows=4, value=1.0):
     return np.full((rows, 8), value, np.float32)
-
-
-def test_the_way_of_the_prototype():
-    cache = VisualKVCache()
-    digest = cache.compute_content_hash(PICTURE)
-    assert digest == hashlib.sha256(PICTURE).hexdigest() == compute_content_hash(PICTURE)
-    assert cache.lookup(digest) is None
-    stored = cache.store(digest, "image", picture(), resolution=(32, 24), encoder_model="tower")
-    assert isinstance(stored, VisualEmbeddingBlock)
-    assert cache.lookup(digest) is stored
-    assert (stored.content_hash, stored.modality, stored.resolution) == (digest, "image", (32, 24))
-    assert (stored.encoder_model, stored.access_count) == ("tower", 1)
-    assert stored.estimated_vram_bytes == 4 * 8 * 4
-    assert stored.created_at > 0
-
-
-def test_stats_have_the_keys_of_the_prototype_and_count_what_they_say():
-    cache = VisualKVCache(max_entries=2)
-    assert cache.get_cache_stats()["visual_cache_hit_rate"] == 0.0
-    for name in "abc":
-        cache.store(name, "image", picture())
-    cache.lookup("c")
-    cache.lookup("gone")
-    cache.get_dp_mode_recommendation(1)  # by default a picture is large
-    stats = cache.get_cache_stats()
-    assert stats["visual_cache_hits"] == 1
-    assert stats["visual_cache_misses"] == 1
-    assert stats["visual_cache_hit_rate"] == 0.5
-    assert stats["visual_vram_saved_bytes"] == 128
-    assert stats["visual_cache_entries"] == 2
-    assert stats["dp_mode_recommendations"] == 1
-    assert stats["visual_cache_evictions"] == {"entries": 1}
-    assert stats["visual_cache_bytes"] == 256
-    assert stats["visual_cache_waiting_callers"] == 0
 
 
 def test_encoder_seconds_saved_are_those_the_encoder_took():
@@ -65,19 +26,6 @@ def test_encoder_seconds_saved_are_those_the_encoder_took():
     assert cache.stats().encoder_seconds_saved == 1.0
 
 
-def test_storing_an_existing_key_replaces_it_and_its_bytes():
-    cache = VisualKVCache()
-    cache.store("a", "image", picture(4))
-    cache.lookup("a")
-    cache.store("a", "image", picture(8, value=2))
-    stats = cache.stats()
-    assert (stats.entries, stats.bytes) == (1, 8 * 8 * 4)
-    assert stats.evictions == {"replaced": 1}
-    block = cache.lookup("a")
-    assert block.embedding[0, 0] == 2
-    assert block.access_count == 2
-
-
 def test_an_entry_larger_than_the_budget_is_refused_and_nothing_leaves():
     cache = VisualKVCache(max_vram_bytes=256)
     cache.store("a", "image", picture())
@@ -86,54 +34,6 @@ def test_an_entry_larger_than_the_budget_is_refused_and_nothing_leaves():
     assert cache.lookup("a").embedding.shape == (4, 8)
     assert cache.stats().refusals == {"oversized": 2}
     assert cache.get_or_compute("big", "image", lambda: picture(100)).shape == (100, 8)
-
-
-def test_outputs_of_another_encoder_or_modality_are_not_found():
-    cache = VisualKVCache()
-    cache.view("weights 1, 224px").store("h", "image", picture())
-    assert cache.view("weights 1, 448px").lookup("h") is None
-    assert cache.view("weights 1, 224px").lookup("h", "video") is None
-    assert cache.view("weights 2, 224px").get_or_compute("h", "image", lambda: picture(2)).shape == (2, 8)
-    assert cache.lookup("h") is None
-
-
-def test_clear_drops_entries_and_figures():
-    cache = VisualKVCache()
-    cache.store("a", "image", picture())
-    cache.lookup("a")
-    cache.get_dp_mode_recommendation(2)
-    cache.clear()
-    assert cache.lookup("a") is None
-    stats = cache.stats()
-    assert (stats.entries, stats.bytes, stats.hits) == (0, 0, 0)
-    assert (stats.misses, stats.dp_mode_recommendations) == (1, 0)
-
-
-def test_partitions_see_neither_entries_nor_figures_of_each_other():
-    cache = VisualKVCache()
-    ours, theirs = cache.view("e", "ours"), cache.view("e", "theirs")
-    ours.store("h", "image", picture())
-    ours.lookup("h")
-    assert theirs.lookup("h") is None
-    assert (theirs.stats().entries, theirs.stats().bytes, theirs.stats().hits, theirs.stats().misses) == (0, 0, 0, 1)
-    assert cache.get_cache_stats("ours")["visual_cache_misses"] == 0
-    theirs.clear()
-    assert ours.lookup("h") is not None
-    assert ours.stats().hits == 2
-    assert cache.stats().entries == 1
-    assert cache.stats("nobody").entries == 0
-
-
-def test_serve_is_the_whole_way_of_a_picture():
-    cache = VisualKVCache()
-    first = cache.serve(PICTURE, picture, resolution=(64, 64))
-    again = cache.serve(PICTURE, pytest.fail, resolution=(64, 64), batch_image_count=3)
-    assert isinstance(first, VisualCacheResult)
-    assert (first.cache_hit, first.vram_saved_bytes, first.reuse_count) == (False, 0, 0)
-    assert (again.cache_hit, again.vram_saved_bytes, again.reuse_count) == (True, 128, 1)
-    assert again.embedding is first.embedding
-    assert (first.dp_mode_recommended, again.dp_mode_recommended) == (False, True)
-    assert first.content_hash == compute_content_hash(PICTURE)
 
 
 @pytest.mark.parametrize(

@@ -72,13 +72,6 @@ def test_prompt_and_vision_vectors(root: Path) -> None:
     assert engine.partitions == ["tenant"]
 
 
-def test_several_pictures_give_their_mean_direction(root: Path) -> None:
-    hook = hook_named("vision", config("vision", ("vision:auto",)), Engine())
-    both = hook(request(media=(Media(png(0)), Media(png(255)))))["vision"]
-    assert float(np.linalg.norm(both)) == pytest.approx(1.0)
-    assert 0.6 < both[0] < 0.8
-
-
 @pytest.mark.parametrize("variable", ["SEMANTIC_CACHE_IMAGE_ROOT", "GQA_IMAGE_ROOT", "LLAVA_IMAGE_ROOT", None])
 @pytest.mark.parametrize("field", ["image_id", "imageId"])
 def test_pictures_by_image_id(root: Path, variable: str | None, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,47 +110,20 @@ def test_a_request_without_picture_has_no_vision_vector_and_is_no_skip(root: Pat
     assert hook.counts == {"prompt: ok": 1}
 
 
-def own_module(monkeypatch: pytest.MonkeyPatch, **names: Any) -> None:
-    module = types.ModuleType("my_hooks")
-    for name, value in names.items():
-        setattr(module, name, value)
-    monkeypatch.setitem(sys.modules, "my_hooks", module)
-
-
-class MyHook:
-    fingerprint = "mine"
-
-    def __call__(self, *, llm: Any, sample: Request) -> Mapping[str, Any]:
-        return {"mine": [float(len(sample.chunk)), llm.embed_text("x")[0]], "other": None}
-
-
-def my_function(llm: Any, sample: Request) -> Mapping[str, Any]:
-    if sample.chunk == "bad":
-        raise ZeroDivisionError("by zero")
-    return {"mine": np.ones(2)}
-
-
 def test_own_hooks_by_dotted_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    own_module(monkeypatch, Factory=MyHook, function=my_function, nothing=lambda: 3, number=3)
-    layers = ("mine:2",)
-    hook = hook_named("my_hooks:Factory", config("my_hooks:Factory", layers), Engine())
-    assert hook(request("abc"))["mine"].tolist() == [3.0, 1.0]
-    assert hook.counts == {"mine: ok": 1}
-    plain = hook_named("my_hooks:function", config("my_hooks:function", layers), Engine())
-    assert plain(request())["mine"].tolist() == [1.0, 1.0]
-    assert plain.fingerprint != hook.fingerprint
-    assert plain(request("bad")) == {}
-    assert plain.counts["hook: skip (ZeroDivisionError)"] == 1
-    with pytest.raises(ConfigError, match="no __call__"):
-        hook_named("my_hooks:nothing", config("my_hooks:nothing", layers), Engine())
-    with pytest.raises(ConfigError, match="callable"):
-        hook_named("my_hooks:number", config("my_hooks:number", layers), Engine())
+    def mine(llm: Any, sample: Request) -> Mapping[str, Any]:
+        return {"mine": [1 / (len(sample.chunk) - 3), llm.embed_text("x")[0]], "other": None}
 
-
-@pytest.mark.parametrize("name", ["no.such.module:factory", "dejakv.errors:no_such_name"])
-def test_a_hook_that_does_not_import(name: str) -> None:
-    with pytest.raises(ConfigError, match="--embedding-hook"):
-        hook_named(name, config(name), Engine())
+    module: Any = types.ModuleType("my_hooks")
+    module.mine, module.nothing, module.number = mine, lambda: 3, 3
+    monkeypatch.setitem(sys.modules, "my_hooks", module)
+    hook = hook_named("my_hooks:mine", config("my_hooks:mine", ("mine:2",)), Engine())
+    assert hook(request("four"))["mine"].tolist() == [1.0, 1.0]
+    assert hook(request("bad")) == {}
+    assert hook.counts == {"mine: ok": 1, "hook: skip (ZeroDivisionError)": 1}
+    for name, says in (("nothing", "no __call__"), ("number", "callable")):
+        with pytest.raises(ConfigError, match=says):
+            hook_named(f"my_hooks:{name}", config(f"my_hooks:{name}", ("mine:2",)), Engine())
 
 
 def test_unknown_hooks_and_layers_nobody_makes() -> None:

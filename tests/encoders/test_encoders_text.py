@@ -6,12 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dejakv.decide.guards.base import ThresholdGuard, judge
-from dejakv.decide.guards.lexical import LexicalGuard
-from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.errors import InputError, ModelError
-from dejakv.request import Request
-from dejakv.store.base import ChunkMeta
 from dejakv.vectors.text import ModelTextEncoder, SentenceTransformerEncoder, text_encoder
 
 
@@ -36,20 +31,6 @@ def test_mini_lm_tells_paraphrases_from_other_questions(mini_lm: SentenceTransfo
     assert asked.dtype == np.float32
     assert float(asked @ asked) == pytest.approx(1.0, abs=1e-5)
     assert float(asked @ same) > 0.85 > 0.4 > float(asked @ other)
-
-
-def test_an_embedding_cannot_tell_what_the_lexical_guard_can(mini_lm: SentenceTransformerEncoder) -> None:
-    """ "Turn on" and "turn off" are nearer to each other than many paraphrases are: why the veto exists."""
-    on, off = map(mini_lm.encode, ["Turn on the living room light", "Turn off the living room light"])
-    assert float(on @ off) > 0.85
-    level = SemanticTextCache(mini_lm, 0.85)
-    level.add("d", "Turn on the living room light")
-    match = level.search("Turn off the living room light")
-    assert match is not None
-    request = Request("r", "", "Turn off the living room light")
-    donor = ChunkMeta("d", "default", "e", (), "", "Turn on the living room light")
-    verdict = judge([ThresholdGuard(level.thresholds), LexicalGuard()], request, donor, match)
-    assert (verdict.decision, verdict.guard) == ("reject", "lexical")
 
 
 def test_a_long_text_is_seen_to_its_end(mini_lm: SentenceTransformerEncoder) -> None:

@@ -22,14 +22,12 @@ from tests.find.finders import (
 from dejakv.cache import HierarchicalCache
 from dejakv.decide.costs import Costs
 from dejakv.decide.finder import space_of
-from dejakv.decide.guards.base import ThresholdGuard, Verdict
+from dejakv.decide.guards.base import ThresholdGuard
 from dejakv.decide.guards.lexical import LexicalGuard
-from dejakv.decide.levels.base import Match
 from dejakv.decide.plan import Ask
 from dejakv.errors import ConfigError
 from dejakv.identity import Span
-from dejakv.request import Media, Request
-from dejakv.store.base import ChunkMeta
+from dejakv.request import Media
 from dejakv.store.open import open_store
 
 
@@ -121,15 +119,6 @@ def test_without_levels_copied_text_is_still_found() -> None:
     assert level.asked == 0
 
 
-def test_the_prompts_own_state_is_its_longest_prefix() -> None:
-    """Although longer prompts that begin with it were stored later."""
-    longer = [prompt((*ASKED.token_ids, *range(900 + n, 930 + n)), f"longer {n}") for n in range(9)]
-    hit, meta = finder_of(ASKED, *longer).decide(ASKED, Ask()).found.prefix or (None, None)
-    assert hit is not None
-    assert meta is not None
-    assert (hit.donor, hit.tokens, meta.id) == (id_of(ASKED), 99, id_of(ASKED))
-
-
 @pytest.mark.parametrize("other", [{"partition": "q"}, {"epoch": "f"}])
 def test_a_named_donor_of_another_tenant_or_model_is_unknown(other: dict[str, str]) -> None:
     foreign = prompt(SIMILAR.token_ids, "what was it?", **other)
@@ -137,11 +126,6 @@ def test_a_named_donor_of_another_tenant_or_model_is_unknown(other: dict[str, st
     decision = made.decide(ASKED, Ask("blend", named=(id_of(foreign),)))
     assert (decision.plan.method, decision.plan.reused) == ("prefix", 64)
     assert "not known in its partition" in decision.plan.reason
-
-
-def test_the_prompts_own_state_goes_before_a_named_donor() -> None:
-    made = finder_of(ASKED, SIMILAR)
-    assert made.decide(ASKED, Ask("blend", named=(id_of(SIMILAR),))).plan.method == "exact"
 
 
 def test_an_exact_decision_compares_nothing_and_is_no_lookup() -> None:
@@ -175,18 +159,3 @@ def test_media_keep_spaces_apart_however_they_are_known() -> None:
     other = replace(text, spans=(Span(2, 3, Media(b"2").digest),))
     assert space_of(other, "exact") != space_of(by_digest, "exact")
     assert space_of(other, "similar") == space_of(by_digest, "similar") != space_of(text, "similar")
-
-
-def test_a_guard_that_cannot_say_accepts_nobody() -> None:
-    class Shrugs:
-        name = "shrugs"
-        waived_for_blend = False
-
-        def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-            return Verdict("abstain", self.name, "who knows")
-
-        def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
-            """Learns nothing."""
-
-    made = finder_of(SIMILAR, level=similar(), guards=(Shrugs(),))
-    assert made.decide(ASKED, Ask("adopt")).plan.reason == "chain: all guards abstained"

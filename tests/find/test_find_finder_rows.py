@@ -37,18 +37,6 @@ def test_rows_of_a_blended_prompt_are_found_by_blends_alone() -> None:
     assert made.decide(ASKED, Ask("adopt")).plan.donors == ()
 
 
-def test_rows_of_another_tenant_or_model_or_of_a_late_generation_are_not_found() -> None:
-    made = finder_of(max_generation=2)
-    rows_of(made, WORDS[:100], name="b", partition="q")
-    rows_of(made, WORDS[:100], name="c", epoch="f")
-    rows_of(made, WORDS[:100], generation=3, name="d")
-    asked = copied((7, 8), WORDS[:100])
-    assert made.decide(asked, Ask("blend")).plan.method == "none"
-    assert made.decide(ASKED, Ask("blend", named=("b", "c", "d"))).plan.method == "none"
-    kept = rows_of(made, WORDS[:100], generation=2, name="a")
-    assert [meta.id for meta in made.decide(asked, Ask("blend")).plan.donors] == [kept.id]
-
-
 def test_of_equal_runs_the_least_generation_is_taken() -> None:
     made = finder_of(max_generation=3)
     names = [rows_of(made, WORDS[:100], generation=g, name=f"rows {g}").id for g in (2, 1, 3)]

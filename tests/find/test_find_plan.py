@@ -49,27 +49,12 @@ MATCH = Match("donor", "semantic_text", 0.9)
 PREFIX = (PrefixHit("other", 70), meta("other"))
 
 
-def test_nothing_found_runs_in_full() -> None:
-    assert best(100, Found(), Ask("adopt")).method == "none"
-
-
-def test_the_exact_prefix_is_always_there() -> None:
-    found = best(100, Found(prefix=PREFIX), Ask())
-    assert (found.method, found.reused, found.donors[0].id) == ("prefix", 70, "other")
-
-
 def test_an_equal_prompt_is_exact_whatever_was_asked() -> None:
     found = Found(MATCH, (meta("donor"),), PREFIX)
     modes: tuple[ReuseMode, ...] = ("off", "exact", "adopt", "blend", "top_layer")
     for mode in modes:
         chosen = best(100, found, Ask(mode), same=True, min_gain=1000)
         assert (chosen.method, chosen.reused, chosen.approximate) == ("exact", 99, False)
-
-
-def test_a_similar_prompt_is_never_served_to_who_asked_for_exact() -> None:
-    found = best(100, Found(MATCH, (meta("donor"),)), Ask())
-    assert found.method == "none"
-    assert "not asked for" in found.reason
 
 
 @pytest.mark.parametrize(("min_gain", "method"), [(99, "adopt"), (100, "prefix")])

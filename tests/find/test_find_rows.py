@@ -7,8 +7,7 @@ import numpy as np
 from dejakv.cache import described_rows
 from dejakv.engines.base import ComputedRows
 from dejakv.identity import exact_key
-from dejakv.store.base import ROWS, ChunkMeta, Tensor
-from dejakv.store.records import decode_meta, encode_meta
+from dejakv.store.base import ChunkMeta, Tensor
 
 TOKENS = tuple(range(1000, 1100))
 ENTRY = ChunkMeta("k", "p", "e", TOKENS, "a prompt", "a chunk", metadata={"request": "r"})
@@ -19,14 +18,6 @@ ROWS_COMPUTED = ComputedRows(
 
 def meta_of(entry: ChunkMeta = ENTRY, rows: ComputedRows = ROWS_COMPUTED, at: int = 10) -> ChunkMeta:
     return described_rows(entry, rows, at, at + 50)
-
-
-def test_rows_are_described_by_place_generation_and_provenance() -> None:
-    meta = meta_of()
-    assert (meta.kind, meta.position, meta.generation, meta.token_ids) == (ROWS, 10, 2, TOKENS[10:60])
-    assert (meta.prompt, meta.chunk, meta.space, meta.answer, dict(meta.vectors)) == ("", "", "", None, {})
-    assert meta.metadata == {"request": "r", "prompt": "k", "donors": ["d1", "d2"]}
-    assert decode_meta(encode_meta(meta)) == meta
 
 
 def test_everything_that_rows_depend_on_is_in_their_id() -> None:

@@ -61,17 +61,6 @@ def test_case_and_space_never_matter(text: str) -> None:
     assert normalize(text.casefold()) == normalize(text)
 
 
-def test_the_prototypes_face() -> None:
-    cache = ExactTextCache()
-    cache.record("What color is the car?", "chunk_abc123")
-    assert cache.candidates(cache.normalize("what color is the car?")) == ["chunk_abc123"]
-    cache.record("what color is the car", "newer")
-    assert cache.candidates("WHAT COLOR IS THE CAR?") == ["newer", "chunk_abc123"]
-    assert cache.candidates("what color is the van?") == []
-    cache.record("", "nothing")
-    assert cache.candidates("") == []
-
-
 def test_space_and_text_cannot_be_confused() -> None:
     level = ExactTextCache()
     level.add("one", Query(Request("r", "bc", "bc"), "a"))

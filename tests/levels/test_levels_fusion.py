@@ -81,12 +81,6 @@ def test_nothing_is_captured_of_a_request_that_asks_for_it() -> None:
     assert cache.load("c") is None
 
 
-def test_without_a_provider_everything_is_skipped() -> None:
-    cache = FusionCache(None, open_store(), "model")
-    assert not cache.capture(llm=None, request_id="1", chunk_id="c")
-    assert cache.inject(llm=None, request_id="1", chunk_id="c") == "skip"
-
-
 def test_what_is_saved_is_a_copy() -> None:
     cache = FusionCache(Provider(), open_store(), "model")
     mine = tensors(1)
@@ -109,16 +103,3 @@ def test_a_state_that_would_spoil_every_later_request_is_refused(bad: np.ndarray
     with pytest.raises(InputError, match="'rows'"):
         cache.save(FusionState("c", {"rows": bad}))
     assert cache.load("c") is None
-
-
-def test_survives_a_restart(tmp_path: Any) -> None:
-    store = open_store(tmp_path)
-    FusionCache(None, store, "model").save(FusionState("c", tensors(3), {"picture": "x"}))
-    store.flush()
-    store.close()
-    again = open_store(tmp_path)
-    state = FusionCache(None, again, "model").load("c")
-    assert equal(state, 3)
-    assert state is not None
-    assert state.metadata == {"picture": "x"}
-    again.close()

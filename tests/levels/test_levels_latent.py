@@ -83,17 +83,6 @@ def test_bad_settings() -> None:
         EmbeddingCache(["a:2"], "best")  # type: ignore[arg-type]
 
 
-def test_the_prototypes_face() -> None:
-    cache = EmbeddingCache(["vision:2:0.85", "prompt:2:0.85"])
-    cache.add("chunk_ghi789", {"vision": AXIS, "prompt": AXIS})
-    match = cache.search({"vision": at(0.94), "prompt": at(0.89)})
-    assert match is not None
-    assert (match.donor, match.level) == ("chunk_ghi789", "embedding:prompt")
-    assert match.score == pytest.approx(0.89, abs=1e-4)
-    assert match.layers == pytest.approx({"vision": 0.94, "prompt": 0.89}, abs=1e-4)
-    assert match.provenance == "embedding:prompt"
-
-
 def test_same_picture_with_another_question_is_no_match_unless_any_is_asked_for() -> None:
     """The fault of the prototypes: the best score over layers lets `vision` alone decide."""
     results = {}

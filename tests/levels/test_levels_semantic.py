@@ -46,18 +46,6 @@ class TestSemanticText(LevelTests):
         return query(f"{'alpha beta gamma delta'.split()[topic]} question", space)
 
 
-@pytest.mark.parametrize("index", ["flat", "hnsw", "lsh"])
-def test_the_prototypes_face(index: str) -> None:
-    cache = SemanticTextCache(WordEncoder(), 0.8, index=index)
-    cache.add("chunk_def456", "what color is the big vehicle")
-    match = cache.search("what color is the vehicle")
-    assert match is not None
-    assert (match.donor, match.level, match.provenance) == ("chunk_def456", "semantic_text", "text:semantic")
-    assert 0.8 <= match.score < 1.0
-    assert cache.search("who wrote this") is None
-    assert cache.search("") is None
-
-
 def test_threshold_is_inclusive_and_zero_is_a_threshold() -> None:
     one, other = np.array([1, 0], np.float32), np.array([0, 1], np.float32)
     for threshold, found in ((0.0, True), (1e-6, False), (-1.0, True)):
@@ -95,14 +83,6 @@ def test_stored_vectors_are_not_computed_again() -> None:
     cache.add("a", query("one two", text=vector))
     assert encoder.calls == []
     assert cache.search(query("one two")).matches[0].score == pytest.approx(1.0, abs=1e-5)
-
-
-def test_search_never_computes_the_latent_vectors() -> None:
-    def explode() -> dict[str, Vector]:
-        raise AssertionError("the semantic level must not ask for latent vectors")
-
-    cache = SemanticTextCache(WordEncoder())
-    assert cache.search(Query(Request("r", "a", "a"), "s", explode)).matches == ()
 
 
 def test_a_text_is_embedded_once_a_partition() -> None:

@@ -1,7 +1,5 @@
 """The cache of tasks: a level and a store in terms of tasks."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -86,30 +84,6 @@ def test_reset_forgets_this_partition_alone():
     assert mine.get_statistics()["hits"] == 0
 
 
-def test_threads_add_search_and_reset(manager):
-    failed = []
-
-    def work(seed):
-        draw = np.random.default_rng(seed)
-        try:
-            for i in range(60):
-                manager.add_task(f"{seed}/{i}", draw.standard_normal(8), kv(float(i)))
-                manager.search_similar_task(draw.standard_normal(8))
-                if i % 20 == 19:
-                    manager.reset()
-        except Exception as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert manager.get_statistics()["entries"] <= 3
-    assert len(manager) == manager.get_statistics()["entries"]
-
-
 @pytest.mark.parametrize(
     ("settings", "cause"),
     [
@@ -131,11 +105,6 @@ def test_an_embedding_of_the_wrong_size_is_refused(manager):
         manager.search_similar_task(np.ones(9, np.float32))
     with pytest.raises(ConfigError, match="dimension 8"):
         manager.add_task("one", np.ones(7, np.float32), kv())
-
-
-def test_an_embedding_without_direction_is_refused(manager):
-    with pytest.raises(InputError, match="no direction"):
-        manager.search_similar_task(np.zeros(8, np.float32))
 
 
 def test_state_of_another_shape_is_refused(manager):

@@ -5,7 +5,6 @@ import logging
 import numpy as np
 import pytest
 import torch
-from tests.models.lckv.conftest import tiny
 from tests.sim_llm.conftest import prompt
 
 from dejakv.blend.token_map import Donors
@@ -132,24 +131,9 @@ def test_greedy_calls_with_settings_of_sampling_are_not_warned_of(inference):
     assert told == []
 
 
-def test_generate_with_kv_reuse_returns_prompt_and_answer(lckv, tokenizer):
-    model = LlamaForCausalLMWithKVReuse(lckv, tokenizer, tail=4)
-    model.make_manager()
-    ids = tokenizer(prompt(), return_tensors="pt")["input_ids"]
-    first = model.generate_with_kv_reuse(ids, task_id="one", max_new_tokens=5)
-    assert torch.equal(first, lckv.generate(ids, max_new_tokens=5, do_sample=False))
-    assert torch.equal(model.generate_with_kv_reuse(ids, max_new_tokens=5), first)
-    assert model.manager.get_statistics()["hits"] == 1
-
-
 def test_an_ordinary_model_is_refused_with_the_reason(llama, tokenizer):
     with pytest.raises(ModelError, match=r"every layer attends to its own KV.*docs-lckv"):
         LlamaForCausalLMWithKVReuse(llama, tokenizer)
-
-
-def test_an_lckv_model_without_condensed_layers_is_refused(tokenizer):
-    with pytest.raises(ModelError, match="its own KV"):
-        LlamaForCausalLMWithKVReuse(tiny("0_1_2_3_4"), tokenizer)
 
 
 def test_a_task_that_takes_nothing_of_its_donor_is_no_hit(lckv, tokenizer):
@@ -185,12 +169,6 @@ def test_a_prompt_longer_than_the_context_is_refused(inference):
         inference.generate(prompt(length=126), **MOST)
     with pytest.raises(InputError, match="no tokens"):
         inference.generate("")
-
-
-@pytest.mark.parametrize("settings", [{"tail": 0}, {"matching": "fuzzy"}])
-def test_wrong_settings_are_refused(lckv, tokenizer, settings):
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        LlamaForCausalLMWithKVReuse(lckv, tokenizer, **settings)
 
 
 def test_the_threshold_must_be_a_cosine(inference):

@@ -22,12 +22,6 @@ def test_features_of_copied_text() -> None:
     assert known == pytest.approx(wanted)
 
 
-def test_features_of_text_that_was_only_compared() -> None:
-    known = features_of(Plan("blend"), Found(), 100)
-    assert (known["score"], known["generation"]) == (0, 0)
-    assert "seams" not in known
-
-
 @given(
     st.dictionaries(
         st.sampled_from(["share_rows", "seams", "longest_new", "generation", "score", "margin"]), st.floats()

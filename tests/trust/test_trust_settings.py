@@ -28,14 +28,6 @@ def test_what_is_wrong_is_named_with_its_remedy(values: dict[str, Any], said: st
         TrustSettings(**values)
 
 
-def test_no_bound_is_the_default() -> None:
-    assert TrustSettings().error_bound is None
-
-
-def test_ends_that_are_allowed() -> None:
-    assert TrustSettings(error_bound=0.5, explore_share=1, audit_share=1).error_bound == 0.5
-
-
 def test_a_group_is_no_partition_and_no_name_is_shown() -> None:
     settings = TrustSettings(trust_groups=("team = a, b",))
     assert settings.group_of("a") == settings.group_of("b")
