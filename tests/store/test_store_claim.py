@@ -1,6 +1,5 @@
 """Which folders are stores. Nothing else is opened, swept, purged or cleared, and no link is followed."""
 
-import json
 import os
 import sqlite3
 import stat
@@ -29,65 +28,32 @@ def contents(folder: Path) -> dict[str, object]:
     return {str(path.relative_to(folder)): one(path) for path in sorted(folder.rglob("*"))}
 
 
-def users_chunks(folder: Path) -> None:
-    (folder / "segments" / "book").mkdir(parents=True)
-    (folder / "segments" / "book" / "page1.txt").write_text("my data")
-
-
-def users_temporary(folder: Path) -> None:
-    (folder / "temporary").mkdir()
-    (folder / "temporary" / "thesis.tex").write_text("thesis")
-
-
-def users_quarantine(folder: Path) -> None:
-    (folder / "quarantine").mkdir()
-    (folder / "quarantine" / "virus.zip").write_text("kept")
-
-
-def chunks_that_look_like_ours(folder: Path) -> None:
-    (folder / "segments" / "ab").mkdir(parents=True)
-    (folder / "segments" / "ab" / "model.safetensors").write_text("weights")
-
-
-def users_database(folder: Path) -> None:
-    with closing(sqlite3.connect(folder / "catalog.sqlite")) as connection:
-        connection.execute("CREATE TABLE books (title)")
-        connection.commit()
-
-
-def no_database(folder: Path) -> None:
-    (folder / "catalog.sqlite").write_text("my own list " * 100)
-
-
-def a_backup(folder: Path) -> None:
-    (folder / "catalog.sqlite.bak").write_text("notes")
-
-
-def a_link_to_home(folder: Path) -> None:
-    home = folder.parent / "home"
-    (home / "Documents").mkdir(parents=True)
-    (home / "Documents" / "a.txt").write_text("x")
-    (folder / "segments").symlink_to(home)
-
-
-def another_marker(folder: Path) -> None:
-    (folder / "dejakv-store.json.bak").write_text("{}")
+def written(folder: Path, name: str) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name == "catalog.sqlite":
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE books (title)")
+            connection.commit()
+    elif name == "link":
+        written(folder.parent, "home/Documents/a.txt")
+        (folder / "segments").symlink_to(folder.parent / "home")
+    else:
+        path.write_text("my own data")
 
 
 USERS = [
-    *(users_chunks, users_temporary, users_quarantine, chunks_that_look_like_ours, users_database, no_database),
-    *(a_backup, a_link_to_home, another_marker),
+    *("segments/book/page1.txt", "temporary/thesis.tex", "quarantine/virus.zip", "segments/ab/model.safetensors"),
+    *("catalog.sqlite", "catalog.sqlite.bak", "link", "dejakv-store.json.bak"),
 ]
 
 
-@pytest.mark.parametrize("make", USERS)
+@pytest.mark.parametrize("name", USERS)
 @pytest.mark.parametrize("use", [open_store, purge_folder])
-def test_a_users_folder_is_refused_and_left_as_it_is(
-    tmp_path: Path, make: Callable[[Path], None], use: Callable[[Path], object]
-) -> None:
+def test_a_users_folder_is_refused_and_left_as_it_is(tmp_path: Path, name: str, use: Callable[[Path], object]) -> None:
     folder = tmp_path / "folder"
     folder.mkdir(mode=0o755)
-    make(folder)
+    written(folder, name)
     before = contents(tmp_path)
     with pytest.raises(StoreError, match=r"holds other files.*give a new or empty folder"):
         use(folder)
@@ -150,16 +116,6 @@ def test_a_folder_given_as_a_link_is_resolved_once(tmp_path: Path) -> None:
     assert purge_folder(link) > 0
     assert not (tmp_path / "real").exists()
     assert link.is_symlink()
-
-
-def test_the_marker_says_the_format_and_stays(tmp_path: Path) -> None:
-    open_store(tmp_path / "store").close()
-    path = tmp_path / "store" / MARKER
-    said = json.loads(path.read_text())
-    assert said == {"format": 3}
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    open_store(tmp_path / "store").close()
-    assert json.loads(path.read_text()) == said
 
 
 @pytest.mark.parametrize(

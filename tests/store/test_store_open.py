@@ -62,19 +62,9 @@ def test_an_address_is_refused_with_what_takes_its_place(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["run", "--store", ADDRESS],
-        ["serve", "--cache-dir", ADDRESS],
-        ["cache", "purge", "--all", "--store", ADDRESS],
-        ["cache", "evidence", "--cache-dir", ADDRESS],
-    ],
-)
-def test_an_address_is_refused_on_the_command_line(words: list[str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dejakv", *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-    )
+def test_an_address_is_refused_on_the_command_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dejakv", "cache", "purge", "--all", "--store", ADDRESS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode != 0
     assert "is no address of a store: give a folder" in done.stderr
     assert "Traceback" not in done.stderr

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from tests.reliability.test_reliability_full import files_no_larger_than
 
-from dejakv.errors import StoreError
 from dejakv.store import open_store
-from dejakv.store.open import stores_in
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, prompt_chunk
@@ -95,18 +93,6 @@ def test_damaged_files_leave_at_once(tmp_path: Path) -> None:
     store.purge(Selection())
     assert traces(tmp_path) == []
     store.close()
-
-
-def test_the_stores_of_a_cache(tmp_path: Path) -> None:
-    open_store(tmp_path / "store").close()
-    open_store(tmp_path / "store" / "tp-0-of-2").close()
-    assert [Path(place).name for place in stores_in(tmp_path / "store")] == ["store", "tp-0-of-2"]
-    with pytest.raises(StoreError, match="cannot be read"):
-        stores_in(tmp_path / "missing")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreError, match="no cache"):
-        stores_in(tmp_path / "empty")
-    assert list((tmp_path / "empty").iterdir()) == []
 
 
 CHECKPOINT = """

@@ -10,17 +10,22 @@ from hypothesis import strategies as st
 from dejakv import open_store
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.store.budgets import Part, Parts, named_parts
+from dejakv.store.selection import Selection
 from dejakv.store.store import Store
 from dejakv.testing import make_chunk
 
 Step = tuple[str, str, int]
+REMOVING = ["clear", "purge", "old", "donor"]
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["put", "put", "put", "get", "delete", "clear"]), st.just("b"), st.integers(0, 12)),
+    st.tuples(st.sampled_from(["put", "put", "put", "get", "delete", *REMOVING]), st.just("b"), st.integers(0, 12)),
     max_size=25,
 )
 OTHERS = st.lists(
-    st.tuples(st.sampled_from(["put", "put", "get", "clear"]), st.sampled_from(["a", "c"]), st.integers(0, 40)),
+    st.tuples(
+        st.sampled_from(["put", "put", "put", "get", "brief", "sweep", *REMOVING]),
+        st.sampled_from(["a", "c"]),
+        st.integers(0, 40),
+    ),
     max_size=60,
 )
 
@@ -31,14 +36,25 @@ def seen(store: Store, steps: list[Step], watched: str) -> list[Any]:
     for action, partition, number in steps:
         chunk = make_chunk(number, partition=partition, nbytes=500 + 100 * (number % 4), created=1.0)
         returned: Any = None
-        if action == "put":
-            returned = store.put(chunk)
-        elif action == "get":
-            returned = store.get(chunk.meta.id) is not None
-        elif action == "delete":
-            returned = store.delete(chunk.meta.id)
-        else:
-            returned = store.clear(partition)
+        match action:
+            case "put":
+                returned = store.put(chunk)
+            case "brief":  # its time is over at once
+                store.put(make_chunk(number, partition=partition, nbytes=600, created=1.0, ttl=1.0))
+            case "get":
+                returned = store.get(chunk.meta.id) is not None
+            case "delete":
+                returned = store.delete(chunk.meta.id)
+            case "clear":
+                returned = store.clear(partition)
+            case "purge":
+                returned = store.purge(Selection(partition))
+            case "old":
+                returned = store.purge(Selection(partition, older_than=0.0))
+            case "donor":
+                returned = store.purge(Selection(partition, donors=(chunk.meta.id,)))
+            case _:
+                store.sweep()
         if partition == watched:
             noted.append((returned, store.stats(watched), sorted(meta.id for meta in store.metas(watched))))
     return noted
@@ -99,17 +115,6 @@ def test_the_parts_together_are_the_budget(tmp_path: Path, max_bytes: int, max_e
     store.close()
 
 
-def test_what_was_stored_before_counts(tmp_path: Path) -> None:
-    first = open_store(tmp_path, partitions=2, max_entries=8)
-    for number in range(4):
-        assert first.put(make_chunk(number))
-    first.close()
-    again = open_store(tmp_path, partitions=2, max_entries=8)
-    assert again.put(make_chunk(9))
-    assert again.stats("p").entries == 4
-    again.close()
-
-
 def test_what_another_process_stores_counts(tmp_path: Path) -> None:
     one, other = (open_store(tmp_path, partitions=2, max_entries=8) for _ in range(2))
     for number in range(8):
@@ -118,12 +123,6 @@ def test_what_another_process_stores_counts(tmp_path: Path) -> None:
     assert one.stats("p").entries == 4
     one.close()
     other.close()
-
-
-def test_an_entry_larger_than_a_part_is_refused() -> None:
-    store = open_store(None, partitions=4, max_bytes=40_000)
-    assert not store.put(make_chunk(0, nbytes=20_000))
-    assert store.stats("p").refused == {"too_large": 1}
 
 
 def test_fewer_entries_than_partitions() -> None:
@@ -157,15 +156,6 @@ def test_named_partitions_have_what_they_are_given_and_the_others_share_the_rest
     store.close()
 
 
-def test_parts() -> None:
-    parts = Parts(4, 1000, 40, {"x": Part(400, 0), "y": Part(0, 10)})
-    assert [parts.of(name) for name in ("x", "y", "z")] == [Part(400, 10), Part(200, 10), Part(200, 10)]
-    assert parts.scaled(100).of("x") == Part(40, 0)
-    assert parts.scaled(100).of("z") == Part(20, 0)
-    assert Parts(1).of("x") == Part(0, 0)
-    assert not Parts(1, 10).divided
-
-
 @pytest.mark.parametrize(
     ("quotas", "says"),
     [
@@ -184,7 +174,3 @@ def test_quotas_that_are_none(quotas: list[str], says: str) -> None:
         open_store(None, partitions=2, max_bytes=1000, quotas=quotas)
     with pytest.raises(ConfigError, match=says):
         SemanticCacheConfig(partitions=2, max_bytes=1000, quotas=tuple(quotas))
-
-
-def test_a_name_may_have_any_sign() -> None:
-    assert named_parts(["a=b:c=5:6"]) == {"a=b:c": Part(5, 6)}

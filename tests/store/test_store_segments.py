@@ -17,7 +17,7 @@ from dejakv.identity import Span
 from dejakv.store import Store, open_store, purge_folder
 from dejakv.store.base import ROWS, Chunk, CorruptChunk, Tensor
 from dejakv.store.catalog import Catalog, RecordRow
-from dejakv.store.keys import Keys, ends_of
+from dejakv.store.keys import ends_of
 from dejakv.store.objects import Memory
 from dejakv.store.selection import DONORS, Selection
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, prompt_chunk
@@ -62,19 +62,6 @@ def test_a_segment_is_a_safetensors_file_that_says_all(store: Store, folder: Pat
         assert {"format", "partition", "epoch", "kind", "position", "generation", "lineage", "created", "ttl"} <= set(
             about
         )
-
-
-def test_keys_prove_tokens_media_partition_and_epoch() -> None:
-    one = Keys("p", "e", LONG, SPANS)
-    assert one.at(1000) == Keys("p", "e", LONG, SPANS).at(1000)
-    for other in (
-        Keys("p", "e", LONG), Keys("q", "e", LONG, SPANS), Keys("p", "f", LONG, SPANS), Keys("pe", "", LONG, SPANS),
-        Keys("p", "e", (*LONG[:-1], 1), SPANS), Keys("p", "e", LONG, (Span(5, 300, "cd" * 32),)),
-        Keys("p", "e", LONG, (Span(6, 300, "ab" * 32),)),
-    ):  # fmt: skip
-        assert other.at(1000) != one.at(1000)
-    assert Keys("p", "e", LONG[:20]).at(20) != Keys("p", "e", LONG[:32]).at(32)
-    assert {305, 304, 320, 16} <= set(ends_of(0, 330, SPANS))
 
 
 @pytest.mark.parametrize("where", [0.0, 0.01, 0.2, 0.5, 0.9, 0.9999])

@@ -9,7 +9,7 @@ import pytest
 from tests.serving import until
 
 from dejakv.store.background import WriterStats
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import Chunk
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 from dejakv.testing.chunks import make_chunk
@@ -31,27 +31,6 @@ class Gated(Store):
 def submit(writer: Store, number: int, **more: Any) -> bool:
     chunk = make_chunk(number)
     return writer.submit(chunk.meta, more.pop("capture", lambda: chunk.tensor), **more)
-
-
-def test_chunks_are_stored_behind_and_announced() -> None:
-    store = open_store()
-    writer = store
-    stored: list[ChunkMeta] = []
-    threads: set[int] = set()
-
-    def after(meta: ChunkMeta) -> None:
-        threads.add(threading.get_ident())
-        stored.append(meta)
-
-    for number in range(5):
-        assert submit(writer, number, after=after)
-    writer.flush()
-    assert [meta.token_ids[0] for meta in stored] == list(range(5))
-    assert all(meta.nbytes > 0 for meta in stored)
-    assert store.stats().entries == 5
-    assert threading.get_ident() not in threads
-    assert writer.outcomes == WriterStats(submitted=5, stored=5)
-    writer.close()
 
 
 def test_what_waits_is_found_and_read_and_copied_once() -> None:
@@ -133,17 +112,6 @@ def test_errors_and_refusals_are_counted_and_leave() -> None:
     other = open_store()
     submit(other, 1, after=fail, background=False)
     assert other.outcomes == WriterStats(submitted=1, stored=1, errors=1)
-
-
-def test_without_a_thread_the_work_is_done_at_once() -> None:
-    store = open_store()
-    writer = store
-    before = threading.active_count()
-    assert submit(writer, 1, background=False)
-    assert store.stats().entries == 1
-    assert threading.active_count() == before
-    writer.flush()
-    writer.close()
 
 
 def test_close_finishes_and_later_work_is_dropped() -> None:
