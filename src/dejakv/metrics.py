@@ -68,6 +68,11 @@ STORE: Final[Figures] = {
 STORE_NOW: Final[Figures] = {
     "entries": ("store_entries", "Chunks held."),
     "bytes": ("store_bytes", "Bytes held."),
+    "bucket_away_seconds": (
+        "store_bucket_away_seconds",
+        "For how long the bucket's service has failed; 0: it answers.",
+    ),
+    "feed_away_seconds": ("store_feed_away_seconds", "For how long the feed's service has failed; 0: it answers."),
 }
 STORE_BY: Final[Labelled] = {
     "evictions": ("store_evictions", "Chunks that left, by reason.", "reason"),

@@ -455,7 +455,9 @@ def test_pauses_grow_and_one_caller_tries_first() -> None:
         assert breaker.allows()
         breaker.failed()
     assert not breaker.allows()
+    assert breaker.away_seconds == 0
     now[0] = FIRST_PAUSE
+    assert breaker.away_seconds == FIRST_PAUSE
     assert (breaker.allows(), breaker.allows()) == (True, False)
     for _ in range(20):
         breaker.failed()
@@ -464,6 +466,7 @@ def test_pauses_grow_and_one_caller_tries_first() -> None:
     now[0] += LONGEST_PAUSE / 2 + 0.01
     assert breaker.allows()
     breaker.worked()
+    assert breaker.away_seconds == 0
     assert breaker.allows()
     breaker.failed()
     assert breaker.allows(), "one failure alone"

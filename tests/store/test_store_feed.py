@@ -1,17 +1,26 @@
 """Machines with a feed on one bucket: what one stores and removes the others know at once, and whatever happens to the feed."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import redis
 from tests.services import ValkeyServer, wait_until
 
 from dejakv.errors import StoreError
 from dejakv.store import Store, open_store
+from dejakv.store.base import KV, NUMPY_DTYPES, Tensor
+from dejakv.store.keys import Keys, ends_of
 from dejakv.store.remote import feed, replicas
+from dejakv.store.remote.bucket import Bucket
+from dejakv.store.segment import described, encode
 from dejakv.store.selection import Selection
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, prompt_chunk
 
@@ -104,7 +113,7 @@ def test_a_gap_in_the_stream_is_filled_by_a_listing(
         assert told.hear() is None
         assert sleeper.catch_up()
         check_whole(sleeper, chunks)
-        assert told.hear() == (set(), set(), [])
+        assert told.hear() == ({}, set(), [])
 
 
 def test_more_than_can_be_kept_until_the_return_is_listed(
@@ -156,7 +165,7 @@ def test_news_costs_no_look_at_everything_else(bucket: str, monkeypatch: pytest.
             return found
 
         monkeypatch.setattr(other._catalog, "read", counted)
-        assert other.catch_up((told, set()))
+        assert other.catch_up((dict.fromkeys(told), set()))
         assert sum(rows) < 10
         check_whole(other, many)
 
@@ -172,9 +181,9 @@ def test_a_description_that_came_before_its_state_is_known_with_it(state_comes: 
         names = {name: one._objects.head(name, 1 << 14)[0] for name in one._objects.list()}
         described = {name for name, head in names.items() if b'"kind":"record"' in head}
         assert len(described) == 1
-        assert other.catch_up((described, set()))
+        assert other.catch_up((dict.fromkeys(described), set()))
         assert other.meta(chunk.meta.id) is None
-        assert other.catch_up((names.keys() - described, set()) if state_comes == "told" else None)
+        assert other.catch_up((dict.fromkeys(names.keys() - described), set()) if state_comes == "told" else None)
         check_whole(other, [chunk])
 
 
@@ -184,11 +193,11 @@ def test_a_listing_that_takes_long_comes_seldom(monkeypatch: pytest.MonkeyPatch)
     listings: list[float] = []
 
     class Silent:
-        def hear(self) -> tuple[set[str], set[str], list[str]]:
+        def hear(self) -> feed.Heard:
             now[0] += 50.0
             if now[0] > 100_000:
                 ended.wait()
-            return set(), set(), []
+            return {}, set(), []
 
         def tell(self, what: str, names: object) -> None: ...
 
@@ -233,3 +242,154 @@ def test_what_one_uses_the_others_keep(bucket: str, valkey_server: ValkeyServer)
         assert other.put(third)
         check_whole(other, [first, third])
         wait_until(lambda: knows(one, first, third), "the eviction")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Requests to the bucket, of all machines."""
+    counted = Counter[str]()
+
+    def count(name: str) -> None:
+        real = getattr(Bucket, name)
+
+        def counting(self: Bucket, *given: Any) -> Any:
+            counted[name] += 1
+            return real(self, *given)
+
+        monkeypatch.setattr(Bucket, name, counting)
+
+    for name in ("list", "head", "get"):
+        count(name)
+    return counted
+
+
+def test_many_machines_that_start_at_once_read_each_object_once(
+    bucket: str, valkey_server: ValkeyServer, asked: Counter[str]
+) -> None:
+    """And nothing of what is stored afterwards: its headers are in the feed."""
+    machines, chunks = 8, [prompt_chunk((*PREAMBLE, number, *range(40))) for number in range(5)]
+    with closing(open_store(bucket)) as one:
+        for chunk in chunks:
+            assert one.put(chunk)
+        objects = len(list(one._objects.list()))
+    asked.clear()
+    ready = threading.Barrier(machines)
+
+    def started(_: int) -> Store:
+        ready.wait()
+        return open_store(bucket, feed=valkey_server.url)
+
+    with ThreadPoolExecutor(machines) as threads, ExitStack() as stack:
+        stores = [stack.enter_context(closing(store)) for store in threads.map(started, range(machines))]
+        assert asked == {"list": 2 * machines, "head": objects * machines}
+        for store in stores:
+            check_whole(store, chunks)
+        assert asked["get"] <= objects * machines
+        late = prompt_chunk(LONG)
+        assert stores[0].put(late)
+        for store in stores:
+            wait_until(lambda store=store: knows(store, *chunks, late), "the prompt")
+        assert asked["head"] == objects * machines
+        check_whole(stores[-1], [*chunks, late])
+
+
+@pytest.mark.parametrize("leaves", ["deleted", "purged", "expired"])
+def test_headers_leave_with_their_objects(leaves: str, bucket: str, server: ValkeyServer) -> None:
+    """The stream holds names alone, as of DejaKV 0.1; headers expire by themselves, too."""
+    now = [1000.0]
+    client: Any = redis.Redis.from_url(server.url)
+    with (
+        closing(client),
+        closing(open_store(bucket, feed=server.url, background=False, clock=lambda: now[0])) as one,
+    ):
+        gone, kept = prompt_chunk(LONG, created=0.0, ttl=60.0), prompt_chunk(LONG, partition="q")
+        for chunk in (gone, kept):
+            assert one.put(chunk)
+        (stream,) = (key for key in client.scan_iter() if client.type(key) == b"stream")
+        headers = set(client.scan_iter()) - {stream}
+        assert len(headers) == 2 * 3, "two segments and a description"
+        assert all(0 < client.ttl(key) <= feed.HEADER_SECONDS for key in headers)
+        if leaves == "deleted":
+            assert one.delete(gone.meta.id)
+        elif leaves == "purged":
+            assert one.purge(Selection(partition="p")).prompts == 1
+        else:
+            now[0] += 100.0
+            assert one.sweep() == 1
+        assert len(set(client.scan_iter()) - {stream}) == 3
+        fields = {field for _, event in client.xrange(stream) for field in event}
+        assert fields == {b"by", b"what", b"name"}
+
+
+@pytest.mark.parametrize("header", ["none", "too large", "cut", "another's", "no header"])
+def test_a_header_that_is_not_the_object_s_is_read_from_the_bucket(
+    header: str, bucket: str, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch, asked: Counter[str]
+) -> None:
+    """None of it comes from machines with DejaKV 0.1."""
+    chunk = prompt_chunk(LONG)
+    if header == "too large":
+        monkeypatch.setattr(feed, "_MOST_HEADER", 100)
+    client: Any = redis.Redis.from_url(server.url)
+    with (
+        closing(client),
+        closing(open_store(bucket, feed=server.url, background=False)) as one,
+        closing(open_store(bucket, feed=server.url, background=False)) as other,
+    ):
+        assert one.put(chunk)
+        keys = sorted(key for key in client.scan_iter() if client.type(key) == b"string")
+        values = client.mget(keys) if keys else []
+        wrong = {
+            "cut": [value[:-20] for value in values],
+            "another's": [*values[1:], *values[:1]],
+            "no header": [b"x"] * len(values),
+        }
+        if header == "none":
+            client.delete(*keys)
+        if header in wrong:
+            client.mset(dict(zip(keys, wrong[header], strict=True)))
+        told = other._feed
+        assert told is not None
+        heard = told.hear()
+        assert heard is not None
+        asked.clear()
+        assert other.catch_up(heard[:2])
+        assert asked["head"] == 3
+        assert other.stats().corrupt == (3 if header in wrong else 0)
+        check_whole(other, [chunk])
+        check_whole(one, [chunk])
+
+
+def test_a_forged_header_is_no_state(bucket: str, server: ValkeyServer) -> None:
+    """It says of one tenant's object that it is another's: nothing of it is served."""
+    mine, theirs = prompt_chunk(LONG), prompt_chunk(LONG, partition="q")
+    with (
+        closing(open_store(bucket, feed=server.url, background=False)) as one,
+        closing(open_store(bucket, feed=server.url, background=False)) as other,
+    ):
+        assert one.put(mine)
+        headers = {name: one._objects.head(name, 1 << 14) for name in one._objects.list()}
+        forged: feed.Put = {}
+        for name, (head, size) in headers.items():
+            segment, dtype, shape, _ = described(lambda _, told=(head, size): told)
+            if segment.kind == KV:
+                keys = Keys("q", "e", LONG)
+                ends = ends_of(segment.start, segment.stop, ())
+                claimed = replace(segment, partition="q", prefix=keys.at(segment.start), keys=tuple(map(keys.at, ends)))
+                made, buffers = encode(claimed, Tensor(np.zeros(shape, NUMPY_DTYPES[dtype]), dtype))
+                forged[name] = bytes(buffers[0]), made.nbytes
+        assert other.catch_up((forged, set()))
+        hit = other.find("q", "e", LONG, whole=True)
+        assert hit is not None
+        assert other.get(hit[0].donor) is None
+        assert other.stats().corrupt > 0
+        assert other.put(theirs)
+        check_whole(other, [theirs])
+
+
+def test_an_absent_feed_is_in_the_figures(bucket: str, server: ValkeyServer) -> None:
+    with closing(open_store(bucket, feed=server.url)) as one:
+        assert one.stats().feed_away_seconds == 0
+        server.stop()
+        wait_until(lambda: one.stats().feed_away_seconds > 0, "its absence")
+        server.start()
+        wait_until(lambda: one.stats().feed_away_seconds == 0, "its return")

@@ -138,7 +138,8 @@ class PrefixHit:
 @dataclass(frozen=True)
 class StoreStats:
     """Counters since the store was opened; `entries` (prompts, rows of blends, named tensors) and `bytes` are its present content.
-    `late`: misses because the deadline of a read had come."""
+    `late`: misses because the deadline of a read had come. `bucket_away_seconds`, `feed_away_seconds`: for how long the service has failed; 0: it
+    answers, or there is none."""
 
     entries: int = 0
     bytes: int = 0
@@ -149,6 +150,8 @@ class StoreStats:
     evictions: Mapping[str, int] = field(default_factory=dict[str, int])
     corrupt: int = 0
     late: int = 0
+    bucket_away_seconds: float = 0.0
+    feed_away_seconds: float = 0.0
 
 
 def check(tensor: Tensor) -> None:

@@ -40,11 +40,10 @@ class Gone:
 
 def add_segment(sql: sqlite3.Connection, segment: Segment) -> int:
     """Indexes a segment that exists; its number. Where another has the same block, the newer one counts."""
-    keys = dict.fromkeys(segment.keys)
+    partition, epoch, keys, ids = segment.row
     values = (
-        segment.name, segment.partition, segment.epoch, segment.kind, segment.start, segment.stop, segment.prefix,
-        b"".join(keys), b"" if segment.spans else segment.ids, segment.record, segment.nbytes, segment.created, segment.due,
-        _tick(sql),
+        segment.name, partition, epoch, segment.kind, segment.start, segment.stop, segment.prefix, keys, ids,
+        segment.record, segment.nbytes, segment.created, segment.due, _tick(sql),
     )  # fmt: skip
     sql.execute(
         "INSERT INTO segments (name, partition, epoch, kind, start, stop, prefix, keys, ids, record, nbytes, created, due, used,"
@@ -52,7 +51,7 @@ def add_segment(sql: sqlite3.Connection, segment: Segment) -> int:
         values,
     )
     n = int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
-    sql.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?)", ((key, n) for key in keys))
+    sql.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?)", ((key, n) for key in dict.fromkeys(segment.keys)))
     return n
 
 

@@ -2,8 +2,9 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +16,7 @@ from dejakv.store.changes import Gone
 from dejakv.store.keys import Keys
 from dejakv.store.objects import Missing, Objects, Unknown
 from dejakv.store.records import decode_meta
+from dejakv.store.remote.feed import Header, Put
 from dejakv.store.segment import RECORD, Segment, described
 
 _REQUESTS = 16
@@ -23,19 +25,21 @@ _LOOSE = (
     f"SELECT name, n FROM segments s WHERE kind = '{RECORD}' AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
 )
 
-News = tuple[set[str], set[str]]
+News = tuple[Put, set[str]]
 Unlisted = Iterable[tuple[str, Segment | None]]
 """Objects without a row, by name, and what they say of themselves; None: they are damaged."""
 
 
 @dataclass
 class Changed:
-    """What has left; partition and limit of each record evicted; ids of what was indexed; the number of damaged objects."""
+    """What has left; partition and limit of each record evicted; ids of what was indexed; the number of damaged objects, and of headers
+    told that are of no object."""
 
     gone: Gone
     evicted: list[tuple[str, str]]
     arrived: list[str]
     damaged: int
+    untrue: int
 
 
 def reconcile(
@@ -49,7 +53,7 @@ def reconcile(
     """Finishes what killed processes were removing, indexes objects without a row, drops rows without an object, removes what has
     expired, and meets the budget.
 
-    news    what was put and removed, of shared objects; None: they are listed
+    news    what was put and removed, of shared objects, with headers that need not be read; None: they are listed
     buried  names of the objects among these that a purge takes
 
     An object that cannot be read now stays. One that another process is about to index may be indexed or removed: it sees
@@ -57,8 +61,9 @@ def reconcile(
     """
     damaged = 0
     looked: tuple[list[int], Unlisted] | None = None
+    told = {name: _fitting(name, header) for name, header in (news[0] if news else {}).items() if header is not None}
     if objects.shared:  # nobody waits for a service's answers
-        looked = _shared(objects, catalog, news)
+        looked = _shared(objects, catalog, news, {name: one for name, one in told.items() if one is not None})
     present = set[str]() if looked else set(objects.list())
     with catalog.transaction() as sql:
         lost, unlisted = looked or _local(objects, present, sql)
@@ -89,7 +94,8 @@ def reconcile(
         gone.objects += [name for (name,) in sql.execute("SELECT name FROM leaving")]
     why = "bytes" if budget.max_bytes else "entries"
     arrived -= {id for id, _ in gone.records}
-    return Changed(gone, [(partition, why) for _, partition in room.records], sorted(arrived), damaged)
+    evicted = [(partition, why) for _, partition in room.records]
+    return Changed(gone, evicted, sorted(arrived), damaged, sum(one is None for one in told.values()))
 
 
 def is_there(objects: Objects, name: str) -> bool:
@@ -112,13 +118,15 @@ def _local(objects: Objects, present: set[str], sql: sqlite3.Connection) -> tupl
     return lost, filter(None, map(partial(_described, objects), present))
 
 
-def _shared(objects: Objects, catalog: Catalog, news: News | None) -> tuple[list[int], Unlisted]:
-    """The same outside of a transaction. What has a row before the listing, and is not listed, has left."""
+def _shared(
+    objects: Objects, catalog: Catalog, news: News | None, told: Mapping[str, Segment]
+) -> tuple[list[int], Unlisted]:
+    """The same outside of a transaction. What has a row before the listing, and is not listed, has left. `told`: descriptions that are known."""
     if news is None:
         rows, present = dict(catalog.read("SELECT name, n FROM segments")), set(objects.list())
         loose, gone = dict(catalog.read(_LOOSE)).keys(), rows.keys() - present
     else:
-        put, removed = news
+        put, removed = news[0].keys(), news[1]
         rows = _named(catalog, "SELECT name, n FROM segments WHERE", put | removed)
         loose = _named(catalog, f"{_LOOSE} AND", catalog.loose).keys()
         present, gone = put | loose, rows.keys() & removed
@@ -127,10 +135,20 @@ def _shared(objects: Objects, catalog: Catalog, news: News | None) -> tuple[list
     new = present - rows.keys() | loose & present
     new -= _named(catalog, "SELECT name, 1 FROM leaving WHERE", new).keys()
     catalog.loose = loose | new
-    with ThreadPoolExecutor(_REQUESTS) as threads:
-        found = [one for one in threads.map(partial(_described, objects), new) if one is not None]
+    found: list[tuple[str, Segment | None]] = [(name, told[name]) for name in told.keys() & new]
+    if unread := new - told.keys():
+        with ThreadPoolExecutor(_REQUESTS) as threads:
+            found += filter(None, threads.map(partial(_described, objects), unread))
     # State before descriptions of it, and the oldest first: as they were last used, as far as it is known.
     return lost, sorted(found, key=lambda one: (one[1].kind != KV, one[1].created) if one[1] else (True, 0.0))
+
+
+def _fitting(name: str, header: Header) -> Segment | None:
+    """The description in a header that was told; None if it is damaged, or another object's."""
+    with suppress(CorruptChunk):
+        segment = described(lambda _: header)[0]
+        return segment if segment.name == name else None
+    return None
 
 
 def _named(catalog: Catalog, query: str, names: Iterable[str]) -> dict[str, int]:

@@ -89,6 +89,11 @@ class Segment:
     def due(self) -> float:
         return self.created + self.ttl if self.ttl else NEVER
 
+    @property
+    def row(self) -> tuple[str, str, bytes, bytes]:
+        """What it is of, as a catalog has it: partition, epoch, keys, and tokens where there are no media."""
+        return self.partition, self.epoch, b"".join(dict.fromkeys(self.keys)), b"" if self.spans else self.ids
+
 
 def cut(
     meta: ChunkMeta,

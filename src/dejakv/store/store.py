@@ -351,7 +351,9 @@ class Store:
         self._left(changed.gone)
         if changed.damaged:
             logger.warning("%d damaged objects are removed", changed.damaged)
-        for _ in range(changed.damaged):
+        if changed.untrue:
+            logger.warning("%d headers in the feed are not their objects': the bucket was read instead", changed.untrue)
+        for _ in range(changed.damaged + changed.untrue):
             self._counters.add("corrupt")
         self._arrivals.tell(changed.arrived)
         if due is not None and self._background:
@@ -366,13 +368,19 @@ class Store:
             logger.warning("the catalog cannot be read: %s", error)
 
     def stats(self, partition: str | None = None) -> StoreStats:
-        """Counters, of one partition or of all."""
+        """Counters and absences, of one partition or of all."""
         try:
             entries, held = self._catalog.totals(partition)
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
             entries = held = 0
-        return self._counters.stats(partition, entries, held)
+        return replace(self._counters.stats(partition, entries, held), **self.absences())
+
+    def absences(self) -> dict[str, float]:
+        """For how long the bucket and the feed have failed, as in `StoreStats`."""
+        breaker = self._far.breaker if self._far is not None else None
+        services = {"bucket_away_seconds": breaker, "feed_away_seconds": self._feed}
+        return {name: one.away_seconds for name, one in services.items() if one is not None}
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         """Call `listener(id)` after an entry left the store (evicted, deleted, corrupt), by any process."""
@@ -560,6 +568,9 @@ class Store:
             segment, tensor = opened(data, piece.name)
             if (segment.start, segment.stop) != (piece.start, piece.end):
                 raise CorruptChunk(f"object {piece.name} has other rows")
+            row = self._catalog.read("SELECT partition, epoch, keys, ids FROM segments WHERE n = ?", (piece.n,))
+            if row and row[0] != segment.row:
+                raise CorruptChunk(f"object {piece.name} is of another prompt than was told")
             self._verified[piece.name] = (data, tensor)
             return tensor
         except Missing:

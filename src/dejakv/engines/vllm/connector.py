@@ -258,6 +258,8 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
     # Both
 
     def get_kv_connector_stats(self) -> DejaKVStats | None:
+        if self._scheduler is not None:
+            self._counts.absent(self._scheduler.lookups.cache.store.absences())
         stats = DejaKVStats(self._counts.take())
         return None if stats.is_empty() else stats
 

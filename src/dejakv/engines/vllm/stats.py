@@ -2,7 +2,9 @@
 """Counters of the connector, on the server's `/metrics` through vLLM's own seam for connectors."""
 
 import threading
+import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ class ConnectorCounts:
     def __init__(self) -> None:
         self._values: defaultdict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
+        self._asked = time.monotonic()
 
     def add(self, name: str, label: str = "", amount: float = 1) -> None:
         key = f"{name}|{_short(label)}" if label else name
@@ -41,6 +44,14 @@ class ConnectorCounts:
         self.add("loaded_donors", amount=len(loaded.donors))
         for why in loaded.left_out:
             self.add("donors_left_out", why)
+
+    def absent(self, absences: Mapping[str, float]) -> None:
+        """Counts the part of each absence (`Store.absences`) since the last call."""
+        now = time.monotonic()
+        for name, seconds in absences.items():
+            if seconds:
+                self.add(name, amount=min(seconds, now - self._asked))
+        self._asked = now
 
     def take(self) -> dict[str, float]:
         """The counters, which start at nothing again."""
@@ -68,6 +79,8 @@ METRICS: dict[str, tuple[str, str]] = {
     "saves": ("Prompts whose state was stored and confirmed.", ""),
     "rows_kept": ("Rows of blended prompts that were stored for later blends.", ""),
     "saves_dropped": ("Saves that were not made, by reason.", "reason"),
+    "bucket_away_seconds": ("Seconds for which the bucket's service failed.", ""),
+    "feed_away_seconds": ("Seconds for which the feed's service failed.", ""),
 }
 
 

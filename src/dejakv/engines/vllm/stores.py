@@ -97,6 +97,9 @@ class EveryRank(Store):
     def away(self, id: str, rows: Rows | None = None) -> float:
         return max(store.away(id, rows) for store in self._stores)
 
+    def absences(self) -> dict[str, float]:
+        return self._stores[0].absences()
+
     def meta(self, id: str) -> ChunkMeta | None:
         first, *others = self._stores
         meta = first.meta(id)

@@ -22,6 +22,7 @@ class Breaker:
         self._lock = threading.Lock()
         self._failures = 0
         self._until = 0.0
+        self._since: float | None = None
 
     def allows(self) -> bool:
         """Call `worked` or `failed` after each call that was allowed."""
@@ -33,13 +34,21 @@ class Breaker:
             self._pause()  # until this caller knows more
             return True
 
+    @property
+    def away_seconds(self) -> float:
+        """For how long the service has failed; 0: it may be asked."""
+        since = self._since
+        return 0.0 if since is None else self._clock() - since
+
     def worked(self) -> None:
         with self._lock:
-            self._failures = 0
+            self._failures, self._since = 0, None
 
     def failed(self) -> None:
         with self._lock:
             self._failures += 1
+            if self._failures == FAILURES:
+                self._since = self._clock()
             self._pause()
 
     def _pause(self) -> None:

@@ -81,7 +81,7 @@ class Bucket:
         if compress:
             check_zstd()
         self._compress = compress
-        self._breaker = Breaker()
+        self.breaker = Breaker()
         self.tombstones = Tombstones(self)
         try:
             options: Any = {"client_options": _CLIENT, "retry_config": _RETRY}
@@ -176,17 +176,17 @@ class Bucket:
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         """What the service answers. Raises: FileNotFoundError, the error of an object that exists, Unknown"""
-        if not self._breaker.allows():
+        if not self.breaker.allows():
             raise Unknown(OSError(errno.EIO, f"the service of {self.url} fails: it is asked again in a moment"))
         try:
             answer = call()
         except (FileNotFoundError, self._exists):
-            self._breaker.worked()
+            self.breaker.worked()
             raise
         except self._errors as error:
-            self._breaker.failed()
+            self.breaker.failed()
             raise _unknown(error) from error
-        self._breaker.worked()
+        self.breaker.worked()
         return answer
 
     def _check(self) -> float:

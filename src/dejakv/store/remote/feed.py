@@ -1,11 +1,16 @@
 """Tells machines at once what others put into and took out of a bucket: a stream in Redis or Valkey.
 
-An event names one object. The stream is a hint: whoever may have missed one lists the bucket. So it keeps the latest events alone, and a
-server that is away or has lost them costs a listing.
+dejakv:URL                 the stream: an event names one object
+{dejakv:URL}:NAME          header of an object that was put, so that nobody reads it from the bucket; it leaves with the object, and after 30 s
+
+Both are hints. Whoever may have missed an event lists the bucket, and a header that is missing or too large is read there. So the stream
+keeps the latest events alone, and a server that is away or has lost everything costs a listing.
 """
 
 import secrets
 import threading
+import time
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +26,10 @@ if TYPE_CHECKING:
 
 _KEPT = 100_000
 """Events in the stream."""
+HEADER_SECONDS = 30
+_MOST_HEADER = 32 << 10
+"""Bytes of a compressed header: of a prompt of about 5,000 tokens with its text. More would cost more, between zones, than to read it."""
+_MOST_INFLATED = 1 << 20
 _UNSENT = 10_000
 _WAIT_MS = 500
 _BATCH = 1000
@@ -28,8 +37,12 @@ LIST = "list"
 USED = "used"
 """Says which entries were read, by id, in one event."""
 
-Heard = tuple[set[str], set[str], list[str]]
-"""Names of objects that others put and removed, and ids of what they used."""
+Header = tuple[bytes, int]
+"""First bytes of an object, with all of its description, and the object's size."""
+Put = dict[str, Header | None]
+"""Objects by name; None: the header is in the bucket alone."""
+Heard = tuple[Put, set[str], list[str]]
+"""What others put, names of what they removed, and ids of what they used."""
 
 
 class Away(Exception):
@@ -52,6 +65,7 @@ class Feed:
             raise MissingExtraError("redis", "remote", "the feed") from error
         self._errors = (redis.RedisError, OSError)
         self._stream, self._own = f"dejakv:{name}", secrets.token_hex(8)
+        self._since: float | None = None
         self._lock = threading.Lock()
         self._unsent = deque[tuple[str, str]](maxlen=_UNSENT)
         self._unsure = False
@@ -59,15 +73,26 @@ class Feed:
         """Names of objects that others removed."""
         try:
             client: Any = redis.Redis
+            self._bytes: Any = client.from_url(url, socket_timeout=5, socket_connect_timeout=1)
             self._client: Any = client.from_url(url, socket_timeout=5, socket_connect_timeout=1, decode_responses=True)
-            self._last = self._newest()
+            self._last: str = self._newest()
         except (*self._errors, ValueError) as error:
             raise StoreError(
                 f"feed={shown(url)} cannot be used ({error}): see that Redis or Valkey answers there, or leave the feed out"
             ) from error
 
-    def tell(self, what: str, names: Sequence[str]) -> None:
-        """Tells the others that objects were `put` or `removed`, or that they are to list them. What cannot be told now is told with the next."""
+    @property
+    def away_seconds(self) -> float:
+        """For how long the server has not answered; 0: it does."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def tell(self, what: str, names: Sequence[str], header: Header | None = None) -> None:
+        """Tells the others that objects were `put` or `removed`, or that they are to list them. What cannot be told now is told with the next.
+
+        header  of the one that was put
+        """
+        packed = _packed(*header) if header is not None else b""
         with self._lock:
             if what == USED:
                 names = [" ".join(names)] if names and not self._unsent else []
@@ -77,13 +102,18 @@ class Feed:
             self._unsent.extend((what, name) for name in names)
             try:
                 pipeline = self._client.pipeline()
+                if what == "put" and 0 < len(packed) <= _MOST_HEADER:
+                    pipeline.set(self._key(names[0]), packed, ex=HEADER_SECONDS)
                 for kind, name in self._unsent:
                     event = {"by": self._own, "what": kind, "name": name}
                     pipeline.xadd(self._stream, event, maxlen=_KEPT, approximate=True)
+                    if kind == "removed":
+                        pipeline.unlink(self._key(name))
                 pipeline.execute()
                 self._unsent.clear()
+                self._since = None
             except self._errors as error:
-                logger.info("the feed is away: %s", error)
+                self._missed(error)
 
     def hear(self) -> Heard | None:
         """What others told since the last call, waited for half a second; None if some may have been missed: then all objects are
@@ -91,36 +121,65 @@ class Feed:
         try:
             if self._unsure or (self._last != "0-0" and not self._client.xrange(self._stream, self._last, self._last)):
                 self._last, self._unsure = self._newest(), False
+                self._since = None
                 self.tell("", ())  # what is unsent
                 return None
             found = self._client.xread({self._stream: self._last}, count=_BATCH, block=_WAIT_MS)
+            events: list[tuple[str, dict[str, str]]] = found[0][1] if found else []
+            put, removed, used = self._sorted([event for _, event in events if event.get("by") != self._own])
+            headers: list[bytes | None] = self._bytes.mget(map(self._key, put)) if put else []
         except self._errors as error:
             self._unsure = True
+            self._missed(error)
             raise Away(str(error)) from error
-        put, removed, used = set[str](), set[str](), list[str]()
-        for id, event in found[0][1] if found else ():
-            self._last = id
+        self._last, self._since = events[-1][0] if events else self._last, None
+        return {name: _unpacked(packed) for name, packed in zip(put, headers, strict=True)}, removed, used
+
+    def _sorted(self, events: Sequence[dict[str, str]]) -> tuple[list[str], set[str], list[str]]:
+        put, removed, used = dict[str, None](), set[str](), list[str]()
+        for event in events:
             name, what = event.get("name", ""), event.get("what")
-            if event.get("by") == self._own:
-                continue
             if what == LIST:
                 self._unsure = True
             elif what == USED:
                 used += name.split()
             elif what == "put":
-                put.add(name)
+                put[name] = None
             elif what == "removed":
                 removed.add(name)
-                put.discard(name)
+                put.pop(name, None)
                 self.left[name] = None
-        return put, removed, used
+        return list(put), removed, used
+
+    def _missed(self, error: Exception) -> None:
+        self._since = self._since or time.monotonic()
+        logger.info("the feed is away: %s", error)
+
+    def _key(self, name: str) -> str:
+        """Of an object's header; in a cluster it stands beside the stream."""
+        return f"{{{self._stream}}}:{name}"
 
     def close(self) -> None:
         self._client.close()
+        self._bytes.close()
 
     def _newest(self) -> str:
         found = self._client.xrevrange(self._stream, count=1)
         return found[0][0] if found else "0-0"
+
+
+def _packed(head: bytes, size: int) -> bytes:
+    return size.to_bytes(8, "little") + zlib.compress(head, 1)
+
+
+def _unpacked(packed: bytes | None) -> Header | None:
+    """A damaged one is told from a description by who reads it."""
+    if packed is None:
+        return None
+    try:
+        return zlib.decompressobj().decompress(packed[8:], _MOST_INFLATED), int.from_bytes(packed[:8], "little")
+    except zlib.error:
+        return b"", 0
 
 
 class Announced:
@@ -128,12 +187,14 @@ class Announced:
 
     def __init__(self, objects: "Bucket", feed: Feed) -> None:
         self.shared, self.link, self.tombstones = objects.shared, objects.link, objects.tombstones
+        self.breaker = objects.breaker
         self._objects, self._feed = objects, feed
         self.get, self.head, self.sweep = objects.get, objects.head, objects.sweep
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
         made = self._objects.put(name, parts)
-        self._feed.tell("put", [name])
+        header = (bytes(parts[0]), sum(memoryview(part).nbytes for part in parts)) if len(parts) == 2 else None
+        self._feed.tell("put", [name], header)
         return made
 
     def delete(self, names: Sequence[str]) -> None:

@@ -57,7 +57,7 @@ class Follower:
                 heard = self._feed.hear()
                 news = heard[:2] if heard is not None else None
                 self._feed.tell(USED, self._share(heard[2] if heard is not None else ()))
-                if news == (set(), set()):
+                if news is not None and not any(news):
                     if time.monotonic() < max(self._heard + FEED_SECONDS, self._next):
                         return
                     news = None

@@ -18,6 +18,7 @@ from dejakv.store.base import CorruptChunk
 from dejakv.store.counters import logger
 from dejakv.store.memory import MemoryTier
 from dejakv.store.objects import Bytes, Folder, Late, Missing, Objects, Unknown
+from dejakv.store.remote.breaker import Breaker
 from dejakv.store.remote.link import AT_ONCE, Link
 from dejakv.store.remote.tombstones import Tombstones
 from dejakv.store.segment import opened
@@ -105,6 +106,7 @@ class Tiers:
         self._lock = threading.Lock()
         self._link: Link | None = getattr(objects, "link", None)
         self.tombstones: Tombstones | None = getattr(objects, "tombstones", None)
+        self.breaker: Breaker | None = getattr(objects, "breaker", None)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="dejakv-fetch")
         self._reads: dict[str, Future[Bytes]] = {}
         """Under way: who wants the same waits for it."""
