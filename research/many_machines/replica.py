@@ -16,7 +16,7 @@ from dejakv.request import Request
 _AGAIN_SECONDS = 0.5
 READY = "ready"
 Told = dict[str, Any]
-"""Of an answer: `token_ids`, `method`, `prompt_tokens`, `computed_tokens`, `reused_tokens`, `ttft_ms`; `error` of a request that failed."""
+"""Of an answer: `token_ids`, `method`, `prompt_tokens`, `computed_tokens`, `reused_tokens`, `ttft_ms`, `plans`, `reason`; `error` of a request that failed."""
 
 
 class Replica:
@@ -66,6 +66,10 @@ class Replica:
     def counts(self, seconds: float = 120.0) -> Told | None:
         """`corrupt` and `misses` of its store."""
         return self._said(("counts",), seconds)
+
+    def entries(self, seconds: float = 120.0) -> Told | None:
+        """How many `entries` it knows and can find, also of others."""
+        return self._said(("entries",), seconds)
 
     def kill(self) -> None:
         """With signal 9."""
@@ -129,6 +133,9 @@ def _serve(connection: Any, model: str, config: SemanticCacheConfig | None, envi
             assert cache is not None
             if message[0] == "purge":
                 connection.send({"prompts": pipeline.purge(Selection()).prompts})
+            elif message[0] == "entries":
+                cache.flush()
+                connection.send({"entries": cache.store.stats().entries})
             elif message[0] == "counts":
                 stats = cache.store.stats()
                 connection.send({"corrupt": stats.corrupt, "misses": stats.misses})
@@ -136,7 +143,7 @@ def _serve(connection: Any, model: str, config: SemanticCacheConfig | None, envi
                 answer = pipeline.answer(message[1])
                 if message[2]:
                     cache.flush()
-                names = ("method", "prompt_tokens", "computed_tokens", "reused_tokens", "ttft_ms")
+                names = ("method", "prompt_tokens", "computed_tokens", "reused_tokens", "ttft_ms", "plans", "reason")
                 told = {name: getattr(answer.record, name) for name in names}
                 connection.send({"token_ids": tuple(answer.token_ids), **told})
         except Exception as error:  # the parent counts it

@@ -1,7 +1,8 @@
 """What 100 replicas of one cache of 10 million segments would do, from a generated trace, and what they would cost.
 
-Measured here: bytes and time of real catalogs of growing size, and the bytes of an event on the wire of a real Valkey. Replayed: a trace of
-`research.replay.generate` through LRU caches of blocks of 512 tokens, two segments each. Worked out: requests a second, the bill.
+Measured here: bytes and time of real catalogs of growing size, and the bytes of events with headers in and from a real Valkey, of random tokens and
+English text. Replayed: a trace of `research.replay.generate` through LRU caches of blocks of 512 tokens, two segments each. Worked out: requests a
+second, the bill.
 """
 
 import random
@@ -19,13 +20,13 @@ import numpy as np
 
 from dejakv.identity import exact_key
 from dejakv.store import changes
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import ChunkMeta, Tensor
 from dejakv.store.catalog import Catalog, Piece
 from dejakv.store.keys import Keys
 from dejakv.store.records import encode_meta
-from dejakv.store.remote.feed import Feed
+from dejakv.store.remote.feed import HEADER_SECONDS, Feed, Header
 from dejakv.store.remote.replicas import FEED_SECONDS, SHARE
-from dejakv.store.segment import MOST_TOKENS, NEVER, RECORD, Segment, cut
+from dejakv.store.segment import MOST_TOKENS, NEVER, RECORD, Segment, cut, encode
 from research.many_machines.services import Services
 from research.replay.generate import BLOCK, World
 
@@ -35,6 +36,11 @@ MONTH = 30 * 86_400
 PAGE = 1000
 """Objects in a page of a listing."""
 PAGE_SECONDS = 0.05
+LENGTHS = (256, 512, 1024, 2048, 3072, 4096, 5120, 6144, 8192)
+"""Tokens of the prompts whose descriptions are told."""
+LETTERS = 4.5
+"""Of a token's text."""
+_TEXTS = Path(__file__).parents[2] / "docs"
 
 
 @dataclass(frozen=True)
@@ -124,12 +130,18 @@ def extrapolated(rows: Sequence[Mapping[str, float]], name: str, segments: int) 
     return last[name] + max(0.0, last[name] - first[name]) / doublings * log2(segments / last["segments"])
 
 
-def event_bytes(services: Services, events: int = 500) -> float:
-    """Bytes that Valkey sends to a reader for each object of a prompt that is put."""
+def told_bytes(services: Services, lengths: Sequence[int], prompts: int = 4) -> list[dict[str, Any]]:
+    """Bytes that Valkey sends to a reader for a segment of 256 tokens, and for the description of a prompt, by its length; whether their headers
+    are in the feed."""
     import redis
 
-    name = services.place()
+    rng, text = random.Random(0), " ".join(file.read_text() for file in sorted(_TEXTS.rglob("*.md")))
+    name, rows = services.place(), list[dict[str, Any]]()
     client: Any = redis.Redis.from_url(services.valkey.url)
+
+    def sent() -> int:
+        return client.info("stats")["total_net_output_bytes"]
+
     with (
         closing(Feed(services.valkey.url, name)) as teller,
         closing(Feed(services.valkey.url, name)) as hearer,
@@ -137,25 +149,55 @@ def event_bytes(services: Services, events: int = 500) -> float:
     ):
         teller.tell("put", ["first"])
         hearer.hear()  # it began before the first event: a listing
-        for number in range(events):
-            teller.tell("put", [f"{number:032x}"])
-        before = client.info("stats")["total_net_output_bytes"]
-        while hearer.hear() not in (None, (set(), set(), [])):
-            pass
-        return (client.info("stats")["total_net_output_bytes"] - before) / events
+        own = -sent() + sent()
+        for tokens in lengths:
+            made = [_headers(rng, tokens, text) for _ in range(prompts)]
+            for kind, told in (
+                ("segment", [one for objects in made for one in objects[:-1]]),
+                ("description", [objects[-1] for objects in made]),
+            ):
+                for one, header in told:
+                    teller.tell("put", [one], header)
+                before, heard = sent(), dict[str, Any]()
+                while len(heard) < len(told):
+                    heard |= (hearer.hear() or ({},))[0]
+                nbytes = (sent() - before - own) / len(told)
+                rows.append({"kind": kind, "tokens": tokens, "bytes": nbytes, "in_feed": all(heard.values())})
+    return rows
+
+
+def _headers(rng: random.Random, tokens: int, text: str) -> list[tuple[str, Header]]:
+    """Of the objects of a prompt whose state nobody has, by name; the description is the last."""
+    ids, at, letters = (
+        tuple(rng.choices(range(49_152), k=tokens)),
+        rng.randrange(len(text) // 2),
+        round(LETTERS * tokens),
+    )
+    text = text[at : at + letters]
+    meta = ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, text, "what is asked", created=1.0)
+    state = cut(meta, Keys("p", "e", ids), 0, len(ids), 4096)
+    described = Segment("", "p", "e", RECORD, 0, 0, record=meta.id, created=1.0, about=encode_meta(meta))
+    made: list[tuple[str, Header]] = []
+    for part in (*state, described):
+        tensor = Tensor(np.zeros((2, 1, 1, part.stop - part.start, 2), np.float32), "F32")
+        one, buffers = encode(replace(part, name=secrets.token_hex(16)), tensor)
+        made.append((one.name, (bytes(buffers[0]), one.nbytes)))
+    return made
 
 
 # Replayed
 
 
-def replayed(scale: Scale, requests: int, seed: int = 0) -> dict[str, Any]:
+def replayed(scale: Scale, requests: int, told: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, Any]:
     """Hit rates (share of prompt tokens) of one shared cache and of caches of a hundredth each, requests going anywhere; a request's
-    segments: put, found, and read from the bucket since the replica has no copy. Counted in the second half of the trace."""
+    segments: put, found, and read from the bucket since the replica has no copy; its description: bytes told, and whether its header is too
+    large for the feed, of the next longer one in `told`. Counted in the second half of the trace."""
     world, rng = World(random.Random(seed)), random.Random(seed)
     shared = Blocks(scale.segments // SEGMENTS_A_BLOCK)
     apart = [Blocks(scale.segments // SEGMENTS_A_BLOCK // scale.replicas) for _ in range(scale.replicas)]
     copies = [Blocks(max(1, scale.own_segments // SEGMENTS_A_BLOCK)) for _ in range(scale.replicas)]
-    tokens = hit = hit_apart = put = found = read = counted = 0
+    tokens = hit = hit_apart = put = found = read = counted = large = 0
+    described = 0.0
     for number in range(requests):
         call = world.next()
         blocks, length = call["hash_ids"], call["input_length"]
@@ -173,6 +215,9 @@ def replayed(scale: Scale, requests: int, seed: int = 0) -> dict[str, Any]:
             put += len(blocks) - held
             found += held
             read += missing
+            row = next((row for row in told if row["tokens"] >= length), told[-1])
+            described += row["bytes"]
+            large += not row["in_feed"]
     return {
         "requests": requests, "segments_at_the_end": SEGMENTS_A_BLOCK * len(shared.all),
         "evicted": SEGMENTS_A_BLOCK * shared.evicted,
@@ -180,6 +225,7 @@ def replayed(scale: Scale, requests: int, seed: int = 0) -> dict[str, Any]:
         "a_request": {
             "tokens": tokens / counted, "put": SEGMENTS_A_BLOCK * put / counted + 1,
             "found": SEGMENTS_A_BLOCK * found / counted, "read": SEGMENTS_A_BLOCK * read / counted,
+            "described": described / counted, "large": large / counted,
         },
     }  # fmt: skip
 
@@ -216,8 +262,9 @@ def simulated(
 ) -> dict[str, Any]:
     """Everything, with what was measured, replayed and worked out apart."""
     scale = scale or Scale()
-    rows, event = catalogs(folder, sizes), event_bytes(services)
-    trace = replayed(scale, requests)
+    rows, told = catalogs(folder, sizes), told_bytes(services, LENGTHS)
+    segment = float(np.median([row["bytes"] for row in told if row["kind"] == "segment"]))
+    trace = replayed(scale, requests, [row for row in told if row["kind"] == "description"])
     each = trace["a_request"]
     rate = scale.requests_a_second * scale.replicas
     objects = scale.segments
@@ -226,12 +273,13 @@ def simulated(
     a_second = {
         "put": rate * each["put"],
         "get": rate * each["read"],
-        "heads": rate
-        * each["put"]
-        * (scale.replicas - 1),  # every other replica reads the header of what it is told of
+        # Every other replica reads what is too large for the feed, in two requests.
+        "heads": 2 * rate * each["large"] * (scale.replicas - 1),
         "listed": listings * objects / PAGE,
     }
+    by_names = rate * (each["put"] + each["large"]) * (scale.replicas - 1)
     prices = {"put": scale.put, "get": scale.get, "heads": scale.get, "listed": scale.listed}
+    sent = rate * ((each["put"] - 1) * segment + each["described"])
     return {
         "scale": scale.__dict__,
         "catalogs": rows,
@@ -242,13 +290,15 @@ def simulated(
         },
         "trace": trace,
         "feed": {
-            "bytes_an_event": event,
+            "told": told,
             "events_a_second": rate * each["put"],
-            "mb_a_second_a_replica": rate * each["put"] * event / 1e6,
-            "mb_a_second": rate * each["put"] * event * scale.replicas / 1e6,
+            "headers_mb": HEADER_SECONDS * sent / 1e6,
+            "mb_a_second_a_replica": sent / 1e6,
+            "mb_a_second": sent * scale.replicas / 1e6,
         },
         "bucket": {
             "a_second": a_second,
             "dollars_a_month": {name: MONTH * many / 1000 * prices[name] for name, many in a_second.items()},
+            "dollars_for_heads_by_names": MONTH * by_names / 1000 * scale.get,
         },
     }
