@@ -75,8 +75,8 @@ def test_the_commands_look_after_a_bucket(docs_engine: Any, bucket: str) -> None
         assert done.exit_code == 0, done.output
         return " ".join(done.output.split())
 
-    assert "1 prompts, " in run("show", bucket)
-    assert run("purge", "--store", bucket, "--all").startswith("removed 1 prompts")
+    assert "1 prompt, " in run("show", bucket)
+    assert run("purge", "--store", bucket, "--all").startswith("removed 1 prompt, ")
     assert "0 prompts, " in run("show", bucket)
 
 

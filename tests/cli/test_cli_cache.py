@@ -44,12 +44,12 @@ def left(folder: Path) -> set[str]:
 
 def test_a_dry_run_tells_and_removes_nothing(folder: Path) -> None:
     said = purge("--cache-dir", folder, "--partition", "p", "--dry-run")
-    assert said.startswith("would remove 1 prompts, 0 runs of rows, 0 shared parts, 0 encoder outputs, ")
+    assert said.startswith("would remove 1 prompt, ")
     assert left(folder) == {DONOR.meta.id, OTHER.meta.id}
 
 
 def test_a_partition(folder: Path) -> None:
-    assert purge("--cache-dir", folder, "--partition", "p").startswith("removed 1 prompts")
+    assert purge("--cache-dir", folder, "--partition", "p").startswith("removed 1 prompt, ")
     assert left(folder) == {OTHER.meta.id}
 
 
@@ -61,8 +61,8 @@ def test_a_donor_with_the_outputs_of_its_pictures(folder: Path, tmp_path: Path) 
         outputs.view("encoder", partition).store(content, "image", np.ones((2, 3), np.float32))
     outputs.close()
     said = purge("--cache-dir", folder, "--cache-dir", tmp_path / "outputs", "--donor", DONOR.meta.id)
-    assert "1 prompts" in said
-    assert "1 encoder outputs" in said
+    assert "1 prompt" in said
+    assert "1 encoder output," in said
     again = VisualKVCache(disk=tmp_path / "outputs")
     found = [
         again.view("encoder", p).lookup(c) is not None for p, c in (("p", PICTURE), ("p", "b" * 64), ("q", PICTURE))
@@ -108,5 +108,8 @@ def test_evidence_is_shown_and_removed(tmp_path: Path) -> None:
     assert [line.split(" ")[0] for line in lines] == ["two", "one"]
     assert "blend (strict)" in lines[0]
     assert "3 labels, 0 wrong" in lines[0]
-    assert CliRunner().invoke(typer_app, [*command, "--epoch", "two", "--remove"]).output == "removed 1 classes\n"
+    assert (
+        CliRunner().invoke(typer_app, [*command, "--epoch", "two", "--remove"]).output
+        == "removed the evidence of 1 kind of hits\n"
+    )
     assert len(CliRunner().invoke(typer_app, command).output.splitlines()) == 1

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from dejakv.errors import counted
+
 cache_command = typer.Typer(help="Look after a store.", no_args_is_help=True, add_completion=False)
 
 
@@ -42,7 +44,7 @@ def show_command(store: Annotated[str, typer.Argument(help="Folder or address of
         rows.append([*names, f"{len(held):,}", f"{tokens:,}", f"{nbytes / 1e6:.1f}", *ages])
     columns = ("partition", "epoch", "kind", "entries", "tokens", "MB", "oldest", "newest")
     Console().print(Sheet(f"cache {store}", columns, rows).printed())
-    typer.echo(f"{entries:,} prompts, {size / 1e6:.1f} MB")
+    typer.echo(f"{counted(entries, 'prompt')}, {size / 1e6:.1f} MB")
 
 
 @cache_command.command("purge")
@@ -93,7 +95,7 @@ def purge_command(
         places = {place: format for given in store for place, format in stores_in(given).items()}
         if everything and selection == Selection() and not dry_run:
             for place in [place for place, format in places.items() if format != FORMAT]:
-                typer.echo(f"removed {purge_folder(place)} files of an older format from {place}")
+                typer.echo(f"removed {counted(purge_folder(place), 'file')} of an older format from {place}")
                 del places[place]
         stores = [stack.enter_context(closing(open_store(place, feed=feed))) for place in places]
         for number, one in enumerate(stores):
@@ -123,7 +125,7 @@ def evidence_command(
         raise ConfigError(f"{store} has no evidence: give the folder of a cache that was used with --error-bound")
     with closing(Ledger(store)) as ledger:
         if remove:
-            typer.echo(f"removed {ledger.remove(epoch=epoch)} classes")
+            typer.echo(f"removed the evidence of {counted(ledger.remove(epoch=epoch), 'kind')} of hits")
             return
         for cls, state, terms in ledger.classes(any_terms=True):
             if epoch in (None, cls.epoch):

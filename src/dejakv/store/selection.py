@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dejakv import errors
 from dejakv.errors import InputError
 from dejakv.identity import common_prefix
 from dejakv.store.base import KV, ROWS, ChunkMeta
@@ -94,10 +95,13 @@ class Purged:
         )
 
     def __str__(self) -> str:
-        return (
-            f"{self.prompts} prompts, {self.rows} runs of rows, {self.parts} shared parts, "
-            f"{self.encoder_outputs} encoder outputs, {self.bytes} bytes"
+        found = (
+            (self.prompts, "prompt"),
+            (self.rows, "blended run"),
+            (self.parts, "leftover segment"),
+            (self.encoder_outputs, "encoder output"),
         )
+        return ", ".join([*(errors.counted(number, noun) for number, noun in found if number), f"{self.bytes:,} bytes"])
 
 
 def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list[ChunkMeta]:
