@@ -23,7 +23,7 @@ def hits(running: Services, folder: Path, quick: bool, many: int | None) -> dict
     from research.many_machines.hits import hit_rates
 
     streams = [stream_of(name, "transformers", many or (6 if quick else 30)) for name in ("rag", "sessions")]
-    return hit_rates(running, [replace(one, lengths=(300, 900)) for one in streams] if quick else streams)
+    return hit_rates(running, [replace(one, lengths=(300, 1_100)) for one in streams] if quick else streams)
 
 
 def found(running: Services, folder: Path, quick: bool, many: int | None) -> dict[str, Any]:
