@@ -72,7 +72,7 @@ def measure(stream: Stream, output: Path, watch: Progress, engine: Any = None) -
             for pipeline in pipelines.values():
                 if pipeline.cache is not None:
                     pipeline.cache.flush()  # the report tells how much is stored
-            shares = shares_of(chosen[: len(rows)], prompter, own.prepare)
+            shares = shares_of(own.prepare(prompter.request(sample)) for sample in chosen[: len(rows)])
             write_run(folder, _summary(stream, rows, pipelines, shares, before, resumed=bool(log.rows)))
             close_all(pipelines)
         return not stopped

@@ -19,7 +19,7 @@ def picture(color: str = "red") -> bytes:
 
 def read(name: str, **options: Any) -> list[Sample]:
     given = DatasetOptions(**options)
-    return list(samples(open_dataset(name, given), given))
+    return list(samples(open_dataset(name, given), given.max_samples, given.shuffle_seed))
 
 
 def test_jsonl(tmp_path: Path) -> None:

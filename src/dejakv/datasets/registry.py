@@ -69,29 +69,26 @@ def open_dataset(
         return kind(options.path, options.seed, **given)
     if name == "gqa":
         return open_gqa(options.path, options.config, options.split, pictures)
-    path, what = (
-        (options.path, "a file")
-        if name in ("jsonl", "log")
-        else (options.path or options.image_root, "a folder of pictures")
-    )
+    path = options.path or (options.image_root if name == "folder" else None)
     if not path:
+        what = "a folder of pictures" if name == "folder" else "a file"
         raise DatasetError(f"this data set needs {what}: give it with --dataset-path")
     if name == "log":
         return Log(Path(path))
     return JsonlDataset(path, options.image_root) if name == "jsonl" else FolderDataset(path)
 
 
-def samples(dataset: Dataset, options: DatasetOptions) -> Iterator[Sample]:
-    """The first `max_samples`, after shuffling if a seed is given (which reads the whole data set).
+def samples(dataset: Dataset, most: int | None = None, shuffle_seed: int | None = None) -> Iterator[Sample]:
+    """The first `most`, after shuffling if a seed is given (which reads the whole data set).
 
     Raises: DatasetError if the data set yields anything but a `Sample`.
     """
     found = _checked(dataset)
-    if options.shuffle_seed is not None:
+    if shuffle_seed is not None:
         every = list(found)
-        random.Random(options.shuffle_seed).shuffle(every)
+        random.Random(shuffle_seed).shuffle(every)
         found = iter(every)
-    return islice(found, options.max_samples)
+    return islice(found, most)
 
 
 def told(path: str | None, read: int, more: bool) -> list[str]:

@@ -8,7 +8,7 @@ question has another right answer. (Not for blend and top_layer, which do not gi
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -35,7 +35,7 @@ from dejakv.experiments.samples import Prompter, model_is_missing, read_samples
 from dejakv.experiments.savings import Savings
 from dejakv.experiments.settings import RunSettings, run_command_of
 from dejakv.experiments.shares import Shares, tokenized
-from dejakv.experiments.summary import Progress, counted, same, wilson
+from dejakv.experiments.summary import Progress, same, wilson
 from dejakv.models import RECIPES
 from dejakv.pipeline import Pipeline
 from dejakv.request import Sampling
@@ -108,7 +108,12 @@ def estimate(
     if not asked.count:
         first = next((f"line {place}: {why}; " for place, why in file.broken.items()), "") if file is not None else ""
         raise DatasetError(f"the log {Path(log).name!r} has no prompts: {first}give a file with one request a line")
-    notes = [*told(settings.dataset_path, asked.count, asked.more), *(_notes(file) if file is not None else ())]
+    notes = told(settings.dataset_path, asked.count, asked.more)
+    if file is not None:
+        notes += file.left_out
+        if file.formats.keys() - {"Mooncake trace", "Azure trace"}:
+            notes.append("assumed: all state is kept; which answers a blend changes only a run shows")
+        notes += [LIMITS[name] for name in file.formats if name in LIMITS]
     common: dict[str, Any] = {"index_encoder": index_encoder, "min_gain": min_gain}
     own = index_encoder == "model" and bool(asked.labelled)
     if own and not timed and model_is_missing(settings):
@@ -148,12 +153,6 @@ def estimate(
     }
 
 
-def _entries(settings: RunSettings) -> Iterator[Entry]:
-    """The samples of a data set as requests."""
-    for place, sample in enumerate(read_samples(settings, beyond=1), 1):
-        yield Entry(place, "JSON lines", sample)
-
-
 class Requests:
     """The requests of a log or a data set, in the order of their arrival: how many they are and have a text or a right answer, whether there are
     more, and what they save.
@@ -162,7 +161,10 @@ class Requests:
     """
 
     def __init__(self, file: Log | None, settings: RunSettings, label_with: str | None, watch: Progress) -> None:
-        found = _entries(settings) if file is None else file.entries()
+        if file is not None:
+            found = file.entries()
+        else:
+            found = (Entry(n, "JSON lines", sample) for n, sample in enumerate(read_samples(settings, beyond=1), 1))
         entries, self.more = begin(found, settings.max_samples)
         if all(entry.time is not None for entry in entries):
             entries = tuple(sorted(entries, key=lambda entry: entry.time or 0.0))
@@ -197,14 +199,6 @@ def asked_of(samples: Iterable[Sample], settings: RunSettings) -> Iterator[Asked
     """The samples as tokens. Raises: as `tokenized`."""
     for sample, prepared in tokenized(samples, settings):
         yield Asked(replace(prepared, epoch=_EPOCH), sample.answer)
-
-
-def _notes(file: Log) -> list[str]:
-    """Lines that were left out, and what the log's format does not say."""
-    notes = file.left_out
-    if file.formats.keys() - {"Mooncake trace", "Azure trace"}:
-        notes.append("assumed: all state is kept; which answers a blend changes only a run shows")
-    return notes + [LIMITS[name] for name in file.formats if name in LIMITS]
 
 
 def labelled_by(
@@ -265,18 +259,18 @@ def tally(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEnco
     levels: list[Level] = [ExactTextCache()]
     if encoder is not None and config.semantic_text:
         levels.append(SemanticTextCache(encoder, config.similarity_threshold))
-    cache = HierarchicalCache(open_store(), levels, build_guards(config, levels), config, background=False)
-    found = LookUps(cache)
-    counts = Counter(asked=len(asked))
-    for one in asked:
-        decision, right = found.look_up(one.prepared, one.answer)
-        adopted = decision.plan.method == "adopt"
-        counts["exact"] += decision.plan.method == "exact"
-        counts["hits"] += adopted
-        counts["judged"] += adopted and right is not None
-        counts["wrong"] += adopted and right is False
-        counts["tokens_saved"] += decision.plan.reused
-    cache.close()
+    with closing(
+        HierarchicalCache(open_store(), levels, build_guards(config, levels), config, background=False)
+    ) as cache:
+        found, counts = LookUps(cache), Counter(asked=len(asked))
+        for one in asked:
+            decision, right = found.look_up(one.prepared, one.answer)
+            adopted = decision.plan.method == "adopt"
+            counts["exact"] += decision.plan.method == "exact"
+            counts["hits"] += adopted
+            counts["judged"] += adopted and right is not None
+            counts["wrong"] += adopted and right is False
+            counts["tokens_saved"] += decision.plan.reused
     return counts
 
 
@@ -364,13 +358,12 @@ def dry_run(
 
 def _line(decision: Decision, right: bool | None) -> dict[str, Any]:
     """Log line of a sample's dry run. `right`: whether the donor's answer is right, None if unknown."""
-    plan = decision.plan
-    hit = plan.method in ("exact", *APPROXIMATE)
-    donor = plan.donors[0] if hit else None
+    plan, match = decision.plan, decision.plan.match  # a prefix has no match
+    donor = plan.donors[0] if match else None
     return {
-        "provenance": f"hit ({plan.match.provenance})" if hit and plan.match else "miss",
-        "level": plan.match.level if hit and plan.match else "",
-        "score": plan.match.score if plan.match else None,
+        "provenance": f"hit ({match.provenance})" if match else "miss",
+        "level": match.level if match else "",
+        "score": match.score if match else None,
         "donor": donor.chunk if donor else None,
         "donor_answer": donor.answer if donor else None,
         "right": right,
@@ -398,8 +391,8 @@ def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str
         "hit_rate_interval": wilson(len(hits), len(lines)),
         **_marked(hits),
         "by_level": {level: {"hits": len(found), **_marked(found)} for level, found in sorted(marks.items())},
-        "not_used": counted(line["reason"] for line in lines if line["reason"]),
-        "plans": counted(line["plan"] for line in lines),
+        "not_used": dict(Counter(line["reason"] for line in lines if line["reason"]).most_common()),
+        "plans": dict(Counter(line["plan"] for line in lines).most_common()),
         "lookup_ms": {"mean": sum(line["lookup_ms"] for line in lines) / len(lines)},
         "dejakv_version": __version__,
     }

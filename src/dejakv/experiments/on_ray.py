@@ -29,7 +29,7 @@ from dejakv.experiments.run import RunResult, chosen_samples, label, output_lock
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.savings import Savings
 from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.shares import Shares, tokenized
+from dejakv.experiments.shares import shares_of, tokenized
 from dejakv.experiments.summary import Progress, Row, summarize
 from dejakv.experiments.sweep import Experiment, failed, ran
 from dejakv.settings import is_memory
@@ -158,22 +158,15 @@ def run_on(
         if (found := earlier_run(settings, chosen, resume=resume)) is not None:
             return RunResult(*found, Path(settings.output or ""), earlier=True)
         watch.stage(f"{settings.model}, {workers} workers on Ray")
-        own = (
-            Path(settings.output, "store")
-            if settings.output is not None
-            else Path(tempfile.mkdtemp(prefix="dejakv-run-"))
-        )
-        given = settings.cache.store or str(own)
-        shared = replace(settings, cache=replace(settings.cache, store=given))
+        output = settings.output
+        own = Path(output, "store") if output is not None else Path(tempfile.mkdtemp(prefix="dejakv-run-"))
+        shared = replace(settings, cache=replace(settings.cache, store=settings.cache.store or str(own)))
         parts = [
-            (
-                replace(shared, output=str(Path(settings.output, f"worker-{n}")) if settings.output else None),
-                chosen[n::workers],
-                resume,
-            )
+            (replace(shared, output=output and str(Path(output, f"worker-{n}"))), chosen[n::workers])
             for n in range(workers)
         ]
-        results: list[RunResult] = cluster.all(_part, parts, max(1, cluster.cpus // workers))
+        part = partial(run_chosen, watch=Progress(), resume=resume)
+        results: list[RunResult] = cluster.all(part, parts, max(1, cluster.cpus // workers))
         rows = [results[place % workers].rows[place // workers] for place in range(len(chosen))]
         shutil.rmtree(own, ignore_errors=True)
         return _merged(settings, chosen, rows, results)
@@ -197,22 +190,13 @@ def _check(settings: RunSettings, cluster: Cluster) -> None:
         )
 
 
-def _part(settings: RunSettings, chosen: Sequence[Sample], resume: bool) -> RunResult:
-    return run_chosen(settings, chosen, Progress(), resume=resume)
-
-
 def _merged(
     settings: RunSettings, chosen: Sequence[Sample], rows: Sequence[Row], results: Sequence[RunResult]
 ) -> RunResult:
     """Writes and returns the run of all workers."""
     each = [result.summary for result in results]
-    settings = replace(
-        settings,
-        implied=(
-            *settings.implied,
-            f"{len(each)} workers on Ray shared the store and ran side by side, each with every {len(each)}th sample; prefix caching is each worker's own",
-        ),
-    )
+    told = f"{len(each)} workers on Ray shared the store and ran side by side, each with every {len(each)}th sample; prefix caching is each worker's own"
+    settings = replace(settings, implied=(*settings.implied, told))
     if settings.output is not None:
         log = SamplesLog(Path(settings.output), settings.named(), chosen)
         for row in rows[len(log.rows) :]:
@@ -223,10 +207,8 @@ def _merged(
     label(summary, settings, chosen)
     summary["measured"] = each[0]["measured"]
     if not any(sample.media for sample in chosen):
-        shares = Shares()
-        for _, prepared in tokenized([one for one, row in zip(chosen, rows, strict=True) if not row.error], settings):
-            shares.add(prepared.token_ids, prepared.request.partition)
-        summary |= shares.figures
+        served = [one for one, row in zip(chosen, rows, strict=True) if not row.error]
+        summary |= shares_of(prepared for _, prepared in tokenized(served, settings))
     return RunResult(summary, tuple(rows), write_run(settings.output, summary))
 
 
@@ -272,7 +254,7 @@ class RequestsOn(Requests):
         last = requests[settings.max_samples][0] if self.more else math.inf
         for place, kind, what, *_ in lines:
             if place <= last:
-                file.count(place, _COUNTED[kind](what))
+                file.count(place, {"request": Entry(0, what), "skipped": None}.get(kind, what))
             if kind == "failed" and place < last:
                 raise InputError(what)
         used = requests[: settings.max_samples]
@@ -281,11 +263,9 @@ class RequestsOn(Requests):
         self.labelled = sum(labelled for *_, labelled in used)
         by_time = not any(math.isnan(time) for _, _, _, _, time, _, _ in used)
         self._blocks = data.to_arrow_refs()
-        self._taken = [
-            (tenants, last, by_time) for tenants in _balanced(Counter(line[3] for line in used), cluster.cpus)
-        ]
-        found = cluster.all(_savings, [(*taken, *self._blocks) for taken in self._taken], model=False)
-        self.savings = sum(found, Savings())
+        tenants = _balanced(Counter(line[3] for line in used), cluster.cpus)
+        self._taken = [(some, last, by_time, *self._blocks) for some in tenants]
+        self.savings = sum(cluster.all(_savings, self._taken, model=False), Savings())
 
     def tallies(
         self, tries: Sequence[SemanticCacheConfig], encoder: TextEncoder | None, watch: Progress
@@ -294,7 +274,7 @@ class RequestsOn(Requests):
         import ray
 
         vectors = ray.put(self._vectors(encoder) if encoder is not None else None)
-        items = [(config, vectors, *taken, *self._blocks) for config in tries for taken in self._taken]
+        items = [(config, vectors, *taken) for config in tries for taken in self._taken]
         found: dict[int, Counter[str]] = {}
         for one in self._cluster.each(_tally, items, model=False):
             found.update([_raised(one)])
@@ -306,13 +286,7 @@ class RequestsOn(Requests):
         """The vector of each text that levels compare. A model's own embeddings are looked up here, where the model is."""
         import ray
 
-        texts = sorted(
-            {
-                text
-                for found in self._cluster.all(_texts, [(*taken, *self._blocks) for taken in self._taken], model=False)
-                for text in found
-            }
-        )
+        texts = sorted(set[str]().union(*self._cluster.all(_texts, self._taken, model=False)))
         if isinstance(encoder, ModelTextEncoder):
             return _encoded(encoder, texts)
         held = ray.put(encoder)
@@ -320,12 +294,6 @@ class RequestsOn(Requests):
         return {text: vector for some in self._cluster.all(_encoded, slices) for text, vector in some.items()}
 
 
-_COUNTED: dict[str, Callable[[str], Any]] = {
-    "request": lambda what: Entry(0, what),  # pyright: ignore[reportArgumentType]
-    "broken": str,
-    "failed": str,
-    "skipped": lambda _: None,
-}
 _LIGHT = ("place", "kind", "what", "tenant", "time", "text", "labelled")
 
 
@@ -359,17 +327,8 @@ def _rows(part: Log, settings: RunSettings, label_with: str | None) -> Iterator[
             one = next(asked) if found.sample is not None else None
             time = math.nan if found.time is None else found.time
             known = one is not None and one.answer is not None
-            yield (
-                place,
-                "request",
-                found.format,
-                found.tenant,
-                time,
-                one is not None,
-                known,
-                replace(found, sample=None),
-                one,
-            )
+            light = (place, "request", found.format, found.tenant, time, one is not None, known)
+            yield (*light, replace(found, sample=None), one)
     except DejaKVError as error:
         yield place, "failed", str(error), "", math.nan, False, False, None, None
 
@@ -384,46 +343,34 @@ def _balanced(requests: Mapping[str, int], tasks: int) -> list[list[str]]:
     return [names for _, _, names in lists]
 
 
-def _taken(tenants: list[str], last: float, by_time: bool, blocks: Sequence[Any]) -> list[tuple[Entry, Asked | None]]:
+def _taken(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> list[tuple[Entry, Asked | None]]:
     """These tenants' requests in the order of their arrival."""
     found: list[tuple[Entry, Asked | None]] = []
-    wanted = set(tenants)
+    wanted = {("request", name) for name in tenants}
     for block in blocks:
-        lines = zip(*(block[name].to_pylist() for name in ("tenant", "kind", "place")), strict=True)
-        mine = [
-            n for n, (name, kind, place) in enumerate(lines) if kind == "request" and name in wanted and place < last
-        ]
+        lines = zip(*(block[name].to_pylist() for name in ("kind", "tenant", "place")), strict=True)
+        mine = [n for n, (*whose, place) in enumerate(lines) if tuple(whose) in wanted and place < last]
         some = block.take(np.array(mine, np.int64))
         found += zip(some["entry"].to_pylist(), some["asked"].to_pylist(), strict=True)
     return sorted(found, key=lambda one: ((one[0].time or 0.0) if by_time else 0.0, one[0].place))
 
 
-def _savings(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> Savings:
+def _savings(*taken: Any) -> Savings:
     savings = Savings()
-    for entry, one in _taken(tenants, last, by_time, blocks):
+    for entry, one in _taken(*taken):
         savings.add_trace(entry) if one is None else savings.add(one.prepared.token_ids, entry)
     return Savings() + savings
 
 
-def _texts(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> set[str]:
-    found = {
-        varying_part(one.prepared.request.chunk) for _, one in _taken(tenants, last, by_time, blocks) if one is not None
-    }
-    return found - {""}
+def _texts(*taken: Any) -> set[str]:
+    return {varying_part(one.prepared.request.chunk) for _, one in _taken(*taken) if one is not None} - {""}
 
 
 def _encoded(encoder: TextEncoder, texts: Sequence[str]) -> dict[str, Any]:
     return {text: encoder.encode(text) for text in texts}
 
 
-def _tally(
-    config: SemanticCacheConfig,
-    vectors: Mapping[str, Any] | None,
-    tenants: list[str],
-    last: float,
-    by_time: bool,
-    *blocks: Any,
-) -> Counter[str]:
-    asked = [one for _, one in _taken(tenants, last, by_time, blocks) if one is not None]
+def _tally(config: SemanticCacheConfig, vectors: Mapping[str, Any] | None, *taken: Any) -> Counter[str]:
+    asked = [one for _, one in _taken(*taken) if one is not None]
     encoder = text_encoder("model", embed=vectors.__getitem__, fingerprint="ray") if vectors is not None else None
     return tally(asked, config, encoder)

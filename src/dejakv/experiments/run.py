@@ -1,6 +1,5 @@
 """`dejakv run`: from settings to samples, an engine, a comparison (or a dry run) and the files of its output folder."""
 
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,15 @@ from dejakv.experiments.compare import check_ran, compare, opened, rounded
 from dejakv.experiments.estimate import dry_run
 from dejakv.experiments.machine import measured
 from dejakv.experiments.output import locked, run_folder, write_run
-from dejakv.experiments.samples import Prompter, missing, model_is_missing, read_samples, repeated, wants_pictures
+from dejakv.experiments.samples import (
+    Prompter,
+    missing,
+    model_is_missing,
+    opened_dataset,
+    read_samples,
+    repeated,
+    wants_pictures,
+)
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import shares_alone, shares_of
@@ -68,9 +75,9 @@ def chosen_samples(settings: RunSettings, resume: bool) -> tuple[RunSettings, tu
     if settings.output is not None:
         run_folder(settings.output)
     check_config(settings.cache)
-    logs: list[Log] = []
-    read, more = begin(read_samples(settings, beyond=1, logs=logs), settings.max_samples)
-    left_out = [one for log in logs for one in log.left_out]
+    dataset = opened_dataset(settings)
+    read, more = begin(read_samples(settings, beyond=1, dataset=dataset), settings.max_samples)
+    left_out = dataset.left_out if isinstance(dataset, Log) else []
     chosen = repeated(read, settings.repeat)
     if not chosen:
         why = "; ".join(left_out) or "check --dataset-path and --split"
@@ -84,7 +91,24 @@ def run_chosen(
 ) -> RunResult:
     """Runs these samples. Raises: as `run`."""
     with output_locked(settings):  # before the work, not after it
-        return _alone(settings, chosen, watch, engine, resume)
+        if (found := earlier_run(settings, chosen, resume=resume)) is not None:
+            return RunResult(*found, Path(settings.output or ""), earlier=True)
+        dry = engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings)
+        if dry or settings.cache_mode == "shares":
+            summary, lines = shares_alone(settings, chosen, watch)
+            summary["implied"] = list(settings.implied)
+            return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
+        pictured = next((sample for sample in chosen if sample.media), None)
+        if pictured is not None and not takes_pictures(settings):
+            raise ModelError(
+                f"sample {pictured.id} has pictures, but {settings.model} reads only text: name an image-text model with --model,"
+                " or give a data set without pictures"
+            )
+        if engine is not None:
+            return _run(settings, chosen, engine, watch)
+        watch.stage(f"loading {settings.model}")
+        with opened(settings) as engine:
+            return _run(settings, chosen, engine, watch)
 
 
 @contextmanager
@@ -96,33 +120,6 @@ def output_locked(settings: RunSettings) -> Iterator[None]:
     busy = f"a run is under way in --output {settings.output!r}: wait until it ends, or give another folder"
     with locked(run_folder(settings.output), "--output", busy):
         yield
-
-
-def _alone(settings: RunSettings, chosen: Sequence[Sample], watch: Progress, engine: Any, resume: bool) -> RunResult:
-    if (found := earlier_run(settings, chosen, resume=resume)) is not None:
-        return RunResult(*found, Path(settings.output or ""), earlier=True)
-    if settings.cache_mode == "shares" or (
-        engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings)
-    ):
-        summary, lines = shares_alone(settings, chosen, watch)
-        summary["implied"] = list(settings.implied)
-        return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
-    _check_pictures(settings, chosen)
-    if engine is not None:
-        return _run(settings, chosen, engine, watch)
-    watch.stage(f"loading {settings.model}")
-    with opened(settings) as engine:
-        return _run(settings, chosen, engine, watch)
-
-
-def _check_pictures(settings: RunSettings, chosen: Sequence[Sample]) -> None:
-    """Raises ModelError for samples with pictures and a text-only model, before the model is loaded."""
-    pictured = next((sample for sample in chosen if sample.media), None)
-    if pictured is not None and not takes_pictures(settings):
-        raise ModelError(
-            f"sample {pictured.id} has pictures, but {settings.model} reads only text: name an image-text model with --model,"
-            " or give a data set without pictures"
-        )
 
 
 def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Progress) -> RunResult:
@@ -141,7 +138,7 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Pr
     summary = summarize(done.rows, settings.model, settings.dataset, done.sizes)
     check_ran(summary["not_run"], len(done.rows))
     ran = [sample for sample, row in zip(chosen, done.rows, strict=False) if not row.error]
-    summary |= shares_of(ran, prompter, engine.prepare)
+    summary |= shares_of(engine.prepare(prompter.request(sample)) for sample in ran)
     label(summary, settings, chosen)
     if done.stopped:
         summary["stopped_before"] = len(chosen)
@@ -181,8 +178,5 @@ def cache_folder(settings: RunSettings) -> Iterator[RunSettings]:
     if settings.cache.store is not None:
         yield settings
         return
-    folder = tempfile.mkdtemp(prefix="dejakv-run-")
-    try:
+    with tempfile.TemporaryDirectory(prefix="dejakv-run-", ignore_cleanup_errors=True) as folder:
         yield replace(settings, cache=replace(settings.cache, store=folder))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dejakv.datasets.base import Sample
-from dejakv.datasets.log import Log
+from dejakv.datasets.base import Dataset, Sample
 from dejakv.datasets.registry import OPTIONS, DatasetOptions, open_dataset, samples
 from dejakv.engines.open import takes_pictures
 from dejakv.errors import ConfigError, DatasetError, InputError, ModelError
@@ -142,30 +141,27 @@ def _field(sample: Sample, name: str) -> str:
     return str(value)
 
 
-def read_samples(settings: RunSettings, beyond: int = 0, logs: list[Log] | None = None) -> Iterator[Sample]:
-    """The samples of a run, in its order, and up to `beyond` that come behind them. Raises: DatasetError, also for an image root that is no folder.
-
-    logs  gets the log that is read, if it is one: it tells what was left out
-    """
+def opened_dataset(settings: RunSettings) -> Dataset:
+    """The data set of a run. Raises: DatasetError, also for an image root that is no folder."""
     root = settings.cache.image_root
     if root is not None and not Path(root).expanduser().is_dir():
         raise DatasetError(f"--image-root {root!r} is no folder: give the folder of the pictures")
     options = DatasetOptions(
-        path=settings.dataset_path,
-        config=settings.dataset_config,
-        split=settings.split,
-        image_root=settings.cache.image_root,
-        max_samples=settings.max_samples,
-        seed=settings.seed,
-        shuffle_seed=settings.shuffle_seed,
-    )
+        path=settings.dataset_path, config=settings.dataset_config, split=settings.split, image_root=root,
+        max_samples=settings.max_samples, seed=settings.seed, shuffle_seed=settings.shuffle_seed,
+    )  # fmt: skip
     own = {name: getattr(settings, name) for name in OPTIONS}
-    wanted = wants_pictures(settings)
-    dataset = open_dataset(settings.dataset, options, own, pictures=wanted)
-    if logs is not None and isinstance(dataset, Log):
-        logs.append(dataset)
-    found = samples(dataset, replace(options, max_samples=settings.max_samples + beyond))
-    return with_pictures(found, image_roots(options.image_root)) if wanted else found
+    return open_dataset(settings.dataset, options, own, pictures=wants_pictures(settings))
+
+
+def read_samples(settings: RunSettings, beyond: int = 0, dataset: Dataset | None = None) -> Iterator[Sample]:
+    """The samples of a run, in its order, and up to `beyond` that come behind them. Raises: as `opened_dataset`.
+
+    dataset  that of the run, if it is open
+    """
+    dataset = opened_dataset(settings) if dataset is None else dataset
+    found = samples(dataset, settings.max_samples + beyond, settings.shuffle_seed)
+    return with_pictures(found, image_roots(settings.cache.image_root)) if wants_pictures(settings) else found
 
 
 def wants_pictures(settings: RunSettings) -> bool:

@@ -3,7 +3,7 @@
 No model is needed, only its tokenizer. What stands anywhere but not in a prefix is what DejaKV can save beyond prefix caching.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.summary import Progress
 from dejakv.identity import Span
 from dejakv.models import RECIPES
-from dejakv.request import DEFAULT_PARTITION, Request
+from dejakv.request import DEFAULT_PARTITION
 
 BLOCK = 16
 """Tokens in a prefix block: vLLM's default on a GPU."""
@@ -136,11 +136,10 @@ class _HashSet:
         self._arrays.append(merged)
 
 
-def shares_of(chosen: Sequence[Sample], prompter: Prompter, prepare: Callable[[Request], Prepared]) -> dict[str, Any]:
+def shares_of(prompts: Iterable[Prepared]) -> dict[str, Any]:
     """The shares of a run's prompts, in its order."""
     shares = Shares()
-    for sample in chosen:
-        prepared = prepare(prompter.request(sample))
+    for prepared in prompts:
         shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
     return shares.figures
 

@@ -4,7 +4,7 @@ import math
 import statistics
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -89,9 +89,8 @@ def fidelity(wanted: NDArray[np.float32] | None, got: NDArray[np.float32] | None
 
 def means(values: Sequence[Fidelity]) -> dict[str, Any]:
     """`kl_mean` and `top1` over samples, None if there are none."""
-    if not values:
-        return {"kl_mean": None, "top1": None}
-    return {"kl_mean": float(np.mean([v.kl for v in values])), "top1": float(np.mean([v.top1 for v in values]))}
+    found = {"kl_mean": [v.kl for v in values], "top1": [v.top1 for v in values]}
+    return {name: statistics.fmean(figures) if figures else None for name, figures in found.items()}
 
 
 @dataclass(frozen=True)
@@ -113,29 +112,16 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """One arm's part of a line in `samples.jsonl`."""
-        own = {
-            "text": self.text,
-            "cached_answer": self.cached_answer,
-            "first_token": self.first_token,
-            "donors": self.donors,
-        }
-        near = asdict(self.fidelity) if self.fidelity is not None else None
-        return {**self.record.as_dict(), **own, "fidelity": near}
+        own = asdict(self)
+        return {**own.pop("record"), **own}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Outcome":
         """The inverse of `as_dict`. Raises: KeyError, TypeError."""
         record = Record(**{item.name: values[item.name] for item in fields(Record)})
-        record = replace(record, order=tuple(record.order))
-        near = values["fidelity"]
-        return cls(
-            record,
-            values["text"],
-            values["cached_answer"],
-            values["first_token"],
-            Fidelity(**near) if near is not None else None,
-            tuple(values.get("donors", ())),
-        )
+        own = {name: values[name] for name in ("text", "cached_answer", "first_token")}
+        near, donors = values["fidelity"], tuple(values.get("donors", ()))
+        return cls(replace(record, order=tuple(record.order)), **own, fidelity=near and Fidelity(**near), donors=donors)
 
 
 @dataclass(frozen=True)
@@ -157,15 +143,14 @@ class Row:
         """One line of `samples.jsonl`."""
         arms = {name: {**outcome.as_dict(), "correct": self.correct(name)} for name, outcome in self.arms.items()}
         cache = self.arms.get("cache")
-        shown = cache.record if cache else None
         return {
             "id": self.sample_id,
             "question": self.question,
             "answer": self.answer,
             "scored": self.scored,
             "error": self.error,
-            "provenance": shown.provenance if shown else "",
-            "statuses": dict(shown.statuses) if shown else {},
+            "provenance": cache.record.provenance if cache else "",
+            "statuses": dict(cache.record.statuses) if cache else {},
             "agrees": self.agrees("cache"),
             "arms": arms,
         }
@@ -235,13 +220,13 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         **_rate("hit_rate", [_is_hit(record) for record in records]),
         "prefix_hits": sum(record.method == "prefix" for record in records),
         "by_level": _by_level(hits),
-        "by_method": counted(record.method for record in records),
+        "by_method": dict(Counter(record.method for record in records).most_common()),
         **_rate("agreement", judged),
         **_rate("agreement_first", first),
         "stored_answers": _stored_answers(hits),
         **means([near for row in rows if "cache" in row.arms and (near := row.arms["cache"].fidelity) is not None]),
         "beyond_prefix": _beyond_prefix(rows),
-        "not_used": counted(record.reason for record in records if record.reason),
+        "not_used": dict(Counter(record.reason for record in records if record.reason).most_common()),
         "lookup_ms": _spread([record.lookup_ms for record in records]),
         "bytes_loaded": sum(record.bytes_loaded for record in records),
         **sizes,
@@ -268,15 +253,13 @@ def _is_hit(record: Record) -> bool:
 
 
 def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
-    outcomes = [row.arms[name] for row in rows]
+    records = [row.arms[name].record for row in rows]
     marks = [correct for row in rows if (correct := row.correct(name)) is not None]
+    sums = ("computed_tokens", "prompt_tokens", "encoder_runs")
     return {
         **_rate("accuracy", marks),
-        "computed_tokens": sum(outcome.record.computed_tokens for outcome in outcomes),
-        "prompt_tokens": sum(outcome.record.prompt_tokens for outcome in outcomes),
-        "encoder_runs": sum(outcome.record.encoder_runs for outcome in outcomes),
-        "ttft_ms": _spread([outcome.record.ttft_ms for outcome in outcomes]),
-        "latency_ms": _spread([outcome.record.latency_ms for outcome in outcomes]),
+        **{figure: sum(getattr(record, figure) for record in records) for figure in sums},
+        **{figure: _spread([getattr(record, figure) for record in records]) for figure in ("ttft_ms", "latency_ms")},
     }
 
 
@@ -287,14 +270,14 @@ def _by_level(hits: Sequence[Row]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for level, group in sorted(groups.items()):
         judged = [agrees for row in group if (agrees := row.agrees("cache")) is not None]
-        exact = [row for row in group if row.arms["cache"].record.method == "exact"]
+        wrong = len(judged) - sum(judged)
         table[level] = {
             "hits": len(group),
-            "exact_hits": len(exact),
+            "exact_hits": sum(row.arms["cache"].record.method == "exact" for row in group),
             "agreement": sum(judged) / len(judged) if judged else None,
             "judged": len(judged),
-            "false_hits": len(judged) - sum(judged) if judged else None,
-            "false_hit_interval": wilson(len(judged) - sum(judged), len(judged)) if judged else None,
+            "false_hits": wrong if judged else None,
+            "false_hit_interval": wilson(wrong, len(judged)) if judged else None,
         }
     return table
 
@@ -345,14 +328,6 @@ def _times(pairs: Sequence[tuple[Record, Record]]) -> tuple[float | None, ...]:
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:
     if not values:
-        return {"p50": None, "p95": None, "mean": None}
-    return {
-        "p50": round(percentile(values, 0.5), 4),
-        "p95": round(percentile(values, 0.95), 4),
-        "mean": round(sum(values) / len(values), 4),
-    }
-
-
-def counted(values: Iterable[str]) -> dict[str, int]:
-    """How often each value occurs, the most frequent first."""
-    return dict(Counter(values).most_common())
+        return dict.fromkeys(("p50", "p95", "mean"))
+    found = {"p50": percentile(values, 0.5), "p95": percentile(values, 0.95), "mean": statistics.fmean(values)}
+    return {name: round(value, 4) for name, value in found.items()}
