@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig, switched_off
@@ -22,7 +21,7 @@ from dejakv.decide.finder import Embed, EpochPrefixes, Finder, no_vectors
 from dejakv.decide.guards.base import Guard
 from dejakv.decide.levels.base import Level, Match
 from dejakv.decide.levels.fusion import FusionStates
-from dejakv.decide.plan import Ask, Decision, Plan, PlanGuard
+from dejakv.decide.plan import Ask, Decision, Observer, Plan, PlanGuard
 from dejakv.decide.queue import SettlingQueue
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
@@ -38,18 +37,6 @@ from dejakv.trust.gate import Gate
 from dejakv.trust.report import TrustReport
 
 log = logging.getLogger("dejakv")
-
-
-class Observer(Protocol):
-    """Follows requests: the error bound, a certificate, fusion states, or the caller's own."""
-
-    def decided(self, prepared: Prepared, decision: Decision) -> Decision:
-        """Called before the first plan runs; returns the decision, with other plans if need be."""
-        ...
-
-    def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Completion) -> None:
-        """Called after the answer, with the plan that ran."""
-        ...
 
 
 class HierarchicalCache:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.plan import Decision, Method, Plan, Trial
+from dejakv.decide.plan import Decision, Method, Observer, Plan, Trial
 from dejakv.decide.queue import SettlingQueue
 from dejakv.request import Prepared, Request
 from dejakv.trust.differs import Differs, Seen
@@ -19,7 +19,7 @@ BOUND = "error bound"
 """How the reason begins where the bound does not let an approximate plan run."""
 
 
-class ErrorBound:
+class ErrorBound(Observer):
     """Draws for every approximate plan whether to serve it, and whether to label it in idle time.
 
     gate    evidence on wrong answers; draws
@@ -42,12 +42,15 @@ class ErrorBound:
         if decision.ask.no_store:
             why = "nothing of this request is kept, so that its answer could not be checked"
             return decision.without(f"{BOUND}: {why}")
-        request, late = prepared.request, self._is_late(plan, decision)
+        # Late: judged by its first token, after a trial run.
+        late = decision.ask.tells_first_token and plan.method == "blend" and orders(self._config.differs)
+        request = prepared.request
         method, setting = LATE_BLEND if late else plan.method, setting_of(plan.method, self._config)
         cls = self._gate.class_of(request.partition, prepared.epoch, method, setting)
         features = features_of(plan, decision.found, len(prepared.token_ids))
         if late:
-            features[TIME_SHARE] = _time_share(decision)
+            tried, exact = plan.seconds, decision.exact.seconds
+            features[TIME_SHARE] = tried / exact if tried is not None and exact else 0.0
         if late and self._gate.tries(cls, features):
             trial = Trial(plan)
             decision = replace(decision, trial=trial)
@@ -64,10 +67,6 @@ class ErrorBound:
             decision = decision.without(f"{BOUND}: {draw.reason}")
         self._note(draw, prepared, decision)
         return decision
-
-    def _is_late(self, plan: Plan, decision: Decision) -> bool:
-        """Whether a plan is judged by its first token, after a trial run."""
-        return decision.ask.tells_first_token and plan.method == "blend" and orders(self._config.differs)
 
     def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Any) -> None:
         """Hand the answer to the waiting label, for its comparison."""
@@ -92,12 +91,6 @@ def setting_of(method: Method, config: SemanticCacheConfig) -> str:
         made = [config.index_encoder, f"score {config.similarity_threshold:g}", f"media {config.media}"]
         made += [*config.embedding_layers, *config.levels, "words" if config.lexical_guard else "no words"]
     return ", ".join(made)
-
-
-def _time_share(decision: Decision) -> float:
-    """Time of the plan as a share of the exact plan's; 0 without costs."""
-    tried, exact = decision.plan.seconds, decision.exact.seconds
-    return tried / exact if tried is not None and exact else 0.0
 
 
 def _greedy(request: Request, ran: Any, differs: Differs) -> Seen | None:

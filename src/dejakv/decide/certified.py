@@ -1,12 +1,11 @@
 """A certificate as an observer: it withholds approximate plans outside of the rules that a log has opened, and labels nothing."""
 
 import logging
-from typing import Any
 
 from dejakv import __version__
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide import bound
-from dejakv.decide.plan import Decision, Plan
+from dejakv.decide.plan import Decision, Observer
 from dejakv.errors import ConfigError
 from dejakv.request import Prepared
 from dejakv.trust.certificate import Certificate
@@ -18,7 +17,7 @@ CERTIFICATE = "the certificate"
 """How the reason begins where a certificate does not let an approximate plan run."""
 
 
-class Certified:
+class Certified(Observer):
     """Keeps to the certificate of a config. One that cannot be used, or is of another bound or setting, withholds every approximate
     plan, and so does one of another epoch: the log says it once, and each request has the reason."""
 
@@ -41,9 +40,6 @@ class Certified:
             return decision
         refused = self._refused(prepared, decision)
         return decision.without(refused) if refused else decision
-
-    def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Any) -> None:
-        """Learn nothing."""
 
     def _refused(self, prepared: Prepared, decision: Decision) -> str:
         found, plan = self._found, decision.plan

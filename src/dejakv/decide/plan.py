@@ -5,7 +5,7 @@ Approximate plans must be asked for. Without costs, one that saves enough comes 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from dejakv.decide.answers import KeptAnswer, kept_answer
 from dejakv.decide.costs import Costs
 from dejakv.decide.guards.base import Verdict
 from dejakv.decide.levels.base import Match, Query, Status
-from dejakv.request import Request, ReuseMode, Sampling, reusable
+from dejakv.request import Prepared, Request, ReuseMode, Sampling, reusable
 from dejakv.settings import MAX_SHARE
 from dejakv.store.base import KV, ROWS, ChunkMeta, PrefixHit
 from dejakv.trust.draw import Draw
@@ -265,6 +265,17 @@ def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
         rows[name] = "miss" if unused and status == "hit" else status
     rows["kv_cache"] = "miss" if plan.method == "none" else "hit"
     return rows
+
+
+class Observer:
+    """Follows requests: the error bound, a certificate, fusion states, or the caller's own. This one does nothing."""
+
+    def decided(self, prepared: Prepared, decision: Decision) -> Decision:
+        """Called before the first plan runs; returns the decision, with other plans if need be."""
+        return decision
+
+    def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Any) -> None:
+        """Called after the answer, with the plan that ran and its completion."""
 
 
 class PlanGuard(Protocol):

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from dejakv import __version__
 from dejakv.datasets.registry import KNOWN, begin, told
 from dejakv.decide.certified import setting_of
-from dejakv.decide.plan import COPIED, Decision, Plan
+from dejakv.decide.plan import COPIED, Decision, Observer
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.compare import check_ran, close_all, opened, pipeline_for, serve_all
@@ -63,16 +63,16 @@ def certify(settings: RunSettings, watch: Progress | None = None, engine: Any = 
     asked = settings.cache
     if asked.error_bound is None:
         raise ConfigError(NO_BOUND)
-    ran = _ran(_fixed(settings), watch or Progress(), engine)
-    found = rules_of(ran.hits, asked)
-    counts = {**ran.counts, **found.pop("counts")}
+    epoch, hits, ran = _ran(_fixed(settings), watch or Progress(), engine)
+    found = rules_of(hits, asked)
+    counts = {**ran, **found.pop("counts")}
     return Certificate(
         error_bound=asked.error_bound,
         confidence=asked.confidence,
         differs=asked.differs,
         model=settings.model,
         engine=settings.engine,
-        epoch=ran.epoch,
+        epoch=epoch,
         level=COPIED,
         method="blend",
         setting=setting_of(asked),
@@ -91,26 +91,17 @@ def audit(
 
     Raises: ConfigError for a model or an engine that is not the certificate's; the errors of `certify`.
     """
-    ran = _ran(_fixed(settings_of({**certificate.settings, **given})), watch or Progress(), engine)
-    if ran.epoch != certificate.epoch:
+    epoch, hits, _ = _ran(_fixed(settings_of({**certificate.settings, **given})), watch or Progress(), engine)
+    if epoch != certificate.epoch:
         raise ConfigError(
             f"the certificate is of another model or engine: it names {certificate.model} on {certificate.engine}, and their epoch is "
             "another now; make it again with `dejakv certify`"
         )
-    return certificate.audit(ran.hits)
+    return certificate.audit(hits)
 
 
-@dataclass(frozen=True)
-class _Ran:
-    """A log that was run. `counts`: its `requests`, and those `not_run`."""
-
-    epoch: str
-    hits: list[Hit]
-    counts: dict[str, int]
-
-
-class _Plans:
-    """Observer that notes the approximate plan of each request, by its id: risk, tokens and features."""
+class _Plans(Observer):
+    """Notes the approximate plan of each request, by its id: risk, tokens and features."""
 
     def __init__(self) -> None:
         self.found: dict[str, tuple[float, int, dict[str, float]]] = {}
@@ -122,12 +113,10 @@ class _Plans:
             self.found[prepared.request.id] = risk_of(plan.method, features), tokens, features
         return decision
 
-    def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Any) -> None:
-        """Its answer is in the row."""
 
-
-def _ran(settings: RunSettings, watch: Progress, engine: Any) -> _Ran:
-    """Every request with reuse and in full, in one process. A hit is a request whose answer was approximate."""
+def _ran(settings: RunSettings, watch: Progress, engine: Any) -> tuple[str, list[Hit], dict[str, int]]:
+    """Every request with reuse and in full, in one process: the epoch, the hits, and how many `requests` there were and were `not_run`.
+    A hit is a request whose answer was approximate."""
     read, more = begin(read_samples(settings, beyond=1), settings.max_samples)
     chosen = [replace(sample, id=f"request-{number}") for number, sample in enumerate(read)]  # a log may repeat its ids
     if not chosen:
@@ -157,7 +146,7 @@ def _ran(settings: RunSettings, watch: Progress, engine: Any) -> _Ran:
         if not row.error and row.arms["cache"].record.approximate:
             risk, tokens, features = plans.found[sample.id]
             hits.append(Hit(risk, _wrong(differs, prompter.request(sample), row), tokens, features))
-    return _Ran(engine.epoch, hits, {"requests": len(rows), "not_run": len(not_run)})
+    return engine.epoch, hits, {"requests": len(rows), "not_run": len(not_run)}
 
 
 def _wrong(differs: Differs, request: Request, row: Row) -> bool:

@@ -30,25 +30,13 @@ def pipeline_for(
     own = engine.for_arm(arm, name or arm)
     if arm == "none":
         return Pipeline(own)
-    if arm == "prefix":
-        return Pipeline(own, prefix_cache(config))
+    if arm == "prefix":  # the prefix caching of a good engine: exact prefixes of earlier prompts, and nothing else
+        budget = {name: getattr(config, name) for name in ("max_bytes", "max_cached_blocks", "policy")}
+        plain = SemanticCacheConfig(exact_text=False, free_order=False, semantic_text=False, **budget)
+        return Pipeline(own, build_cache(plain, None))
     cache = build_cache(config, own)
     cache.flush()  # over a cache directory, the first samples find what it holds
     return Pipeline(own, cache, promotes=promotes)
-
-
-def prefix_cache(config: SemanticCacheConfig) -> HierarchicalCache:
-    """The prefix caching of a good engine: exact prefixes of earlier prompts, and nothing else."""
-    plain = replace(
-        SemanticCacheConfig(),
-        exact_text=False,
-        free_order=False,
-        semantic_text=False,
-        max_bytes=config.max_bytes,
-        max_cached_blocks=config.max_cached_blocks,
-        policy=config.policy,
-    )
-    return build_cache(plain, None)
 
 
 def sizes_of(cache: HierarchicalCache, engine: Any) -> dict[str, Any]:
@@ -65,11 +53,9 @@ def sizes_of(cache: HierarchicalCache, engine: Any) -> dict[str, Any]:
         "corrupt": stats.corrupt,
         "failed_writes": {reason: stats.refused[reason] for reason in FAILED_WRITES if stats.refused.get(reason)},
     }
-    counts = cache.embed_counts
-    if counts:
+    if counts := cache.embed_counts:
         sizes["hook_counts"] = counts
-    trust = cache.trust(None)
-    if trust is not None:
+    if (trust := cache.trust(None)) is not None:
         sizes["trust"] = asdict(trust)
     return sizes
 
@@ -160,11 +146,11 @@ def _warm_up(engine: Any, chosen: Sequence[Sample], prompter: Prompter, sampling
     """Runs the first samples that can run, outside of all figures."""
     left = WARM_UP
     for sample in chosen:
-        if not left:
-            return
         with suppress(InputError):
             Pipeline(engine.for_arm("none")).answer(prompter.request(sample, sampling))
             left -= 1
+        if not left:
+            return
 
 
 def check_ran(errors: Mapping[str, str], of: int) -> None:
@@ -186,9 +172,8 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
     turns round, since an arm stores while the next one runs: nobody waits for it."""
     names = list(pipelines)
     turns = [names[(turn + first) % len(names)] for turn in range(len(names))]
-    answers: dict[str, Answer] = {}
-    for name in turns if first // len(names) % 2 == 0 else reversed(turns):
-        answers[name] = pipelines[name].answer(request)
+    turns = turns if first // len(names) % 2 == 0 else turns[::-1]
+    answers = {name: pipelines[name].answer(request) for name in turns}
     for pipeline in pipelines.values():
         _idle(pipeline)
     full = exact_of(answers)
@@ -197,8 +182,7 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
     outcomes: dict[str, Outcome] = {}
     for name in names:
         answer = answers[name]
-        got = answer.completion.continued(tokens) if wanted is not None else None
-        near = fidelity(wanted, got)
+        near = fidelity(wanted, answer.completion.continued(tokens) if wanted is not None else None)
         start = answer.token_ids[0] if answer.token_ids else None
         outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, near, donors_of(answer))
     return Row(sample.id, sample.question, sample.answer, outcomes, sample.scored)
@@ -229,7 +213,9 @@ def _refill(
         watch.stage(f"filling the caches with the {len(requests)} prompts that are done")
     for request, row in zip(requests, rows, strict=True):
         for pipeline in cached:
-            pipeline.answer(request if _labels_whole_answers(pipeline) else shortened(request))
+            differs = pipeline.cache.queue.differs if pipeline.cache is not None else None
+            whole = differs is not None and differs.tokens != 1  # a short answer would teach an error bound wrongly
+            pipeline.answer(request if whole else shortened(request))
             _idle(pipeline)
         _learn(pipelines, request, row)
 
@@ -237,12 +223,6 @@ def _refill(
 def shortened(request: Request) -> Request:
     """The request with an answer of one token, which computes and keeps what the whole one does of the prompt."""
     return replace(request, sampling=replace(request.sampling, max_new_tokens=1))
-
-
-def _labels_whole_answers(pipeline: Pipeline) -> bool:
-    """Whether an error bound is learned from more than the first token: then a short answer would teach it wrongly."""
-    differs = pipeline.cache.queue.differs if pipeline.cache is not None else None
-    return differs is not None and differs.tokens != 1
 
 
 def _idle(pipeline: Pipeline) -> None:

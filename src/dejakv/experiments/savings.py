@@ -4,15 +4,14 @@ No prompt is computed. A blend computes what is new and, up to the share of its 
 """
 
 import datetime
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dejakv.blend.recomputed import count_of
 from dejakv.blend.settings import QUALITIES
@@ -52,8 +51,8 @@ class Savings:
         prefix = np.arange(len(covered)) < found.prefix
         ends = np.linspace(0, len(covered), QUARTERS + 1).astype(int)
         for number, (begin, end) in enumerate(pairwise(ends)):
-            held = Share(int(end - begin), _count(prefix[begin:end]), _count(covered[begin:end]))
-            self.quarters[number] += held
+            marked = (int(np.count_nonzero(marks[begin:end])) for marks in (prefix, covered))
+            self.quarters[number] += Share(int(end - begin), *marked)
         whole = hash((entry.tenant, *ids))
         again, _ = whole in self._whole, self._whole.add(whole)
         self._add(replace(found, prefix=found.anywhere) if again else found, entry)
@@ -92,15 +91,14 @@ class Savings:
     def figures(self, costs: Costs | None = None) -> dict[str, Any]:
         """As JSON: tokens of all prompts, those in prefixes and anywhere, and their shares; the same tokens by `quarters`, `by_tenant` and
         `by_hour`; `computed` tokens of all, and with `costs` `seconds` of a request's prefill, by way of reuse; `store_bytes` of all distinct state; `arrivals` a minute."""
-        total = self.shares.total
-        ways: dict[str, Callable[[Share], int]] = {
-            "full": lambda one: one.tokens,
-            "exact": lambda one: one.tokens - one.prefix,
-        }
+        total, each = self.shares.total, self._each
+        rows = {"full": [one.tokens for one in each], "exact": [one.tokens - one.prefix for one in each]}
         if self.whole_text:
-            ways |= {f"blend {name}": _blended(quality.share) for name, quality in QUALITIES.items()}
-        rows = {name: np.array([way(one) for one in self._each]) for name, way in ways.items()}
+            for name, quality in QUALITIES.items():
+                rows[f"blend {name}"] = [_blended(one, quality.share) for one in each]
         counts = sorted(self.arrivals.values())
+        arrivals = {"minutes": len(counts), "median": counts[len(counts) // 2], "most": counts[-1]} if counts else None
+        tenants = sorted(self.by_tenant.items(), key=lambda item: (-item[1].tokens, item[0]))
         found: dict[str, Any] = {
             "prompt_tokens": total.tokens,
             "tokens_prefix": total.prefix,
@@ -108,32 +106,27 @@ class Savings:
             **self.shares.figures,
             "whole_text": self.whole_text,
             "quarters": [vars(part) for part in self.quarters] if self.whole_text else [],
-            "by_tenant": {
-                name: vars(part)
-                for name, part in sorted(self.by_tenant.items(), key=lambda item: (-item[1].tokens, item[0]))
-            },
+            "by_tenant": {name: vars(part) for name, part in tenants},
             "by_hour": {str(hour): vars(part) for hour, part in sorted(self.by_hour.items())},
-            "arrivals": {"minutes": len(counts), "median": counts[len(counts) // 2], "most": counts[-1]}
-            if counts
-            else None,
-            "computed": {name: int(each.sum()) for name, each in rows.items()},
+            "arrivals": arrivals,
+            "computed": {name: sum(computed) for name, computed in rows.items()},
         }
         if costs is not None:
-            found["seconds"] = {name: self._seconds(name, each, costs) for name, each in rows.items()}
+            found["seconds"] = {name: self._seconds(name, computed, costs) for name, computed in rows.items()}
             found["store_bytes"] = round((total.tokens - total.prefix) * costs.token_bytes)
         return found
 
-    def _seconds(self, way: str, rows: NDArray[np.int64], costs: Costs) -> float:
+    def _seconds(self, way: str, rows: Sequence[int], costs: Costs) -> float:
         """Mean seconds of a request's prefill. Each takes the fastest of its plans, as the planner does."""
         times: list[float] = []
-        for one, computed in zip(self._each, rows.tolist(), strict=True):
+        for one, computed in zip(self._each, rows, strict=True):
             plans = [costs.full(one.tokens)]
             if way != "full" and one.prefix:
                 plans.append(costs.prefix(one.prefix, one.tokens))
             if way.startswith("blend") and one.anywhere > one.prefix:
                 plans.append(costs.blending(computed, one.tokens, one.anywhere))
             times.append(min(plans))
-        return math.fsum(times) / len(times) if times else 0.0
+        return fmean(times) if times else 0.0
 
 
 K = TypeVar("K")
@@ -143,44 +136,29 @@ def _summed(one: Mapping[K, Share], other: Mapping[K, Share]) -> defaultdict[K, 
     return defaultdict(Share, {key: one.get(key, Share()) + other.get(key, Share()) for key in {**one, **other}})
 
 
-def _blended(part: float) -> Callable[[Share], int]:
+def _blended(one: Share, part: float) -> int:
     """Tokens of a blend: what is new, and at least its share of those behind the exact prefix."""
-
-    def computed(one: Share) -> int:
-        paid = min(count_of(part, one.tokens, one.prefix), one.tokens - one.prefix)
-        return max(one.tokens - one.anywhere, paid)
-
-    return computed
-
-
-def _count(marks: NDArray[np.bool_]) -> int:
-    return int(np.count_nonzero(marks))
+    return max(one.tokens - one.anywhere, min(count_of(part, one.tokens, one.prefix), one.tokens - one.prefix))
 
 
 def sheets(found: Mapping[str, Any]) -> list[Sheet]:
     """Tables of an estimate's savings: where tokens stood, and what each way of reuse would compute."""
-    total, whole = found["prompt_tokens"], found["whole_text"]
-    prefix = found["tokens_prefix"]
-    where = [
-        ("in prefixes of earlier prompts", share(prefix / total), "`exact` and prefix caching compute none of these")
-    ]
-    if whole:
-        other = found["tokens_anywhere"] - prefix
-        where.append(
-            (
-                "elsewhere in earlier prompts",
-                share(other / total),
-                "`blend` reuses most of these; answers are approximate",
-            )
-        )
-        where.append(("new", share(1 - found["tokens_anywhere"] / total), "always computed"))
+    total, prefix, anywhere = found["prompt_tokens"], found["tokens_prefix"], found["tokens_anywhere"]
+    where = [("in prefixes of earlier prompts", prefix / total, "`exact` and prefix caching compute none of these")]
+    if found["whole_text"]:
+        other = (anywhere - prefix) / total
+        where += [
+            ("elsewhere in earlier prompts", other, "`blend` reuses most of these; answers are approximate"),
+            ("new", 1 - anywhere / total, "always computed"),
+        ]
     seconds: Mapping[str, float] = found.get("seconds") or {}
     ways = [
         (name, share(count / total), *((f"{seconds[name]:.3f}",) if seconds else ()))
         for name, count in found["computed"].items()
     ]
     columns = ("reuse", "tokens computed", *(("seconds to prefill a request",) if seconds else ()))
-    return [Sheet("", ("tokens", "share", ""), where), Sheet("", columns, ways)]
+    stood = [(name, share(part), note) for name, part, note in where]
+    return [Sheet("", ("tokens", "share", ""), stood), Sheet("", columns, ways)]
 
 
 def in_words(found: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from dejakv.decide.levels.base import Status
-from dejakv.decide.plan import Decision, Plan
+from dejakv.decide.plan import Decision, Observer, Plan
 from dejakv.errors import InputError
 from dejakv.identity import digest_of
 from dejakv.request import DEFAULT_PARTITION, Prepared, kept_for, nothing_is_kept
@@ -139,8 +139,8 @@ class FusionCache:
         return digest_of(KIND, self.partition, self.epoch, chunk_id)[:40]
 
 
-class FusionStates:
-    """Observer: puts the state of the plan's first donor back into the model, and stores the fusion modules' outputs. Thread-safe; an error
+class FusionStates(Observer):
+    """Puts the state of the plan's first donor back into the model, and stores the fusion modules' outputs. Thread-safe; an error
     of the provider is a miss.
 
     engine  with the model to read and write
