@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.plan import Decision, Method, Observer, Plan, Trial
 from dejakv.decide.queue import SettlingQueue
-from dejakv.request import Prepared, Request
-from dejakv.trust.differs import Differs, Seen
+from dejakv.request import Prepared
+from dejakv.trust.differs import Seen
 from dejakv.trust.draw import Draw
 from dejakv.trust.features import LATE_BLEND, TIME_SHARE, certainty, features_of, orders
 from dejakv.trust.gate import Gate
@@ -44,9 +44,8 @@ class ErrorBound(Observer):
             return decision.without(f"{BOUND}: {why}")
         # Late: judged by its first token, after a trial run.
         late = decision.ask.tells_first_token and plan.method == "blend" and orders(self._config.differs)
-        request = prepared.request
         method, setting = LATE_BLEND if late else plan.method, setting_of(plan.method, self._config)
-        cls = self._gate.class_of(request.partition, prepared.epoch, method, setting)
+        cls = self._gate.class_of(prepared.request.partition, prepared.epoch, method, setting)
         features = features_of(plan, decision.found, len(prepared.token_ids))
         if late:
             tried, exact = plan.seconds, decision.exact.seconds
@@ -72,7 +71,9 @@ class ErrorBound(Observer):
         """Hand the answer to the waiting label, for its comparison."""
         trial, queue = decision.trial, self._queue
         if trial is not None and trial.draw is not None and queue is not None and queue.differs is not None:
-            answer = _greedy(prepared.request, ran, queue.differs)
+            sampling = prepared.request.sampling
+            compared = sampling.greedy and sampling.num_beams == 1 and not queue.differs.logits  # holds no state
+            answer = Seen(ran.text, ran.token_ids) if compared else None
             queue.answered(trial.draw, answer, approximate=plan.approximate)
 
     def _note(self, draw: Draw, prepared: Prepared, decision: Decision) -> None:
@@ -91,11 +92,3 @@ def setting_of(method: Method, config: SemanticCacheConfig) -> str:
         made = [config.index_encoder, f"score {config.similarity_threshold:g}", f"media {config.media}"]
         made += [*config.embedding_layers, *config.levels, "words" if config.lexical_guard else "no words"]
     return ", ".join(made)
-
-
-def _greedy(request: Request, ran: Any, differs: Differs) -> Seen | None:
-    """The answer to compare, None unless it is greedy and sufficient; holds no state."""
-    sampling = request.sampling
-    if differs.logits or not sampling.greedy or sampling.num_beams != 1:
-        return None
-    return Seen(ran.text, ran.token_ids)

@@ -24,13 +24,12 @@ class Certified(Observer):
     def __init__(self, config: SemanticCacheConfig) -> None:
         assert config.certificate is not None
         self._found: Certificate | None = None
-        self._problem = self._told = ""
+        self._told = ""
         try:
             self._found = Certificate.read(config.certificate)
+            self._problem = _breaks(self._found, config)
         except ConfigError as error:
             self._problem = str(error)
-        else:
-            self._problem = _breaks(self._found, config)
         if self._problem:
             self._warn(self._problem)
 

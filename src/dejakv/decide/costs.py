@@ -65,8 +65,7 @@ class Costs:
 
     def fixed(self, constants: tuple[float, ...]) -> "Costs":
         """Copy with `row, pair, byte, blend` from a setting."""
-        row, pair, byte, blend = constants
-        return replace(self, row=row, pair=pair, byte=byte, blend=blend)
+        return replace(self, **dict(zip(("row", "pair", "byte", "blend"), constants, strict=True)))
 
 
 SEEN = 31

@@ -59,18 +59,22 @@ def _dry(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _live(summary: Mapping[str, Any]) -> list[str]:
-    lines = _answers(summary) + bound_in_words(summary.get("trust")) + _nearness(summary)
+    lines = _answers(summary) + bound_in_words(summary.get("trust"))
+    if (kl := summary.get("kl_mean")) is not None:
+        top1 = share(summary["top1"])
+        lines.append(f"cache: KL of the first token {kl:.4f}, same likeliest token along the answer {top1}")
     lines += [*rounding_in_words(summary.get("rounding")), *speed_in_words(summary)]
-    lines += [
-        f"embedding hook, {name}: {count} times"
-        for name, count in summary.get("hook_counts", {}).items()
-        if "skip" in name
-    ]
+    skipped = {name: count for name, count in summary.get("hook_counts", {}).items() if "skip" in name}
+    lines += [f"embedding hook, {name}: {count} times" for name, count in skipped.items()]
     if (lookup := summary["lookup_ms"])["p50"] is not None:
         lines.append(f"lookup p50 {lookup['p50']:.2f} ms, p95 {lookup['p95']:.2f} ms")
     if "store_bytes" in summary:
         lines.append(f"store {summary['store_bytes'] / 1e6:.1f} MB in {summary['store_entries']} chunks")
-    return lines + _failed(summary.get("failed_writes", {}))
+    if writes := summary.get("failed_writes", {}):
+        failed, reasons = counted(sum(writes.values()), "write"), FAILED_WRITES
+        why = ", ".join(f"{count:,} because {reasons.get(reason, reason)}" for reason, count in writes.items())
+        lines.append(f"WARNING {failed} of state failed ({why}): nothing of it was reused.")
+    return lines
 
 
 def _answers(summary: Mapping[str, Any]) -> list[str]:
@@ -127,14 +131,6 @@ def bound_in_words(trust: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _nearness(summary: Mapping[str, Any]) -> list[str]:
-    """The distance from full computation."""
-    if summary.get("kl_mean") is None:
-        return []
-    kl, top1 = summary["kl_mean"], share(summary["top1"])
-    return [f"cache: KL of the first token {kl:.4f}, same likeliest token along the answer {top1}"]
-
-
 def speed_in_words(summary: Mapping[str, Any]) -> list[str]:
     """The cache's speed against prefix caching over all requests, and how far times of equal work were apart in this run."""
     beyond = summary.get("beyond_prefix")
@@ -176,13 +172,6 @@ def _speed(beyond: Mapping[str, Any]) -> str:
     if noise is None or before <= 0 <= after:
         why = "no difference that this run can show"
     return f"Time to the first token {ratio:.2f} x prefix caching's (95%: {low:.2f} to {high:.2f}), which is {why},"
-
-
-def _failed(writes: Mapping[str, int]) -> list[str]:
-    if not writes:
-        return []
-    reasons = ", ".join(f"{count:,} because {FAILED_WRITES.get(reason, reason)}" for reason, count in writes.items())
-    return [f"WARNING {counted(sum(writes.values()), 'write')} of state failed ({reasons}): nothing of it was reused."]
 
 
 def _not_run(errors: Mapping[str, str]) -> list[str]:

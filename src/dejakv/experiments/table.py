@@ -46,8 +46,7 @@ def show(summary: dict[str, Any], rows: Sequence[Row] = (), console: Console | N
     """Prints a run's or a dry run's summary: tables, some changed answers, and the result in plain words."""
     console = console or Console()
     say(console, *summary.get("implied", ()))
-    changed = changed_answers(rows)[:_CHANGED]
-    for sheet in [*sheets_of(summary), *([_changed(changed)] if changed else [])]:
+    for sheet in [*sheets_of(summary), *_changed(changed_answers(rows)[:_CHANGED])]:
         console.print(sheet.printed())
     say(console, *in_words(summary))
 
@@ -126,7 +125,7 @@ def changed_answers(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.agrees("cache") is False]
 
 
-def _changed(rows: Sequence[Row]) -> Sheet:
+def _changed(rows: Sequence[Row]) -> list[Sheet]:
     """The first changed answers, each beside that of full computation."""
     cells = [
         [
@@ -135,7 +134,8 @@ def _changed(rows: Sequence[Row]) -> Sheet:
         ]
         for row in rows
     ]  # fmt: skip
-    return Sheet("changed answers", ("sample", "computed in full", "with the cache", "from", "expected"), cells)
+    columns = ("sample", "computed in full", "with the cache", "from", "expected")
+    return [Sheet("changed answers", columns, cells)] if rows else []
 
 
 def origin(row: Row) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from dejakv.config import LayerMatch
 from dejakv.decide.levels.base import Match, Query, Search, Status, Vectors
 from dejakv.errors import ConfigError, InputError
-from dejakv.vectors.base import Hit, Vector, unit
+from dejakv.vectors.base import Vector, unit
 from dejakv.vectors.flat import FlatIndex
 from dejakv.vectors.spaces import LayerSpec, Spaces
 
@@ -77,7 +77,7 @@ def mean_of_layers(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Inde
             if score >= least:
                 passed.append(Match(donor, "embedding:mean", score, scores))
         passed.sort(key=lambda match: -match.score)
-        unseen = fmean(_floor(hits, depth) for hits in found.values())
+        unseen = fmean(hits[-1][1] if len(hits) == depth else -1.0 for hits in found.values())
         if unseen < (passed[0].score if passed else least):
             break
     return passed[:MAX_MATCHES]
@@ -106,11 +106,6 @@ def _whole(
         if len(scores) == len(specs):
             whole.append((donor, scores))
     return whole
-
-
-def _floor(hits: Sequence[Hit], depth: int) -> float:
-    """Upper bound on the score of donors outside the list."""
-    return hits[-1][1] if len(hits) == depth else -1.0
 
 
 COMBINE: dict[str, Combine] = {"all": all_layers, "any": any_layer, "mean": mean_of_layers}

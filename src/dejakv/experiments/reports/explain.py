@@ -12,7 +12,7 @@ from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_map import Donors
 from dejakv.engines.base import Completion
 from dejakv.errors import InputError
-from dejakv.experiments.reports.report import Block, Section, facts, page, paragraph, table, text
+from dejakv.experiments.reports.report import Section, facts, page, paragraph, table, text
 from dejakv.experiments.table import Sheet
 from dejakv.request import Request, Sampling
 from dejakv.store.base import Chunk, ChunkMeta
@@ -154,7 +154,7 @@ def to_html(explained: Explanation, model: str) -> str:
     columns = ("place", "token", "donor's place", "donor's token", "similarity", "computed")
     answers = f"Answer, blended: {explained.answer}; in full: {explained.full_answer}"
     blocks = [
-        Block(f"<p>{legend}</p><p>{marked}</p>"),
+        f"<p>{legend}</p><p>{marked}</p>",
         paragraph(explained.summary, answers, f"Donor: {explained.donor}"),
         table(Sheet("Map", columns, rows)),
         facts({"model": model, **explained.settings}, "Settings"),

@@ -8,10 +8,10 @@ import html
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dejakv import __version__
 from dejakv.datasets.base import Sample
@@ -51,27 +51,18 @@ span{border-radius:3px;padding:1px 3px;color:#222}.k{background:#a9d8a9}.c{backg
 """
 
 
-@dataclass(frozen=True)
-class Block:
-    """HTML of part of a section."""
-
-    html: str
-
-
-@dataclass(frozen=True)
-class Section:
-    """One source of the report."""
+class Section(NamedTuple):
+    """One source of the report: its title, and its parts in HTML."""
 
     title: str
-    blocks: Sequence[Block]
+    blocks: Sequence[str]
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
     """The whole page."""
     body = "".join(
-        f"<section>{f'<h2>{text(section.title)}</h2>' if section.title != title else ''}"
-        f"{''.join(block.html for block in section.blocks)}</section>"
-        for section in sections
+        f"<section>{f'<h2>{text(name)}</h2>' if name != title else ''}{''.join(blocks)}</section>"
+        for name, blocks in sections
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -86,23 +77,23 @@ def text(value: object) -> str:
     return html.escape(str(value))
 
 
-def paragraph(*sentences: str) -> Block:
-    return Block("".join(f"<p>{text(sentence)}</p>" for sentence in sentences))
+def paragraph(*sentences: str) -> str:
+    return "".join(f"<p>{text(sentence)}</p>" for sentence in sentences)
 
 
-def command(line: str) -> Block:
-    return Block(f"<h3>Command</h3><pre>{text(line)}</pre>")
+def command(line: str) -> str:
+    return f"<h3>Command</h3><pre>{text(line)}</pre>"
 
 
-def table(sheet: Sheet) -> Block:
+def table(sheet: Sheet) -> str:
     """A table that scrolls on a phone."""
     title = f"<h3>{text(sheet.title)}</h3>" if sheet.title else ""
     head = "".join(f"<th>{text(column)}</th>" if column else "<td></td>" for column in sheet.columns)
     body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in sheet.rows)
-    return Block(f'{title}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
+    return f'{title}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def facts(values: Mapping[str, Any], title: str = "") -> Block:
+def facts(values: Mapping[str, Any], title: str = "") -> str:
     return table(Sheet(title, ("", ""), [(name, str(value)) for name, value in values.items()]))
 
 
@@ -111,24 +102,17 @@ def make_report(sources: Sequence[Path], output: Path) -> None:
 
     Raises: ConfigError for a source that is none, and for an output that exists and is no report.
     """
-    _check_output(output)
-    sections = [one for source in sources for one in sections_of(source)]
-    make_folder(output.parent)
-    replace_file(output, page(sections[0].title if len(sections) == 1 else "DejaKV report", sections), "--output")
-
-
-def _check_output(output: Path) -> None:
-    """Raises: ConfigError if the file exists and no report wrote it."""
     if output.is_dir():
         raise ConfigError(f"--output {str(output)!r} is a folder: give the name of a page in it")
     try:
-        begins = output.read_bytes()[:2000]
-    except FileNotFoundError:
-        return
+        ours = not output.exists() or GENERATOR.encode() in output.read_bytes()[:2000]
     except OSError as error:
         raise ConfigError(f"--output {str(output)!r} cannot be used ({error.strerror}): give another name") from error
-    if GENERATOR.encode() not in begins:
+    if not ours:
         raise ConfigError(f"--output {str(output)!r} exists and is no report of ours: give another name")
+    sections = [one for source in sources for one in sections_of(source)]
+    make_folder(output.parent)
+    replace_file(output, page(sections[0].title if len(sections) == 1 else "DejaKV report", sections), "--output")
 
 
 def sections_of(source: Path) -> list[Section]:
@@ -168,7 +152,7 @@ def _estimated(path: Path) -> Section:
 def run_section(folder: Path, summary: Mapping[str, Any]) -> Section:
     """Raises: ConfigError if the samples of a live run are missing."""
     details = [paragraph(*summary.get("implied", ()), *in_words(summary)), *map(table, sheets_of(summary))]
-    blocks: list[Block] = []
+    blocks: list[str] = []
     if "arms" in summary:
         rows = [row for row in finished_rows(folder) if not row.error]
         blocks = [paragraph(asked(summary, rows)), table(headline(summary)), paragraph(*verdict(summary))]
@@ -176,60 +160,45 @@ def run_section(folder: Path, summary: Mapping[str, Any]) -> Section:
         details.append(table(times(rows)))
     blocks += [_folded("Details", details)] if blocks else details
     if made := summary.get("measured"):
-        blocks.append(paragraph(_provenance(made)))
+        where, versions = made["machine"], ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+        cores = f"{where['cores_used']} of {where['cores']} cores, load {where['load_average']}"
+        on = where.get("gpu", where["cpu"])
+        blocks.append(paragraph(f"Measured until {made['finished']} on {on} ({cores}); {versions}."))
     if told := read_object(folder / SETTINGS):
         blocks.append(command(run_command_of(told)))
     return Section(f"Run {folder.name}: {summary['model']} on {summary['dataset']}", blocks)
 
 
-def _folded(title: str, blocks: Sequence[Block]) -> Block:
+def _folded(title: str, blocks: Sequence[str]) -> str:
     """Blocks behind their title, which opens them."""
-    return Block(f"<details><summary>{text(title)}</summary>{''.join(block.html for block in blocks)}</details>")
+    return f"<details><summary>{text(title)}</summary>{''.join(blocks)}</details>"
 
 
-def _provenance(made: Mapping[str, Any]) -> str:
-    where, versions = made["machine"], ", ".join(f"{name} {version}" for name, version in made["versions"].items())
-    cores = f"{where['cores_used']} of {where['cores']} cores, load {where['load_average']}"
-    return f"Measured until {made['finished']} on {where.get('gpu', where['cpu'])} ({cores}); {versions}."
-
-
-def _over_the_stream(rows: Sequence[Row]) -> list[Block]:
+def _over_the_stream(rows: Sequence[Row]) -> list[str]:
     """Time to the first token of each request, and the tokens computed so far."""
     arms = list(rows[0].arms) if rows else []
     seconds = {arm: [row.arms[arm].record.ttft_ms / 1e3 for row in rows] for arm in arms}
     tokens = {arm: list(accumulate(row.arms[arm].record.computed_tokens for row in rows)) for arm in arms}
     return [
-        Block(curves("Time to the first token", "seconds", seconds, NAMES)),
-        Block(curves("Tokens computed so far", "tokens", tokens, NAMES)),
+        curves("Time to the first token", "seconds", seconds, NAMES),
+        curves("Tokens computed so far", "tokens", tokens, NAMES),
     ]
 
 
-def _changed(folder: Path, rows: Sequence[Row]) -> list[Block]:
+def _changed(folder: Path, rows: Sequence[Row]) -> list[str]:
     """The changed answers, the furthest from full computation first, with their pictures."""
     changed = changed_answers(rows)
     if not changed:
-        return (
-            [paragraph("No answer of the cache arm differs from full computation's.")]
-            if rows and rows[0].agrees("cache") is not None
-            else []
-        )
-    worst = sorted(changed, key=_distance, reverse=True)[:MOST_DISAGREEMENTS]
-    samples = _samples(folder, {row.sample_id for row in worst})
+        judged = bool(rows) and rows[0].agrees("cache") is not None
+        return [paragraph("No answer of the cache arm differs from full computation's.")] if judged else []
+    near = {row.sample_id: row.arms["cache"].fidelity for row in changed}
+    far = {name: found.kl if found is not None else 0.0 for name, found in near.items()}
+    worst = sorted(changed, key=lambda row: far[row.sample_id], reverse=True)[:MOST_DISAGREEMENTS]
+    wanted, samples = {row.sample_id for row in worst}, dict[str, Sample]()
+    with suppress(DejaKVError):  # without the data set the page has no pictures
+        samples = {sample.id: sample for sample in read_samples(finished_settings(folder)) if sample.id in wanted}
     head = f"<h3>Changed answers: {len(changed)} of {len(rows)}, the {len(worst)} furthest from full computation</h3>"
-    return [Block(head + "".join(_case(row, samples.get(row.sample_id)) for row in worst))]
-
-
-def _distance(row: Row) -> float:
-    near = row.arms["cache"].fidelity
-    return near.kl if near is not None else 0.0
-
-
-def _samples(folder: Path, wanted: set[str]) -> dict[str, Sample]:
-    """The samples themselves, for their pictures. Without the data set the page has none."""
-    try:
-        return {sample.id: sample for sample in read_samples(finished_settings(folder)) if sample.id in wanted}
-    except DejaKVError:
-        return {}
+    return [head + "".join(_case(row, samples.get(row.sample_id)) for row in worst)]
 
 
 def _case(row: Row, sample: Sample | None) -> str:
@@ -258,22 +227,11 @@ def _picture(media: Media) -> str:
 
 def sweep_section(path: Path, found: Sequence[Mapping[str, Any]]) -> Section:
     """`found`: the rows of `sweep_log.logged`."""
-    done = [row for row in found if not row["error"]]
     failed = failures(found)
-    return Section(
-        f"Sweep {path.name}",
-        [
-            paragraph(f"{len(done)} experiments, {len(failed)} failed"),
-            table(sheet(found)),
-            paragraph(*failed),
-            _commands(found),
-        ],
-    )
-
-
-def _commands(found: Sequence[Mapping[str, Any]]) -> Block:
-    each = "".join(
+    commands = [
         f"<p>{text(row['name'])}</p><pre>{text(run_command_of(json.loads(row['settings'] or '{}')))}</pre>"
         for row in found
-    )
-    return Block(f"<details><summary>The command of each experiment</summary>{each}</details>")
+    ]
+    told = paragraph(f"{len(found) - len(failed)} experiments, {len(failed)} failed")
+    folded = _folded("The command of each experiment", commands)
+    return Section(f"Sweep {path.name}", [told, table(sheet(found)), paragraph(*failed), folded])

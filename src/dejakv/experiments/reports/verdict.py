@@ -30,14 +30,13 @@ def headline(summary: Mapping[str, Any]) -> Sheet:
     """Tokens and mean times of each arm, the last of which is DejaKV's; its share of prefix caching's (or of no reuse's) behind them."""
     arms: Mapping[str, Mapping[str, Any]] = summary["arms"]
     held_by = next((name for name in ("prefix", "none") if name in arms and "cache" in arms), "")
-    base = arms.get(held_by)
     rows: list[Sequence[str]] = []
     for name, key, of, scale, unit in _FIGURES:
         values = {arm: (figures[key][of] if of else figures[key]) for arm, figures in arms.items()}
         cells = ["-" if value is None else f"{value / scale:,.{2 if unit else 0}f}{unit}" for value in values.values()]
-        held, ours = (base[key][of] if of else base[key]) if base is not None else None, values.get("cache")
+        held, ours = values.get(held_by), values.get("cache")
         rows.append((name, *cells, share(ours / held) if held and ours is not None else ""))
-    return Sheet("", ("", *(NAMES[arm] for arm in arms), "" if base is None else f"of {NAMES[held_by]}'s"), rows)
+    return Sheet("", ("", *(NAMES[arm] for arm in arms), held_by and f"of {NAMES[held_by]}'s"), rows)
 
 
 _FIGURES = (
@@ -73,8 +72,16 @@ def times(rows: Sequence[Row]) -> Sheet:
 
 def verdict(summary: Mapping[str, Any]) -> list[str]:
     """Speed, answers, how much of the prompts was computed before, and what follows for the reader."""
-    speed = speed_in_words(summary)[:1]
-    return [*speed, *_answers(summary), *_shares(summary), *_advice(speed)]
+    speed, lines = speed_in_words(summary)[:1], _answers(summary)
+    if "share_prefix" in summary:
+        prefix, anywhere = share(summary["share_prefix"]), share(summary["share_anywhere"])
+        stood = f"{prefix} stood in the prefixes of earlier prompts, and {anywhere} anywhere in them"
+        lines.append(f"Of the prompts' tokens, {stood}.")
+    if speed:
+        pays = "as fast to the first token" in speed[0]
+        first = "Reuse pays for prompts like these" if pays else "Reuse beyond prefixes did not show a gain here"
+        lines.append(f"{first}. What a log of yours holds: {OWN_LOG}")
+    return speed + lines
 
 
 def _answers(summary: Mapping[str, Any]) -> list[str]:
@@ -87,20 +94,3 @@ def _answers(summary: Mapping[str, Any]) -> list[str]:
         f"Answers as in full computation: the first token in {first} of {count}, the whole answer in {whole}.{note}",
         *rounding_in_words(summary.get("rounding")),
     ]
-
-
-def _shares(summary: Mapping[str, Any]) -> list[str]:
-    if "share_prefix" not in summary:
-        return []
-    prefix, anywhere = share(summary["share_prefix"]), share(summary["share_anywhere"])
-    return [
-        f"Of the prompts' tokens, {prefix} stood in the prefixes of earlier prompts, and {anywhere} anywhere in them."
-    ]
-
-
-def _advice(speed: Sequence[str]) -> list[str]:
-    if not speed:
-        return []
-    pays = "as fast to the first token" in speed[0]
-    first = "Reuse pays for prompts like these" if pays else "Reuse beyond prefixes did not show a gain here"
-    return [f"{first}. What a log of yours holds: {OWN_LOG}"]
