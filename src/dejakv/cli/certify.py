@@ -95,10 +95,8 @@ def _refuse_others(given: dict[str, Any], assigned: list[str] | None, taken: tup
     """Raises: ConfigError for options that would change nothing."""
     from dejakv.errors import ConfigError
 
-    others = [name for name in given if name not in taken] + ["set"] * bool(assigned)
-    if others:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in others)
-        raise ConfigError(f"{why}: leave out {named}")
+    if others := [name for name in given if name not in taken] + ["set"] * bool(assigned):
+        raise ConfigError(f"{why}: leave out {', '.join('--' + name.replace('_', '-') for name in others)}")
 
 
 certify_command = command(_certify, (RunSettings, SemanticCacheConfig), GROUPS, {**SWITCHES, **SINGULARS}, skip=SKIPPED)

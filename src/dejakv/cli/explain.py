@@ -81,13 +81,8 @@ def explain_command(
         why.to_terminal(found, Console())
         written = why.to_html(found) if html is not None else ""
     else:
-        given = {
-            "blend_quality": blend_quality,
-            "blend_map": token_map,
-            "blend_selector": selector,
-            "blend_share": share,
-        }
-        settings = SemanticCacheConfig.from_dict(given)
+        given = {"quality": blend_quality, "map": token_map, "selector": selector, "share": share}
+        settings = SemanticCacheConfig.from_dict({f"blend_{name}": value for name, value in given.items()})
         texts = _text(str(donor)), _text(str(target))
 
         from dejakv.blend.settings import BlendConfig

@@ -30,16 +30,14 @@ def explain_request(server: str, source: str, key: str | None = None) -> str:
     models = _answer(f"{server}/v1/models", None, key).get("data") or [{}]
     owner, served = models[0].get("owned_by"), models[0].get("id")
     route = "chat/completions" if "messages" in body else "completions"
-    ours = owner == "dejakv"
     whole = {name: value for name, value in body.items() if name not in ("stream_options", "max_completion_tokens")}
     whole |= {"model": body.get("model", served), "stream": False, "max_tokens": 1}
-    if ours:
-        whole["dejakv"] = {**(body.get("dejakv") or {}), "no_store": True}
-    else:
-        params = body.get("kv_transfer_params") or {}
-        whole["kv_transfer_params"] = {**params, "dejakv": {**(params.get("dejakv") or {}), "no_store": True}}
+    ours = owner == "dejakv"
+    place = whole if ours else dict(body.get("kv_transfer_params") or {})
+    place["dejakv"] = {**(place.get("dejakv") or {}), "no_store": True}
+    whole |= {} if ours else {"kv_transfer_params": place}
     answer = _answer(f"{server}/v1/{route}", whole, key)
-    told = answer.get("dejakv") if ours else (answer.get("kv_transfer_params") or {}).get("dejakv")
+    told = (answer if ours else answer.get("kv_transfer_params") or {}).get("dejakv")
     if not isinstance(told, dict):
         raise InputError(
             f"the answer of {server} does not say what DejaKV did: start vLLM with the connector (docs/how-to/vllm.md), or ask the server"

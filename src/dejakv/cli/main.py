@@ -96,12 +96,10 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Gives a `--ray` without an address its own."""
-        following = [*args[1:], ""]
-        words = (
-            "--ray=local" if word == "--ray" and not _ADDRESS.fullmatch(after) else word
-            for word, after in zip(args, following, strict=False)
-        )
-        return super().parse_args(ctx, list(words))
+        for place, after in enumerate([*args[1:], ""][: len(args)]):
+            if args[place] == "--ray" and not _ADDRESS.fullmatch(after):
+                args[place] = "--ray=local"
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help without importing any command."""

@@ -24,13 +24,8 @@ def watching(
     if not console.is_terminal:
         yield _Lines(console, log_samples, seconds, counts)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[means]}"),
-    )
+    first, last = TextColumn("{task.description}"), TextColumn("{task.fields[means]}")
+    columns = (first, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), last)
     with Bars(*columns, console=console, transient=True) as bars:
         yield _Bar(console, log_samples, bars)
 
@@ -39,8 +34,7 @@ class _Means(Progress):
     """Mean time to first token of each arm in a stage; prints samples if asked to."""
 
     def __init__(self, console: Console, log_samples: bool) -> None:
-        self._console = console
-        self._log_samples = log_samples
+        self._console, self._log_samples = console, log_samples
         self._times: defaultdict[str, list[float]] = defaultdict(list)
 
     def stage(self, text: str) -> None:
@@ -88,8 +82,7 @@ class _Lines(_Means):
 
     def __init__(self, console: Console, log_samples: bool, seconds: float, counts: str) -> None:
         super().__init__(console, log_samples)
-        self._seconds = seconds
-        self._counts = counts
+        self._seconds, self._counts = seconds, counts
         self.stage("")
 
     def stage(self, text: str) -> None:

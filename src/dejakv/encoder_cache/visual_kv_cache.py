@@ -119,9 +119,7 @@ class EncoderView:
         If `compute` raises, all waiting callers get its error, nothing is kept, and the next call tries again. If the
         computing caller is interrupted (KeyboardInterrupt, cancellation), one of the waiting callers starts again.
         """
-        wanted = self._wanted(self._key(content_hash, modality), resolution)
-        block = self._registry.take(wanted.key) or self._registry.encoded([wanted], alone(compute))[0]
-        return block.embedding
+        return self._encoded(content_hash, modality, compute, resolution).embedding
 
     async def aget_or_compute(
         self,
@@ -155,24 +153,16 @@ class EncoderView:
     ) -> VisualCacheResult:
         """All steps for one medium: hash, lookup, encoding if necessary, and the recommendation of DP mode."""
         content_hash = compute_content_hash(raw_bytes)
-        wanted = self._wanted(self._key(content_hash, modality), resolution)
         computed: list[bool] = []
 
         def counted() -> Any:
             computed.append(True)
             return compute()
 
-        block = self._registry.take(wanted.key) or self._registry.encoded([wanted], alone(counted))[0]
-        return VisualCacheResult(
-            cache_hit=not computed,
-            content_hash=content_hash,
-            embedding=block.embedding,
-            reuse_count=max(block.access_count, int(not computed)),
-            vram_saved_bytes=0 if computed else block.estimated_vram_bytes,
-            dp_mode_recommended=self.get_dp_mode_recommendation(
-                batch_image_count, resolution or (512, 512), encoder_depth
-            ),
-        )
+        block = self._encoded(content_hash, modality, counted, resolution)
+        uses, saved = (block.access_count, 0) if computed else (max(1, block.access_count), block.estimated_vram_bytes)
+        recommended = self.get_dp_mode_recommendation(batch_image_count, resolution or (512, 512), encoder_depth)
+        return VisualCacheResult(not computed, content_hash, block.embedding, uses, saved, recommended)
 
     def dp_mode(
         self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
@@ -199,6 +189,12 @@ class EncoderView:
     def stats(self) -> EncoderCacheStats:
         """This partition's figures."""
         return self._registry.stats(self.partition)
+
+    def _encoded(
+        self, content_hash: str, modality: str, compute: Callable[[], Any], resolution: Resolution | None
+    ) -> VisualEmbeddingBlock:
+        wanted = self._wanted(self._key(content_hash, modality), resolution)
+        return self._registry.take(wanted.key) or self._registry.encoded([wanted], alone(compute))[0]
 
     def _key(self, content_hash: str, modality: str) -> Key:
         check_key(modality, content_hash)
