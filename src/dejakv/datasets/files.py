@@ -61,11 +61,7 @@ def inside(root: Path, name: str) -> Path:
 
 def by_id(root: Path, image_id: str) -> Path | None:
     """The picture `<image_id>.jpg|.png|...` below `root`, None if there is none."""
-    for suffix in SUFFIXES:
-        path = inside(root, image_id + suffix)
-        if path.is_file():
-            return path
-    return None
+    return next((path for suffix in SUFFIXES if (path := inside(root, image_id + suffix)).is_file()), None)
 
 
 class JsonlDataset:

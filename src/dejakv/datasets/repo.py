@@ -112,7 +112,9 @@ def _objects(path: Path, file: str) -> Iterator[CodeObject]:
 def _object(node: ast.stmt, owner: str, file: str, lines: list[str]) -> Iterator[CodeObject]:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
-    calls = (_called(call.func) for call in ast.walk(node) if isinstance(call, ast.Call))
+    called = [call.func for call in ast.walk(node) if isinstance(call, ast.Call)]
+    calls = {each.id for each in called if isinstance(each, ast.Name)}
+    calls |= {each.attr for each in called if isinstance(each, ast.Attribute)}
     first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
     yield CodeObject(
         name=f"{owner}.{node.name}",
@@ -120,13 +122,7 @@ def _object(node: ast.stmt, owner: str, file: str, lines: list[str]) -> Iterator
         file=file,
         code="".join(lines[first - 1 : node.end_lineno]).rstrip(),
         doc=ast.get_docstring(node) or "",
-        calls=frozenset(name for name in calls if name),
-    )
-
-
-def _called(function: ast.expr) -> str:
-    return (
-        function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+        calls=frozenset(calls),
     )
 
 
@@ -241,11 +237,8 @@ class RepoDataset:
 def _nearest(caller: CodeObject, candidates: Sequence[CodeObject]) -> CodeObject:
     """The best of several objects with the called name: in the caller's class, in its file, otherwise the first."""
     owner = caller.name.rpartition(".")[0]
-    for near in (lambda o: o.name.startswith(f"{owner}."), lambda o: o.file == caller.file):
-        for candidate in candidates:
-            if near(candidate):
-                return candidate
-    return candidates[0]
+    ranks = [0 if each.name.startswith(f"{owner}.") else 1 + (each.file != caller.file) for each in candidates]
+    return candidates[ranks.index(min(ranks))]
 
 
 def cut(text: str, limit: int) -> str:

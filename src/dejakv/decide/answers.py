@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from dejakv.request import Sampling
 from dejakv.store.base import ChunkMeta
@@ -33,12 +33,13 @@ def greedy_note(sampling: Sampling, token_ids: Sequence[int]) -> dict[str, Any]:
 
 def greedy_answer(metadata: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
     """The same read again: how long the greedy answer may be, None if there is none or it is not known, and its first token."""
-    found = metadata.get(_GREEDY)
-    numbers = cast(list[object], found) if isinstance(found, list) else []
-    known = [number for number in numbers if isinstance(number, int)]
-    if not known or len(known) != len(numbers) or len(known) > 2:
-        return None, ()
-    return known[0], tuple(known[1:])
+    match metadata.get(_GREEDY):
+        case [int(most)]:
+            return most, ()
+        case [int(most), int(first)]:
+            return most, (first,)
+        case _:
+            return None, ()
 
 
 def answer_note(
@@ -51,16 +52,13 @@ def answer_note(
 def kept_answer(meta: ChunkMeta, sampling: Sampling | None) -> KeptAnswer | None:
     """The stored answer for this sampling. None without one, for another sampling, for a note that is damaged, and where no stored
     answer is asked for (`sampling` is None)."""
-    note = meta.metadata.get(_NOTE)
-    if sampling is None or not sampling.greedy or meta.answer is None or not isinstance(note, list):
+    if sampling is None or not sampling.greedy or meta.answer is None:
         return None
-    values = cast(list[Any], note)
-    if len(values) != 4 or values[0] != _of(sampling) or not isinstance(values[1], list):
-        return None
-    ids = cast(list[Any], values[1])
-    if not all(isinstance(each, int) for each in ids):
-        return None
-    return KeptAnswer(meta.answer, tuple(ids), str(values[2]), values[3] is True)
+    match meta.metadata.get(_NOTE):
+        case [of, [*ids], dtype, bitwise] if of == _of(sampling) and all(isinstance(each, int) for each in ids):
+            return KeptAnswer(meta.answer, tuple(ids), str(dtype), bitwise is True)
+        case _:
+            return None
 
 
 def _of(sampling: Sampling) -> list[Any]:

@@ -62,11 +62,6 @@ def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None
     )
 
 
-def dataset_of(model: str) -> str | None:
-    """Data set of the first preset with this model, None without a preset."""
-    return next((values["dataset"] for values in _table().values() if values["model"] == model), None)
-
-
 def preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run settings and cache settings of a preset, as copies.
 
@@ -263,17 +258,17 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     if "index_encoder" in every:  # who names one wants it used
         every.setdefault("semantic_text", True)
     implied: list[str] = []
-    if "dataset" not in merged and (found := dataset_of(merged.get("model", RunSettings.model))):
+    if "dataset" not in merged:  # that of the first preset with this model
+        model = merged.get("model", RunSettings.model)
+        found = next((each["dataset"] for each in _table().values() if each["model"] == model), RunSettings.dataset)
         merged["dataset"] = found
         if found != RunSettings.dataset:
-            implied.append(f"the data set is {found}, the one of {merged['model']}; --dataset names another")
-    for name, dataset in OPTIONS.items():
-        if run.get(name) is not None and merged.get("dataset", RunSettings.dataset) != dataset:
+            implied.append(f"the data set is {found}, the one of {model}; --dataset names another")
+    dataset = merged["dataset"]
+    for name, of in OPTIONS.items():
+        if run.get(name) is not None and dataset != of:
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"{flag} is an option of the data set {dataset}: leave it out, or give --dataset {dataset}"
-            )
-    dataset = merged.get("dataset", RunSettings.dataset)
+            raise ConfigError(f"{flag} is an option of the data set {of}: leave it out, or give --dataset {of}")
     if merged.get("raw_prompts") and dataset not in ("jsonl", "log") and ":" not in dataset:
         raise ConfigError(
             f"--raw-prompts is for prompts of a log, and {dataset} has none: leave it out, or give --dataset jsonl"

@@ -126,16 +126,13 @@ def log_line(
     arms: dict[str, Any] = summary.get("arms", {})
     levels = list(summary.get("by_level", {}).values())
     judged = sum(row["judged"] for row in levels)
-    line = {
-        **summary,
-        **own,
-        "judged_hits": judged,
-        "false_hits": sum(row["false_hits"] or 0 for row in levels) if judged else None,
-    }
+    wrong = sum(row["false_hits"] or 0 for row in levels) if judged else None
+    line = {**summary, **own, "judged_hits": judged, "false_hits": wrong}
     for arm, figures in arms.items():
-        line |= {f"accuracy_{arm}": figures["accuracy"], f"computed_{arm}": figures["computed_tokens"]}
-        line |= {f"encoder_runs_{arm}": figures["encoder_runs"]}
-        line |= {f"ttft_{name}_{arm}": figures["ttft_ms"][name] for name in ("p50", "p95")}
+        found = {"accuracy": figures["accuracy"], "computed": figures["computed_tokens"]}
+        found |= {"encoder_runs": figures["encoder_runs"]}
+        found |= {f"ttft_{name}": figures["ttft_ms"][name] for name in ("p50", "p95")}
+        line |= {f"{name}_{arm}": value for name, value in found.items()}
     return {column: line.get(column) for column in COLUMNS}
 
 

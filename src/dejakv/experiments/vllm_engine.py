@@ -209,13 +209,10 @@ class VLLMEngine(Engine):
             _worker_side().blender.config = settings_of(plan)  # nothing else runs beside it
             done = self._run(prepared, {"mode": "blend", "donors": ids}, on_token)
         told = done.details["vllm"]
-        exactly = told.get("reason") or "the connector said nothing of this request"
+        why = told.get("reason") or "the connector said nothing of this request"
         ours = dict(zip(ids, (meta.id for meta in metas), strict=True))
-        return replace(
-            done,
-            rows=self._rows(prepared, told, salt, ours),
-            exactly="" if told.get("method") == "blend" else exactly,
-        )
+        exactly = "" if told.get("method") == "blend" else why
+        return replace(done, rows=self._rows(prepared, told, salt, ours), exactly=exactly)
 
     def _run(self, prepared: Prepared, wish: dict[str, Any], on_token: OnToken | None) -> Completion:
         from vllm import SamplingParams
@@ -279,9 +276,7 @@ class VLLMEngine(Engine):
                             on_token(int(token), answer.text[len(text) :])
                             text = answer.text
                         seen = len(answer.token_ids)
-        except (
-            BaseException
-        ):  # `on_token` ends it: the next request would be run together with what is left of this one
+        except BaseException:  # of `on_token`: the next request would run together with what is left of this one
             engine.abort_request([output.request_id] if output is not None else [name])
             raise
         return output, first
@@ -359,10 +354,8 @@ class VLLMEngine(Engine):
         return rows.float().cpu().numpy()
 
     def _check_length(self, count: int) -> None:
-        if count >= self.context:
-            raise InputError(
-                f"the prompt has {count} tokens, the model takes {self.context} with the answer: shorten it"
-            )
+        if count >= (most := self.context):
+            raise InputError(f"the prompt has {count} tokens, the model takes {most} with the answer: shorten it")
 
 
 def open_vllm(choice: ModelChoice, cache: SemanticCacheConfig) -> VLLMEngine:
@@ -370,26 +363,20 @@ def open_vllm(choice: ModelChoice, cache: SemanticCacheConfig) -> VLLMEngine:
 
     Raises: ConfigError for settings of the transformers engine alone, ModelError, MissingExtraError.
     """
+    other = "of the transformers engine"
     if cache.reuse == "top_layer":
         raise ConfigError(
-            "--reuse top_layer is of the transformers engine, which has the layer-condensed model: leave --engine out, or give "
-            "--reuse blend"
+            f"--reuse top_layer is {other}, which has the layer-condensed model: leave --engine out, or give --reuse blend"
         )
     if cache.prune != "none":
-        raise ConfigError(
-            f"--prune {cache.prune} is of the transformers engine: leave it out, or give --engine transformers"
-        )
+        raise ConfigError(f"--prune {cache.prune} is {other}: leave it out, or give --engine transformers")
     if cache.labels_online and cache.reuse == "blend":
         raise ConfigError(
-            "--error-bound with --reuse blend is of the transformers engine: vLLM holds a prompt's exact state by the time its blend "
-            "would be compared with it; give --engine transformers, or --reuse adopt"
+            f"--error-bound with --reuse blend is {other}: vLLM holds a prompt's exact state by the time its blend would be "
+            "compared with it; give --engine transformers, or --reuse adopt"
         )
-    return VLLMEngine.from_pretrained(
-        choice.model,
-        dtype=choice.dtype,
-        trust_remote_code=choice.trust_remote_code,
-        settings=connector_settings(cache),
-    )
+    settings = connector_settings(cache)
+    return VLLMEngine.from_pretrained(choice.model, choice.dtype, choice.trust_remote_code, settings)
 
 
 def connector_settings(config: SemanticCacheConfig) -> ConnectorSettings:

@@ -119,8 +119,7 @@ class SemanticTextCache:
     def add(self, donor: str, query: Query | str, vector: Vector | None = None) -> None:
         """Add a chunk as a donor. A known vector (`ChunkMeta.vectors["text"]`) is not computed again."""
         if isinstance(query, str):
-            row = self.vector(query) if vector is None else vector
-            space = _DEFAULT_SPACE
+            row, space = self.vector(query) if vector is None else vector, _DEFAULT_SPACE
         else:
             self.encode(query)
             row, space = query.encoded["text"], query.space
