@@ -72,25 +72,17 @@ def check_key(modality: str, content_hash: str) -> None:
 def save(store: Store, key: Key, block: VisualEmbeddingBlock) -> None:
     """Writes a block in the background; it can be loaded at once. Waits for nothing; a store that is full or slow drops it."""
     partition, epoch, modality, content_hash = key
+    about = {
+        **describe(block.embedding),
+        "modality": modality,
+        "content_hash": content_hash,
+        "resolution": list(block.resolution) if block.resolution else None,
+        "encoder_model": block.encoder_model,
+        "encoder_seconds": block.encoder_seconds,
+    }
     meta = ChunkMeta(
-        id=chunk_id(key),
-        partition=partition,
-        epoch=epoch,
-        token_ids=(),
-        prompt="",
-        chunk="",
-        kind=KIND,
-        created=block.born,
-        ttl=block.ttl,
-        metadata={
-            **describe(block.embedding),
-            "modality": modality,
-            "content_hash": content_hash,
-            "resolution": list(block.resolution) if block.resolution else None,
-            "encoder_model": block.encoder_model,
-            "encoder_seconds": block.encoder_seconds,
-        },
-    )
+        chunk_id(key), partition, epoch, (), prompt="", chunk="", kind=KIND, created=block.born, ttl=block.ttl, metadata=about
+    )  # fmt: skip
     store.submit(meta, lambda: to_raw(block.embedding))
 
 
