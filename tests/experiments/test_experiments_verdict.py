@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
 from dejakv.cli.progress import watching
-from dejakv.experiments.reports.chart import curves
-from dejakv.experiments.reports.verdict import headline, show_result, times, verdict
+from dejakv.experiments.reports.report import curves
 from dejakv.experiments.summary import Outcome, Row
+from dejakv.experiments.table import headline, show_result, times, verdict
 from dejakv.records import Record
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.serving import Running, stored
 from typer.testing import CliRunner
 
-from dejakv.cli.explain_server import explain_request, sentence
+from dejakv.cli.explain import explain_request, sentence
 from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError, InputError
 

@@ -1,11 +1,17 @@
 """`dejakv explain`: why a sample of a run hit or missed, or the donor token behind each token of a target."""
 
+import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 import typer
 
 from dejakv.blend.settings import DEFAULT, MAP
+from dejakv.errors import ConfigError, InputError
 from dejakv.experiments.settings import SHARES_MODEL
 
 
@@ -52,7 +58,6 @@ def explain_command(
 
     from dejakv.cli.progress import watching
     from dejakv.config import SemanticCacheConfig
-    from dejakv.errors import ConfigError
     from dejakv.experiments.output import make_folder, replace_file
 
     if max_new_tokens < 1:
@@ -62,8 +67,6 @@ def explain_command(
         if html.is_dir():
             raise ConfigError(f"--html {str(html)!r} is a folder: give the name of a file in it")
     if server is not None:
-        from dejakv.cli.explain_server import explain_request
-
         if sample is None or run is not None or donor is not None or target is not None or html is not None:
             raise ConfigError("--server takes a request alone: give a JSON file, or - for standard input")
         typer.echo(explain_request(server, sample, api_key))
@@ -104,11 +107,100 @@ def explain_command(
 
 def _text(given: str) -> str:
     """The text itself, or the content of the file named after `@`."""
-    from dejakv.errors import InputError
-
     if not given.startswith("@"):
         return given
     try:
         return Path(given[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {given[1:]!r}: {error}; give a text file after @, or the text itself") from error
+
+
+Body = dict[str, Any]
+
+_TIMEOUT_S = 600.0
+
+
+def explain_request(server: str, source: str, key: str | None = None) -> str:
+    """Send a request of which the server stores nothing, with one token of answer, and say in a sentence what became of it.
+
+    server  address of vLLM's OpenAI server with DejaKV's connector, or of `dejakv serve`
+    source  JSON file with the body of a completion or chat completion; `-`: standard input
+    key     API key of the partition
+
+    Raises: InputError for a body that cannot be read, a server that cannot be reached or refuses, and one without DejaKV.
+    """
+    if not server.startswith(("http://", "https://")):
+        raise InputError(f"--server {server!r} is no address: give one such as http://127.0.0.1:8000")
+    body, server = _read(source), server.rstrip("/")
+    models = _answer(f"{server}/v1/models", None, key).get("data") or [{}]
+    owner, served = models[0].get("owned_by"), models[0].get("id")
+    route = "chat/completions" if "messages" in body else "completions"
+    whole = {name: value for name, value in body.items() if name not in ("stream_options", "max_completion_tokens")}
+    whole |= {"model": body.get("model", served), "stream": False, "max_tokens": 1}
+    ours = owner == "dejakv"
+    place = whole if ours else dict(body.get("kv_transfer_params") or {})
+    place["dejakv"] = {**(place.get("dejakv") or {}), "no_store": True}
+    whole |= {} if ours else {"kv_transfer_params": place}
+    answer = _answer(f"{server}/v1/{route}", whole, key)
+    told = (answer if ours else answer.get("kv_transfer_params") or {}).get("dejakv")
+    if not isinstance(told, dict):
+        raise InputError(
+            f"the answer of {server} does not say what DejaKV did: start vLLM with the connector (docs/how-to/vllm.md), or ask the server"
+            " itself in place of a router before it"
+        )
+    return sentence(cast(Body, told), answer.get("usage") or {})
+
+
+def sentence(told: Mapping[str, Any], usage: Mapping[str, Any]) -> str:
+    """What a response says of its state, in a sentence.
+
+    told   `kv_transfer_params.dejakv` of the connector, or `dejakv` of `dejakv serve`
+    usage  the response's `usage`
+
+    >>> sentence({"method": "none", "reason": "no stored chunk begins like this prompt"}, {"prompt_tokens": 900})
+    'Nothing was reused for 900 tokens: no stored chunk begins like this prompt.'
+    >>> sentence({"method": "exact", "level": "prefix", "tokens_reused": 640}, {"prompt_tokens": 900})
+    'Reused the exact state of 640 of 900 tokens (prefix); the answer is that of full computation.'
+    """
+    tokens = usage.get("prompt_tokens", "the prompt's")
+    method, reason = told.get("method", told.get("reuse", "none")), str(told.get("reason") or "").rstrip(".")
+    if method == "none":
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        own = f"; the engine's own prefix cache had {cached} of them" if cached else ""
+        return f"Nothing was reused for {tokens} tokens: {reason or 'no stored state was better than computing'}{own}."
+    reused, level = told.get("tokens_reused", 0), told.get("level") or method
+    because = f"; no more, because {reason}" if reason else ""
+    if not told.get("approximate"):
+        rounding = "" if told.get("bitwise", True) else f", up to the rounding of {told.get('arithmetic')}"
+        return f"Reused the exact state of {reused} of {tokens} tokens ({level}); the answer is that of full computation{rounding}{because}."
+    donors = len(told.get("donors") or ())
+    source = f" from {donors} earlier prompt{'s' if donors != 1 else ''}" if donors else ""
+    return f"Reused the state of {reused} of {tokens} tokens{source} approximately ({method}, found by {level}); the answer may differ{because}."
+
+
+def _read(source: str) -> Body:
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+        body = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {source!r}: {error}; give a JSON file with a request's body, or - ") from error
+    if not isinstance(body, dict) or not ("prompt" in body or "messages" in body):
+        raise InputError(f"{source!r} has no prompt and no messages: give the body of a completion or chat completion")
+    return cast(Body, body)
+
+
+def _answer(url: str, body: Body | None, key: str | None) -> Body:
+    """The JSON answer to a GET, or to a POST of a body."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urlopen(Request(url, data, headers), timeout=_TIMEOUT_S) as response:
+            said = json.loads(response.read())
+    except HTTPError as error:
+        why = error.read()[:300].decode(errors="replace")
+        raise InputError(f"{url} refused with status {error.code}: {why}") from error
+    except (URLError, OSError, ValueError) as error:
+        raise InputError(
+            f"no answer of {url}: {error}; give the address of a running server, such as http://127.0.0.1:8000"
+        ) from error
+    return cast(Body, said) if isinstance(said, dict) else {}

@@ -82,10 +82,9 @@ def _run(
 
     from dejakv.cli.progress import watching
     from dejakv.experiments.reports.report import make_report
-    from dejakv.experiments.reports.verdict import show_result
     from dejakv.experiments.run import run
     from dejakv.experiments.samples_log import REMEDY
-    from dejakv.experiments.table import show
+    from dejakv.experiments.table import show, show_result
 
     settings = settings_given(preset, given, set_ or (), config)
     with watching(Console(stderr=True), log_samples=log_samples) as watch:

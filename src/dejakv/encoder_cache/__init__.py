@@ -5,15 +5,16 @@ view = cache.view(encoder_epoch, partition)
 embedding = view.get_or_compute(content_hash, "image", lambda: encoder(pixels))
 """
 
-from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
 from dejakv.encoder_cache.outputs import VisualEmbeddingBlock
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.encoder_cache.visual_kv_cache import (
+    DpModeRecommendation,
     EncoderView,
     QueueingController,
     VisualCacheResult,
     VisualKVCache,
     compute_content_hash,
+    recommend_dp_mode,
 )
 
 __all__ = [

@@ -5,9 +5,8 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
-from dejakv.encoder_cache.dp_mode import DpModeRecommendation, recommend_dp_mode
 from dejakv.encoder_cache.encode_once import Compute, QueueingController, Registry, Wanted, alone
 from dejakv.encoder_cache.outputs import Key, Resolution, VisualEmbeddingBlock, check_key
 from dejakv.encoder_cache.stats import EncoderCacheStats
@@ -45,6 +44,52 @@ def compute_content_hash(raw_bytes: bytes) -> str:
     if not raw_bytes:
         raise InputError("no bytes to hash: the picture, sound or clip is empty; check how it was read")
     return hashlib.sha256(raw_bytes).hexdigest()
+
+
+@dataclass(frozen=True)
+class DpModeRecommendation:
+    """A recommendation and its reason. `flag` is the option for `vllm serve`, empty without a recommendation."""
+
+    recommended: bool
+    reason: str
+
+    FLAG: ClassVar[tuple[str, str]] = ("--mm-encoder-tp-mode", "data")
+
+    @property
+    def flag(self) -> tuple[str, ...]:
+        return self.FLAG if self.recommended else ()
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.FLAG)}: {self.reason}" if self.recommended else f"no change: {self.reason}"
+
+
+def recommend_dp_mode(
+    batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
+) -> DpModeRecommendation:
+    """The first rule that applies: many small pictures no; several pictures, large ones or a deep encoder yes.
+
+    batch_image_count  pictures in a batch of requests
+    image_resolution   (width, height) in pixels
+    encoder_depth      layers of the encoder
+
+    Raises InputError for a negative count, a resolution that is not two positive numbers, or a depth below 1.
+    """
+    if batch_image_count < 0 or len(image_resolution) != 2 or min(image_resolution) < 1 or encoder_depth < 1:
+        raise InputError(
+            f"no recommendation for {batch_image_count} images of {image_resolution} and an encoder of depth "
+            f"{encoder_depth}: pass a count of 0 or more, (width, height) in pixels and the number of layers"
+        )
+    width, height = image_resolution
+    size = f"{width}x{height}"
+    if batch_image_count >= 10 and width <= 256 and height <= 256:
+        return DpModeRecommendation(False, f"{batch_image_count} images of {size}: many small ones gain little")
+    if batch_image_count >= 2:
+        return DpModeRecommendation(True, f"{batch_image_count} images in a batch can be spread over the ranks")
+    if width >= 512 and height >= 512:
+        return DpModeRecommendation(True, f"images of {size} are large: slicing them costs more talk than work")
+    if encoder_depth >= 45:
+        return DpModeRecommendation(True, f"an encoder of {encoder_depth} layers synchronizes in each of them")
+    return DpModeRecommendation(False, f"{batch_image_count} image of {size}, {encoder_depth} layers: nothing to gain")
 
 
 class EncoderView:
@@ -167,7 +212,7 @@ class EncoderView:
     def dp_mode(
         self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
     ) -> DpModeRecommendation:
-        """Whether vLLM should encode data-parallel, the reason, and the flag; a yes is counted. See dp_mode.py."""
+        """Whether vLLM should encode data-parallel, the reason, and the flag; a yes is counted. See `recommend_dp_mode`."""
         recommendation = recommend_dp_mode(batch_image_count, image_resolution, encoder_depth)
         self._registry.recommended(self.partition, recommendation.recommended)
         return recommendation

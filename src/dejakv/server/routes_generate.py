@@ -6,9 +6,12 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter
+from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import StreamingResponse
@@ -22,7 +25,6 @@ from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
 from dejakv.server.chat import conversation, pictures_of, render
 from dejakv.server.jobs import Job
-from dejakv.server.logprobs import told_probabilities
 from dejakv.server.problems import ELSEWHERE, refusal_of
 from dejakv.server.schemas import (
     LONGEST_SCORED,
@@ -289,3 +291,42 @@ def _usage(*answers: Answer) -> dict[str, Any]:
 def _provenance(answer: Answer) -> dict[str, Any]:
     """The origin of the answer's state."""
     return vars(Provenance.model_validate(answer.record))
+
+
+def told_probabilities(
+    tokenizer: Any, answer: Answer, found: NDArray[np.float32] | None, most: int, *, chat: bool
+) -> dict[str, Any]:
+    """What `logprobs` of a choice says: the model's own probabilities, before temperature and `top_p`.
+
+    found  log probabilities `[tokens, vocabulary]` of the answer's tokens
+    most   likeliest tokens to name at each place
+
+    Raises: InputError where the model gives none of this prompt.
+    """
+    ids = answer.token_ids
+    if found is None and ids:
+        raise InputError(f"this model gives no logprobs of this prompt: leave them out, or use {ELSEWHERE}")
+    places: list[tuple[str, float, list[tuple[str, float]]]] = []
+    for token, row in zip(ids, found if found is not None else (), strict=True):
+        best = np.argsort(row)[::-1][:most]
+        likeliest = [(tokenizer.decode([int(one)]), float(row[one])) for one in best]
+        places.append((tokenizer.decode([token]), float(row[token]), likeliest))
+    if chat:
+        return {
+            "content": [
+                {**_entry(text, logs), "top_logprobs": [_entry(*one) for one in likeliest]}
+                for text, logs, likeliest in places
+            ],
+            "refusal": None,
+        }
+    texts = [text for text, _, _ in places]
+    return {
+        "tokens": texts,
+        "token_logprobs": [logs for _, logs, _ in places],
+        "top_logprobs": [dict(likeliest) for _, _, likeliest in places] if most else None,
+        "text_offset": list(accumulate(map(len, texts), initial=0))[:-1],
+    }
+
+
+def _entry(text: str, logs: float) -> dict[str, Any]:
+    return {"token": text, "logprob": max(logs, -9999.0), "bytes": list(text.encode())}

@@ -10,7 +10,7 @@ import pytest
 from tests.services import wait_until
 from vllm_harness import DOCS, running, server_flags, serving
 
-from dejakv.cli.explain_server import explain_request
+from dejakv.cli.explain import explain_request
 from dejakv.engines.vllm.stats import METRICS
 from dejakv.http.keys import ApiKeys
 

@@ -7,6 +7,7 @@ import base64
 import html
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -20,14 +21,12 @@ from dejakv.experiments import savings
 from dejakv.experiments.advice import in_plain_words, settings_sheet
 from dejakv.experiments.output import SAMPLES, SETTINGS, SUMMARY, make_folder, read_object, replace_file
 from dejakv.experiments.plain_words import in_words
-from dejakv.experiments.reports.chart import STYLE, curves
-from dejakv.experiments.reports.verdict import NAMES, asked, headline, times, verdict
 from dejakv.experiments.samples import read_samples
 from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
 from dejakv.experiments.settings import run_command_of
 from dejakv.experiments.summary import Row
 from dejakv.experiments.sweep_log import failures, logged, sheet
-from dejakv.experiments.table import Sheet, changed_answers, origin, sheets_of
+from dejakv.experiments.table import NAMES, Sheet, asked, changed_answers, headline, origin, sheets_of, times, verdict
 from dejakv.pictures import decoded
 from dejakv.request import Media
 
@@ -67,7 +66,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
-        f'{GENERATOR} {__version__}"><title>{text(title)}</title><style>{_STYLE}{STYLE}</style></head>'
+        f'{GENERATOR} {__version__}"><title>{text(title)}</title><style>{_STYLE}{_CURVES}</style></head>'
         f"<body><main><h1>{text(title)}</h1>{body}<p><small>DejaKV {__version__}</small></p></main></body></html>\n"
     )
 
@@ -235,3 +234,60 @@ def sweep_section(path: Path, found: Sequence[Mapping[str, Any]]) -> Section:
     told = paragraph(f"{len(found) - len(failed)} experiments, {len(failed)} failed")
     folded = _folded("The command of each experiment", commands)
     return Section(f"Sweep {path.name}", [told, table(sheet(found)), paragraph(*failed), folded])
+
+
+_WIDTH, _HEIGHT = 640, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 12, 28
+"""Margins, for the labels of the axes."""
+
+_CURVES = (
+    "svg{width:100%;max-width:40rem;height:auto;font:12px system-ui,sans-serif;fill:currentColor}svg .grid{stroke:var(--line)}"
+    "svg path{fill:none;stroke-width:2}.none{--arm:#8a8f98}.prefix{--arm:#b35900}.cache{--arm:#1a7f64}"
+    "@media(prefers-color-scheme:dark){.prefix{--arm:#f0a04b}.cache{--arm:#4cc9a0}}svg path{stroke:var(--arm)}"
+    ".key{border-top:3px solid var(--arm);padding:0;margin-right:1rem;border-radius:0;color:inherit}"
+)
+
+
+def curves(title: str, unit: str, arms: Mapping[str, Sequence[float]], names: Mapping[str, str]) -> str:
+    """HTML of one curve for each arm, over the number of the request.
+
+    unit   of the values
+    arms   values by arm, all of one length
+    names  of the arms, for the key
+    """
+    count = max((len(values) for values in arms.values()), default=0)
+    if count < 2:
+        return ""
+    top = _rounded(max(max(values) for values in arms.values()) or 1.0)
+
+    def at(place: float, value: float) -> tuple[float, float]:
+        x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * place / (count - 1)
+        return x, _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / top
+
+    grid: list[str] = []
+    for part in range(5):
+        _, y = at(0, top * part / 4)
+        label = f"{top * part / 4:,.10g}"
+        grid.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"></line>')
+        grid.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    for number in sorted({1, (count + 1) // 2, count}):
+        x, _ = at(number - 1, 0)
+        end = "end" if number == count else "middle"
+        grid.append(f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="{end}">{number}</text>')
+    drawn = "".join(
+        f'<path class="{arm}" d="M{" L".join("{:.1f} {:.1f}".format(*at(n, value)) for n, value in enumerate(values))}"></path>'
+        for arm, values in arms.items()
+    )
+    key = "".join(f'<span class="key {arm}">{html.escape(names[arm])}</span>' for arm in arms)
+    last = ", ".join(f"{names[arm]} {values[-1]:,.4g}" for arm, values in arms.items())
+    said = html.escape(f"{title}, {unit}, over {count} requests; at the last: {last}")
+    return (
+        f"<h3>{html.escape(title)}</h3><p>{key}<small>{html.escape(unit)}, by request</small></p>"
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{said}">{"".join(grid)}{drawn}</svg>'
+    )
+
+
+def _rounded(value: float) -> float:
+    """The least of 1, 2, 4, 5, 8 and 10 times a power of ten that is not below the value."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= value * (1 - 1e-9))
