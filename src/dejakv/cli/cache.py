@@ -138,9 +138,7 @@ def evidence_command(
 
 @cache_command.command("partition", hidden=True)
 @cache_command.command("partitions")
-def partition_command(
-    api_keys_file: Annotated[Path, typer.Option(help="File with one API key a line.")],
-) -> None:
+def partition_command(api_keys_file: Annotated[Path, typer.Option(help="File with one API key a line.")]) -> None:
     """List the partitions of API keys, in the order of the file, for quotas and purges."""
     import os
 

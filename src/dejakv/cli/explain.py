@@ -41,8 +41,7 @@ def explain_command(
         ),
     ] = None,
     share: Annotated[
-        float | None,
-        typer.Option(help="Share of tokens to recompute (default: set by --blend-quality)."),
+        float | None, typer.Option(help="Share of tokens to recompute (default: set by --blend-quality).")
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Compute no more than the share, even if more rows have changed.")

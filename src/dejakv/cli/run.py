@@ -52,8 +52,7 @@ def _run(
         typer.Option("--resume", help="Continue the stopped run in the --output folder.", rich_help_panel="Output"),
     ] = False,
     log_samples: Annotated[
-        bool,
-        typer.Option("--log-samples", help="Print a line for each finished sample.", rich_help_panel="Output"),
+        bool, typer.Option("--log-samples", help="Print a line for each finished sample.", rich_help_panel="Output")
     ] = False,
     brief: Annotated[
         bool,

@@ -12,14 +12,7 @@ from dejakv.server.settings import DECIDED, ServerSettings
 GROUPS = {
     "Model": ("model", "dtype", "device", "trust_remote_code"),
     "Service": ("host", "port", "api_keys_file", "max_queue", "max_body_bytes", "max_new_tokens"),
-    "Reuse": (
-        "reuse",
-        "allow_approximate",
-        "blend_quality",
-        "similarity_threshold",
-        "prune",
-        "error_bound",
-    ),
+    "Reuse": ("reuse", "allow_approximate", "blend_quality", "similarity_threshold", "prune", "error_bound"),
     "Storage": ("store", "max_items", "max_bytes", "ttl", "quotas"),
 }
 SECRETS = ("api_keys", "partition_secret", "operator_key")

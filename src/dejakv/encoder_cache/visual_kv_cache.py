@@ -153,11 +153,7 @@ class EncoderView:
         return self._registry.keep(wanted, embedding, encoder_seconds)
 
     def get_or_compute(
-        self,
-        content_hash: str,
-        modality: str,
-        compute: Callable[[], Any],
-        resolution: Resolution | None = None,
+        self, content_hash: str, modality: str, compute: Callable[[], Any], resolution: Resolution | None = None
     ) -> Any:
         """The embedding, computed by `compute()` if it is missing. Of concurrent callers, one computes and the others wait.
 

@@ -46,13 +46,7 @@ class RunResult:
     earlier: bool = False
 
 
-def run(
-    settings: RunSettings,
-    watch: Progress | None = None,
-    engine: Any = None,
-    *,
-    resume: bool = False,
-) -> RunResult:
+def run(settings: RunSettings, watch: Progress | None = None, engine: Any = None, *, resume: bool = False) -> RunResult:
     """Runs the comparison (or the dry run). With an output folder, `samples.jsonl` grows with each finished sample, and
     `summary.json` follows at the end, also after an interrupt.
 

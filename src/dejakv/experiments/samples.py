@@ -31,12 +31,7 @@ class Prompter:
     """
 
     def __init__(
-        self,
-        templates: Any = None,
-        template: str | None = None,
-        chunk_source: str = "question",
-        *,
-        raw: bool = False,
+        self, templates: Any = None, template: str | None = None, chunk_source: str = "question", *, raw: bool = False
     ) -> None:
         self.templates: Any = templates if getattr(templates, "chat_template", None) else None
         self.template = template

@@ -9,15 +9,7 @@ from typing import Any
 from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, OutputError
-from dejakv.experiments.output import (
-    SAMPLES,
-    SETTINGS,
-    SIGNED,
-    SUMMARY,
-    read_object,
-    replace_file,
-    run_folder,
-)
+from dejakv.experiments.output import SAMPLES, SETTINGS, SIGNED, SUMMARY, read_object, replace_file, run_folder
 from dejakv.experiments.settings import RunSettings, settings_of
 from dejakv.experiments.summary import Row
 

@@ -85,11 +85,7 @@ def _arms(summary: Mapping[str, Any]) -> Sheet:
     return Sheet(title, ("", *summary["arms"]), rows)
 
 
-_COUNTS = (
-    ("prompt tokens", "prompt_tokens"),
-    ("computed tokens", "computed_tokens"),
-    ("encoder runs", "encoder_runs"),
-)
+_COUNTS = (("prompt tokens", "prompt_tokens"), ("computed tokens", "computed_tokens"), ("encoder runs", "encoder_runs"))
 _TIMES = (
     ("TTFT p50 ms", "ttft_ms", "p50"),
     ("TTFT p95 ms", "ttft_ms", "p95"),
