@@ -281,27 +281,22 @@ def _plain(place: int, record: dict[str, Any]) -> Sample:
     return _of_messages(name, record, answer)
 
 
-def _of_input(name: str, asked: Any) -> Sample:
-    """What a gateway or a tracer kept of a request: a text, messages, or a request's body."""
+def _of_input(name: str, asked: Any, lacks: str = "its prompt was not stored") -> Sample:
+    """What a gateway or a tracer kept of a request: a text, token ids, messages, or a request's body."""
+    if isinstance(asked, dict):
+        return _of_body(name, cast(dict[str, Any], asked))
     if isinstance(asked, str) and asked.strip():
         return _raw(name, asked)
-    if isinstance(asked, list):
-        return _of_messages(name, {"messages": asked})
-    if isinstance(asked, dict) and asked:
-        return _of_body(name, cast(dict[str, Any], asked))
-    raise DatasetError("its prompt was not stored")
+    if isinstance(asked, list) and asked:
+        ids = all(isinstance(each, int) for each in cast(list[Any], asked))
+        return _raw(name, "", cast(list[int], asked)) if ids else _of_messages(name, {"messages": asked})
+    raise DatasetError(lacks)
 
 
 def _of_body(name: str, body: Mapping[str, Any]) -> Sample:
     """The body of a completion, chat completion or response."""
     asked = body.get("messages", body.get("prompt", body.get("input")))
-    if isinstance(asked, str):
-        return _raw(name, asked)
-    if isinstance(asked, list) and asked and all(isinstance(each, int) for each in cast(list[Any], asked)):
-        return _raw(name, "", cast(list[int], asked))
-    if isinstance(asked, list) and asked:
-        return _of_messages(name, {"messages": asked})
-    raise DatasetError("its body has no prompt and no messages")
+    return _of_input(name, asked, "its body has no prompt and no messages")
 
 
 def _of_messages(name: str, record: Mapping[str, Any], answer: str | None = None) -> Sample:

@@ -148,11 +148,8 @@ class EmbeddingCache:
     @property
     def thresholds(self) -> dict[str, float]:
         """Thresholds by `Match.level`, for a `ThresholdGuard`."""
-        specs = self.layers.values()
-        named = {f"embedding:{spec.name}": spec.threshold for spec in specs}
-        if specs:
-            named["embedding:mean"] = fmean(spec.threshold for spec in specs)
-        return named
+        least = {f"embedding:{spec.name}": spec.threshold for spec in self.layers.values()}
+        return {**least, "embedding:mean": fmean(least.values())} if least else {}
 
     def encode(self, query: Query) -> None:
         """Compute the query's vectors."""
@@ -171,8 +168,7 @@ class EmbeddingCache:
         """
         if isinstance(query, Query):
             return self._search(query.vectors, query.space)
-        matches = self._search(query, _DEFAULT_SPACE).matches
-        return matches[0] if matches else None
+        return next(iter(self._search(query, _DEFAULT_SPACE).matches), None)
 
     @overload
     def add(self, donor: str, query: Query) -> None: ...

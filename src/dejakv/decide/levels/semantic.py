@@ -94,8 +94,7 @@ class SemanticTextCache:
     def search(self, query: Query | str) -> Search | Match | None:
         """Return up to 8 matches of a `Query`, best first, as a `Search`; of a text, the best match or None."""
         if isinstance(query, str):
-            matches = self.search_vector(self.vector(query), _DEFAULT_SPACE)
-            return matches[0] if matches else None
+            return next(iter(self.search_vector(self.vector(query))), None)
         self.encode(query)
         vector = query.encoded["text"]
         if vector is None:
@@ -105,9 +104,7 @@ class SemanticTextCache:
 
     def search_vector(self, vector: Vector | None, space: str = _DEFAULT_SPACE) -> tuple[Match, ...]:
         """Return up to 8 matches of a vector, best first."""
-        if vector is None:
-            return ()
-        hits = self._spaces.search(space, vector, MAX_MATCHES, self.threshold)
+        hits = self._spaces.search(space, vector, MAX_MATCHES, self.threshold) if vector is not None else ()
         return tuple([Match(id, self.name, score) for id, score in hits])
 
     @overload
