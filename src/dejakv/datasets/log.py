@@ -283,7 +283,7 @@ def _plain(place: int, record: dict[str, Any]) -> Sample:
 
 def _of_input(name: str, asked: Any, lacks: str = "its prompt was not stored") -> Sample:
     """What a gateway or a tracer kept of a request: a text, token ids, messages, or a request's body."""
-    if isinstance(asked, dict):
+    if isinstance(asked, dict) and asked:
         return _of_body(name, cast(dict[str, Any], asked))
     if isinstance(asked, str) and asked.strip():
         return _raw(name, asked)
