@@ -215,7 +215,7 @@ def test_accuracy_is_told_where_the_references_are_answers(preset: str, docs_eng
         given |= {"dataset_path": str(tmp_path / "corpus.jsonl"), "passages": 1}
     result = run(settings_from(preset, given, {}), engine=docs_engine)
     assert any(one.answer is not None for one in result.rows)  # it is shown beside changed answers
-    page = "".join(block.html for block in run_section(tmp_path / "run", result.summary).blocks)
+    page = "".join(run_section(tmp_path / "run", result.summary).blocks)
     told = preset == "docs"
     assert [arm["accuracy"] is not None for arm in result.summary["arms"].values()] == 3 * [told]
     assert ("accuracy" in shown(result.summary)) is told
