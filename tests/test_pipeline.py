@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.asking import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached, wordings
+from tests.asking import ADOPT, DOCUMENT, EXACT, OTHER, request, uncached, wordings
 
 from dejakv.build import build_cache
 from dejakv.decide.plan import FULL, Plan
@@ -92,25 +92,6 @@ def test_a_request_may_switch_reuse_off_for_itself(served: Any) -> None:
     assert pipeline.answer(request(one, reuse="off")).record.method == "exact"
 
 
-def test_min_gain_prefers_the_exact_prefix(served: Any) -> None:
-    pipeline = served(replace(ADOPT, lexical_guard=False, min_gain=10_000))
-    one, other = wordings()
-    pipeline.answer(request(one))
-    answer = pipeline.answer(request(other))
-    assert answer.record.method == "prefix"
-    assert "min_gain" in answer.record.reason
-
-
-def test_the_lexical_guard_says_why(served: Any) -> None:
-    pipeline = served(ADOPT)
-    names = [fact for fact in DOCUMENT.facts if fact.attribute == FACT.attribute and fact.name != FACT.name]
-    other = names[0] if names else DOCUMENT.facts[0]
-    pipeline.answer(request(ask(FACT, random.Random(0))))
-    answer = pipeline.answer(request(ask(other, random.Random(0))))
-    assert not answer.record.approximate
-    assert "lexical" in answer.record.reason
-
-
 def test_partitions_and_documents_do_not_meet(served: Any) -> None:
     pipeline, question = served(EXACT), wordings()[0]
     pipeline.answer(request(question))
@@ -118,13 +99,6 @@ def test_partitions_and_documents_do_not_meet(served: Any) -> None:
     assert elsewhere.record.method == "none"
     other = pipeline.answer(request(question, OTHER.text))
     assert other.record.method == "none"
-
-
-def test_no_store_leaves_nothing(served: Any) -> None:
-    pipeline, wanted = served(EXACT), request(wordings()[0])
-    pipeline.answer(replace(wanted, no_store=True))
-    assert pipeline.cache.store.stats().entries == 0
-    assert pipeline.answer(wanted).record.method == "none"
 
 
 def test_questions_on_one_document_share_its_rows_and_hit_exactly_after_a_restart(
@@ -148,29 +122,6 @@ def test_questions_on_one_document_share_its_rows_and_hit_exactly_after_a_restar
             assert answer.token_ids == uncached(docs_engine, wanted).token_ids
         found = cache.find(replace(docs_engine.prepare(asked[0]), epoch="another epoch")).found
         assert (found.match, found.prefix) == (None, None)
-
-
-@pytest.mark.parametrize("damage", ["truncate", "flip"])
-def test_a_damaged_chunk_is_a_miss_with_the_right_answer(docs_engine: Any, tmp_path: Path, damage: str) -> None:
-    folder = tmp_path / "cache"
-    config = replace(EXACT, cache_dir=str(folder))
-    wanted = request(wordings()[0])
-    cache = build_cache(config, docs_engine)
-    before = Pipeline(docs_engine, cache).answer(wanted)
-    cache.close()
-    (chunk,) = folder.rglob("*.safetensors")
-    data = bytearray(chunk.read_bytes())
-    if damage == "flip":
-        data[len(data) // 2] ^= 1
-    chunk.write_bytes(bytes(data if damage == "flip" else data[: len(data) // 2]))
-    cache = build_cache(config, docs_engine)
-    pipeline = Pipeline(docs_engine, cache)
-    answer = pipeline.answer(wanted)
-    assert (answer.record.method, answer.token_ids) == ("none", before.token_ids)
-    assert cache.store.stats().corrupt == 1
-    cache.flush()
-    assert pipeline.answer(wanted).record.method == "exact"
-    cache.close()
 
 
 def test_sampling_with_a_seed_is_the_same_from_a_hit(docs_engine: Any, served: Any) -> None:
@@ -215,25 +166,3 @@ def test_the_guards_follow_what_the_request_asks_for(served: Any) -> None:
     adopted = pipeline.answer(request(question, reuse="adopt"))
     assert adopted.record.method != "adopt"
     assert "context" in adopted.record.reason
-
-
-def test_a_level_that_fails_costs_its_own_hits_only(served: Any) -> None:
-    class Broken:
-        name = "broken"
-        status_names = ("broken",)
-
-        def search(self, query: Any) -> Any:
-            raise ValueError("boom")
-
-        def add(self, donor: str, query: Any) -> None: ...
-        def remove(self, donor: str) -> None: ...
-        def __len__(self) -> int:
-            return 0
-
-    pipeline = served(EXACT, levels=[Broken()])
-    wanted = request(wordings()[0])
-    pipeline.answer(wanted)
-    answer = pipeline.answer(wanted)
-    assert answer.record.method == "exact"
-    assert answer.record.statuses["broken"] == "skip"
-    assert pipeline.cache.stats("default").rejections["broken"] == 2

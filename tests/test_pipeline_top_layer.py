@@ -12,7 +12,6 @@ from tests.test_pipeline_bound import trust, until_open
 
 from dejakv import attach
 from dejakv.build import build_cache
-from dejakv.config import SemanticCacheConfig
 from dejakv.engines.open import ModelChoice, open_engine
 from dejakv.errors import ConfigError, ModelError
 from dejakv.experiments.vllm_engine import open_vllm
@@ -108,19 +107,6 @@ def test_an_error_bound_serves_it_once_it_was_right_often_enough(condensed: Any)
     report = trust(pipeline)
     assert (report.gate, report.served, report.wrong) == ("open", 1, 0)
     pipeline.cache.close()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"reuse": "top_layer", "prune": "attention"}, "prune=attention"),
-        ({"reuse": "top_layer", "top_layer_tail": 0}, "top_layer_tail=0"),
-        ({"reuse": "top"}, "exact, adopt, blend, top_layer"),
-    ],
-)
-def test_combinations_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SemanticCacheConfig(**settings)
 
 
 def test_vllm_is_refused_before_a_model_is_loaded() -> None:

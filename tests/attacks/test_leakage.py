@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.attacks.material import CONFIG, Secret, asked, near_duplicate, secret
 
-from dejakv import FusionState, Pipeline, Sampling, VisualKVCache
+from dejakv import FusionState, Pipeline, Sampling
 
 OWNER, PROBER = "owner", "prober"
 SECRETS = 8
@@ -91,23 +91,3 @@ def test_figures_and_statuses_tell_a_partition_its_own_alone(served: Any, prober
         assert sum(seen) > len(seen) // 2
     else:
         assert not any(seen)
-
-
-@pytest.mark.parametrize("prober", [PROBER, OWNER])
-def test_clearing_and_purging_are_seen_by_their_own_partition_alone(served: Any, prober: str) -> None:
-    pipeline, pair = served(CONFIG), near_duplicate(random.Random("clearing"))
-    pipeline.answer(asked(pair.prompt, OWNER))
-    assert pipeline.cache.clear(prober) == (prober == OWNER)
-    kept = pipeline.answer(asked(pair.prompt, OWNER, no_store=True)).record.method == "exact"
-    assert kept == (prober != OWNER)
-
-
-@pytest.mark.parametrize("prober", [PROBER, OWNER])
-def test_outputs_of_encoders_are_found_and_counted_by_their_own_partition_alone(prober: str) -> None:
-    cache = VisualKVCache()
-    before = cache.view("e", prober).stats()
-    cache.view("e", OWNER).get_or_compute("0" * 64, "image", lambda: np.ones((2, 4), np.float32))
-    counted = cache.view("e", prober).stats() != before
-    found = cache.view("e", prober).lookup("0" * 64, "image") is not None
-    assert (counted, found) == (prober == OWNER, prober == OWNER)
-    cache.close()

@@ -25,12 +25,6 @@ def test_version(module: str) -> None:
     assert done.stdout.strip() == version("dejakv") == dejakv.__version__
 
 
-def test_models_lists_the_bundled_ones() -> None:
-    text = RUNNER.invoke(typer_app, ["models"]).output
-    assert "shapes-vlm" in text
-    assert "docs-lm" in text
-
-
 def test_models_lists_the_models_that_can_be_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DEJAKV_MODELS_DIR", str(tmp_path))
     text = RUNNER.invoke(typer_app, ["models", "list"]).output
@@ -45,20 +39,3 @@ def test_a_run_with_underscores_writes_its_files(tmp_path: Path) -> None:
     assert "answers that equal full computation's" in done.stdout
     assert "latency=" in done.stderr
     assert json.loads((tmp_path / "summary.json").read_text())["samples"] == 8
-
-
-def test_a_run_with_lifetimes_and_quotas(tmp_path: Path) -> None:
-    """What is stored may be used for so long, by the partitions that have a part."""
-    result = RUNNER.invoke(
-        typer_app,
-        ["run", "--preset", "docs", "--max-samples", "2", "--ttl", "0.000001", "--ttl-rows", "5", "--partitions", "2",
-         "--quotas", "default=1000000000", "--repeat", "2", "--output", str(tmp_path / "out")],
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    kept = json.loads((tmp_path / "out" / "settings.json").read_text())
-    assert (kept["cache.ttl"], kept["cache.ttl_rows"], kept["cache.partitions"]) == (0.000001, 5, 2)
-    assert kept["cache.quotas"] == ["default=1000000000"]
-    rows = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
-    assert {row["arms"]["cache"]["method"] for row in rows} == {"none"}, "all has expired"
-    bad = RUNNER.invoke(typer_app, ["run", "--preset", "docs", "--quotas", "default"])
-    assert bad.exit_code != 0

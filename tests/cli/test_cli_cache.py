@@ -71,14 +71,6 @@ def test_a_donor_with_the_outputs_of_its_pictures(folder: Path, tmp_path: Path) 
     again.close()
 
 
-def test_while_a_server_uses_it(folder: Path) -> None:
-    server = open_store(folder)
-    assert ids(server) == {DONOR.meta.id, OTHER.meta.id}
-    purge("--cache-dir", folder, "--all")
-    assert ids(server) == set()
-    server.close()
-
-
 def test_the_partitions_of_keys_are_those_of_the_server(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("alpha\nbeta\n")
     said = CliRunner().invoke(typer_app, ["cache", "partition", "--api-keys-file", str(tmp_path / "keys")]).output

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 from tests.serving import heeds_ctrl_c
@@ -42,7 +41,6 @@ def test_it_tells_its_address_and_ends_with_ctrl_c() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "says"),
     [
-        ("DEJAKV_COSTS", "[1", "DEJAKV_COSTS: "),
         ("DEJAKV_MAX_PICTURES", "many", "DEJAKV_MAX_PICTURES: "),
     ],
 )
@@ -52,14 +50,3 @@ def test_a_wrong_variable_is_one_line(variable: str, value: str, says: str) -> N
     (only,) = done.stderr.splitlines()
     assert only.startswith("dejakv: ")
     assert says in only
-
-
-def test_a_folder_that_is_no_cache_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    done = subprocess.run(
-        [*SERVE, "--port", str(free_port()), "--cache-dir", str(tmp_path)], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"dejakv: {tmp_path} holds other files")

@@ -66,17 +66,3 @@ def test_an_ordinary_model_is_refused_with_the_reason(mode: str) -> None:
     code, text = run("--model", "docs-lm", "--reuse", "top_layer", "--cache-mode", mode)
     assert code != 0
     assert "every layer attends to its own KV" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--model", "docs-lckv", "--reuse", "top_layer", "--prune", "attention"), "prune=attention"),
-        (("--model", "docs-lckv", "--reuse", "top_layer", "--engine", "vllm"), "of the transformers engine"),
-        (("--model", "docs-lckv", "--reuse", "toplayer"), "exact, adopt, blend, top_layer"),
-    ],
-)
-def test_combinations_that_make_no_sense_are_refused(arguments: tuple[str, ...], message: str) -> None:
-    code, text = run(*arguments)
-    assert code != 0
-    assert message in text

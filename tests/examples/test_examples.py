@@ -83,15 +83,8 @@ def test_other_demos_of_sim_llm(demo: str, shown: str) -> None:
     assert shown in run("sim_llm.py", "--demo", demo, "--cases", "1", "--facts", "12", "--device", "cpu")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "cause"),
-    [
-        (["--similarity-threshold", "3"], "similarity_threshold=3"),
-        (["--tail", "0"], "tail=0"),
-        (["--model", "docs-lm"], "every layer attends to its own KV"),
-    ],
-)
-def test_mistakes_name_the_cause(arguments: list[str], cause: str) -> None:
-    done = subprocess.run([sys.executable, str(EXAMPLES / "sim_llm.py"), *arguments], capture_output=True, text=True)
+def test_a_mistake_names_the_cause() -> None:
+    command = [sys.executable, str(EXAMPLES / "sim_llm.py"), "--model", "docs-lm"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
-    assert cause in done.stderr
+    assert "every layer attends to its own KV" in done.stderr

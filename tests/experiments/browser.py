@@ -9,7 +9,6 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 _MEASURE = (
     "<script>addEventListener('load',()=>document.documentElement.setAttribute('data-measured',"
@@ -20,14 +19,6 @@ _AXE = (
     "<script>axe.run().then(({violations})=>document.documentElement.setAttribute('data-axe',JSON.stringify(Object.fromEntries("
     "violations.filter(({impact})=>['serious','critical'].includes(impact)).map(({id,nodes})=>[id,nodes.map(({html})=>html)])))))</script>"
 )
-
-
-def shot(page: Path, picture: Path, width: int, *, dark: bool = False) -> Image.Image:
-    """A screenshot of the first 1200 pixels of a page."""
-    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    _chromium(page, f"--screenshot={picture}", f"--window-size={width},1200", "--hide-scrollbars", *scheme)
-    with Image.open(picture) as image:
-        return image.convert("RGB")
 
 
 def measured(page: Path, width: int) -> tuple[int, int, int]:

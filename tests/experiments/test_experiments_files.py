@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dejakv import open_store
-from dejakv.errors import ConfigError, StoreError
+from dejakv.errors import ConfigError
 from dejakv.experiments.output import replace_file, write_run
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
@@ -95,16 +95,6 @@ def test_purging_deletes_a_store_alone(tmp_path: Path) -> None:
     (tmp_path / "store" / "mine.txt").write_text("mine")
     sweep(one_run(cache_dir=str(tmp_path / "store")), tmp_path / "log.csv", purge=True)
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["mine.txt"]
-
-
-def test_purging_refuses_a_folder_that_is_no_store(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    (home / "chunks" / "ab").mkdir(parents=True)
-    (home / "chunks" / "ab" / "thesis.tex").write_text("mine")
-    for setting in ({"cache_dir": str(home)}, {"fusion_cache_dir": str(home), "enable_fusion_cache": True}):
-        with pytest.raises(StoreError, match="holds other files"):
-            sweep(one_run(**setting), tmp_path / "log.csv", purge=True)
-    assert (home / "chunks" / "ab" / "thesis.tex").read_text() == "mine"
 
 
 def test_a_dry_run_leaves_a_cache_directory_alone(docs_engine: Any, tmp_path: Path) -> None:

@@ -87,15 +87,6 @@ def test_a_prompt_longer_than_the_context_is_a_sample_that_could_not_run(docs_en
         why(output, "long")
 
 
-def test_a_dry_run_goes_on_too(docs_engine: Any, tmp_path: Path) -> None:
-    settings = settings_for(log(tmp_path), cache_mode="dry-run", output=str(tmp_path / "run"))
-    result = run(settings, engine=docs_engine)
-    assert result.summary["samples"] == 3
-    assert list(result.summary["not_run"]) == ["long", "longer"]
-    assert [line["id"] for line in lines_of(tmp_path / "run") if line.get("error")] == ["long", "longer"]
-    assert "2 samples could not run" in shown(result.summary)
-
-
 def test_a_resumed_run_goes_past_it(docs_engine: Any, tmp_path: Path) -> None:
     settings = settings_for(log(tmp_path), output=str(tmp_path / "run"))
     assert run(settings, StopAfter(3), docs_engine).stopped

@@ -96,11 +96,6 @@ def test_without_any_folder_the_report_says_that_no_picture_was_shown(gqa: Path,
     assert "no folder; give --image-root or set SEMANTIC_CACHE_IMAGE_ROOT or GQA_IMAGE_ROOT" in summary["warning"]
 
 
-def test_a_dry_run_counts_them_too(gqa: Path, engine: Any) -> None:
-    made = replace(settings(gqa), cache_mode="dry-run")
-    assert run(made, engine=engine).summary["pictures_missing"] == COUNT
-
-
 def test_a_text_model_is_asked_without_pictures_as_the_prototype_did(
     gqa: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

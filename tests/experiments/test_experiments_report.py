@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.experiments.browser import barriers, measured, shot
+from tests.experiments.browser import barriers, measured
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.estimate import estimate
@@ -104,17 +104,6 @@ def test_a_browser_shows_it_without_scrolling_sideways(report: Path, width: int)
     content, window, loaded = measured(report, width)
     assert content <= window
     assert loaded == 0
-
-
-def test_light_and_dark(report: Path, tmp_path: Path) -> None:
-    light, dark = (shot(report, tmp_path / f"{name}.png", 800, dark=name == "dark") for name in ("light", "dark"))
-    corner = (2, 2)
-    assert light.getpixel(corner) == (255, 255, 255)
-    assert max(dark.getpixel(corner)) < 60
-    for picture in (light, dark):
-        colors = picture.getcolors(1 << 24)
-        assert colors is not None
-        assert len(colors) > 50  # text and pictures, not an empty page
 
 
 @pytest.mark.parametrize("dark", [False, True])

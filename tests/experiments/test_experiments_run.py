@@ -97,16 +97,6 @@ def test_cache_mode_off_has_no_cache_arm(engine: Any) -> None:
     assert set(summary["arms"]) == {"none", "prefix"}
 
 
-def test_a_cache_directory_is_found_again(engine: Any, tmp_path: Path) -> None:
-    settings = settings_from(
-        "shapes", {"max_samples": 10, "arms": ("none", "cache")}, {"cache_dir": str(tmp_path / "c")}
-    )
-    first, second = run(settings, engine=engine).summary, run(settings, engine=engine).summary
-    assert second["by_method"]["exact"] > first["by_method"].get("exact", 0)
-    assert second["by_level"]["exact_text"]["agreement"] == 1.0
-    assert second["arms"]["cache"]["accuracy"] == first["arms"]["cache"]["accuracy"]
-
-
 @pytest.mark.parametrize("suffix", ["csv", "json"])
 def test_an_experiment_that_fails_is_a_line_and_the_next_one_runs(tmp_path: Path, suffix: str) -> None:
     """Resuming tries it again, and its line is the new one then."""

@@ -34,20 +34,8 @@ def test_a_log_of_ones_own_needs_no_model(no_model: Path) -> None:
         {"messages": [{"role": "system", "content": PASSAGE}, {"role": "user", "content": "Why?"}]},
         {"question": "Something else?", "partition": "b"},
     )
-    done = CliRunner().invoke(
-        typer_app,
-        [
-            "run",
-            "--dataset",
-            "jsonl",
-            "--dataset-path",
-            path,
-            "--cache-mode",
-            "dry-run",
-            "--output",
-            str(no_model / "out"),
-        ],
-    )
+    line = f"run --dataset jsonl --dataset-path {path} --cache-mode dry-run --output {no_model / 'out'}"
+    done = CliRunner().invoke(typer_app, line.split())
     assert done.exception is None, done.exception
     assert "tokens of smollm2-135m's tokenizer" in done.output
     assert "WARNING" not in done.output

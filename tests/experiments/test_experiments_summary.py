@@ -70,20 +70,6 @@ def test_the_figures_of_a_summary() -> None:
     assert summary_of([])["hit_rate"] is None
 
 
-def test_a_hit_by_the_top_layer_is_judged() -> None:
-    summary = summary_of([row(1, "red", "red", method="top_layer"), row(2, "red", "blue", method="top_layer")])
-    assert (summary["hit_rate"], summary["agreement"]) == (1.0, 0.5)
-    assert summary["by_level"]["semantic_text"]["false_hits"] == 1
-
-
-def test_a_line_a_sample_is_read_back_and_an_older_one_too() -> None:
-    line = ROWS[1].as_dict()
-    assert (line["agrees"], line["arms"]["cache"]["correct"], line["arms"]["none"]["correct"]) == (False, False, True)
-    for arm in line["arms"].values():
-        arm["label"] = ""
-    assert Row.from_dict(line) == ROWS[1]
-
-
 @given(st.text(), st.text(), st.text(), st.floats(0, 1e6), st.booleans())
 def test_a_row_survives_its_line(question: str, none: str, cache: str, ms: float, approximate: bool) -> None:
     record = Record("r", method="adopt", statuses={"exact_text": "miss"}, ttft_ms=ms, approximate=approximate)

@@ -17,7 +17,6 @@ from dejakv.errors import ConfigError
 from dejakv.experiments.reports.why import in_words, to_html, to_terminal, why
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Progress, Row
 from dejakv_models.docs import ask, make_document
 
 COSTS = {"costs": (1e-4, 0.0, 0.0, 0.0)}
@@ -43,17 +42,6 @@ def test_it_decides_as_the_run_did(folder: Path) -> None:
         if record["method"] != "none":
             assert found.donors[0] in {earlier["id"] for earlier in lines[: found.earlier]}
         assert record["provenance"] in found.recorded
-
-
-def test_it_tells_how_far_it_is(folder: Path) -> None:
-    class Counting(Progress):
-        def sample(self, done: int, total: int, row: Row | None) -> None:
-            seen.append((done, total))
-
-    seen: list[tuple[int, int]] = []
-    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    why(folder, lines[2]["id"], Counting())
-    assert seen == [(1, 2), (2, 2)]
 
 
 def test_what_it_tells_of_a_hit(folder: Path) -> None:

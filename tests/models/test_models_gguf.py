@@ -11,7 +11,7 @@ from tiny_gguf import FAMILIES, tiny_model, write_gguf
 
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import ModelError
-from dejakv.models import load, resolve
+from dejakv.models import load
 from dejakv.request import Request, Sampling
 
 
@@ -42,22 +42,10 @@ def test_the_engine_reuses_state_of_a_gguf(family: str, tmp_path: Path) -> None:
     assert len(answer.token_ids) == 3
 
 
-def test_bfloat16_on_request(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "model.gguf")
-    assert TransformersEngine.from_pretrained(str(tmp_path / "model.gguf"), dtype="bf16").model.dtype == torch.bfloat16
-
-
 def test_an_unknown_family(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", architecture="clip")
     with pytest.raises(ModelError, match=r"model.gguf cannot be read.*clip.*Llama, Qwen and Mistral"):
         load(tmp_path / "model.gguf")
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no checkpoint at"):
-        resolve(str(tmp_path / "none.gguf"))
-    with pytest.raises(ModelError, match="no checkpoint at"):
-        resolve("none.gguf")
 
 
 @pytest.mark.parametrize("kept", [0, 3, 200, 5_000, -1, -4_000])

@@ -1,32 +1,20 @@
 """shapes-vlm as it ships: its processor, its answers, and its card."""
 
 import io
-import json
-import string
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from dejakv.datasets.base import Sample
-from dejakv.models import load, path
+from dejakv.models import load
 from dejakv_models.shapes import Mix, ShapesDataset, prompt
-from dejakv_models.shapes_language import HELD_OUT, SEEN, noun_phrase, templates, wording
 
 
 @pytest.fixture(scope="module")
 def loaded() -> tuple[Any, Any]:
     return load("shapes-vlm")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(path("shapes-vlm"))
 
 
 def _picture(sample: Sample) -> Image.Image:
@@ -84,45 +72,3 @@ def test_the_chat_template_makes_the_prompt(loaded: tuple[Any, Any]) -> None:
     assert template([system, user], add_generation_prompt=True).startswith("<image>Be brief.")
     turns = [user, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "Is it large?"}]
     assert template(turns, add_generation_prompt=True) == f"{prompt(question)}yes</s>Is it large?<|answer|>"
-
-
-@given(text=st.text(st.sampled_from(string.printable), max_size=120).filter(lambda text: "<unk>" not in text))
-def test_ascii_text_is_always_spelled(tokenizer: Any, text: str) -> None:
-    assert tokenizer.unk_token_id not in tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-@pytest.mark.parametrize("text", ["x" * 5000, "a_b" * 300, "9" * 1000, "".join(map(chr, range(32, 127)))])
-def test_very_long_words_are_spelled(tokenizer: Any, text: str) -> None:
-    assert tokenizer.unk_token_id not in tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def test_every_word_of_the_data_set_is_one_token(tokenizer: Any) -> None:
-    from dejakv_models.shapes_language import Reference
-    from dejakv_models.shapes_scene import COLORS, SHAPES, SIZES
-
-    things = [Reference(s, c, z) for s in SHAPES for c in COLORS for z in SIZES]
-    for reference in things:
-        for synonym in (0, 1):
-            phrase = noun_phrase(reference, synonym)
-            assert len(tokenizer.tokenize(phrase)) == len(phrase.split())
-    for kind in SEEN:
-        for template in templates(kind, "all"):
-            text = wording(kind, tuple(things[:2] if "{b}" in template else things[:1]), template)
-            assert not [t for t in tokenizer.tokenize(text) if t.startswith("##")]
-    assert len(HELD_OUT) == len(SEEN)
-
-
-def test_greedy_answers_are_the_default(loaded: tuple[Any, Any]) -> None:
-    config = loaded[0].generation_config
-    assert config.do_sample is False
-    assert config.eos_token_id == loaded[1].tokenizer.eos_token_id
-
-
-def test_card_and_curve_come_along() -> None:
-    folder = path("shapes-vlm")
-    card = (folder / "MODEL_CARD.md").read_text()
-    assert "make train-shapes" in card
-    assert "held-out" in card
-    curve = json.loads((folder / "curve.json").read_text())
-    assert len(curve) > 3
-    assert all({"step", "minutes", "accuracy"} <= set(point) for point in curve)

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from dejakv.experiments.settings import settings_from
 from dejakv.models import RECIPES, fetched, load, resolve, tokenizer_folder
 from dejakv.models.manifest import digest
 
@@ -40,8 +39,3 @@ def test_the_tokenizer_ships_with_the_package() -> None:
     assert tokenizer.tokenize("<|im_start|>user") == ["<|im_start|>", "user"]
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
     assert tokenizer.vocab_size == 49_152
-
-
-def test_runs_of_it_need_nothing_else_from_a_network() -> None:
-    assert set(RECIPES) == {"smollm2-135m"}
-    assert settings_from(None, {"model": "smollm2-135m"}, {}).cache.index_encoder == "model"

@@ -93,20 +93,3 @@ def test_the_command_writes_figures_by_kind(tmp_path: Path) -> None:
     assert found["ways"]["strict"]["merge"]["kl_more"] is not None
     assert {"command", "machine", "versions", "model", "seed"} <= found.keys()
     assert str(file) in done.stdout
-
-
-def test_the_new_kinds_on_a_real_model(smollm2: Path, tmp_path: Path) -> None:
-    kinds = ("two-hop", "agent")
-    line = ["--output", str(tmp_path / "f.json"), "--model", str(smollm2), "--samples", "1"]
-    done = CliRunner().invoke(app_of(fidelity), [*line, "--kind", kinds[0], "--kind", kinds[1]])
-    assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "f.json").read_text())["kinds"]
-    assert tuple(found) == kinds
-    rows = {
-        row["kind"]: row for row in json.loads((tmp_path / "f" / "frontier.json").read_text())["rows"] if row["map"]
-    }
-    for kind, figures in found.items():
-        assert figures["kl"] == rows[kind]["kl_mean"] != rows[kind]["kl"]
-        assert 0 < figures["kl"][0] < 1.0
-        assert figures["top1_bf16"][0] > 0.7
-        assert 0.05 < figures["share"] < 0.5

@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from research.command import app_of
-from research.frontier.__main__ import frontier
 from research.frontier.cases import TEXT_KINDS, TextCases, make_case
 from research.frontier.cells import CELLS, by_deviation
 from research.frontier.run import run_frontier
-from typer.testing import CliRunner
 
 from dejakv.blend.settings import QUALITIES, BlendConfig
 from dejakv.config import SemanticCacheConfig
@@ -77,25 +74,6 @@ def test_a_stopped_run_goes_on_and_other_settings_are_refused(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="other settings"):
         run_frontier("docs-lm", 2, tmp_path, **given)
     assert (tmp_path / "settings.json").read_text() == "mine"
-
-
-def test_bad_input_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="at least 1 sample"):
-        run_frontier("docs-lm", 0, tmp_path)
-    with pytest.raises(ConfigError, match="choose from"):
-        run_frontier("docs-lm", 1, tmp_path, only=("best",))
-    with pytest.raises(ConfigError, match="'better' is unknown"):
-        run_frontier("docs-lm", 1, tmp_path, kinds=("better",))
-
-
-def test_the_command_names_what_it_wrote(tmp_path: Path) -> None:
-    line = ["--samples", "1", "--kind", "merge", "--only", QUESTION, "--facts", "5", "--output", str(tmp_path)]
-    done = CliRunner().invoke(app_of(frontier), line)
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "frontier-table.md").read_text() in done.stdout
-    assert "frontier.json and frontier-table.md" in done.stdout
-    # No terminal here, as in a log: what is being done is told in lines.
-    assert done.stderr.splitlines()[:2] == ["loading docs-lm", "docs-lm: 1 case to measure"]
 
 
 def test_each_quality_is_a_cell_of_its_name_and_blends_as_a_run_does() -> None:

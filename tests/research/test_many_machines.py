@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from research.many_machines.__main__ import many_machines
 from research.many_machines.chaos import Outcomes
 from research.many_machines.orderings import gain
 from research.many_machines.places import loads
@@ -20,7 +19,6 @@ from research.many_machines.services import Services
 from research.many_machines.simulation import Scale, extrapolated, simulated
 from tests.services import S3Server, ValkeyServer, wait_until
 
-from dejakv.errors import ConfigError
 from dejakv_models.docs import make_document
 
 pytestmark = pytest.mark.slow  # with real services
@@ -120,10 +118,3 @@ def test_one_cache_hits_more_than_its_parts(services: Services, tmp_path: Path) 
     assert not told["description", 8192]
     rows = [{"segments": 1024.0, "find_us": 10.0}, {"segments": 4096.0, "find_us": 14.0}]
     assert extrapolated(rows, "find_us", 16_384) == pytest.approx(18.0)
-
-
-def test_unknown_parts_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="choose from loads, found"):
-        many_machines(tmp_path / "x.json", part=["load"])
-    with pytest.raises(ConfigError, match="--many is of one part"):
-        many_machines(tmp_path / "x.json", many=3)

@@ -10,7 +10,7 @@ from research.training import docs as train
 from research.training.docs_data import make_batch
 from research.training.docs_eval import LENGTHS, Reader, measure
 from research.training.docs_model import Helpers, build, run
-from research.training.docs_tokenizer import save_tokenizer, vocabulary
+from research.training.docs_tokenizer import vocabulary
 from research.training.lckv import lckv_from, run_lckv, twin_from
 from research.training.lckv import main as train_lckv
 from research.training.shapes import main as train_shapes
@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dejakv.models import load, path
 from dejakv.models.lckv.passes import Iterations
-from dejakv_models import docs
 
 WORDS = vocabulary()
 SHIPPED = path("docs-lm")
@@ -36,22 +35,11 @@ def _one_thread():
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(folder, 2048)
-    return AutoTokenizer.from_pretrained(folder)
-
-
-@pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("smoke")
     options = "--size tiny --steps 60 --tokens 600 --lr 3e-3 --device cpu --every 5 --out"
     train.main([*options.split(), str(folder)])
     return folder
-
-
-def _words(ids: torch.Tensor) -> list[str]:
-    return [WORDS[i] for i in ids.tolist()]
 
 
 @pytest.mark.parametrize("turns", [False, True])
@@ -78,34 +66,6 @@ def test_the_fast_pass_has_the_loss_of_an_ordinary_pass_over_each_question(turns
     expected = torch.stack(answers).mean() + 0.1 * torch.stack(ends).mean()
     torch.testing.assert_close(fast.answer, expected, rtol=1e-4, atol=1e-4)
     assert fast.right.item() == pytest.approx(sum(right) / len(right))
-
-
-def test_every_word_of_the_documents_is_one_token(tokenizer) -> None:
-    for seed in range(20):
-        for wordings in ("train", "held_out"):
-            doc = docs.make_document(random.Random(seed), 30, wordings=wordings)
-            ids = tokenizer(doc.text)["input_ids"]
-            assert len(ids) == doc.tokens
-            assert not any(t.startswith("##") or t == "<unk>" for t in tokenizer.convert_ids_to_tokens(ids))
-
-
-def test_the_chat_template_makes_the_prompt(tokenizer) -> None:
-    def made(*messages: tuple[str, object], generate: bool = True) -> str:
-        talk = [{"role": r, "content": c} for r, c in messages]
-        return tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=generate)
-
-    document, question = "Ann keeps a dog.", "What pet does Ann have?"
-    expected = docs.prompt_of(document, question)
-    assert made(("system", document), ("user", question)) == expected
-    assert made(("user", f"{document}\n\n{question}")) == expected
-    assert (
-        made(("system", [{"type": "text", "text": document}]), ("user", [{"type": "text", "text": question}]))
-        == expected
-    )
-    second = made(("system", document), ("user", question), ("assistant", "dog"), ("user", "Where does Ann live?"))
-    assert second == f"{expected} dog </s> <q> Where does Ann live? <a>"
-    closed = made(("system", document), ("user", question), ("assistant", "dog"), generate=False)
-    assert closed == f"{expected} dog </s>"
 
 
 def test_a_short_run_learns_and_logs_its_curve(smoke: Path) -> None:

@@ -108,7 +108,7 @@ def test_nothing_is_left_of_hostile_clients(hasty: Running) -> None:
     """Connections, memory for bodies, places in the queue, threads and files: all given back. Longer with
     `DEJAKV_SOAK_ROUNDS`."""
     body = b'{"prompt":"ann lives in","max_tokens":20}'
-    whole = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    whole = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
     def round_of_clients() -> None:
         hostile = [
@@ -131,7 +131,7 @@ def test_nothing_is_left_of_hostile_clients(hasty: Running) -> None:
     for _ in range(3):  # the pool of threads fills
         round_of_clients()
     files, threads = held()
-    for _ in range(3 * int(os.environ.get("DEJAKV_SOAK_ROUNDS", "1"))):
+    for _ in range(2 * int(os.environ.get("DEJAKV_SOAK_ROUNDS", "1"))):
         round_of_clients()
     after = held()
     assert after[0] <= files + 5

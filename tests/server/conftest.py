@@ -21,14 +21,6 @@ def client(engine: Any) -> Iterator[TestClient]:
         yield client
 
 
-@pytest.fixture
-def two_tenants(engine: Any) -> Iterator[TestClient]:
-    with TestClient(
-        create_app(ServerSettings(api_keys="alpha,beta", max_new_tokens=64, costs=COSTS), engine)
-    ) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def server(engine: Any) -> Iterator[Running]:
     with Running(ServerSettings(max_new_tokens=64, costs=COSTS), engine) as running:

@@ -2,7 +2,6 @@
 
 import itertools
 from contextlib import closing
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from dejakv.request import Request
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
 from dejakv.trust.rules import PILOT
-from dejakv.trust.settings import TrustSettings
 
 BOUND: dict[str, Any] = {"error_bound": 0.3, "confidence": 0.9, "audit_share": 1.0}
 KEY = {"Authorization": "Bearer alpha"}
@@ -111,40 +109,8 @@ def test_closing_loses_what_waits(engine: Any, tmp_path: Path) -> None:
         assert gate.report().lost == PILOT + 2
 
 
-def test_the_environment_sets_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "ERROR_BOUND": "0.02", "CONFIDENCE": "0.99", "EXPLORE_SHARE": "0.5", "AUDIT_SHARE": "0.1", "DIFFERS": "kl:0.05",
-        "TRUST_GROUPS": '["staff=a,b"]',
-    }.items():  # fmt: skip
-        monkeypatch.setenv(f"DEJAKV_{name}", value)
-    read = ServerSettings.read()
-    wanted = TrustSettings(0.02, 0.99, 0.5, 0.1, "kl:0.05", ("staff=a,b",))
-    assert {item.name: getattr(read, item.name) for item in fields(TrustSettings)} == vars(wanted)
-
-
 @pytest.mark.parametrize("name", ["MAX_CONNECTIONS", "RETRY_AFTER"])
 def test_a_setting_that_left_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(f"DEJAKV_{name}", "1")
     with pytest.raises(ConfigError, match=f"DEJAKV_{name} is no longer a setting: .*unset it"):
         ServerSettings.read()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"error_bound": 0},
-        {"error_bound": 1},
-        {"confidence": 0},
-        {"confidence": 1},
-        {"explore_share": 0},
-        {"audit_share": 0},
-        {"audit_share": 1.5},
-        {"differs": "somehow"},
-        {"differs": "no_such_module_of_anybody:f"},
-        {"trust_groups": ("nobody",)},
-        {"prune": "snapkv"},
-    ],
-)
-def test_a_setting_out_of_range_is_refused_at_the_start(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        settings(**wrong)

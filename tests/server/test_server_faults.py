@@ -131,19 +131,6 @@ def test_a_client_that_leaves_before_the_first_event_stops_its_job() -> None:
     job.cancel.assert_called_once()
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_stream(engine: Any, server: Any) -> None:
-    body = {"model": "docs-lm", "prompt": LONG.prompt, "max_tokens": 64, "stream": True, "temperature": 1}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
-    assert httpx.get(f"{server.url}/ready", timeout=None).json()["status"] == "ready"
-    assert (
-        httpx.post(
-            f"{server.url}/v1/completions", json={"prompt": "ann lives in", "max_tokens": 1}, timeout=None
-        ).status_code
-        == 200
-    )
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/generate"])
 def test_a_client_that_leaves_the_queue_frees_its_place_while_another_request_runs(
@@ -165,20 +152,6 @@ def test_a_client_that_leaves_the_queue_frees_its_place_while_another_request_ru
             until(lambda: worker.waiting == 0)
             assert (worker.outcomes["served"], worker.outcomes["cancelled"]) == (0, 1)
         until(lambda: worker.outcomes["cancelled"] == 2)
-
-
-def test_clear_during_generate(engine: Any) -> None:
-    with TestClient(create_app(ServerSettings(), engine)) as client:
-        import threading
-
-        answers: list[int] = []
-        body = {"prompt": LONG.prompt, "max_new_tokens": 60, "temperature": 0}
-        thread = threading.Thread(target=lambda: answers.append(client.post("/v1/generate", json=body).status_code))
-        thread.start()
-        for _ in range(5):
-            assert client.post("/v1/cache/clear").status_code == 200
-        thread.join()
-        assert answers == [200]
 
 
 def test_shutdown_finishes_the_saves(engine: Any, tmp_path: Any) -> None:

@@ -96,22 +96,6 @@ def test_a_threshold_of_its_own(client: TestClient) -> None:
     assert generate(client, similar, sim_threshold=0.0, use_semshare=False)["used_semshare"] is False
 
 
-def test_names_are_the_callers_own(two_tenants: TestClient) -> None:
-    mine = generate(two_tenants, key="alpha", store_key="report")
-    assert mine["store_key"] == "report"
-    assert generate(two_tenants, key="alpha")["ref_key"] == "report"
-    theirs = generate(two_tenants, key="beta", store_key="report")
-    assert (theirs["cache_hit"], theirs["ref_key"], theirs["store_key"]) == (False, None, "report")
-
-
-def test_clear_empties(client: TestClient) -> None:
-    generate(client)
-    assert client.post("/v1/cache/clear").json() == {"cleared": 1}
-    stats = client.get("/v1/cache/stats").json()
-    assert (stats["entries"], stats["bytes"], stats["stored"]) == (0, 0, 1)
-    assert not generate(client)["cache_hit"]
-
-
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [

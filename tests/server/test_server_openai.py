@@ -54,17 +54,6 @@ def test_streaming_gives_the_same_text(server: Any) -> None:
     assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
 
 
-def test_stop_sequences(server: Any) -> None:
-    client: openai.OpenAI = server.openai
-    ask: dict[str, Any] = {"model": "docs-lm", "messages": messages(question(2)), "temperature": 0, "max_tokens": 4}
-    word = client.chat.completions.create(**ask).choices[0].message.content
-    assert word is not None
-    stopped = client.chat.completions.create(**ask, stop=[word[1:]])
-    assert stopped.choices[0].message.content == word[:1]
-    streamed = client.chat.completions.create(**ask, stop=[word[1:]], stream=True)
-    assert "".join(choice.delta.content or "" for chunk in streamed for choice in chunk.choices) == word[:1]
-
-
 def test_an_answer_that_the_limit_ends_says_length(server: Any) -> None:
     answer = server.openai.chat.completions.create(
         model="docs-lm", messages=messages(question(0)), temperature=0, max_tokens=1

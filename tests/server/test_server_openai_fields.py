@@ -4,7 +4,6 @@ import asyncio
 import math
 from typing import Any, cast
 
-import httpx
 import openai
 import pytest
 from tests.server.test_server_openai import messages, question
@@ -191,12 +190,6 @@ def test_one_text_a_request(server: Any, prompt: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="give one text") as refused:
         server.openai.completions.create(model="docs-lm", prompt=prompt)
     assert told(refused.value)[0] == "prompt"
-
-
-def test_broken_json_is_a_400_too(server: Any) -> None:
-    answer = httpx.post(f"{server.url}/v1/completions", content=b"{", headers={"Content-Type": "application/json"})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_an_assistants_message_may_come_back_as_it_was_sent(server: Any) -> None:

@@ -72,13 +72,6 @@ def test_a_prompt_by_the_names_that_clients_know(client: TestClient) -> None:
     assert purge(client, "any", donor=given).json()["prompts"] == 0
 
 
-def test_by_age_and_epoch(client: TestClient) -> None:
-    ask(client, "any")
-    assert purge(client, "any", older_than=3600).json()["prompts"] == 0
-    assert purge(client, "any", epoch="another model").json()["prompts"] == 0
-    assert purge(client, "any", older_than=0).json()["prompts"] == 1
-
-
 def test_another_tenants_prompt_is_out_of_reach(tenants: TestClient) -> None:
     ask(tenants, "beta", store_key="theirs")
     id = next(tenants.app.state.service.worker.pipeline.cache.store.metas()).id  # type: ignore[attr-defined]

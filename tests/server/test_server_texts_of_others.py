@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -148,8 +149,7 @@ def test_the_surroundings_of_the_compared_text(served: Any) -> None:
     clean(record.reason)
 
 
-@pytest.mark.parametrize("reuse", ["exact", "adopt", "blend"])
-@pytest.mark.parametrize("says", PAIRS)
+@pytest.mark.parametrize(("says", "reuse"), list(zip(PAIRS, cycle(("exact", "adopt", "blend")))))
 def test_through_the_server(docs_engine: Any, says: str, reuse: Any) -> None:
     """Every endpoint and answer; callers without keys share a partition."""
     settings = ServerSettings(reuse=reuse, max_new_tokens=64)

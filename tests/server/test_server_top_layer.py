@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from tests.asking import COSTS
 from tests.serving import stored
 
-from dejakv.errors import ConfigError, ModelError
+from dejakv.errors import ConfigError
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
 from dejakv_models.docs import edit, make_document, prompt_of
@@ -61,11 +61,6 @@ def test_openais_clients_get_it_where_they_ask_for_it(client: TestClient, asked:
     body = {"model": "docs-lckv", "prompt": SIMILAR, "max_tokens": 4, "temperature": 0, "dejakv": asked}
     origin = client.post("/v1/completions", json=body).json()["dejakv"]
     assert (origin["reuse"] == "top_layer", origin["approximate"]) == (given, given)
-
-
-def test_an_ordinary_model_is_refused_at_the_start(engine: Any) -> None:
-    with pytest.raises(ModelError, match="every layer attends to its own KV"):
-        create_app(ServerSettings(reuse="top_layer"), engine)
 
 
 def test_an_ordinary_models_client_is_told_why_it_is_refused(engine: Any) -> None:

@@ -131,19 +131,6 @@ def test_each_selector_computes_as_many_rows_as_asked(name, selector):
     )  # a pass of its own: the question's four tokens
 
 
-def test_reordered_donor_state_is_what_a_first_layer_computes():
-    """The first layer's K and V depend on token and position alone: gathered and moved, they equal fresh ones."""
-    model = models.tiny("llama+yarn")
-    donor = ids_of()
-    order = np.random.default_rng(0).permutation(N)
-    target = donor[:, order]
-    _, state = prefill(model, donor)
-    _, fresh = prefill(model, target)
-    found = TokenMap(order, np.ones(N, dtype=np.float32), np.zeros(N, dtype=np.int64))
-    out = rearrange(parts_of(model), [[(0, state)]], Donors.of(donor[0].tolist()), found, "cpu", torch.float32)
-    assert np.abs(out[:, 0].numpy() - fresh.data[:, 0]).max() <= 2e-5
-
-
 def test_several_donors_give_to_one_target():
     model = models.tiny("qwen2")
     one, two = ids_of(15, seed=3), ids_of(25, seed=4)
@@ -241,15 +228,6 @@ def test_left_padding_is_refused():
     plan = planned(model, ids, ids, own, 0.1)
     with pytest.raises(InputError, match="padding"):
         model(input_ids=ids, attention_mask=mask, past_key_values=plan.cache, use_cache=True)
-
-
-def test_other_caches_pass_through_the_hooks_untouched():
-    model = models.tiny("llama")
-    ids = ids_of()
-    before, _ = prefill(model, ids)
-    parts_of(model)
-    after, _ = prefill(model, ids)
-    assert torch.equal(before, after)
 
 
 def test_two_engines_on_one_model_blend_as_one_does():

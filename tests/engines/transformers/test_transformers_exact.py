@@ -9,7 +9,7 @@ import torch
 from tests.running import asking, begun
 from tiny_transformers import PLACEHOLDER, TEXT, WAYS, chunk_of, image_engine, picture, request, text_engine, tokenizer
 
-from dejakv.engines.base import Completion, Prepared, Refusal
+from dejakv.engines.base import Prepared, Refusal
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.engines.transformers.kv import filled_cache
 from dejakv.request import Sampling
@@ -86,18 +86,6 @@ def test_state_survives_numpy_and_back_bit_for_bit(tmp_path: Any) -> None:
         assert all(torch.equal(a, layer.keys) for a, layer in zip(first, cache.layers, strict=True))
 
 
-def test_capture_holds_the_prompt_only_and_a_hit_captures_the_same() -> None:
-    engine = text_engine("llama")
-    prepared = engine.prepare(request(PROMPT))
-    whole = engine.full(prepared.sampled(Sampling(max_new_tokens=9, num_beams=3)))
-    plain = engine.full(prepared.sampled(Sampling(max_new_tokens=1)))
-    one, two = whole.capture(), plain.capture()
-    assert one is not None
-    assert two is not None
-    assert one.shape == two.shape
-    np.testing.assert_allclose(one.data, two.data, atol=1e-5)
-
-
 @pytest.mark.shows("exact", model="llama")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_reuses_whole_pieces_and_gives_the_same_bits(dtype: torch.dtype) -> None:
@@ -144,32 +132,6 @@ def test_sampling_leaves_the_process_generator_alone() -> None:
     assert engine.full(prepared.sampled(way)).token_ids == first.token_ids
     seeds = {engine.full(prepared.sampled(replace(way, seed=seed))).token_ids for seed in range(4)}
     assert len(seeds) > 1
-
-
-def test_streaming_gives_every_token_and_the_text() -> None:
-    engine = text_engine("qwen3")
-    prepared = engine.prepare(request(PROMPT))
-    for sampling in (Sampling(max_new_tokens=9), Sampling(max_new_tokens=9, num_beams=2)):
-        seen: list[tuple[int, str]] = []
-        run = engine.full(prepared.sampled(sampling), on_token=lambda *token: seen.append(token))  # noqa: B023
-        assert tuple(token for token, _ in seen) == run.token_ids
-        assert run.text.startswith("".join(text for _, text in seen).rstrip("�"))
-        assert 0 < run.ttft_s <= run.latency_s
-
-
-def test_generation_stops_at_the_end_token() -> None:
-    engine = text_engine("llama")
-    prepared = engine.prepare(request(PROMPT))
-    whole: Completion = engine.full(prepared.sampled(Sampling(max_new_tokens=8)))
-    config = engine.model.generation_config
-    before = config.eos_token_id
-    try:
-        config.eos_token_id = whole.token_ids[2]
-        stopped = engine.full(prepared.sampled(Sampling(max_new_tokens=8)))
-    finally:
-        config.eos_token_id = before
-    stop = whole.token_ids.index(whole.token_ids[2])
-    assert stopped.token_ids == whole.token_ids[: stop + 1]
 
 
 def test_pieces_of_a_character_are_held_back_until_it_is_whole() -> None:

@@ -31,15 +31,6 @@ def data_added(model: Any) -> None:
         parameter.data.add_(noise(parameter))
 
 
-def rope_buffer(model: Any) -> None:
-    model.model.rotary_emb.inv_freq.data.mul_(0.5)
-
-
-def norm_epsilon(model: Any) -> None:
-    for layer in model.model.layers:
-        layer.input_layernorm.variance_epsilon = 10.0
-
-
 def ask(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, min_new_tokens=6, do_sample=False
@@ -51,30 +42,6 @@ def alone(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return type(model).generate(
         model, input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, min_new_tokens=6, do_sample=False
     )
-
-
-@pytest.mark.parametrize("change", [data_added, norm_epsilon, rope_buffer], ids=lambda change: change.__name__)
-def test_the_pipeline_looks_again_and_finds_what_was_stored_for_the_model_as_it_is_now(change: Any) -> None:
-    model = text_model("llama")
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    buffer, epsilon = model.model.rotary_emb.inv_freq.clone(), model.model.norm.variance_epsilon
-    engine = TransformersEngine(model, tokenizer())
-    cache = build_cache(EXACT, engine, background=False)
-    pipeline = Pipeline(engine, cache)
-    first = pipeline.answer(request(PROMPT))
-    assert pipeline.answer(request(PROMPT)).record.method == "exact"
-    change(model)
-    changed = pipeline.answer(request(PROMPT))
-    assert changed.record.method == "none"
-    assert changed.token_ids == Pipeline(engine).answer(request(PROMPT)).token_ids
-    assert pipeline.answer(request(PROMPT)).record.method == "exact"
-    model.load_state_dict(before)
-    model.model.rotary_emb.inv_freq.copy_(buffer)
-    for layer in model.model.layers:
-        layer.input_layernorm.variance_epsilon = epsilon
-    again = pipeline.answer(request(PROMPT))
-    assert again.record.method == "exact", "the first model's state is found again"
-    assert again.token_ids == first.token_ids
 
 
 def test_a_run_with_state_of_the_model_as_it_was_is_refused() -> None:
@@ -121,16 +88,6 @@ def test_one_weight_written_through_data_is_noticed_within_the_promised_uses_and
             methods = [record.method for record in records[1:]]
             assert "none" in methods
             assert torch.equal(ask(model, ids), alone(model, ids))
-
-
-def test_engine_and_pipeline_take_the_same_call() -> None:
-    engine = TransformersEngine(text_model("llama"), tokenizer())
-    pipeline = Pipeline(engine, build_cache(EXACT, engine, background=False))
-    before = engine.epoch
-    assert engine.weights_changed() == before
-    engine.model.model.layers[0].mlp.up_proj.weight.data[3, 5] += 1
-    pipeline.weights_changed()
-    assert engine.epoch not in (before, "")
 
 
 @pytest.mark.parametrize("why", ["training mode", "autocast"])

@@ -77,18 +77,6 @@ def counted_towers(engine: TransformersEngine) -> Iterator[list[int]]:
         yield calls
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_expansion_equals_the_processors_and_spans_hold_the_pictures(name: str) -> None:
-    engine = image_engine(name)
-    assert engine.capabilities.images, engine.capabilities.reasons
-    prepared = engine.prepare(request(prompt_for(name, pictures=2), (ONE, TWO)))
-    assert list(prepared.token_ids) == own_inputs(engine, prepared)["input_ids"][0].tolist()
-    token = engine.model.config.image_token_id
-    assert [span.digest for span in prepared.spans] == [ONE.digest, TWO.digest]
-    for span in prepared.spans:
-        assert set(prepared.token_ids[span.start : span.start + span.length]) == {token}
-
-
 @pytest.mark.parametrize("sampling", WAYS, ids=lambda way: f"beams{way.num_beams}-temperature{way.temperature}")
 @pytest.mark.parametrize("name", IMAGES)
 def test_answers_equal_those_of_transformers(name: str, sampling: Sampling) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError
-from dejakv.experiments.summary import Progress, Row
 from dejakv.experiments.sweep import sweep
 from dejakv.experiments.sweep_log import COLUMNS, open_log
 
@@ -39,26 +38,6 @@ def test_a_mistake_in_foreign_code_is_a_row(tmp_path: Path, monkeypatch: pytest.
     lines = {line["name"]: line for line in sweep(spec, tmp_path / "log.csv")}
     assert lines["bad"]["error"] == "unexpected RuntimeError: a mistake of two lines"
     assert [lines[name]["error"] for name in ("s1", "s2")] == [None, None]
-
-
-class Told(Progress):
-    """Notes what is told of the work."""
-
-    def __init__(self) -> None:
-        self.stages: list[str] = []
-        self.counts: list[tuple[int, int]] = []
-
-    def stage(self, text: str) -> None:
-        self.stages.append(text)
-
-    def sample(self, done: int, total: int, row: Row | None) -> None:
-        self.counts.append((done, total))
-
-
-def test_it_is_told_which_experiment_runs_and_how_far_it_is(tmp_path: Path) -> None:
-    told = Told()
-    sweep(grid(), tmp_path / "log.csv", watch=told)
-    assert [stage for stage in told.stages if " of 2" in stage] == ["s1, 1 of 2", "s2, 2 of 2"]
 
 
 def test_other_settings_are_not_resumed(tmp_path: Path) -> None:

@@ -24,14 +24,6 @@ def test_layers_that_share_a_lower_layers_kv_are_not_condensed():
     assert not KVLayout.parse("0_0_2_2", 4).loop
 
 
-@pytest.mark.parametrize("text", ["0", "0_1_4_4_4", "2_2_2", "0_3_3_3_4"])
-def test_layouts_read_back(text):
-    layers = text.count("_") + 1
-    layout = KVLayout.parse(text, layers)
-    assert str(layout) == text
-    assert [*layout.bottom, *layout.loop, *layout.top] == list(range(layers))
-
-
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
