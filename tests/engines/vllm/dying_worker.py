@@ -15,7 +15,6 @@ from typing import Any
 
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import WorkerExtension
-from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.loads import Loads
 from dejakv.store import changes
 from dejakv.store.store import Store
@@ -70,8 +69,6 @@ MOMENTS = {
     "published": Moment((changes, "add_record"), (Store, "put")),
     # The other rank has said that its blend may begin, and waits.
     "fetching": Moment((Loads, "_drafted"), (Loads, "take"), lambda told: bool(told[0])),
-    # Both have begun the blend, and their forwards meet in collectives.
-    "computing": Moment((Blender, "advance"), (Blender, "begin")),
 }
 
 

@@ -93,22 +93,6 @@ def test_files_that_change_under_the_server_end_the_reuse(tmp_path, change, know
     assert _server().epoch_of(_lora(folder)) != old
 
 
-@pytest.mark.parametrize(
-    ("options", "says"), [({}, "has stood for two adapters"), ({"load_inplace": True}, "loaded in place")]
-)
-def test_an_id_stands_for_one_folder(tmp_path, options, says):
-    """Once it stood for two, neither folder is trusted, under any id: vLLM's own blocks go by the folder."""
-    one, two, three = (_files(tmp_path / name) for name in ("one", "two", "three"))
-    server = _server()
-    for lora in (_lora(one), _lora(one, name="b"), _lora(two, 2), None):
-        server.note(lora)
-        assert server.doubt(lora) == ""
-    server.note(_lora(three, **options))
-    for lora in (_lora(one), _lora(three, **options), _lora(three, 5), _lora(one, 6)):
-        assert says in server.doubt(lora)
-    assert server.doubt(_lora(two, 2)) == server.doubt(None) == ""
-
-
 def test_adapters_that_cannot_be_read_here(tmp_path):
     (tmp_path / "empty").mkdir()
     server = _server(forbidden="")

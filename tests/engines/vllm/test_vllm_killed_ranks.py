@@ -118,8 +118,7 @@ def _figure(server: str, name: str) -> float:
 
 
 def test_a_rank_killed_in_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server whose rank dies while the other waits for it, and an engine whose rank dies while both compute: they end, those who
-    wait are told, and the donors' state is what it was."""
+    """A server whose rank dies while the other waits for it ends, those who wait are told, and the donors' state is what it was."""
     store = tmp_path / "store"
     settings = {
         "store_dir": str(store),
@@ -147,14 +146,8 @@ def test_a_rank_killed_in_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         _ends(death, lambda: _complete(server, next(others), BLEND), *SERVER_ENDED)
     assert [held(store, prompt) for prompt in (A, B)] == [[True, True]] * 2
 
-    death = Death.in_folder(tmp_path / "computing", 0, "computing", 1)
-    with _dying(death, monkeypatch, settings) as engine:
-        (exact,) = engine.ask([A], wish=LOOK, salt=DEFAULT_PARTITION)  # the partition of a server without keys
-        assert (exact.told["level"], exact.tokens) == (HIT, truth)
-        _ends(death, lambda: engine.ask([MOVED], wish=BLEND, salt=DEFAULT_PARTITION), *ENDED)
-    assert not leftovers(store)
-
     with running(extra=settings, worker_extension_cls=EXTENSION, **TWO) as engine:
         exact, mixed = engine.ask([A, MOVED], wish=[LOOK, BLEND], salt=DEFAULT_PARTITION)
     assert (exact.told["level"], exact.tokens) == (HIT, truth)
     assert (mixed.told["method"], mixed.tokens) == ("blend", blended)
+    assert not leftovers(store)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm_harness import running, tokens
 
 from dejakv.engines.vllm.pages import PagedKV, read_packed, reader_for
 from dejakv.errors import ConfigError
@@ -130,16 +129,3 @@ def test_an_unknown_order_is_observed(dtype):
     state = torch.randn(paged.shape(70)).to(dtype)
     paged.scatter([5, 2, 7], 0, state)
     assert torch.equal(paged.gather([5, 2, 7], 70), state)
-
-
-def test_bfloat16_comes_back_from_this_cpu():
-    """Whatever this processor's layout is (AMX packs pairs of tokens), stored state equals computed state."""
-    prompt = tokens(301, 5)
-    with running(extra={}, dtype="bfloat16") as engine:
-        (first,) = engine.ask([prompt])
-        engine.settle()
-        engine.reset_prefix_cache()
-        (again,) = engine.ask([prompt])
-    assert again.told["method"] == "exact"
-    assert again.cached == len(prompt) - 1
-    assert again.tokens == first.tokens

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
-import dejakv.engines.vllm.blend.names as names
 from dejakv.engines.vllm.blend.queue import Queue
 
 LENGTH = 345
@@ -109,31 +108,3 @@ def test_poisoning_ladder(engine, truth):
     assert len(levels) >= 10
     assert "prefix" in levels, "some take blended blocks of others"
     assert engine.metrics()["vllm:num_preemptions"] > before
-
-
-def test_ladder_detects_poison(engine, truth, monkeypatch):
-    """The same with approximate names switched off: the ladder sees it."""
-    monkeypatch.setattr(names, "approximate_name", lambda setting, block_hash: block_hash)
-    wrong, _ = _ladder(engine, truth)
-    assert wrong != []
-    assert "B" in wrong
-    engine.reset_prefix_cache()
-
-
-def test_a_blended_prompt_is_blended_again_and_is_exact_for_who_asks_for_that(engine, truth):
-    """An approximately served prompt never becomes a donor. When it comes again it is not computed in full in the user's way; one
-    that comes as exact is computed, stored, and found."""
-    single, _, _ = truth
-    prompt = NEAR[0]
-    engine.reset_prefix_cache()
-    stored = len(list(worker_side().store.metas()))
-    for wish, approximate in (({"mode": "blend"}, True), ({"mode": "blend"}, True), ({"mode": "exact"}, False)):
-        (output,) = engine.ask([prompt], max_tokens=8, wish=wish)
-        engine.settle()
-        engine.reset_prefix_cache()
-        assert output.told["approximate"] == approximate, output.told
-        assert len(list(worker_side().store.metas())) == stored + (not approximate)
-    assert output.tokens == single["B"].tokens
-    (last,) = engine.ask([prompt], max_tokens=8, wish={"mode": "blend"})
-    assert last.told["method"] == "exact"
-    assert last.tokens == single["B"].tokens

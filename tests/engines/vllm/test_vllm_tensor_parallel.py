@@ -71,15 +71,14 @@ def _moved(head, seed):
     return tokens(12, seed) + head[120:240] + tokens(10, seed + 1) + head[20:130]
 
 
-@pytest.mark.parametrize("selector", ["similarity", QUALITIES[DEFAULT].selector])
-def test_blend_two_ranks(tmp_path, selector):
+def test_blend_two_ranks(tmp_path):
     """Blended by two ranks as by one: the same rows of the same donors, the same answer. A part that one rank lost costs the blend,
     and neither the answer nor the engine."""
     moved = [_moved(A, 91), _moved(B, 95)]
     extra = {
         "modes": ["off", "exact", "blend"],
         "blend_max_share": 1.0,
-        "blend_selector": selector,
+        "blend_selector": QUALITIES[DEFAULT].selector,
         "blend_share": 0.4,
         "memory_bytes": 0,
         "lookup_timeout_s": 60,

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from dejakv.adopt.adopter import InputEmbeddings
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.tensors import borrowed, to_store
+from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import WorkerExtension, bound_model
 from dejakv.engines.vllm.blend.mixing import Mixing
@@ -22,7 +22,7 @@ from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
 from dejakv.engines.vllm.identity import media_digest, weights_fingerprint
 from dejakv.engines.vllm.lookups import Pace
-from dejakv.engines.vllm.refusals import REFUSALS, refuse_beside_others, refuse_unsupported
+from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.errors import ConfigError, ModelError
 from dejakv.experiments.vllm_engine import connector_settings
@@ -33,7 +33,6 @@ from dejakv.store.base import Tensor
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"ttl": -1}, "ttl"),
         ({"mode": "adopt"}, "mode='adopt' rewrites the prompt"),
         ({"modes": ["exact", "loose"]}, "holds 'loose'"),
         ({"refresh_s": -1}, "refresh_s"),
@@ -41,10 +40,6 @@ from dejakv.store.base import Tensor
         ({"inner": {"kv_connector": "X"}}, "inner is no setting any more: run the other connector alone"),
         ({"promote": True}, "promote is no setting any more: a client sends the prompt again"),
         ({"index_encoder": "model"}, "index_encoder is no setting any more: .*DEJAKV_ADOPT"),
-        ({"mode": "blend", "blend_selector": "best"}, "blend_selector='best' is unknown"),
-        ({"blend_quality": "best"}, "strict, default, loose"),
-        ({"blend_share": 1.5}, "blend_share"),
-        ({"mode": "blend", "blend_map": "nearest"}, "nearest"),
         ({"storedir": "/x"}, "known are"),
         ({"error_bound": 0.01}, "error_bound=0.01 is kept by a certificate here: make one with `dejakv certify"),
         ({"certificate": "c.json", "blend_tail": 8}, "certificates are of the default blend_tail and blend_max_share"),
@@ -148,21 +143,6 @@ def test_the_extension_hands_over_its_worker_alone():
     other.weight_transfer_config = "nccl"
     with pytest.raises(ConfigError, match="add --worker-extension-cls dejakv"):
         bound_model(other)
-
-
-def test_another_connector_beside_ours():
-    ours, whole = SimpleNamespace(), SimpleNamespace(kv_load_failure_policy="fail", kv_connector="MultiConnector")
-    config, exact = SimpleNamespace(kv_transfer_config=ours), ConnectorSettings()
-    for alone in (None, ours):
-        refuse_beside_others(config, alone, ConnectorSettings.from_extra({"mode": "blend"}))
-    with pytest.raises(
-        ConfigError, match='add "kv_load_failure_policy": "recompute" beside "kv_connector": "MultiConnector"'
-    ):
-        refuse_beside_others(config, whole, exact)
-    whole.kv_load_failure_policy = "recompute"
-    refuse_beside_others(config, whole, exact)
-    with pytest.raises(ConfigError, match="blend below MultiConnector"):
-        refuse_beside_others(config, whole, ConnectorSettings.from_extra({"modes": ["exact", "blend"]}))
 
 
 def _config(**changes):
@@ -276,17 +256,6 @@ def test_refusals():
     assert len(cases) == len(REFUSALS) + 3  # three entries have two cases
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_tensors_come_back_as_they_went(dtype):
-    tensor = torch.randn(2, 3, 4).to(dtype)
-    stored = to_store(tensor)
-    stored.data.flags.writeable = False
-    back = borrowed(Tensor(stored.data, stored.dtype))
-    assert back.dtype == dtype
-    assert torch.equal(back, tensor)
-    assert back.data_ptr() == tensor.data_ptr()  # no copy
-
-
 def test_borrowed_memory_outlives_the_array_it_came_from():
     def made():
         data = np.arange(1 << 16, dtype=np.float32)
@@ -346,19 +315,6 @@ def test_a_row_takes_its_part_of_a_step():
             pace.over(timed)
     assert pace.costs is not None
     assert pace.costs.row == pytest.approx(1 / 500)
-
-
-@pytest.mark.parametrize(
-    ("output", "alone"),
-    [
-        (step(255), True),  # too few
-        (step(256), False),  # rows of a blend beside it
-        (step(256, pictures=True), True),
-        (step(200, *[1] * 56), True),  # most requests decode
-    ],
-)
-def test_other_steps_tell_nothing_of_a_row(output, alone):
-    assert Pace().planned(output, alone=alone) is None
 
 
 def test_rows_that_offsets_compare_are_computed_in_one_forward_where_they_fit():

@@ -69,13 +69,12 @@ def test_a_forward_that_differs_far_into_a_prompt(monkeypatch: Patch) -> None:
         assert f"{OFF}: recomputing the end of a stored state" in told["reason"]
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_check_that_an_error_ended_is_made_again(failing: int, monkeypatch: Patch) -> None:
-    """Whichever of its two forwards failed, say for want of memory."""
+def test_a_check_that_an_error_ended_is_made_again(monkeypatch: Patch) -> None:
+    """The second of its two forwards, say for want of memory."""
     run, move, calls = RowForward.run, Rotary.move, itertools.count()
 
     def run_or_fail(*given: Any, **hooks: Any) -> None:
-        if next(calls) == failing:
+        if next(calls) == 1:
             raise MemoryError
         run(*given, **hooks)
 
