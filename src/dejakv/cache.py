@@ -13,8 +13,7 @@ from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig, switched_off
 from dejakv.decide.answers import answer_note, greedy_note
-from dejakv.decide.bound import ErrorBound
-from dejakv.decide.certified import Certified
+from dejakv.decide.bound import Certified, ErrorBound
 from dejakv.decide.costs import Costs
 from dejakv.decide.counts import CacheCounts
 from dejakv.decide.finder import Embed, EpochPrefixes, Finder, no_vectors

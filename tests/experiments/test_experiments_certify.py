@@ -13,7 +13,7 @@ from tests.bounded import BOUNDED, DOCUMENTS, answers_to, hits, says, stream, ta
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
-from dejakv.decide.certified import setting_of
+from dejakv.decide.bound import certified_setting
 from dejakv.engines.base import FULL, Completion
 from dejakv.errors import ConfigError
 from dejakv.experiments.certify import audit, certify
@@ -59,7 +59,7 @@ def test_a_log_certifies_what_its_hits_show(made: Certificate, docs_engine: Any)
     assert made.upper is not None
     assert made.upper <= 0.3
     assert made.epoch == docs_engine.epoch
-    assert made.setting == setting_of(CONFIG)
+    assert made.setting == certified_setting(CONFIG)
     assert made.counts["kept"] == sum(made.serves(hit.risk, hit.tokens) for hit in made.hits)
     assert {"share_rows", "seams", "longest_new", "generation"} <= set(made.hits[0].features)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dejakv import __version__
 from dejakv.datasets.registry import KNOWN, begin, told
-from dejakv.decide.certified import setting_of
+from dejakv.decide.bound import certified_setting
 from dejakv.decide.plan import COPIED, Decision, Observer
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError
@@ -75,7 +75,7 @@ def certify(settings: RunSettings, watch: Progress | None = None, engine: Any = 
         epoch=epoch,
         level=COPIED,
         method="blend",
-        setting=setting_of(asked),
+        setting=certified_setting(asked),
         made=datetime.now(UTC).date().isoformat(),
         dejakv_version=__version__,
         counts=counts,

@@ -19,19 +19,15 @@ def machine() -> dict[str, Any]:
         name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
     except OSError:
         pass
+    torch = sys.modules.get("torch")
     return {
         "cpu": name,
         "cores": os.cpu_count(),
         "cores_used": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "load_average": round(os.getloadavg()[0], 2),
-        **_gpu(),
+        **({"gpu": torch.cuda.get_device_name()} if torch is not None and torch.cuda.is_available() else {}),
     }
-
-
-def _gpu() -> dict[str, str]:
-    torch = sys.modules.get("torch")
-    return {"gpu": torch.cuda.get_device_name()} if torch is not None and torch.cuda.is_available() else {}
 
 
 def versions() -> dict[str, str]:

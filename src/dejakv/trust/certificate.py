@@ -49,7 +49,7 @@ class Certificate:
     longest   tokens of the log's longest hit; longer prompts are not served
     upper     upper end of the share of wrong answers among what they serve, at `confidence`
     epoch     of the engine that ran the log; `model` and `engine` name it
-    level     where the log's donors were found, and `method` and `setting` of their use (`decide.certified.setting_of`)
+    level     where the log's donors were found, and `method` and `setting` of their use (`decide.bound.certified_setting`)
     made      day, in ISO 8601
     counts    `requests` of the log, `not_run`, `hits` that were blended, `wrong` ones, those `kept` by the open rules and `kept_wrong`
     rules     each with its `cutoff`, and `hits` and `wrong` ones behind the pilot, `log_evidence`, and whether it is `open`

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dejakv.decide.certified import CERTIFICATE
+from dejakv.decide.bound import CERTIFICATE
 from dejakv.decide.plan import Decision
 from dejakv.engines.vllm.messages import LoadResult
 from dejakv.engines.vllm.settings import Wish

@@ -7,7 +7,7 @@ import pytest
 from vllm_harness import Engine, Output, running, tokens
 
 from dejakv import __version__
-from dejakv.decide.certified import setting_of
+from dejakv.decide.bound import certified_setting
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.trust.certificate import Certificate, Hit, rules_of
 from dejakv.trust.rules import PILOT
@@ -33,7 +33,7 @@ def certificate(epoch: str) -> Certificate:
         epoch=epoch,
         level="copied",
         method="blend",
-        setting=setting_of(ConnectorSettings.from_extra(MODES).cache_config()),
+        setting=certified_setting(ConnectorSettings.from_extra(MODES).cache_config()),
         made="2026-01-02",
         dejakv_version=__version__,
         settings={},
