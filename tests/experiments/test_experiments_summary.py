@@ -131,7 +131,7 @@ def test_a_ratio_within_the_noise_is_not_claimed() -> None:
 def test_a_ratio_beyond_the_noise_is_claimed_with_its_interval() -> None:
     summary = summary_of(quiet())
     low, high = summary["beyond_prefix"]["ttft_ratio_interval"]
-    claim = f"1.7 x as fast to the first token as prefix caching (95%: {1 / high:.1f} to {1 / low:.1f})"
+    claim = f"1.7 times as fast to the first token as prefix caching (95%: {1 / high:.1f} to {1 / low:.1f})"
     assert speed_in_words(summary)[0].startswith(claim)
     assert claim in shown(summary)
 

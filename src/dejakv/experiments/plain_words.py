@@ -142,16 +142,17 @@ def speed_in_words(summary: Mapping[str, Any]) -> list[str]:
         return []
     ratio = beyond["tokens_ratio"]
     tokens = "no tokens computed by either" if ratio is None else f"with {100 * ratio:.0f}% of the tokens computed"
-    low, high = beyond["ttft_difference_interval"]
+    times = (beyond["ttft_difference_ms"], *beyond["ttft_difference_interval"])
+    unit, scale = ("s", 1e-3) if abs(times[0]) >= 1000 else ("ms", 1.0)
+    mean, low, high = (scale * time for time in times)
     lines = [
-        f"{_speed(beyond)} over all {summary['samples']} requests, {tokens}: {beyond['ttft_difference_ms']:+.2f} ms a request "
-        f"(95%: {low:+.2f} to {high:+.2f})."
+        f"{_speed(beyond)} over all {summary['samples']} requests, {tokens}: {mean:+.2f} {unit} a request (95%: {low:+.2f} to {high:+.2f})."
     ]
     if (noise := beyond.get("noise")) is not None:
         low, high = noise["ttft_ratio_interval"]
         lines.append(
             f"Noise of this run: over {counted(noise['requests'], 'request')} with equal work prefix caching took "
-            f"{noise['ttft_ratio']:.2f} x the time to the first token of none (95%: {low:.2f} to {high:.2f})."
+            f"{noise['ttft_ratio']:.2f} times the time to the first token of none (95%: {low:.2f} to {high:.2f})."
         )
     return lines
 
@@ -164,14 +165,16 @@ def _speed(beyond: Mapping[str, Any]) -> str:
     explained = max(most, 1 / least)
     (low, high), (before, after) = beyond["ttft_ratio_interval"], beyond["ttft_difference_interval"]
     if after < 0 and high < 1 / explained:
-        return f"{1 / ratio:.1f} x as fast to the first token as prefix caching (95%: {1 / high:.1f} to {1 / low:.1f})"
+        return (
+            f"{1 / ratio:.1f} times as fast to the first token as prefix caching (95%: {1 / high:.1f} to {1 / low:.1f})"
+        )
     if before > 0 and low > explained:
         by = f"{100 * (ratio - 1):.0f}% (95%: {100 * (low - 1):.0f}% to {100 * (high - 1):.0f}%)"
         return f"Slower to the first token than prefix caching by {by}"
     why = f"within this run's noise ({least:.2f} to {most:.2f})"
     if noise is None or before <= 0 <= after:
         why = "no difference that this run can show"
-    return f"Time to the first token {ratio:.2f} x prefix caching's (95%: {low:.2f} to {high:.2f}), which is {why},"
+    return f"Time to the first token {ratio:.2f} times prefix caching's (95%: {low:.2f} to {high:.2f}), which is {why},"
 
 
 def _not_run(errors: Mapping[str, str]) -> list[str]:

@@ -8,6 +8,7 @@ import html
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -41,7 +42,7 @@ _STYLE = """
 background:var(--ground);overflow-wrap:anywhere}h1{font-size:1.5rem}h2{font-size:1.25rem;margin-top:2.2rem}h3{font-size:1rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:right;white-space:nowrap}
-th,td:first-child{white-space:normal}th:first-child,td:first-child{text-align:left}pre{background:var(--soft);padding:.6rem;border-radius:8px;white-space:pre-wrap}
+th,td:first-child{white-space:normal}th{overflow-wrap:normal}th:first-child,td:first-child{text-align:left}pre{background:var(--soft);padding:.6rem;border-radius:8px;white-space:pre-wrap}
 summary{cursor:pointer;font-weight:bold;margin:1rem 0}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,18rem),1fr));gap:.6rem}
 .pair>div{background:var(--soft);padding:.6rem;border-radius:8px}.case{border-top:1px solid var(--line);padding:.6rem 0}
@@ -77,7 +78,8 @@ def text(value: object) -> str:
 
 
 def paragraph(*sentences: str) -> str:
-    return "".join(f"<p>{text(sentence)}</p>" for sentence in sentences)
+    marked = (re.sub("`([^`]+)`", r"<code>\1</code>", text(sentence)) for sentence in sentences)
+    return "".join(f"<p>{sentence}</p>" for sentence in marked)
 
 
 def command(line: str) -> str:
