@@ -31,6 +31,7 @@ def fidelity(
         list[str] | None, typer.Option(help="Way of blending to measure beside the default; repeatable.")
     ] = None,
     passages: Annotated[int, typer.Option(help="Passages in a prompt of a model of real text.")] = PASSAGES,
+    bf16: Annotated[bool, typer.Option(help="Full computation in the other dtype, too: half of the time.")] = True,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
     """Measure KL divergence, likeliest tokens, share of recomputed tokens and time of blending."""
@@ -47,15 +48,24 @@ def fidelity(
     with watching(Console(stderr=True), counts="cases") as watch:
         report = run_frontier(
             model, samples or (QUICK if quick else SAMPLES), output.with_suffix(""), kinds=kind or (),
-            facts=None if Path(model).name == "docs-lm" else passages, only=(DEFAULT, *(way or ())), watch=watch,
+            facts=None if Path(model).name == "docs-lm" else passages, only=(DEFAULT, *(way or ())), noise=bf16,
+            watch=watch,
         )  # fmt: skip
     found = {**measured("research.fidelity"), **figures(report)}
     replace_file(output, json.dumps(found, indent=1) + "\n", "--output")
-    for name, row in found["kinds"].items():
-        typer.echo(
-            f"{name:12} KL {row['kl'][0]:.4f}, top-1 {row['top1'][0]:.3f}, {row['share']:.0%} of the tokens, n {row['n']}"
-        )
+    for kind_, row in found["kinds"].items():
+        typer.echo(f"{kind_:16} {told(row)}")
+    for name, kinds in found["ways"].items():
+        for kind_, row in kinds.items():
+            more, low, high = row["kl_more"]
+            typer.echo(f"{kind_:16} {told(row)}; {name}: KL {more:+.4f} ({low:+.4f} to {high:+.4f})")
     typer.echo(f"written to {output}")
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """One kind's figures in a line."""
+    changed = "" if row["changed"] is None else f"first tokens changed {row['changed'][0]:.1%}, "
+    return f"KL {row['kl'][0]:.4f}, top-1 {row['top1'][0]:.3f}, {changed}{row['share']:.1%} of the tokens, n {row['n']}"
 
 
 def figures(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,6 +73,7 @@ def figures(report: Mapping[str, Any]) -> dict[str, Any]:
 
     kl, top1      along full computation's answer; mean and 95% by bootstrap
     top1_bf16     `top1` of full computation in the other dtype, bf16; None where it was not measured
+    changed       share of answers with another first token; 95% (Wilson)
     share         of tokens that are recomputed
     time_by_full  over the time of full computation; median and quartiles
     kl_more, top1_more  of other ways: beyond the default's, case by case; mean and 95%
@@ -76,6 +87,7 @@ def figures(report: Mapping[str, Any]) -> dict[str, Any]:
                 "kl": row["kl_mean"],
                 "top1": row["top1"],
                 "top1_bf16": noise.get(row["kind"]),
+                "changed": row["changed"],
                 "share": row["mean_share"],
                 "time_by_full": row["time_by_full"],
                 "accuracy": row["accuracy"],

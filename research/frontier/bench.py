@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from dejakv.store.base import Tensor
 from dejakv.trust.differs import divergence
 from research.frontier.cases import Case
 from research.frontier.cells import Cell, at_random, by_deviation, first_of_runs
+from research.frontier.donors import chosen
 
 Continue = Callable[[Sequence[int]], NDArray[np.float32] | None]
 """See `continued`."""
@@ -58,9 +60,9 @@ class Bench:
         """Token ids of a prompt."""
         return self.engine.prepare(Request("frontier", text, text)).token_ids
 
-    def run(self, case: Case, chosen: Sequence[Cell]) -> dict[str, Any]:
+    def run(self, case: Case, cells: Sequence[Cell]) -> dict[str, Any]:
         """One line of `cases.jsonl`: `rows[cell]` as `_row` makes them, and those of `full` and, with a twin, `noise`."""
-        states = [captured_state(self.engine, ids)[1] for ids in case.donors]
+        states: dict[tuple[int, ...], Tensor] = {}
         self._fresh = None
         full, _, seconds = captured_state(self.engine, case.target)
         tokens = greedy(full, self.steps)
@@ -69,14 +71,20 @@ class Bench:
         if self.twin is not None:
             other, _, took = captured_state(self.twin, case.target)
             rows[NOISE] = _row(case, other, scored(other, tokens), scores, 1.0, took)
-        for cell in chosen:
-            got, share, took = self.blend(case, states, cell)
+        for cell in cells:
+            donors = chosen(case, cell.donors)
+            for ids in donors.prompts:
+                if ids not in states:
+                    states[ids] = captured_state(self.engine, ids)[1]
+            got, share, took = self.blend(case, donors.ids, [states[ids] for ids in donors.prompts], cell)
             rows[cell.name] = _row(case, got, scored(got, tokens), scores, share, took)
         return {"kind": case.kind, "number": case.number, "tokens": len(case.target), "rows": rows}
 
     @torch.inference_mode()
-    def blend(self, case: Case, states: Sequence[Tensor], cell: Cell) -> tuple[Continue, float, float]:
-        """Blend a prompt in one way.
+    def blend(
+        self, case: Case, ids: Sequence[Sequence[int]], states: Sequence[Tensor], cell: Cell
+    ) -> tuple[Continue, float, float]:
+        """Blend a prompt in one way. `ids`, `states`: of the donors.
 
         Returns the output after the blended prompt, the share of recomputed tokens, and the seconds to the first token, planning
         included. (The published choices that compare KV entries take them from full computation, which is not timed.)
@@ -84,14 +92,17 @@ class Bench:
         model = self.engine.blend_model
         if isinstance(model, ModelError):
             raise model
-        donors = Donors.of(*case.donors)
+        donors = Donors.of(*ids)
         begun = time.perf_counter()
         found, needed = self.find(case, donors, cell)
         searched = time.perf_counter() - begun
-        choose = self._choice(case, states, donors, found, cell)
+        choose, config = self._choice(case, states, donors, found, cell), cell.config
+        if cell.donors == "canonical-equal-cost":
+            left = len(case.target) - self.find(case, Donors.of(*case.donors), cell)[1].exact
+            config = replace(config, share=min(1.0, config.share * left / (len(case.target) - needed.exact)))
         begun = time.perf_counter()
         parts = [[(0, state)] for state in states]
-        planned = plan_cache(model, case.target, parts, donors, found, needed, cell.config, choose)
+        planned = plan_cache(model, case.target, parts, donors, found, needed, config, choose)
         given = torch.tensor([list(case.target)], device=self.engine.device)
         self.engine.model(input_ids=given, past_key_values=planned.cache, use_cache=True, logits_to_keep=1)
         seconds = time.perf_counter() - begun + searched
@@ -118,7 +129,7 @@ class Bench:
         """Map and forced tokens."""
         target = np.asarray(case.target, dtype=np.int64)
         # The published ways have no exact prefix beside the blend, and force nothing but the question.
-        exact = [cell.budget != "share"] * len(case.donors)
+        exact = [cell.budget != "share"] * len(donors.starts)
         found, needed = blend.find(target, donors, self.engine.embed_tokens, cell.config, self.ends, exact)
         if cell.budget == "share":
             none, asked = np.zeros(len(target), dtype=bool), np.arange(len(target)) >= len(target) - needed.tail
@@ -160,14 +171,16 @@ def _row(
     share: float, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """`right` and `stale`: whether greedy decoding gives the right answer, or the answer before the change (None: no label);
-    `kl` of the first token and `kl_mean` along the answer, nats; `top1`: share of it with the same likeliest token."""
-    distances = divergence(wanted, got)
+    `kl` of the first token and `kl_mean` along the answer, nats; `top1`: share of it with the same likeliest token; `changed`: whether its
+    first token is another."""
+    distances, same = divergence(wanted, got), wanted.argmax(-1) == got.argmax(-1)
     return {
         "right": _says(after, case.answer),
         "stale": _says(after, case.old_answer),
         "kl": round(float(distances[0]), 6),
         "kl_mean": round(float(distances.mean()), 6),
-        "top1": round(float((wanted.argmax(-1) == got.argmax(-1)).mean()), 4),
+        "top1": round(float(same.mean()), 4),
+        "changed": not bool(same[0]),
         "share": round(share, 4),
         "seconds": round(seconds, 6),
     }

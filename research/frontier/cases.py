@@ -23,6 +23,7 @@ class Case:
 
     answer      first tokens of the right answer, None without a label
     old_answer  the right answer for the donor, if the change made it wrong
+    canonical   each passage of the changed prompt behind its instruction alone, where passages are known
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Case:
     donors: tuple[tuple[int, ...], ...]
     answer: tuple[int, ...] | None
     old_answer: tuple[int, ...] | None
+    canonical: tuple[tuple[int, ...], ...] = ()
 
 
 class DocsCases:
@@ -77,7 +79,9 @@ def make_case(kind: Kind, number: int, facts: int, encode: Encode, seed: int = 0
 
 WORDS = (60, 160)
 """Least and most words of a passage."""
-TEXT_KINDS = ("edit", "instruction", "partial", "reorder", "apart", "foreign", "several", "two-hop", "agent")
+TEXT_KINDS = (
+    "edit", "instruction", "partial", "reorder", "apart", "foreign", "several", "two-hop", "foreign-two-hop", "agent",
+)  # fmt: skip
 INSTRUCTIONS = (
     "Read the following passages of a manual.",
     "You answer from the passages below and from nothing else. Be brief.",
@@ -101,7 +105,7 @@ class TextCases:
     apart        each passage was computed in its own prompt
     foreign      each passage was computed in a prompt of its own, behind two that are not in this one
     several      each passage stands in several donors, each two of them with another one, in any order
-    two-hop      as `apart`, and the answer needs two of them: one refers to the code that another states
+    two-hop      as `apart`, and the answer needs two of them: one refers to the code that another states; `foreign-two-hop` as `foreign`
     agent        a turn of `sessions` behind a tool's result; an earlier turn of the conversation, with other messages in its window, is
                  the donor. Of any length, about 1,000 tokens
     """
@@ -125,11 +129,12 @@ class TextCases:
         texts = passages_of_manuals()
         chosen = rng.sample(range(len(texts)), self.passages + 1)
         *passages, spare = [texts[i] for i in chosen]
-        asks = number % 2 == 0 or kind == "two-hop"
+        two_hop = kind.endswith("two-hop")
+        asks = number % 2 == 0 or two_hop
         code, other = (str(value) for value in rng.sample(range(1000, 10000), 2))
         told = rng.randrange(len(passages))
         codes = {told: code}
-        if kind == "two-hop":
+        if two_hop:
             second = rng.choice([i for i in range(len(passages)) if i != told])
             codes = {told: SAME.format(name=passages[second].title), second: code}
         target = [_told(passage, codes.get(i)) for i, passage in enumerate(passages)]
@@ -143,6 +148,7 @@ class TextCases:
             tuple(encode(text) for text in donors),
             _answer(encode, code) if asks else None,
             _answer(encode, other) if stale else None,
+            tuple(encode(opening(INSTRUCTIONS[0], [text])) for text in target),
         )
 
     @staticmethod
@@ -162,7 +168,7 @@ class TextCases:
         elif kind == "reorder":
             while before == target:
                 rng.shuffle(before)
-        elif kind == "foreign":
+        elif kind.startswith("foreign"):
             others = [passage.text for passage in passages_of_manuals() if passage not in passages]
             return [prompt(instruction, [*rng.sample(others, 2), text], question, begins) for text in target]
         elif kind == "several":
@@ -222,8 +228,13 @@ def passages_of_manuals() -> tuple[Passage, ...]:
 
 def prompt(instruction: str, passages: Sequence[str], question: str, begins: str) -> str:
     """A chat turn in ChatML, SmolLM2's and Qwen's format, with the first words of the answer."""
+    return f"{opening(instruction, passages)}{question}<|im_end|>\n<|im_start|>assistant\n{begins}"
+
+
+def opening(instruction: str, passages: Sequence[str]) -> str:
+    """A chat turn up to its question."""
     text = "\n\n".join(passages)
-    return f"<|im_start|>user\n{instruction}\n\n{text}\n\n{question}<|im_end|>\n<|im_start|>assistant\n{begins}"
+    return f"<|im_start|>user\n{instruction}\n\n{text}\n\n"
 
 
 def _told(passage: Passage, code: str | None) -> str:

@@ -23,6 +23,7 @@ def rows_of(lines: Cases, cells: Sequence[Cell], kinds: Sequence[str]) -> list[d
     accuracy    share of right answers among those with a label, `of_full` relative to full computation
     kl          mean KL divergence of the next token from full computation; `kl_mean` along full computation's answer
     top1        share of that answer with the same likeliest token; `same`: share of answers with all tokens the same
+    changed     share of answers with another first token
     stale_rate  share of stale answers among questions whose answer had to change
     mean_share  share of rows computed
     ttft_ratio  time of full prefill over time of lookup-free blending (map, rearranging and prefill), summed over cases
@@ -55,6 +56,7 @@ def _row(got: Cases, full: Cases, default: Sequence[Mapping[str, Any] | None]) -
         "kl_mean": mean_of(got, "kl_mean"),
         "top1": mean_of(got, "top1"),
         "same": _share([case["top1"] == 1.0 for case in got]),
+        "changed": _rate(got, "changed"),
         "stale_rate": _rate(got, "stale"),
         "mean_share": round(sum(case["share"] for case in got) / n, 4),
         "ttft_ratio": round(sum(case["seconds"] for case in full) / sum(case["seconds"] for case in got), 3),
@@ -77,7 +79,7 @@ def mean_of(cases: Cases, name: str) -> list[float]:
 
 def _rate(cases: Cases, name: str) -> list[float] | None:
     """The rate over the cases with a label; None without such cases."""
-    marks = [case[name] for case in cases if case[name] is not None]
+    marks = [case[name] for case in cases if case.get(name) is not None]
     return _share(marks) if marks else None
 
 

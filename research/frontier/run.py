@@ -32,12 +32,14 @@ def run_frontier(
     kinds: Sequence[str] = (),
     only: Sequence[str] = (),
     seed: int = 0,
+    noise: bool = True,
     watch: Progress | None = None,
 ) -> dict[str, Any]:
     """Measures and writes `cases.jsonl`, `frontier.json` and `frontier-table.md`.
 
     model    docs-lm reads documents of facts with known answers; any other reads passages of real text
     samples  cases of each kind, or as many as there are; kinds, only: names of kinds of change and of cells, all if empty
+    noise    run the other dtype, too
     facts    facts in a document of docs-lm (20), passages in a prompt of another model (4)
     In a folder with a run of the same settings, missing cases are added. A folder with other settings is refused.
 
@@ -46,7 +48,7 @@ def run_frontier(
     if samples < 1 or (facts is not None and facts < 2):
         raise ConfigError(f"--samples {samples}, --facts {facts}: give at least 1 sample and 2 facts")
     cases = DocsCases(facts or 20) if Path(model).name == "docs-lm" else TextCases(facts or 4)
-    cells = [cell for cell in CELLS if cell.name in only] if only else list(CELLS)
+    cells = [cell for cell in CELLS if (cell.name in only if only else not cell.donors)]
     if only and len(cells) != len(set(only)):
         raise ConfigError(
             f"--only names an unknown way of blending: choose from {', '.join(cell.name for cell in CELLS)}"
@@ -57,7 +59,7 @@ def run_frontier(
     folder, watch = make_folder(output), watch or Progress()
     watch.stage(f"loading {model}")
     engine = TransformersEngine.from_pretrained(model, dtype="fp32")
-    bench = Bench(engine, cases.steps, twin_of(engine) if cases.steps > 1 else None)
+    bench = Bench(engine, cases.steps, twin_of(engine) if noise and cases.steps > 1 else None)
     settings = {"model": Path(model).name, "epoch": engine.epoch, "seed": seed, **cases.settings}
     held = _held(folder, {**settings, "cells": [cell.name for cell in cells]})
     todo = [
