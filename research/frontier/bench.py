@@ -76,7 +76,7 @@ class Bench:
             for ids in donors.prompts:
                 if ids not in states:
                     states[ids] = captured_state(self.engine, ids)[1]
-            got, share, took = self.blend(case, donors.ids, [states[ids] for ids in donors.prompts], cell)
+            got, share, took = self.blend(case, donors.visible, [states[ids] for ids in donors.prompts], cell)
             rows[cell.name] = _row(case, got, scored(got, tokens), scores, share, took)
         return {"kind": case.kind, "number": case.number, "tokens": len(case.target), "rows": rows}
 

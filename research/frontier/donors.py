@@ -42,9 +42,9 @@ def chosen(case: Case, way: Way) -> Chosen:
             latest[passage] = max(latest.get(passage, (-1, -1)), (start, number))
     visible: list[Tokens] = []
     for number, (donor, passages) in enumerate(zip(case.donors, held, strict=True)):
-        ids = list(donor)
+        ids, exact = list(donor), common_prefix(donor, case.target)
         for passage, (start, stop) in passages.items():
-            if way != "latest" or latest[passage] != (start, number):
+            if way != "latest" or (latest[passage] != (start, number) and exact - start < GUARANTEED):
                 ids[start:stop] = [NOWHERE] * (stop - start)
         visible.append(tuple(ids))
     if way == "latest":
