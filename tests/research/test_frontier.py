@@ -114,7 +114,7 @@ def test_cases_follow_from_their_numbers_and_edits_ask_what_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in TEXT_KINDS if kind not in ("foreign", "several", "two-hop", "agent")]
+    "kind", [kind for kind in TEXT_KINDS if kind not in ("foreign", "several", "two-hop", "foreign-two-hop", "agent")]
 )
 def test_cases_of_real_text_follow_from_their_numbers(kind: str) -> None:
     cases = TextCases(4)
