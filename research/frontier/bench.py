@@ -97,7 +97,7 @@ class Bench:
         found, needed = self.find(case, donors, cell)
         searched = time.perf_counter() - begun
         choose, config = self._choice(case, states, donors, found, cell), cell.config
-        if cell.donors == "canonical-equal-cost":
+        if cell.donors == "alone-equal-cost":
             left = len(case.target) - self.find(case, Donors.of(*case.donors), cell)[1].exact
             config = replace(config, share=min(1.0, config.share * left / (len(case.target) - needed.exact)))
         begun = time.perf_counter()

@@ -23,7 +23,7 @@ class Case:
 
     answer      first tokens of the right answer, None without a label
     old_answer  the right answer for the donor, if the change made it wrong
-    canonical   each passage of the changed prompt behind its instruction alone, where passages are known
+    alone       each passage of the changed prompt behind its instruction alone, where passages are known
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Case:
     donors: tuple[tuple[int, ...], ...]
     answer: tuple[int, ...] | None
     old_answer: tuple[int, ...] | None
-    canonical: tuple[tuple[int, ...], ...] = ()
+    alone: tuple[tuple[int, ...], ...] = ()
 
 
 class DocsCases:

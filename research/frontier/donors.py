@@ -12,10 +12,10 @@ from dejakv.decide.copied.search import cover
 from dejakv.identity import common_prefix
 from research.frontier.cases import Case
 
-Way = Literal["", "latest", "canonical", "canonical-equal-cost"]
+Way = Literal["", "latest", "alone", "alone-equal-cost"]
 """Of each passage: any donor; the one in which it stood furthest from the beginning; it, computed behind the instruction alone, which makes
 the first passage an exact prefix; the same, with as many recomputed tokens as without."""
-WAYS: tuple[Way, ...] = ("latest", "canonical", "canonical-equal-cost")
+WAYS: tuple[Way, ...] = ("latest", "alone", "alone-equal-cost")
 
 NOWHERE = -2
 """Stands for a donor's token that is not to be taken: equal to none."""
@@ -33,9 +33,9 @@ class Chosen:
 
 def chosen(case: Case, way: Way) -> Chosen:
     """A passage is taken from one donor alone, all else (the question) from any donor that has it."""
-    if not way or len(case.canonical) < 2:
+    if not way or len(case.alone) < 2:
         return Chosen(case.donors, case.donors)
-    held = [_places(donor, case.canonical) for donor in case.donors]
+    held = [_places(donor, case.alone) for donor in case.donors]
     latest: dict[int, tuple[int, int]] = {}
     for number, passages in enumerate(held):
         for passage, (start, _) in passages.items():
@@ -49,15 +49,15 @@ def chosen(case: Case, way: Way) -> Chosen:
         visible.append(tuple(ids))
     if way == "latest":
         return Chosen(case.donors, tuple(visible))
-    own = tuple(case.canonical[passage] for passage in sorted(latest))
+    own = tuple(case.alone[passage] for passage in sorted(latest))
     return Chosen((*own, *case.donors), (*own, *visible))
 
 
-def _places(donor: Tokens, canonical: Sequence[Tokens]) -> dict[int, tuple[int, int]]:
+def _places(donor: Tokens, alone: Sequence[Tokens]) -> dict[int, tuple[int, int]]:
     """First token and stop of each passage in a donor's prompt, by the passage's number."""
-    begins = common_prefix(canonical[0], canonical[1])
+    begins = common_prefix(alone[0], alone[1])
     target, found = np.asarray(donor, dtype=np.int64), dict[int, tuple[int, int]]()
-    for number, ids in enumerate(canonical):
+    for number, ids in enumerate(alone):
         prompt, index = np.asarray(ids, dtype=np.int64), CopiedIndex()
         index.add({"": fingerprints(prompt)})
         for run in cover(target, index, {"": prompt}.get).runs:

@@ -46,8 +46,8 @@ def test_each_passage_stands_in_several_donors(encode: Any) -> None:
 
 def test_a_passage_is_taken_from_one_donor_alone(encode: Any) -> None:
     case = TextCases(3).make("several", 1, encode, 0)
-    begins = common_prefix(case.canonical[0], case.canonical[1])
-    passages = [list(ids[begins:]) for ids in case.canonical]
+    begins = common_prefix(case.alone[0], case.alone[1])
+    passages = [list(ids[begins:]) for ids in case.alone]
 
     def holding(way: Any) -> list[list[tuple[int, bool]]]:
         """Of each passage, where it can be taken from: its place, and whether all before it is the prompt's own."""
@@ -59,14 +59,14 @@ def test_a_passage_is_taken_from_one_donor_alone(encode: Any) -> None:
                         found[number].append((start, case.target[:start] == donor[:start]))
         return found
 
-    every, latest, canonical = (holding(way) for way in ("", "latest", "canonical"))
+    every, latest, alone = (holding(way) for way in ("", "latest", "alone"))
     assert all(len(places) >= 2 for places in every)
     for places, left in zip(every, latest, strict=True):
         assert max(places) in left
         assert all(one == max(places) or one[1] for one in left)
-    assert [[place for place, _ in left] for left in canonical] == [[begins]] * 3
-    prompts = chosen(case, "canonical").prompts
-    assert prompts == (*case.canonical, *case.donors)
+    assert [[place for place, _ in left] for left in alone] == [[begins]] * 3
+    prompts = chosen(case, "alone").prompts
+    assert prompts == (*case.alone, *case.donors)
     assert case.target[:begins] == prompts[0][:begins]
 
 
