@@ -14,7 +14,7 @@ from research.many_machines.services import Services
 from research.workloads.streams import Stream, chosen_of
 
 MODEL = "smollm2-135m"
-COSTS = (1e-2, 0.0, 1e-10, 1e-4)
+COSTS = (1e-2, 0.0, 1e-9, 1e-3)
 """Fixed: a decision by measured times would not be the same in both. A row's is that of one core, so that a bucket on a busy machine pays, too."""
 PAUSE = 0.25
 """Seconds between an answer whose state all replicas know and the next request, of one replica too."""
