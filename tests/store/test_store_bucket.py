@@ -113,6 +113,26 @@ def test_a_description_that_comes_before_its_state_is_kept(
     check_whole(other, [chunk])
 
 
+def test_what_is_indexed_twice_at_once_stays(two: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a put, or another listing, while a listing reads its header."""
+    one, other = two
+    chunk, first, head = prompt_chunk(LONG), threading.Lock(), other._objects.head
+
+    def slow(name: str, size: int) -> tuple[bytes, int]:
+        if first.acquire(blocking=False):
+            assert other.catch_up()
+        return head(name, size)
+
+    assert one.put(chunk)
+    monkeypatch.setattr(other._objects, "head", slow)
+    assert other.catch_up()
+    for store in two:
+        assert store.catch_up()
+        check_whole(store, [chunk])
+        assert store.find("p", "e", LONG, whole=True) is not None
+        assert ids(store) == {chunk.meta.id}
+
+
 def _keys(chunk: Any) -> tuple[Any, int, float]:
     from dejakv.store.keys import Keys
 

@@ -213,7 +213,7 @@ def _is_older(sql: sqlite3.Connection, meta: ChunkMeta, name: str) -> bool:
     """Whether another object describes the same, and counts. All replicas choose the same one of two."""
     query = (
         "SELECT r.created, max(s.name) FROM records r JOIN links l ON l.record = r.n JOIN segments s ON s.n = l.segment"
-        f" WHERE r.id = ? AND s.kind != '{KV}'"
+        f" WHERE r.id = ? AND s.kind != '{KV}' AND s.name != ?"  # a put may have indexed it meanwhile
     )
-    created, other = sql.execute(query, (meta.id,)).fetchone()
+    created, other = sql.execute(query, (meta.id, name)).fetchone()
     return other is not None and (created, other) >= (meta.created, name)
