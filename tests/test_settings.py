@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripts.reference_pages import FOLDER, PAGES
 
@@ -39,6 +39,7 @@ def outcome(make: Callable[[], Any]) -> tuple[Any, str]:
 
 @settings(deadline=None)
 @given(st.sampled_from(FIELDS), JUNK)
+@example((BlendConfig, "map"), 10**5000)
 def test_a_field_of_junk_is_refused_or_gives_settings_that_work(field: tuple[Any, str], value: Any) -> None:
     cls, name = field
     made, error = outcome(lambda: from_mapping(cls, {name: value}))

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from dejakv.errors import ConfigError
-from dejakv.settings import MAX_SHARE, Positive, Share, check_fields
+from dejakv.settings import MAX_SHARE, Positive, Share, check_fields, shown
 
 BlendMap = Literal["context", "embedding", "lsh"]
 BlendSelector = Literal["prophet", "similarity"]
@@ -103,7 +103,7 @@ class BlendConfig:
     def __post_init__(self) -> None:
         for name, value, known in (("map", self.map, MAPS), ("selector", self.selector, SELECTORS)):
             if value not in known:
-                raise ConfigError(f"blend {name} {value!r} is unknown: choose one of {', '.join(known)}")
+                raise ConfigError(f"blend {name} {shown(value)} is unknown: choose one of {', '.join(known)}")
         check_fields(self)
 
     @property
