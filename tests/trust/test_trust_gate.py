@@ -3,6 +3,7 @@ import random
 import pytest
 from tests.trust.gates import gate_of, hit, opened, pilot, teach
 
+from dejakv.errors import InputError
 from dejakv.trust.draw import MOST, MOST_AUDITS, Draw
 from dejakv.trust.features import LATE_BLEND
 from dejakv.trust.gate import Gate
@@ -215,3 +216,11 @@ def test_a_late_label_that_never_comes_counts_for_every_rule() -> None:
     report = gate.report("p")
     assert len(report.classes[0].rules) > 1
     assert [rule.wrong for rule in report.classes[0].rules] == [1] * len(report.classes[0].rules)
+
+
+def test_outcomes_of_draws_that_were_not_to_be_labelled_are_refused() -> None:
+    gate = gate_of()
+    with pytest.raises(InputError, match="not to be labelled"):
+        gate.learn(hit(gate), False)
+    gate.lost(hit(gate))
+    assert gate.report("a").lost == 0

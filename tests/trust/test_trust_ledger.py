@@ -332,3 +332,26 @@ def test_old_models_and_classes_leave(ledger: Ledger) -> None:
     assert set(left) == {"0", "5", "6", "7", "8", "9"}
     assert left["0"] == 11, "it was never lost"
     assert ledger.read(KEY._replace(group="1")) is None
+
+
+def test_a_change_that_fails_changes_nothing(ledger: Ledger) -> None:
+    draw = Draw(KEY, 0.5, id="1")
+    ledger.note(draw)
+    with pytest.raises(ZeroDivisionError):
+        ledger.change(KEY, lambda state: one_more(state).counted(Counts(served=1 // 0)), told=draw)
+    assert ledger.change(KEY, one_more, told=draw).counts.served == 1
+
+
+def test_evidence_of_all_terms_is_listed_and_removed_for_the_operator(tmp_path: Path) -> None:
+    ledger, other = Ledger(tmp_path, "t"), Ledger(tmp_path, "u")
+    other.change(KEY._replace(epoch="old"), one_more)
+    for number in range(3):
+        ledger.change(KEY._replace(epoch=f"e{number}"), one_more)
+    assert {key.epoch for key, _, _ in ledger.classes()} == {"e0", "e1", "e2"}
+    latest, _, terms = ledger.classes(any_terms=True)[0]
+    assert (latest.epoch, terms) == ("e2", "t")
+    assert ledger.remove(epoch="e2") == 1
+    assert ledger.remove() == 3
+    assert other.classes() == []
+    ledger.close()
+    other.close()
