@@ -19,6 +19,15 @@ def expected(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return weights[:, -LAST:].sum((0, 1))
 
 
+def test_the_weights_are_those_of_the_last_rows_in_every_layer() -> None:
+    layers = attentions()
+    with AttentionProbe(LAST) as probe:
+        for query, key, value in layers:
+            F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    for got, (query, key, _) in zip(probe.weights, layers, strict=True):
+        assert torch.allclose(got, expected(query, key), atol=1e-5)
+
+
 def test_layers_before_the_first_are_not_looked_at_and_run_as_they_do() -> None:
     layers = attentions()
     with AttentionProbe(LAST, first=3) as probe:

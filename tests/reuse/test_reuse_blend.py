@@ -8,10 +8,12 @@ from tests.running import blended
 
 from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.settings import SELECTORS, BlendConfig
+from dejakv.engines.base import Engine
 from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.errors import ConfigError
 from dejakv.request import Request, Sampling
 from dejakv.store.base import Chunk, ChunkMeta
-from dejakv_models.docs import change, edit, make_document, prompt_of, unrelated
+from dejakv_models.docs import Document, change, edit, make_document, merge, prompt_of, unrelated
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,18 @@ def test_everything_recomputed_is_full_prefill(engine):
         assert blended(engine, ready, [chunk_of(engine, made.donor)], config).token_ids == full.token_ids
 
 
+def test_two_donors_answer_about_both(engine):
+    rng = random.Random(7)
+    made = merge(make_document(rng, 8), rng, questions=4)
+    other = Document(made.target.sentences[: len(made.target.sentences) - len(made.donor.sentences)])
+    donors = [chunk_of(engine, made.donor), chunk_of(engine, other)]
+    for question in made.questions:
+        ready = prepared(engine, made.target, question.text)
+        got = blended(engine, ready, donors, BlendConfig(selector="similarity", share=0.0))
+        assert got.text == engine.run(ready).text
+        assert got.details["blend"].share < 0.35
+
+
 def test_what_has_too_little_in_common_is_computed_in_full(engine):
     rng = random.Random(8)
     made = unrelated(make_document(rng, 10), rng)
@@ -78,6 +92,23 @@ def test_a_donor_of_another_model_is_not_used(engine):
     foreign = Chunk(ChunkMeta("d", "default", "other", donor.meta.token_ids, "", ""), donor.tensor)
     ready = prepared(engine, document, "Where does Ann live?")
     assert "another model" in blended(engine, ready, [foreign]).details["blend"].reason
+
+
+def test_other_engines_refuse(engine):
+    class Other(Engine):
+        name = "other"
+
+    document = make_document(random.Random(1), 4)
+    ready = prepared(engine, document, "Where does Ann live?")
+    assert "cannot blend" in Other().blend(ready, [chunk_of(engine, document)]).reason
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"map": "best"}, {"selector": "value"}, {"share": 1.5}, {"tail": 0}, {"max_share": -1.0}]
+)
+def test_settings_are_checked(wrong):
+    with pytest.raises(ConfigError):
+        BlendConfig(**wrong)
 
 
 def test_sentence_ends_are_found_in_a_tokenizer(engine):

@@ -3,8 +3,9 @@
 import numpy as np
 
 from dejakv.blend.blend import find
+from dejakv.blend.maps import token_map
 from dejakv.blend.settings import BlendConfig
-from dejakv.blend.token_map import Donors
+from dejakv.blend.token_map import Donors, with_prefix
 
 TEXT = np.arange(100, 180)
 OTHER = np.arange(500, 560)
@@ -39,3 +40,11 @@ def test_the_last_token_is_computed_even_where_the_donor_is_the_prompt() -> None
     assert needed.exact == len(PROMPT) - 1
     assert needed.forced.sum() == 1
     assert len(found) == len(PROMPT)
+
+
+def test_the_longest_prefix_of_several_donors_is_taken() -> None:
+    donors = Donors.of(PROMPT[:20], OTHER, PROMPT[:70], PROMPT[:60])
+    map = token_map("context", PROMPT, donors, embed)
+    found, held = with_prefix(map, PROMPT, donors, [True, True, True, True])
+    assert held == 70
+    assert (donors.number[found.source[:70]] == 2).all()

@@ -46,6 +46,13 @@ def test_a_changed_token_takes_the_rest_of_its_sentence_with_it():
     assert made.forced.sum() == 6 + made.tail
 
 
+def test_a_deleted_token_forces_what_follows():
+    target = DONOR[:13] + DONOR[14:]  # "not" left out changes what the rest says
+    made = found_for(target)
+    assert made.forced[13:18].all()
+    assert not made.forced[:13].any()
+
+
 def test_an_inserted_sentence_is_computed_and_its_neighbours_are_not():
     new = sentence(351, 352, 353, 354, 355)
     target = [*DONOR[:28], *new, *DONOR[28:]]

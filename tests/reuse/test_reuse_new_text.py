@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dejakv.blend.forced import need
 from dejakv.blend.maps import token_map
-from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs, long_runs, new_text
+from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs, long_runs, new_text, stretches
 
 HELD, NEW = np.arange(1000, 1100), np.arange(5000, 5060)
 EVERY_TOKEN = np.array([9])
@@ -74,6 +74,11 @@ def _joined(target: list[int], held: Donors, source: Ids, place: int) -> bool:
     return bool(same and other == one + 1 and held.number[one] == held.number[other])
 
 
+def test_stretches_are_the_runs_of_marked_places() -> None:
+    assert stretches(np.array([True, False, True, True])) == [(0, 1), (2, 4)]
+    assert stretches(np.zeros(0, dtype=bool)) == []
+
+
 def test_a_run_from_the_middle_of_a_prompt_is_no_opening() -> None:
     """A donor's first sentence was computed with next to nothing before it: not so a run from position 700."""
     target = np.concatenate([NEW[:10], HELD])
@@ -92,3 +97,11 @@ def test_the_first_place_takes_state_from_first_places_alone() -> None:
     found = mapped(HELD, both)
     assert found.source[0] == len(HELD)
     assert not need(HELD, both, found, ends=EVERY_TOKEN, tail=4).forced[0]
+
+
+def test_positions_and_rows_are_counted_apart() -> None:
+    donors = Donors.of([1, 2, 3], [4, 5], first=[0, 700])
+    assert donors.rows.tolist() == [0, 1, 2, 0, 1]
+    assert donors.positions.tolist() == [0, 1, 2, 700, 701]
+    assert (donors.openings, donors.stops) == ((0,), [3, 702])
+    assert (Donors.of([1], [2]).openings, Donors.of([1], [2]).stops) == ((0, 1), [1, 1])

@@ -1,6 +1,7 @@
 """Offsets: what computed rows show is carried on to their neighbours, and to nothing else."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +81,16 @@ def test_rows_that_equal_the_donors_change_nothing(runs, chosen, dtype):
         assert len({runs[at] for at in (*part.rest.tolist(), *part.anchors.tolist())} - {-1}) == 1
 
 
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_batch_of_copies_moves_alike(copies):
+    """Beams: the state of one prompt, several times."""
+    held = state(4, 20).repeat(copies, 1, 1, 1)
+    rows = torch.arange(5)
+    correct(held, held[:, :, rows] + 1.0, corrections(np.zeros(20, dtype=np.int64), rows))
+    assert (held == held[:1]).all()
+    assert not torch.equal(held[:1], state(4, 20))
+
+
 def test_rows_move_by_the_share_of_their_surroundings_that_changed():
     runs, rows = np.zeros(20, dtype=np.int64), torch.arange(0, 20, 2)
     held = state(5, 20)
@@ -91,3 +102,13 @@ def test_rows_move_by_the_share_of_their_surroundings_that_changed():
     rest = torch.arange(1, 20, 2)
     expected = (whole - before)[:, :, rest] * torch.from_numpy(changed)[rest][:, None]
     assert torch.allclose((part - before)[:, :, rest], expected, atol=1e-5)
+
+
+def test_rows_between_the_parts_of_a_piece_are_left_alone():
+    runs = np.array([0] * 30)
+    runs[10:14] = -1
+    held = state(7, 30)
+    before, rows = held.clone(), torch.tensor([2, 20])
+    correct(held, held[:, :, rows] + 1.0, corrections(runs, rows))
+    assert torch.equal(held[:, :, 10:14], before[:, :, 10:14])
+    assert not torch.equal(held[:, :, 14:20], before[:, :, 14:20])

@@ -24,6 +24,12 @@ def plan(share: float = 0.5, forced: tuple[int, ...] = (18, 19), **more: object)
     return RecomputePlan(share, forced=mask, **{"similarity": torch.ones(TOKENS), **more})  # pyright: ignore
 
 
+def test_forced_rows_and_the_best_of_the_rest_up_to_the_share() -> None:
+    scores = torch.arange(TOKENS).float()
+    assert plan(0.25, attention=scores).tokens.tolist() == [15, 16, 17, 18, 19]
+    assert plan(0.05, attention=scores).tokens.tolist() == [18, 19]
+
+
 def test_rows_that_the_budget_left_are_chosen_last_of_all() -> None:
     left = torch.zeros(TOKENS, dtype=torch.bool)
     left[:15] = True
@@ -73,6 +79,10 @@ def test_the_question_is_asked_only_where_scores_matter(selector: Any, share: fl
     assert not made.with_attention(torch.ones(TOKENS)).asks
 
 
+def test_the_pass_of_the_question_computes_it_alone() -> None:
+    assert plan(0.5).of_question(4).tokens.tolist() == [16, 17, 18, 19]
+
+
 def test_another_choice_sees_scores_and_forced_tokens() -> None:
     seen: list[Any] = []
 
@@ -84,6 +94,14 @@ def test_another_choice_sees_scores_and_forced_tokens() -> None:
     made = plan(0.25, choose=last, left=left, similarity=torch.full((TOKENS,), 0.5))
     assert made.tokens.tolist() == [15, 16, 17, 18, 19]
     assert seen == [([-1.0] + [0.5] * 19, 2, 5)]
+
+
+def test_donors_are_read_where_something_is_taken() -> None:
+    donors = Donors.of([1, 2, 3], [4, 5], [6, 7, 8, 9])
+    parts = [
+        (number, rows.tolist(), places.tolist()) for number, rows, places in donors.parts(np.array([6, 0, 8, 5, 2]))
+    ]
+    assert parts == [(0, [1, 4], [0, 2]), (2, [0, 2, 3], [1, 3, 0])]
 
 
 def test_what_is_there_already_does_not_count_against_a_blend() -> None:

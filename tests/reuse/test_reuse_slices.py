@@ -4,7 +4,25 @@ import numpy as np
 import pytest
 import torch
 
-from dejakv.blend.slices import GAP, copy_rows, ranges_of
+from dejakv.blend.slices import GAP, SLICED, contiguous, copy_rows, ranges_of, sliced
+
+
+def test_runs_of_places_and_what_stands_apart() -> None:
+    places = np.array([*range(10, 10 + SLICED), 3, 5, *range(100, 100 + SLICED - 1)])
+    assert contiguous(places) == [
+        (0, SLICED),
+        (SLICED, SLICED + 1),
+        (SLICED + 1, SLICED + 2),
+        (SLICED + 2, len(places)),
+    ]
+    runs, apart = sliced(places)
+    assert runs == [(0, SLICED)]
+    assert apart.tolist() == list(range(SLICED, len(places)))
+
+
+def test_a_group_ends_a_run() -> None:
+    places = np.arange(2 * SLICED)
+    assert sliced(places, places // SLICED)[0] == [(0, SLICED), (SLICED, 2 * SLICED)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

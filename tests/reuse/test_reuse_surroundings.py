@@ -31,6 +31,11 @@ def test_behind_an_edit_hardly_anything_changed() -> None:
     assert found.behind[[0, 48, 49, 50, 60]].tolist() == [0, 48, 0, 0, 10]
 
 
+def test_text_behind_other_text_has_lost_all_of_it() -> None:
+    found = around(np.concatenate([ONE, TWO]), Donors.of(np.concatenate([THREE, TWO])))
+    assert found.changed[40:] == pytest.approx(1.0)
+
+
 def test_the_longer_of_both_contexts_counts() -> None:
     """Text of which the middle was taken out kept all that stands before it, but lost what no longer does."""
     shorter, longer = np.concatenate([ONE, THREE]), np.concatenate([ONE, TWO, THREE])
@@ -52,6 +57,11 @@ def test_a_donor_knows_a_beginning_that_the_map_took_from_another() -> None:
     source = np.concatenate([np.arange(40), [80], 40 + 41 + np.arange(60)])
     found = TokenMap(source, np.ones(101, np.float32), np.zeros(101, np.int64))
     assert surroundings_of(target, donors, found).changed[41:] == pytest.approx(1 / 41)
+
+
+def test_rows_of_a_prompt_whose_beginning_is_unknown_count_as_moved() -> None:
+    donors = Donors.of(TWO, first=[40])
+    assert around(np.concatenate([ONE, TWO]), donors).changed[40:] == pytest.approx(1.0)
 
 
 def test_rows_near_a_small_change_are_worth_most_and_moved_ones_all_the_same() -> None:

@@ -52,6 +52,12 @@ def test_an_identical_donor_is_found_in_place(name):
     assert found.similarity.min() > 0.9 or name == "context"
 
 
+def test_equal_text_with_repeats_maps_to_itself_by_context():
+    ids = words("ann lives in rome", "bob lives in rome", "cara keeps a cat", "bob lives in oslo") * 3
+    found = token_map("context", ids, Donors.of(ids), embed, ends=ENDS)
+    assert found.source.tolist() == list(range(len(ids)))
+
+
 def test_context_keeps_reordered_sentences_together():
     donor = words("ann lives in rome", "bob works as a baker", "cara keeps a small cat", "dan drives a red car")
     target = words("dan drives a red car", "ann lives in rome", "cara keeps a small cat", "bob works as a baker")
@@ -85,6 +91,16 @@ def test_a_reworded_sentence_takes_its_counterparts_tokens():
     rome, ann = words("rome")[1], words("ann")[1]
     assert where[rome] == 4  # not the rome of the last sentence
     assert where[ann] == 1
+
+
+def test_two_donors_give_their_own_parts():
+    one = words("ann lives in rome", "bob works as a baker", "cara keeps a small cat")
+    two = words("dan drives a red car", "eve likes to eat soup", "finn plays the old piano")
+    target = [*one, *two[1:]]
+    held = Donors.of(one, two)
+    found = token_map("context", target, held, embed, ends=ENDS)
+    assert held.number[found.source].tolist() == [0] * len(one) + [1] * (len(two) - 1)
+    assert held.positions[found.source].tolist() == [*range(len(one)), *range(1, len(two))]
 
 
 def test_embedding_map_is_the_exact_nearest_and_lsh_nears_it():

@@ -52,6 +52,12 @@ def test_search_takes_the_nearest_above_the_threshold():
     assert store.search(-near, -1.0) is not None
 
 
+def test_keys_look_like_p_and_differ_by_partition():
+    assert key_of("a", (1, 2)).startswith("p")
+    assert key_of("a", (1, 2)) != key_of("b", (1, 2))
+    assert key_of("a", (1, 2)) == key_of("a", (1, 2))
+
+
 def test_bad_input_is_refused():
     with pytest.raises(ConfigError, match="at least 1 item"):
         LRUCacheStore(0)
