@@ -317,7 +317,7 @@ def choose(
     elif same:
         donor, own = found.donors[0], ways[-1]
         if (answer := kept_answer(donor, ask.answers)) is not None:
-            own = Plan("exact", (donor,), found.match, tokens, seconds=costs and 0.0, answer=answer)
+            own = Plan("exact", (donor,), found.match, tokens, seconds=None if costs is None else 0.0, answer=answer)
         elif found.prefix is None or found.prefix[0].donor != donor.id:
             found = replace(found, prefix=(PrefixHit(donor.id, tokens - 1), donor))
             own = _bounded([*ways, _brought([*exact_plans(tokens, found, costs, piece)][-1], tokens - 1, away)])[-1]
@@ -413,7 +413,7 @@ def _approximate_plans(
     donors = found.donors
     if ask.method == "adopt":  # the donor's own prompt runs, from its own state
         if (answer := kept_answer(donors[0], ask.answers)) is not None:
-            yield Plan("adopt", donors, found.match, tokens, seconds=costs and 0.0, answer=answer)
+            yield Plan("adopt", donors, found.match, tokens, seconds=None if costs is None else 0.0, answer=answer)
             return
         length = donors[0].num_tokens
         held = reusable(length, length, piece, donors[0].spans)

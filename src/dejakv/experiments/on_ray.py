@@ -346,10 +346,10 @@ def _balanced(requests: Mapping[str, int], tasks: int) -> list[list[str]]:
 def _taken(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> list[tuple[Entry, Asked | None]]:
     """These tenants' requests in the order of their arrival."""
     found: list[tuple[Entry, Asked | None]] = []
-    wanted = {("request", name) for name in tenants}
+    wanted = set(tenants)
     for block in blocks:
-        lines = zip(*(block[name].to_pylist() for name in ("kind", "tenant", "place")), strict=True)
-        mine = [n for n, (*whose, place) in enumerate(lines) if tuple(whose) in wanted and place < last]
+        lines = enumerate(zip(*(block[name].to_pylist() for name in ("kind", "tenant", "place")), strict=True))
+        mine = [n for n, (kind, name, place) in lines if kind == "request" and name in wanted and place < last]
         some = block.take(np.array(mine, np.int64))
         found += zip(some["entry"].to_pylist(), some["asked"].to_pylist(), strict=True)
     return sorted(found, key=lambda one: ((one[0].time or 0.0) if by_time else 0.0, one[0].place))
