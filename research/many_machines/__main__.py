@@ -22,7 +22,7 @@ Part = Callable[[Services, Path, bool, int | None], dict[str, Any]]
 def hits(running: Services, folder: Path, quick: bool, many: int | None) -> dict[str, Any]:
     from research.many_machines.hits import hit_rates
 
-    streams = [stream_of(name, "transformers", many or (6 if quick else 30)) for name in ("rag", "sessions")]
+    streams = [stream_of(name, "transformers", many or (4 if quick else 30)) for name in ("rag", "sessions")]
     return hit_rates(running, [replace(one, lengths=(300, 1_100)) for one in streams] if quick else streams)
 
 
@@ -48,7 +48,7 @@ def orderings(running: Services, folder: Path, quick: bool, many: int | None) ->
     from research.many_machines.hits import MODEL
     from research.many_machines.orderings import PASSAGES, gain, passages_of
 
-    return gain(running, many or (16 if quick else 500), MODEL, passages_of(4 if quick else PASSAGES))
+    return gain(running, many or (12 if quick else 500), MODEL, passages_of(4 if quick else PASSAGES))
 
 
 def evictions(running: Services, folder: Path, quick: bool, many: int | None) -> dict[str, Any]:
