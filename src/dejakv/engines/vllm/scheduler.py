@@ -59,7 +59,6 @@ class SchedulerSide:
     whole: bool = False
     requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     _loads: list[Load] = field(default_factory=list[Load])
-    _expected: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
@@ -170,7 +169,6 @@ class SchedulerSide:
         found = tracked.found
         stop = self._stop(found, request)
         blend: tuple[int, ...] = ()
-        self._expected[request.request_id] = self._rows(found)
         self.queue.promised(external, self._rows(found))
         if found.method == "blend":
             blend = tuple(request.prompt_token_ids)
@@ -189,13 +187,11 @@ class SchedulerSide:
             request, found = tracked.request, tracked.expected
             name, left = request.request_id, request.num_prompt_tokens - request.num_computed_tokens
             if tracked.used and tracked.loaded is None:
-                rows = self.blends.rows.get(name, 0) or self._expected.get(name, 0)
-                queue.append(Waiting(name, 0, "loads", rows, left))
+                queue.append(Waiting(name, 0, "loads", self.blends.rows.get(name, 0), left))
             elif left <= 0:
                 decoding += 1
             elif request.num_computed_tokens:
-                saved = tracked.used - tracked.loaded.computed if tracked.loaded is not None else 0
-                queue.append(Waiting(name, left, "due" if tracked.used else "runs", saved=saved))
+                queue.append(Waiting(name, left, "due" if tracked.used else "runs"))
             elif (tracked.shares and not tracked.settled) or (found.method == "blend" and found.key in keys):
                 queue.append(Waiting(name, 0))  # one before it makes the same blocks
             else:
@@ -227,8 +223,6 @@ class SchedulerSide:
             if waiting and not self._loads and not saves:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
         loads, self._loads = self._loads, []
-        if output.total_num_scheduled_tokens > len(running):  # room that nothing was computed beside is kept once more
-            self._expected.clear()
         room = self.queue.stepped(output.total_num_scheduled_tokens)
         begin, drop = self.blends.orders()
         number = self.generations.number

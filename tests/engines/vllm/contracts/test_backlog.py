@@ -111,36 +111,6 @@ def test_nobody_is_later_than_with_full_computation(engine: Engine, threads_in_t
     assert engine.metrics().get("vllm:dejakv_blends_refused", 0) == refused
 
 
-def test_what_comes_while_donors_are_read_leaves_a_blend_its_share(
-    engine: Engine, threads_in_time: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The step that began the blend had nothing else to compute."""
-    engine.settle()
-    engine.reset_prefix_cache()
-    llm, side, read, there = engine.llm.llm_engine, engine.connector.scheduler_side, Store.get_parts, threading.Event()
-    monkeypatch.setattr(Store, "get_parts", lambda *given: there.wait(60) and read(*given))
-    with monkeypatch.context() as patch:
-        patch.setattr(Loads, "finish", lambda *_: [])
-        llm.add_request("share-0", {"prompt_token_ids": PROMPTS[0]}, greedy(1, mode="blend", no_store=True))
-        for tracked in side.requests.values():
-            tracked.lookup.result(60)
-        assert llm.step() == []
-        there.set()
-    for number in range(2):
-        ids = {"prompt_token_ids": tokens(1000, 4000 + number)}
-        llm.add_request(f"beside-{number}", ids, greedy(1, mode="off", no_store=True))
-    for tracked in side.requests.values():
-        tracked.lookup.result(60)
-    with counting(engine) as counted:
-        answered: list[str] = []
-        while llm.has_unfinished_requests():
-            counted.append(0)
-            answered += [output.request_id for output in llm.step()]
-    assert answered == ["beside-0", "share-0", "beside-1"]
-    assert counted[0] <= BUDGET
-    assert counted[1] < CUT
-
-
 def test_donors_that_are_read_slowly_hold_nobody_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are full of other prompts meanwhile, and the blends are not thrown away."""
     engine.settle()
