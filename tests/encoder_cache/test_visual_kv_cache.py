@@ -168,3 +168,16 @@ def test_impossible_batches(arguments):
     with pytest.raises(InputError):
         cache.get_dp_mode_recommendation(*arguments)
     assert cache.stats().dp_mode_recommendations == 0
+
+
+def test_storing_an_existing_key_replaces_it_and_its_bytes():
+    cache = VisualKVCache()
+    cache.store("a", "image", picture(4))
+    cache.lookup("a")
+    cache.store("a", "image", picture(8, value=2))
+    stats = cache.stats()
+    assert (stats.entries, stats.bytes) == (1, 8 * 8 * 4)
+    assert stats.evictions == {"replaced": 1}
+    block = cache.lookup("a")
+    assert block.embedding[0, 0] == 2
+    assert block.access_count == 2

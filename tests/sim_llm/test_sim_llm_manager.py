@@ -1,5 +1,7 @@
 """The cache of tasks: a level and a store in terms of tasks."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -112,3 +114,27 @@ def test_state_of_another_shape_is_refused(manager):
         manager.add_task("one", unit(1), kv(tokens=3), token_ids=(1, 2, 3, 4, 5))
     with pytest.raises(InputError, match="equal shape"):
         manager.add_task("one", unit(1), (kv()[0], kv(tokens=2)[1]))
+
+
+def test_threads_add_search_and_reset(manager):
+    failed = []
+
+    def work(seed):
+        draw = np.random.default_rng(seed)
+        try:
+            for i in range(60):
+                manager.add_task(f"{seed}/{i}", draw.standard_normal(8), kv(float(i)))
+                manager.search_similar_task(draw.standard_normal(8))
+                if i % 20 == 19:
+                    manager.reset()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert manager.get_statistics()["entries"] <= 3
+    assert len(manager) == manager.get_statistics()["entries"]
