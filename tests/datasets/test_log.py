@@ -107,11 +107,11 @@ def test_a_broken_line_costs_that_line(tmp_path: Path) -> None:
     lines = [
         {"prompt": "a"}, '{"prompt": "my password', "my password", {"messages": [{"role": "user", "content": secret}, {"role": "no"}]},
         [secret], {"prompt": " "}, {"body": {}}, {**LITELLM, "messages": "{}"}, {"hash_ids": ["my password"], "input_length": 1}, "",
-        '{"a":' * 100_000, {"prompt": "b"},
+        '{"a":' * 100_000, {"prompt": "b"}, {"body": {"input": {"prompt": secret}}},
     ]  # fmt: skip
     entries, log = read(tmp_path / "log", *lines)
     assert [entry.sample.question for entry in entries if entry.sample] == ["a", "b"]
-    assert sorted(log.broken) == [2, 3, 4, 5, 6, 7, 8, 9, 11]
+    assert sorted(log.broken) == [2, 3, 4, 5, 6, 7, 8, 9, 11, 13]
     assert "prompt was not stored" in log.broken[8]
     assert secret not in str(log.broken)
 

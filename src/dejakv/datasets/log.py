@@ -281,22 +281,27 @@ def _plain(place: int, record: dict[str, Any]) -> Sample:
     return _of_messages(name, record, answer)
 
 
-def _of_input(name: str, asked: Any, lacks: str = "its prompt was not stored") -> Sample:
-    """What a gateway or a tracer kept of a request: a text, token ids, messages, or a request's body."""
+def _of_input(name: str, asked: Any) -> Sample:
+    """What a gateway or a tracer kept of a request: a request's body, or its prompt."""
     if isinstance(asked, dict) and asked:
         return _of_body(name, cast(dict[str, Any], asked))
+    return _of_prompt(name, asked, "its prompt was not stored")
+
+
+def _of_body(name: str, body: Mapping[str, Any]) -> Sample:
+    """The body of a completion, chat completion or response."""
+    asked = body.get("messages", body.get("prompt", body.get("input")))
+    return _of_prompt(name, asked, "its body has no prompt and no messages")
+
+
+def _of_prompt(name: str, asked: Any, lacks: str) -> Sample:
+    """A text, token ids or messages."""
     if isinstance(asked, str) and asked.strip():
         return _raw(name, asked)
     if isinstance(asked, list) and asked:
         ids = all(isinstance(each, int) for each in cast(list[Any], asked))
         return _raw(name, "", cast(list[int], asked)) if ids else _of_messages(name, {"messages": asked})
     raise DatasetError(lacks)
-
-
-def _of_body(name: str, body: Mapping[str, Any]) -> Sample:
-    """The body of a completion, chat completion or response."""
-    asked = body.get("messages", body.get("prompt", body.get("input")))
-    return _of_input(name, asked, "its body has no prompt and no messages")
 
 
 def _of_messages(name: str, record: Mapping[str, Any], answer: str | None = None) -> Sample:
