@@ -1,4 +1,5 @@
-"""`dejakv explain`: why a sample of a run hit or missed, or the donor token behind each token of a target."""
+"""`dejakv explain`: why a sample of a run hit or missed, the donor token behind each token of a target, or what a running server reuses
+for a request."""
 
 import json
 import sys
@@ -11,7 +12,7 @@ from urllib.request import Request, urlopen
 import typer
 
 from dejakv.blend.settings import DEFAULT, MAP
-from dejakv.errors import ConfigError, InputError
+from dejakv.errors import ConfigError, InputError, counted
 from dejakv.experiments.settings import SHARES_MODEL
 
 
@@ -137,11 +138,13 @@ def explain_request(server: str, source: str, key: str | None = None) -> str:
     whole = {name: value for name, value in body.items() if name not in ("stream_options", "max_completion_tokens")}
     whole |= {"model": body.get("model", served), "stream": False, "max_tokens": 1}
     ours = owner == "dejakv"
-    place = whole if ours else dict(body.get("kv_transfer_params") or {})
-    place["dejakv"] = {**(place.get("dejakv") or {}), "no_store": True}
-    whole |= {} if ours else {"kv_transfer_params": place}
+    if ours:
+        whole["dejakv"] = {**(body.get("dejakv") or {}), "no_store": True}
+    else:
+        params = body.get("kv_transfer_params") or {}
+        whole["kv_transfer_params"] = {**params, "dejakv": {**(params.get("dejakv") or {}), "no_store": True}}
     answer = _answer(f"{server}/v1/{route}", whole, key)
-    told = (answer if ours else answer.get("kv_transfer_params") or {}).get("dejakv")
+    told = answer.get("dejakv") if ours else (answer.get("kv_transfer_params") or {}).get("dejakv")
     if not isinstance(told, dict):
         raise InputError(
             f"the answer of {server} does not say what DejaKV did: start vLLM with the connector (docs/how-to/vllm.md), or ask the server"
@@ -173,7 +176,7 @@ def sentence(told: Mapping[str, Any], usage: Mapping[str, Any]) -> str:
         rounding = "" if told.get("bitwise", True) else f", up to the rounding of {told.get('arithmetic')}"
         return f"Reused the exact state of {reused} of {tokens} tokens ({level}); the answer is that of full computation{rounding}{because}."
     donors = len(told.get("donors") or ())
-    source = f" from {donors} earlier prompt{'s' if donors != 1 else ''}" if donors else ""
+    source = f" from {counted(donors, 'earlier prompt')}" if donors else ""
     return f"Reused the state of {reused} of {tokens} tokens{source} approximately ({method}, found by {level}); the answer may differ{because}."
 
 

@@ -65,7 +65,8 @@ class Costs:
 
     def fixed(self, constants: tuple[float, ...]) -> "Costs":
         """Copy with `row, pair, byte, blend` from a setting."""
-        return replace(self, **dict(zip(("row", "pair", "byte", "blend"), constants, strict=True)))
+        row, pair, byte, blend = constants
+        return replace(self, row=row, pair=pair, byte=byte, blend=blend)
 
 
 SEEN = 31

@@ -317,7 +317,7 @@ def choose(
     elif same:
         donor, own = found.donors[0], ways[-1]
         if (answer := kept_answer(donor, ask.answers)) is not None:
-            own = Plan("exact", (donor,), found.match, tokens, seconds=None if costs is None else 0.0, answer=answer)
+            own = Plan("exact", (donor,), found.match, tokens, seconds=_nothing(costs), answer=answer)
         elif found.prefix is None or found.prefix[0].donor != donor.id:
             found = replace(found, prefix=(PrefixHit(donor.id, tokens - 1), donor))
             own = _bounded([*ways, _brought([*exact_plans(tokens, found, costs, piece)][-1], tokens - 1, away)])[-1]
@@ -385,8 +385,10 @@ def _brought(plan: Plan, held: int, away: Away) -> Plan:
 def _bounded(plans: Sequence[Plan]) -> tuple[Plan, ...]:
     """Plans with deadlines for what they read from a bucket."""
     least = min((plan.seconds or 0.0 for plan in plans if not plan.away and not plan.approximate), default=0.0)
-    left = [max(0.0, least - ((plan.seconds or 0.0) - plan.away)) for plan in plans]
-    return tuple(replace(plan, within=each) if plan.away else plan for plan, each in zip(plans, left, strict=True))
+    return tuple(
+        replace(plan, within=max(0.0, least - ((plan.seconds or 0.0) - plan.away))) if plan.away else plan
+        for plan in plans
+    )
 
 
 def _cheapest(plans: Sequence[Plan]) -> Plan:
@@ -413,7 +415,7 @@ def _approximate_plans(
     donors = found.donors
     if ask.method == "adopt":  # the donor's own prompt runs, from its own state
         if (answer := kept_answer(donors[0], ask.answers)) is not None:
-            yield Plan("adopt", donors, found.match, tokens, seconds=None if costs is None else 0.0, answer=answer)
+            yield Plan("adopt", donors, found.match, tokens, seconds=_nothing(costs), answer=answer)
             return
         length = donors[0].num_tokens
         held = reusable(length, length, piece, donors[0].spans)
@@ -430,6 +432,11 @@ def _approximate_plans(
         if not own and costs is not None and most > 1:
             # Behind the exact prefix of another chunk. An engine without costs holds its prefixes itself.
             yield _blend(tokens, found, (*donors[: most - 1], prefix), kept, costs, share)
+
+
+def _nothing(costs: Costs | None) -> float | None:
+    """Seconds of a plan that runs nothing."""
+    return None if costs is None else 0.0
 
 
 def _blend(

@@ -81,7 +81,8 @@ def save(store: Store, key: Key, block: VisualEmbeddingBlock) -> None:
         "encoder_seconds": block.encoder_seconds,
     }
     meta = ChunkMeta(
-        chunk_id(key), partition, epoch, (), prompt="", chunk="", kind=KIND, created=block.born, ttl=block.ttl, metadata=about
+        id=chunk_id(key), partition=partition, epoch=epoch, token_ids=(), prompt="", chunk="", kind=KIND,
+        created=block.born, ttl=block.ttl, metadata=about,
     )  # fmt: skip
     store.submit(meta, lambda: to_raw(block.embedding))
 

@@ -66,7 +66,9 @@ class DpModeRecommendation:
 def recommend_dp_mode(
     batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
 ) -> DpModeRecommendation:
-    """The first rule that applies: many small pictures no; several pictures, large ones or a deep encoder yes.
+    """Whether to run vLLM's vision encoder data-parallel: each rank encodes whole pictures instead of slices of each.
+
+    The first rule that applies: many small pictures no; several pictures, large ones or a deep encoder yes.
 
     batch_image_count  pictures in a batch of requests
     image_resolution   (width, height) in pixels
@@ -201,9 +203,16 @@ class EncoderView:
             return compute()
 
         block = self._encoded(content_hash, modality, counted, resolution)
-        uses, saved = (block.access_count, 0) if computed else (max(1, block.access_count), block.estimated_vram_bytes)
-        recommended = self.get_dp_mode_recommendation(batch_image_count, resolution or (512, 512), encoder_depth)
-        return VisualCacheResult(not computed, content_hash, block.embedding, uses, saved, recommended)
+        return VisualCacheResult(
+            cache_hit=not computed,
+            content_hash=content_hash,
+            embedding=block.embedding,
+            reuse_count=max(block.access_count, int(not computed)),
+            vram_saved_bytes=0 if computed else block.estimated_vram_bytes,
+            dp_mode_recommended=self.get_dp_mode_recommendation(
+                batch_image_count, resolution or (512, 512), encoder_depth
+            ),
+        )
 
     def dp_mode(
         self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27

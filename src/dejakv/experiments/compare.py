@@ -31,8 +31,10 @@ def pipeline_for(
     if arm == "none":
         return Pipeline(own)
     if arm == "prefix":  # the prefix caching of a good engine: exact prefixes of earlier prompts, and nothing else
-        budget = {name: getattr(config, name) for name in ("max_bytes", "max_cached_blocks", "policy")}
-        plain = SemanticCacheConfig(exact_text=False, free_order=False, semantic_text=False, **budget)
+        plain = SemanticCacheConfig(
+            exact_text=False, free_order=False, semantic_text=False,
+            max_bytes=config.max_bytes, max_cached_blocks=config.max_cached_blocks, policy=config.policy,
+        )  # fmt: skip
         return Pipeline(own, build_cache(plain, None))
     cache = build_cache(config, own)
     cache.flush()  # over a cache directory, the first samples find what it holds

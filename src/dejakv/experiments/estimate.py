@@ -35,7 +35,7 @@ from dejakv.experiments.samples import Prompter, model_is_missing, read_samples
 from dejakv.experiments.savings import Savings
 from dejakv.experiments.settings import RunSettings, run_command_of
 from dejakv.experiments.shares import Shares, tokenized
-from dejakv.experiments.summary import Progress, same, wilson
+from dejakv.experiments.summary import Progress, by_count, same, wilson
 from dejakv.models import RECIPES
 from dejakv.pipeline import Pipeline
 from dejakv.request import Sampling
@@ -391,8 +391,8 @@ def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str
         "hit_rate_interval": wilson(len(hits), len(lines)),
         **_marked(hits),
         "by_level": {level: {"hits": len(found), **_marked(found)} for level, found in sorted(marks.items())},
-        "not_used": dict(Counter(line["reason"] for line in lines if line["reason"]).most_common()),
-        "plans": dict(Counter(line["plan"] for line in lines).most_common()),
+        "not_used": by_count(line["reason"] for line in lines if line["reason"]),
+        "plans": by_count(line["plan"] for line in lines),
         "lookup_ms": {"mean": sum(line["lookup_ms"] for line in lines) / len(lines)},
         "dejakv_version": __version__,
     }

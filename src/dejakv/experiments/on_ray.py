@@ -162,7 +162,7 @@ def run_on(
         own = Path(output, "store") if output is not None else Path(tempfile.mkdtemp(prefix="dejakv-run-"))
         shared = replace(settings, cache=replace(settings.cache, store=settings.cache.store or str(own)))
         parts = [
-            (replace(shared, output=output and str(Path(output, f"worker-{n}"))), chosen[n::workers])
+            (replace(shared, output=str(Path(output, f"worker-{n}")) if output else None), chosen[n::workers])
             for n in range(workers)
         ]
         part = partial(run_chosen, watch=Progress(), resume=resume)

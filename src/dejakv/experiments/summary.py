@@ -4,7 +4,7 @@ import math
 import statistics
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -121,7 +121,8 @@ class Outcome:
         record = Record(**{item.name: values[item.name] for item in fields(Record)})
         own = {name: values[name] for name in ("text", "cached_answer", "first_token")}
         near, donors = values["fidelity"], tuple(values.get("donors", ()))
-        return cls(replace(record, order=tuple(record.order)), **own, fidelity=near and Fidelity(**near), donors=donors)
+        fidelity = Fidelity(**near) if near is not None else None
+        return cls(replace(record, order=tuple(record.order)), **own, fidelity=fidelity, donors=donors)
 
 
 @dataclass(frozen=True)
@@ -220,13 +221,13 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         **_rate("hit_rate", [_is_hit(record) for record in records]),
         "prefix_hits": sum(record.method == "prefix" for record in records),
         "by_level": _by_level(hits),
-        "by_method": dict(Counter(record.method for record in records).most_common()),
+        "by_method": by_count(record.method for record in records),
         **_rate("agreement", judged),
         **_rate("agreement_first", first),
         "stored_answers": _stored_answers(hits),
         **means([near for row in rows if "cache" in row.arms and (near := row.arms["cache"].fidelity) is not None]),
         "beyond_prefix": _beyond_prefix(rows),
-        "not_used": dict(Counter(record.reason for record in records if record.reason).most_common()),
+        "not_used": by_count(record.reason for record in records if record.reason),
         "lookup_ms": _spread([record.lookup_ms for record in records]),
         "bytes_loaded": sum(record.bytes_loaded for record in records),
         **sizes,
@@ -331,3 +332,8 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
         return dict.fromkeys(("p50", "p95", "mean"))
     found = {"p50": percentile(values, 0.5), "p95": percentile(values, 0.95), "mean": statistics.fmean(values)}
     return {name: round(value, 4) for name, value in found.items()}
+
+
+def by_count(values: Iterable[str]) -> dict[str, int]:
+    """How often each value occurs, the most frequent first."""
+    return dict(Counter(values).most_common())

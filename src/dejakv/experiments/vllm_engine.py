@@ -354,8 +354,10 @@ class VLLMEngine(Engine):
         return rows.float().cpu().numpy()
 
     def _check_length(self, count: int) -> None:
-        if count >= (most := self.context):
-            raise InputError(f"the prompt has {count} tokens, the model takes {most} with the answer: shorten it")
+        if count >= self.context:
+            raise InputError(
+                f"the prompt has {count} tokens, the model takes {self.context} with the answer: shorten it"
+            )
 
 
 def open_vllm(choice: ModelChoice, cache: SemanticCacheConfig) -> VLLMEngine:
@@ -363,16 +365,18 @@ def open_vllm(choice: ModelChoice, cache: SemanticCacheConfig) -> VLLMEngine:
 
     Raises: ConfigError for settings of the transformers engine alone, ModelError, MissingExtraError.
     """
-    other = "of the transformers engine"
     if cache.reuse == "top_layer":
         raise ConfigError(
-            f"--reuse top_layer is {other}, which has the layer-condensed model: leave --engine out, or give --reuse blend"
+            "--reuse top_layer is of the transformers engine, which has the layer-condensed model: leave --engine out, or give "
+            "--reuse blend"
         )
     if cache.prune != "none":
-        raise ConfigError(f"--prune {cache.prune} is {other}: leave it out, or give --engine transformers")
+        raise ConfigError(
+            f"--prune {cache.prune} is of the transformers engine: leave it out, or give --engine transformers"
+        )
     if cache.labels_online and cache.reuse == "blend":
         raise ConfigError(
-            f"--error-bound with --reuse blend is {other}: vLLM holds a prompt's exact state by the time its blend would be "
+            "--error-bound with --reuse blend is of the transformers engine: vLLM holds a prompt's exact state by the time its blend would be "
             "compared with it; give --engine transformers, or --reuse adopt"
         )
     settings = connector_settings(cache)

@@ -52,8 +52,7 @@ def judge(guards: Sequence[Guard], request: Request, donor: ChunkMeta, match: Ma
     The first rejection wins, a guard's failure included, whose reason is the kind of its error; else the first acceptance.
     Without either, the donor is rejected.
     """
-    reason = "all guards abstained" if guards else "there is no guard that could accept: add a ThresholdGuard"
-    found = Verdict("reject", "chain", reason)
+    accepted: Verdict | None = None
     for guard in guards:
         try:
             verdict = guard.judge(request, donor, match)
@@ -62,9 +61,12 @@ def judge(guards: Sequence[Guard], request: Request, donor: ChunkMeta, match: Ma
             return Verdict("reject", guard.name, f"the guard failed: {type(error).__name__}")
         if verdict.decision == "reject":
             return verdict
-        if verdict.decision == "accept" and found.decision != "accept":
-            found = verdict
-    return found
+        if verdict.decision == "accept" and accepted is None:
+            accepted = verdict
+    if accepted is not None:
+        return accepted
+    reason = "all guards abstained" if guards else "there is no guard that could accept: add a ThresholdGuard"
+    return Verdict("reject", "chain", reason)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class FusionCache:
         # One safetensors file as a flat tensor of bytes; the names stand beside it in their order.
         data = np.frombuffer(save({name: np.array(t, order="C") for name, t in state.tensors.items()}), np.uint8)
         meta = ChunkMeta(
-            self._id(state.chunk_id), self.partition, self.epoch, (), prompt="", chunk="", kind=KIND,
+            id=self._id(state.chunk_id), partition=self.partition, epoch=self.epoch, token_ids=(), prompt="", chunk="", kind=KIND,
             ttl=shortest(self._ttl, kept_for()),
             metadata={"names": list(state.tensors), "metadata": dict(state.metadata), "chunk": state.chunk_id},
         )  # fmt: skip

@@ -104,7 +104,9 @@ class SemanticTextCache:
 
     def search_vector(self, vector: Vector | None, space: str = _DEFAULT_SPACE) -> tuple[Match, ...]:
         """Return up to 8 matches of a vector, best first."""
-        hits = self._spaces.search(space, vector, MAX_MATCHES, self.threshold) if vector is not None else ()
+        if vector is None:
+            return ()
+        hits = self._spaces.search(space, vector, MAX_MATCHES, self.threshold)
         return tuple([Match(id, self.name, score) for id, score in hits])
 
     @overload
@@ -116,7 +118,8 @@ class SemanticTextCache:
     def add(self, donor: str, query: Query | str, vector: Vector | None = None) -> None:
         """Add a chunk as a donor. A known vector (`ChunkMeta.vectors["text"]`) is not computed again."""
         if isinstance(query, str):
-            row, space = self.vector(query) if vector is None else vector, _DEFAULT_SPACE
+            row = self.vector(query) if vector is None else vector
+            space = _DEFAULT_SPACE
         else:
             self.encode(query)
             row, space = query.encoded["text"], query.space
