@@ -100,7 +100,7 @@ def doubled(model: Any, dice: random.Random) -> None:
 
 
 def hooked(model: Any, dice: random.Random) -> None:
-    direction = noise(torch.empty(model.config.hidden_size), dice, 3.0)
+    direction = noise(torch.empty(32), dice, 3.0)
     layer(model, dice).mlp.register_forward_hook(lambda _module, _given, out: out + direction.to(out.dtype))
 
 

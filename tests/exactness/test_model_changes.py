@@ -156,3 +156,12 @@ def test_a_value_that_was_another_before_a_restart_finds_nothing(kind: str) -> N
     assert first == again
     assert (first != other) == CASES[kind].reused
     assert bool(first) == CASES[kind].reused
+
+
+def test_without_trust_none_of_it_is_reused() -> None:
+    records: list[Record] = []
+    model = holding("float in an object", 1.0)
+    with dejakv.attach(model, Numbers(), on_record=records.append) as cache:
+        for _ in range(2):
+            assert ask_all(model, cache, records) == (0, 0)
+        assert "Holder, which is no library's class" in records[-1].reason

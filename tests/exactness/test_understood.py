@@ -12,13 +12,11 @@ import peft
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
-from changes import PROMPT_LEARNING, TUNERS
 from tiny import SHAPE, Numbers, prompt, right, tiny
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
 import dejakv
@@ -92,36 +90,42 @@ def test_code_behind_accelerates_hooks_counts() -> None:
         del model.model.layers[1]._old_forward, model.model.layers[1].forward
 
 
-def tripled(own: Any) -> Any:
+@pytest.mark.parametrize("place", ["forward", "__call__"])
+def test_a_library_class_that_was_patched_is_not_reused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = modeling_llama.LlamaMLP.forward
+
     @functools.wraps(own)
-    def patched(*given: Any, **named: Any) -> Any:
-        out = own(*given, **named)
-        return (3.0 * out[0], *out[1:]) if isinstance(out, tuple) else 3.0 * out
+    def patched(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return 3.0 * own(self, x)
 
-    return patched
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "says"),
-    [
-        (modeling_llama.LlamaMLP, "forward", "LlamaMLP.forward runs"),
-        (modeling_llama.LlamaMLP, "__call__", "LlamaMLP.__call__ runs"),
-        (modeling_llama, "apply_rotary_pos_emb", "apply_rotary_pos_emb runs"),
-        (ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", ""),
-    ],
-    ids=["forward", "__call__", "function of the file", "attention"],
-)
-def test_code_of_a_library_that_was_replaced_is_not_reused(
-    owner: Any, name: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     with Steered(tiny()) as served:
         served.ask()
-        if isinstance(owner, dict):
-            monkeypatch.setitem(owner, name, tripled(owner[name]))
-        else:
-            monkeypatch.setattr(owner, name, tripled(getattr(owner, name)))
+        monkeypatch.setattr(modeling_llama.LlamaMLP, place, patched, raising=False)
         assert served.ask() == (0, 0)
-        assert says in served.reason()
+        assert f"LlamaMLP.{place} runs" in served.reason()
+
+
+def test_a_function_of_the_models_own_file_that_was_replaced_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Steered(tiny()) as served:
+        served.ask()
+        monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *_, **__: (q, k))
+        assert served.ask() == (0, 0)
+        assert "apply_rotary_pos_emb runs" in served.reason()
+
+
+def test_an_attention_function_that_was_replaced_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    own = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def mine(*given: Any, **named: Any) -> Any:
+        out, weights = own(*given, **named)
+        return 3.0 * out, weights
+
+    with Steered(tiny()) as served:
+        served.ask()
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", mine)
+        assert served.ask() == (0, 0)
 
 
 def own_class(scale: float) -> type:
@@ -295,6 +299,23 @@ def test_a_compiler_of_ones_own_is_not() -> None:
         assert "backend" in served.reason()
 
 
+def test_lora_switched_merged_and_scaled_is_reused() -> None:
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(tiny(), lora).eval()
+    model.add_adapter("two", lora)
+    with Steered(model) as served:
+        for change in (
+            lambda: None,
+            lambda: model.set_adapter("two"),
+            model.merge_adapter,
+            lambda: (model.unmerge_adapter(), model.set_adapter("default")),
+            lambda: model.base_model.model.model.layers[0].self_attn.q_proj.scaling.update(default=5.0),
+        ):
+            change()
+            served.ask()
+            assert served.ask() == (0, 6)
+
+
 def test_after_a_restart_the_same_weights_with_another_alpha_find_nothing(tmp_path: Path) -> None:
     config = SemanticCacheConfig(semantic_text=False, cache_dir=str(tmp_path / "cache"))
     found: list[tuple[int, int]] = []
@@ -306,13 +327,22 @@ def test_after_a_restart_the_same_weights_with_another_alpha_find_nothing(tmp_pa
     assert found == [(0, 0), (0, 0), (0, 6)]
 
 
+PROMPT_LEARNING = {
+    "prompt tuning": lambda: peft.PromptTuningConfig(
+        num_virtual_tokens=4, prompt_tuning_init="RANDOM", task_type="CAUSAL_LM"
+    ),
+    "p-tuning": lambda: peft.PromptEncoderConfig(num_virtual_tokens=4, encoder_hidden_size=16, task_type="CAUSAL_LM"),
+    "prefix tuning": lambda: peft.PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+}
+
+
 @pytest.mark.filterwarnings("ignore:Position ids are not supported")
 @pytest.mark.parametrize("kind", PROMPT_LEARNING)
 def test_prompt_learning_around_an_attached_model_is_computed_in_full(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = tiny()
-    wrapper = peft.get_peft_model(base, TUNERS[kind]()).eval()
+    wrapper = peft.get_peft_model(base, PROMPT_LEARNING[kind]()).eval()
     with caplog.at_level(logging.ERROR), Steered(base, through=wrapper) as served:
         assert served.ask() == (0, 0)
         assert served.ask() == (0, 0)

@@ -44,6 +44,22 @@ def test_shares_are_those_of_the_definition(given_: list[tuple[list[int], int]])
     assert shares.total == sum(plain(prompts), Share())
 
 
+def test_a_prompt_that_comes_again_computes_its_last_token() -> None:
+    ids = list(range(64))
+    shares = Shares()
+    assert shares.add(ids) == Share(64, 0, 0)
+    assert shares.add(ids) == Share(64, 48, 63)
+
+
+def test_what_moved_is_found_anywhere_and_is_no_prefix() -> None:
+    passage = list(range(100, 200))
+    shares = Shares()
+    shares.add([1, 2, 3, *passage, 4])
+    found = shares.add([9, 8, *passage, 7])
+    assert found == Share(103, 0, 100)
+    assert (found.share_prefix, found.share_anywhere) == (0.0, 100 / 103)
+
+
 def test_partitions_do_not_see_each_other() -> None:
     ids = list(range(80))
     shares = Shares()
@@ -59,6 +75,12 @@ def test_other_pictures_are_other_tokens() -> None:
     shares.add(ids, spans=[Span(1, 60, "aa" * 32)])
     assert shares.add(ids, spans=[Span(1, 60, "bb" * 32)]).anywhere == 0
     assert shares.add(ids, spans=[Span(1, 60, "aa" * 32)]).anywhere == 62
+
+
+def test_no_tokens_and_few() -> None:
+    shares = Shares()
+    assert [shares.add(ids) for ids in ([], [1], [1] * 15, [1] * 31)] == [Share(n) for n in (0, 1, 15, 31)]
+    assert Share().share_anywhere == 0.0
 
 
 def test_a_growing_table_loses_nothing() -> None:

@@ -1,10 +1,13 @@
 """Every index passes the same tests, small and beyond the size where it changes its method."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from dejakv.errors import ConfigError, InputError
+from dejakv.vectors.base import unit
 from dejakv.vectors.flat import NUMPY_BELOW, FlatIndex
 from dejakv.vectors.hnsw import HNSWIndex
 from dejakv.vectors.lsh import LSHIndex
@@ -151,6 +154,26 @@ def test_hnsw_finds_near_neighbours_the_more_the_broader_it_searches() -> None:
     assert recalls[0] < recalls[1] >= 0.985
 
 
+def test_lsh_hash_convention_and_repeatability() -> None:
+    one, other = LSHIndex(12, num_hyperplanes=16, seed=42), LSHIndex(12, 16, 42)
+    rows = rows_of(30, 12)
+    hashes = one.compute_hash_batch(rows)
+    assert hashes == other.compute_hash_batch(rows)
+    assert hashes == [one.compute_hash(row) for row in rows]
+    assert hashes != LSHIndex(12, 16, seed=43).compute_hash_batch(rows)
+    assert all(len(h) == 16 and set(h) <= {"0", "1"} for h in hashes)
+    assert hashes[0] == "".join("1" if plane @ rows[0] >= 0 else "0" for plane in one.hyperplanes)
+    assert one.compute_hash(np.zeros(12)) == "1" * 16  # on a plane counts as above it
+    with pytest.raises(ConfigError, match="embedding_dim=5"):
+        one.compute_hash(np.ones(5))
+
+
+def test_lsh_accepts_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    index, rows = LSHIndex(12), rows_of(3, 12)
+    assert index.compute_hash_batch(torch.tensor(rows, requires_grad=True)) == index.compute_hash_batch(rows)
+
+
 def test_lsh_probing_beats_the_own_bucket_and_probes_are_distinct() -> None:
     rows = rows_of(3000, 48)
     queries = near(rows[:300], 0.9)
@@ -181,6 +204,12 @@ def test_factory_names_the_choices() -> None:
         make_index("flat", 0)
 
 
+def test_unit_handles_extreme_lengths() -> None:
+    for scale in (1e-25, 1e-18, 1.0, 1e18, 1e25):
+        row = unit(np.array([3.0, 4.0], dtype=np.float32) * np.float32(scale), 2)
+        assert row.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
+
+
 def test_spaces_drop_empty_ones_and_move_donors() -> None:
     spaces, rows = Spaces(8), rows_of(3, 8)
     spaces.add("a", "one", rows[0])
@@ -200,3 +229,14 @@ def test_thousands_of_small_spaces(kind: str) -> None:
             spaces.add(str(space), f"{space}:{place}", rows[place])
     assert len(spaces) == 10_000
     assert spaces.get("1999").search(rows[4], 1)[0][0] == "1999:4"
+
+
+@pytest.mark.parametrize(
+    "make", [FlatIndex, lambda dim: HNSWIndex(dim, flat_below=1), lambda dim: LSHIndex(dim, scan_below=0)]
+)
+def test_a_vector_that_is_added_again_replaces_the_old_one(make: Callable[[int], FlatIndex]) -> None:
+    index, rows = make(8), np.eye(8, dtype=np.float32)
+    for id, row in (("a", rows[0]), ("b", rows[2]), ("a", rows[1])):
+        index.add(id, row)
+    assert index.search(rows[1], 1)[0] == ("a", pytest.approx(1.0, abs=5e-3))
+    assert all(score < 0.5 for _, score in index.search(rows[0], 2))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from tests.exactness.changes import CHANGES
 
 import dejakv
 from dejakv.config import SemanticCacheConfig
@@ -45,37 +44,109 @@ def random_llama() -> tuple[Any, Any]:
     return model, words
 
 
+class Life:
+    """One served model, and what is done to it. Every way of changing it returns how to put it back."""
+
+    def __init__(self, model: Any, seed: int) -> None:
+        self.model, self.rng = model, random.Random(seed)
+        self.noise = torch.Generator().manual_seed(seed)
+        self.told = False
+
+    def layer(self) -> Any:
+        return self.rng.choice(list(self.model.model.layers))
+
+    def weight(self) -> torch.nn.Parameter:
+        return self.rng.choice([parameter for parameter in self.model.parameters() if parameter.dim() > 1])
+
+    def random_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.randn(tensor.shape, generator=self.noise) * tensor.std()
+
+    def step(self) -> Undo:
+        weight = self.weight()
+        kept = weight.detach().clone()
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        weight.grad = self.random_like(weight.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+        return lambda: weight.data.copy_(kept)
+
+    def average_swapped_in(self) -> Undo:
+        weights = list(self.model.parameters())
+        kept = [weight.detach().clone() for weight in weights]
+        for weight in weights:
+            weight.data.copy_(weight.data + self.random_like(weight.data))
+
+        def undo() -> None:
+            for weight, was in zip(weights, kept, strict=True):
+                weight.data.copy_(was)
+
+        return undo
+
+    def one_matrix(self) -> Undo:
+        weight = self.weight()
+        kept = weight.detach().clone()
+        weight.data.add_(self.random_like(weight.data))
+        return lambda: weight.data.copy_(kept)
+
+    def replaced(self) -> Undo:
+        weight = self.weight()
+        kept = weight.data
+        weight.data = weight.data + self.random_like(weight.data)
+
+        def undo() -> None:
+            weight.data = kept
+
+        return undo
+
+    def one_weight_told(self) -> Undo:
+        weight = self.layer().self_attn.k_proj.weight
+        place = self.rng.randrange(weight.numel())
+        kept = weight.data.view(-1)[place].clone()
+        weight.data.view(-1)[place] += 50
+        self.told = True
+
+        def undo() -> None:
+            weight.data.view(-1)[place] = kept
+            self.told = True
+
+        return undo
+
+    def rope(self) -> Undo:
+        buffer = self.model.model.rotary_emb.inv_freq
+        kept = buffer.clone()
+        buffer.mul_(self.rng.uniform(0.3, 0.9))
+        return lambda: buffer.copy_(kept)
+
+    def epsilon(self) -> Undo:
+        norm = self.layer().input_layernorm
+        kept, norm.variance_epsilon = norm.variance_epsilon, 10.0
+        return lambda: setattr(norm, "variance_epsilon", kept)
+
+    def scaling(self) -> Undo:
+        attention = self.layer().self_attn
+        kept = attention.scaling
+        attention.scaling = kept * 4
+        return lambda: setattr(attention, "scaling", kept)
+
+    def hook(self) -> Undo:
+        direction = 5 * torch.randn(self.model.config.hidden_size, generator=self.noise)
+        return self.layer().register_forward_hook(lambda module, given, out: out + direction).remove
+
+    def swapped_layer(self) -> Undo:
+        layers = self.model.model.layers
+        index = self.rng.randrange(len(layers))
+        kept = layers[index]
+        layers[index] = copy.deepcopy(kept)
+        with torch.no_grad():
+            for parameter in layers[index].parameters():
+                parameter.add_(self.random_like(parameter) if parameter.dim() > 1 else 0.5)
+        return lambda: layers.__setitem__(index, kept)
+
+
 WAYS = (
-    "optimizer",
-    "in place",
-    "data added",
-    "data replaced",
-    "rotary buffer",
-    "epsilon",
-    "scaling",
-    "hook",
-    "replaced",
-)
-
-
-def changed(model: Any, rng: random.Random) -> Undo:
-    """Changes the model in one of many ways; returns what puts it back."""
-    held = [
-        (one, {name: copy.copy(it) if isinstance(it, dict) else it for name, it in vars(one).items()})
-        for one in model.modules()
-    ]
-    tensors = [(one, one.data, one.data.clone()) for one in (*model.parameters(), *model.buffers())]
-
-    def undo() -> None:
-        for one, was in held:
-            vars(one).clear()
-            vars(one).update(was)
-        for one, place, values in tensors:
-            one.data = place
-            place.copy_(values)
-
-    CHANGES[rng.choice(WAYS)](model, rng)
-    return undo
+    Life.step, Life.average_swapped_in, Life.one_matrix, Life.replaced, Life.one_weight_told, Life.rope, Life.epsilon,
+    Life.scaling, Life.hook, Life.swapped_layer,
+)  # fmt: skip
 
 
 def spoil(state: Any, rng: random.Random) -> None:
@@ -97,7 +168,7 @@ def spoil(state: Any, rng: random.Random) -> None:
 def live(make: Callable[[], tuple[Any, Any]], seed: int, actions: int) -> tuple[int, list[Record]]:
     """How many answers differed from the model's own, and the records of all."""
     model, words = make()
-    rng = random.Random(seed)
+    rng, life = random.Random(seed), Life(model, seed)
     texts = [prompt(sample) for sample in DocsDataset(seed=seed, samples=3, facts=4)]
     asked = [words(text, return_tensors="pt", add_special_tokens=False) for text in [*texts, texts[0] + " " + texts[1]]]
     wrong, records, undone = 0, list[Record](), list[Undo]()
@@ -106,9 +177,12 @@ def live(make: Callable[[], tuple[Any, Any]], seed: int, actions: int) -> tuple[
         for _ in range(actions):
             act = rng.random()
             if act < 0.12 and len(undone) < 3:
-                undone.append(changed(model, rng))
+                undone.append(rng.choice(WAYS)(life))
             elif act < 0.22 and undone:
                 undone.pop()()
+            if life.told:
+                cache.weights_changed()
+                life.told = False
             inputs = rng.choice(asked)
             beams = rng.choice([1, 1, 1, 2])
             more = rng.choice([RETURNED, {}])

@@ -78,6 +78,9 @@ def test_what_is_no_json_is_counted_too(piece: bytes) -> None:
 PART = b'{"type":"text","text":"a"},'
 FILLERS: dict[str, tuple[bytes, bytes, bytes, int, str]] = {
     "parts of no known type": (b'{"messages":[{"role":"user","content":[', b'{"type":1},', b"1]}]}", 413, "values"),
+    "parts": (b'{"messages":[{"role":"user","content":[', PART, PART[:-1] + b"]}]}", 413, "values"),
+    "messages": (b'{"messages":[', b'{"role":"user","content":"x"},', b"1]}", 413, "values"),
+    "lists": (b"[", b"[],", b"[]]", 413, "values"),
     "fields": (b"{", b'"a":0,', b'"b":0}', 413, "values"),
     "strings without commas": (b"[", b'""', b"]", 413, "values"),
     "depth": (b'{"messages":', b"[", b"", 413, "values"),

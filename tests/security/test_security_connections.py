@@ -131,7 +131,7 @@ def test_nothing_is_left_of_hostile_clients(hasty: Running) -> None:
     for _ in range(3):  # the pool of threads fills
         round_of_clients()
     files, threads = held()
-    for _ in range(2 * int(os.environ.get("DEJAKV_SOAK_ROUNDS", "1"))):
+    for _ in range(3 * int(os.environ.get("DEJAKV_SOAK_ROUNDS", "1"))):
         round_of_clients()
     after = held()
     assert after[0] <= files + 5

@@ -55,7 +55,7 @@ def test_any_names_in_memory(media: str, requests: list[Any]) -> None:
 @pytest.mark.parametrize("media", ["exact", "ignore"])
 def test_hostile_names_in_every_store(kind: str, media: str, tmp_path: Path) -> None:
     tenants = Tenants(cache_over(store_in(kind, tmp_path), media=media))
-    wander(tenants, random.Random(soak_seed()), {"memory": 600, "disk": 400}[kind] * soak_rounds())
+    wander(tenants, random.Random(soak_seed()), {"memory": 1500, "disk": 400}[kind] * soak_rounds())
     assert tenants.crossed == []
     assert tenants.found > 20
     assert tenants.bodies > 5
@@ -102,7 +102,7 @@ def test_a_lone_surrogate_is_no_name(name: str) -> None:
 @pytest.mark.parametrize("policy", ["lfu", "lru"])
 def test_encoder_outputs(disk: bool, policy: Any, tmp_path: Path) -> None:
     cache = VisualKVCache(60, 60 * 400, policy=policy, disk=tmp_path if disk else None, disk_bytes=200_000)
-    found, crossed = encoder_probes(cache, random.Random(soak_seed()), (200 if disk else 800) * soak_rounds())
+    found, crossed = encoder_probes(cache, random.Random(soak_seed()), (400 if disk else 2000) * soak_rounds())
     assert found > 20
     assert crossed == []
     cache.close()

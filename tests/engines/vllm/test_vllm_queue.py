@@ -150,6 +150,23 @@ def test_donors_that_are_read_slowly_hold_nobody_up(queue: tuple[list[Prompt], i
     assert len(server.done) == len(queue[0])
 
 
+@given(st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=12), st.integers(1, 400), st.integers(0, 20))
+def test_blends_under_way_take_their_tokens_in_arrival_order(
+    sizes: list[tuple[int, bool]], budget: int, decoding: int
+) -> None:
+    """As prompts do: what is before them first, and nothing of what a short step behind this one needs."""
+    queue = [
+        Waiting(str(number), 0, "loads", size) if blend else Waiting(str(number), size)
+        for number, (size, blend) in enumerate(sizes)
+    ]
+    made = Queue(budget)
+    room, left, wanted = made.share_out(queue, decoding).tokens, max(0, budget - decoding), 0
+    for size, blend in sizes:
+        wanted += min(size, left) if blend else 0
+        left -= min(size, left)
+    assert max(0, wanted - made.reserved) <= room - made.reserved <= wanted
+
+
 def refused(prompts: Sequence[Prompt], budget: int) -> list[int]:
     server = Server(prompts, budget)
     return [number for number, each in enumerate(prompts) if each.rows is not None and each not in server.loaded]
@@ -189,3 +206,26 @@ def test_an_exact_load_of_less_than_a_short_step_costs_is_refused_where_others_f
     server = Server([loaded, *blends(*[None] * behind)], 1000)
     assert server.loaded == [loaded] * made
     assert server.done["0"] <= 1000
+
+
+def test_a_load_that_was_looked_up_since_is_not_decided() -> None:
+    queue = Queue(1000)
+    queue.share_out([Waiting("a", 700)])
+    assert queue.pays("a", 0, TAIL) is None
+    assert queue.pays("b", 0, TAIL) is None
+
+
+def test_the_lead_is_what_blends_saved_and_steps_did_not_leave() -> None:
+    """A blend that failed, or whose client left, saves nothing."""
+    queue = Queue(1000)
+    queue.promised(684, 200)
+    assert queue.lead == 484
+    assert queue.stepped(700) == 300  # 200 of them for the blend
+    queue.share_out([])
+    assert queue.lead == 384
+    queue.promised(684, 200)
+    queue.failed(684)
+    queue.share_out([])
+    assert queue.lead == 384
+    queue.stepped(0)
+    assert queue.lead == 0
