@@ -1,5 +1,6 @@
 """Connections: slow and refused bodies, requests that are no plain HTTP, and what is left of hostile clients."""
 
+import asyncio
 import os
 import socket
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from tests.serving import Running, until
 
+from dejakv.http import asgi
 from dejakv.server.settings import ServerSettings
 
 COMPLETE = "/v1/completions"
@@ -70,6 +72,28 @@ def test_a_refused_body_is_not_taken_for_ever(hasty: Running, docs_engine: Any) 
         (HEAD + b"content-type: application/json\r\ncontent-length: 4000\r\n\r\n{", b"400"),
     ):
         assert drip(hasty.connect(refused), b" ").startswith(b"HTTP/1.1 " + status)
+
+
+def test_a_body_that_never_ends_is_discarded_for_a_while_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece may come in the very moment in which the time is over."""
+    monkeypatch.setattr(asgi, "LINGER_SECONDS", 0.05)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def refused() -> None:
+        _, closing = asgi.lingering(receive, send)
+        await closing({"type": "http.response.start", "status": 413, "headers": [(b"connection", b"close")]})
+        await closing({"type": "http.response.body", "body": b"too large"})
+
+    for _ in range(20):
+        asyncio.run(refused())
+    assert [message.get("more_body", False) for message in sent] == [False, True, False] * 20
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,12 @@ def lingering(receive: Receive, send: Send) -> tuple[Receive, Send]:
             await send(message)
             return
         await send({**message, "more_body": True})
+        clock = asyncio.get_running_loop().time
+        until = clock() + LINGER_SECONDS
         with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_SECONDS):
-                while unread:
-                    await asyncio.wait_for(received(), PIECE_SECONDS)
+            while unread and clock() < until:
+                async with asyncio.timeout_at(min(until, clock() + PIECE_SECONDS)):
+                    await received()
         await send({"type": "http.response.body", "body": b""})
 
     return received, sent
