@@ -1,7 +1,6 @@
 """Fields of OpenAI's API and of vLLM's, through the openai client: what is not supported is refused by name, `stop` ends decoding."""
 
 import asyncio
-import math
 from typing import Any, cast
 
 import openai
@@ -22,6 +21,7 @@ REFUSED: dict[str, Any] = {
     "echo": True,
     "frequency_penalty": 0.5,
     "logit_bias": {"5": 100},
+    "logprobs": True,
     "response_format": {"type": "json_object"},
     "tool_choice": "required",
     "tools": [{"type": "function", "function": {"name": "f"}}],
@@ -29,11 +29,11 @@ REFUSED: dict[str, Any] = {
     "ignore_eos": True,
     "kv_transfer_params": {"dejakv": {"mode": "blend"}},
     "top_k": 5,
-    "logprob": 1,
+    "top_logprobs": 2,
 }
 NEUTRAL: dict[str, Any] = {
     "echo": False,
-    "logprobs": None,
+    "logprobs": False,
     "metadata": {"run": "1"},
     "n": 1,
     "parallel_tool_calls": True,
@@ -73,29 +73,6 @@ def test_what_is_not_supported_is_refused_by_name(server: Any, name: str) -> Non
             assert "vLLM's own server" in message
 
 
-def test_probabilities_of_the_answers_tokens(server: Any) -> None:
-    client: openai.OpenAI = server.openai
-    chat = client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3).choices[0]
-    assert chat.logprobs is not None
-    places = chat.logprobs.content or []
-    assert client.chat.completions.create(**CHAT).choices[0].logprobs is None
-    for place in places:  # greedy: each token is the likeliest
-        assert (place.token, place.logprob) == (place.top_logprobs[0].token, place.top_logprobs[0].logprob)
-        assert bytes(place.bytes or []).decode() == place.token
-        logs = [one.logprob for one in place.top_logprobs]
-        assert logs == sorted(logs, reverse=True)
-        assert sum(map(math.exp, logs)) <= 1 + 1e-5
-    plain = client.completions.create(**PLAIN, logprobs=2)
-    found, usage = plain.choices[0].logprobs, plain.usage
-    assert found is not None
-    assert usage is not None
-    assert len(found.tokens or []) == len(found.token_logprobs or []) == usage.completion_tokens
-    assert [len(one) for one in found.top_logprobs or []] == [2] * usage.completion_tokens
-    own = client.completions.create(**PLAIN, logprobs=0).choices[0].logprobs
-    assert own is not None
-    assert (own.token_logprobs, own.top_logprobs) == (found.token_logprobs, None)
-
-
 def test_several_choices(server: Any) -> None:
     client: openai.OpenAI = server.openai
     greedy = client.chat.completions.create(**CHAT, n=3)
@@ -110,11 +87,8 @@ def test_several_choices(server: Any) -> None:
     assert drawn.usage.total_tokens == drawn.usage.prompt_tokens + drawn.usage.completion_tokens
 
 
-@pytest.mark.parametrize(
-    "asked", [{"n": 17}, {"n": 2, "stream": True}, {"logprobs": True, "stream": True}, {"logprobs": True, "max_tokens": 257},
-              {"logprobs": True, "top_logprobs": 21}], ids=str,
-)  # fmt: skip
-def test_choices_and_probabilities_have_limits(server: Any, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("asked", [{"n": 17}, {"n": 2, "stream": True}], ids=str)
+def test_choices_have_limits(server: Any, asked: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError):
         server.openai.chat.completions.create(**{**CHAT, **asked})
 

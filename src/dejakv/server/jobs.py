@@ -6,9 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dejakv.errors import InputError
 from dejakv.http.errors import ClientGoneError, RefusedError
 from dejakv.metrics import RequestTotals
@@ -31,9 +28,6 @@ class Job:
     loop: asyncio.AbstractEventLoop
     leave: Callable[["Job"], object]
     pieces: asyncio.Queue[str | Answer | BaseException] = field(default_factory=asyncio.Queue)
-    scored: bool = False
-    """Whether `probabilities` is wanted: log probabilities `[tokens, vocabulary]` of the answer's tokens, None where the engine has none."""
-    probabilities: NDArray[np.float32] | None = None
     cancelled: bool = False
 
     def cancel(self) -> None:
@@ -98,13 +92,13 @@ class RequestWorker:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._closed
 
-    def submit(self, request: Request, *, scored: bool = False) -> Job:
-        """Queues a request. `scored`: see `Job`. Raises RefusedError (429) at once if there is no room. Call it on the event loop."""
+    def submit(self, request: Request) -> Job:
+        """Queues a request. Raises RefusedError (429) at once if there is no room. Call it on the event loop."""
         if self._closed:
             raise RefusedError(429, _CLOSING)
         if len(self._waiting) >= self._max_queue:
             raise RefusedError(429, f"{self._max_queue} requests are waiting (--max-queue): try again in a moment")
-        job = Job(asyncio.get_running_loop(), self._leave, scored=scored)
+        job = Job(asyncio.get_running_loop(), self._leave)
         self._waiting[job] = request
         self._jobs.put(job)
         return job
@@ -149,8 +143,6 @@ class RequestWorker:
     def _serve(self, job: Job, request: Request) -> None:
         try:
             answer = self._answer(job, request)
-            if job.scored:
-                job.probabilities = answer.completion.continued(answer.token_ids)
             self.totals.add(answer.record)
             self._served += 1
             job.put(answer)

@@ -6,12 +6,9 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter
-from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import StreamingResponse
@@ -27,7 +24,6 @@ from dejakv.server.chat import conversation, pictures_of, render
 from dejakv.server.jobs import Job
 from dejakv.server.problems import ELSEWHERE, refusal_of
 from dejakv.server.schemas import (
-    LONGEST_SCORED,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
@@ -59,7 +55,7 @@ async def generate(
         no_store=no_store or body.no_store,
         ttl=body.ttl,
     )
-    answer, _ = await service.answer(http, request)
+    answer = await service.answer(http, request)
     record = answer.record
     ref_key = service.entry_name(partition, record.donor) if record.donor else None  # before it may get another name
     store_key = None
@@ -156,28 +152,19 @@ def _request(
 
 
 async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, request: Request) -> Any:
-    reply, likeliest = Reply(service, request.id, isinstance(body, ChatRequest), body.stop), body.likeliest
+    reply = Reply(service, request.id, isinstance(body, ChatRequest), body.stop)
     if body.stream:
-        if body.n > 1 or likeliest is not None:
-            raise InputError(f"a stream has one choice and no logprobs here: leave out stream, or use {ELSEWHERE}")
+        if body.n > 1:
+            raise InputError(f"a stream has one choice here: leave out stream or n, or use {ELSEWHERE}")
         job = service.submit(request)
         return EventStream(job, reply.events(job, body.stream_options.include_usage))
-    if likeliest is not None and request.sampling.max_new_tokens > LONGEST_SCORED:
-        raise InputError(
-            f"logprobs are for answers of {LONGEST_SCORED} tokens at most: give max_tokens, or use {ELSEWHERE}"
-        )
     choices: list[dict[str, Any]] = []
     answers: list[Answer] = []
-    engine: Any = service.worker.pipeline.engine
     for number in range(body.n):
-        answer, job = await service.answer(http, _numbered(request, number), scored=likeliest is not None)
+        answer = await service.answer(http, _numbered(request, number))
         text, stopped = cut(answer.text, body.stop)
         content = {"message": {"role": "assistant", "content": text}} if reply.chat else {"text": text}
         choices.append({"index": number, "finish_reason": reply.finish_reason(answer, stopped), **content})
-        if likeliest is not None:
-            choices[-1]["logprobs"] = told_probabilities(
-                engine.tokenizer, answer, job.probabilities, likeliest, chat=reply.chat
-            )
         answers.append(answer)
     return {**reply.object(*choices), "usage": _usage(*answers), "dejakv": _provenance(answers[0])}
 
@@ -291,42 +278,3 @@ def _usage(*answers: Answer) -> dict[str, Any]:
 def _provenance(answer: Answer) -> dict[str, Any]:
     """The origin of the answer's state."""
     return vars(Provenance.model_validate(answer.record))
-
-
-def told_probabilities(
-    tokenizer: Any, answer: Answer, found: NDArray[np.float32] | None, most: int, *, chat: bool
-) -> dict[str, Any]:
-    """What `logprobs` of a choice says: the model's own probabilities, before temperature and `top_p`.
-
-    found  log probabilities `[tokens, vocabulary]` of the answer's tokens
-    most   likeliest tokens to name at each place
-
-    Raises: InputError where the model gives none of this prompt.
-    """
-    ids = answer.token_ids
-    if found is None and ids:
-        raise InputError(f"this model gives no logprobs of this prompt: leave them out, or use {ELSEWHERE}")
-    places: list[tuple[str, float, list[tuple[str, float]]]] = []
-    for token, row in zip(ids, found if found is not None else (), strict=True):
-        best = np.argsort(row)[::-1][:most]
-        likeliest = [(tokenizer.decode([int(one)]), float(row[one])) for one in best]
-        places.append((tokenizer.decode([token]), float(row[token]), likeliest))
-    if chat:
-        return {
-            "content": [
-                {**_entry(text, logs), "top_logprobs": [_entry(*one) for one in likeliest]}
-                for text, logs, likeliest in places
-            ],
-            "refusal": None,
-        }
-    texts = [text for text, _, _ in places]
-    return {
-        "tokens": texts,
-        "token_logprobs": [logs for _, logs, _ in places],
-        "top_logprobs": [dict(likeliest) for _, _, likeliest in places] if most else None,
-        "text_offset": list(accumulate(map(len, texts), initial=0))[:-1],
-    }
-
-
-def _entry(text: str, logs: float) -> dict[str, Any]:
-    return {"token": text, "logprob": max(logs, -9999.0), "bytes": list(text.encode())}

@@ -9,8 +9,6 @@ from dejakv.server.settings import SIM_THRESHOLD
 
 LONGEST_STOP, MOST_STOPS = 256, 4
 MOST_CHOICES = 16
-MOST_PROBABILITIES, LONGEST_SCORED = 20, 256
-"""Likeliest tokens that a response can name at each place, and tokens of an answer with their probabilities."""
 Text = Annotated[str, Field(min_length=1)]
 Lifetime = Annotated[float | None, Field(gt=0, le=1e12)]
 """Seconds for which what is kept of the request may be used; it can only shorten the server's."""
@@ -131,9 +129,9 @@ WITHOUT_EFFECT = frozenset(
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # OpenAI's
-    "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",), "logit_bias": ({},),
+    "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",), "logit_bias": ({},), "logprobs": (False,),
     "modalities": (["text"],), "presence_penalty": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
-    "store": (False,), "suffix": ("",), "tool_choice": ("none", "auto"), "verbosity": ("medium",),
+    "store": (False,), "suffix": ("",), "tool_choice": ("none", "auto"), "top_logprobs": (0,), "verbosity": ("medium",),
     # vLLM's
     "add_generation_prompt": (True,), "chat_template_kwargs": ({},), "continue_final_message": (False,), "ignore_eos": (False,),
     "include_stop_str_in_output": (False,), "length_penalty": (1,), "min_p": (0,), "min_tokens": (0,), "priority": (0,),
@@ -181,11 +179,6 @@ class OpenAIRequest(_Plain):
     stream_options: StreamOptions = StreamOptions()
     dejakv: ReuseOptions = ReuseOptions()
 
-    @property
-    def likeliest(self) -> int | None:
-        """Likeliest tokens to name at each place of the answer, beside the probability of its own; None: neither."""
-        raise NotImplementedError
-
     @classmethod
     def asks_nothing(cls, name: str, value: Any) -> bool:
         neutral = ([], *NEUTRAL.get(name, ()))
@@ -204,17 +197,6 @@ class OpenAIRequest(_Plain):
 
 class CompletionRequest(OpenAIRequest):
     prompt: Text
-    logprobs: int | None = Field(default=None, ge=0, le=MOST_PROBABILITIES, strict=True)
-
-    @property
-    def likeliest(self) -> int | None:
-        return self.logprobs
-
-    @field_validator("logprobs", mode="before")
-    @classmethod
-    def _count(cls, given: Any) -> Any:
-        """`false` asks for nothing."""
-        return None if given is False else given
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -246,12 +228,6 @@ class ChatMessage(_Plain):
 class ChatRequest(OpenAIRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
-    logprobs: bool = False
-    top_logprobs: int = Field(default=0, ge=0, le=MOST_PROBABILITIES)
-
-    @property
-    def likeliest(self) -> int | None:
-        return self.top_logprobs if self.logprobs else None
 
 
 class Problem(BaseModel):

@@ -38,8 +38,8 @@ class Service:
         self.ends = _end_tokens(worker.pipeline.engine)
         self._names: dict[str, FIFOCache[str, str]] = {}
 
-    def submit(self, request: Request, *, scored: bool = False) -> Job:
-        """Queues a request. `scored`: see `Job`; it runs, whatever answer is stored. Raises InputError for one over the server's limits, and for a method without a model for it."""
+    def submit(self, request: Request) -> Job:
+        """Queues a request. Raises InputError for one over the server's limits, and for a method without a model for it."""
         sampling, reuse = request.sampling, request.reuse
         if sampling.max_new_tokens > self.settings.max_new_tokens:
             raise InputError(
@@ -56,9 +56,7 @@ class Service:
         self.check_length(len(request.prompt))
         if 0 < sampling.temperature < LEAST_TEMPERATURE:  # logits divided by it would overflow; it is greedy already
             request = replace(request, sampling=replace(sampling, temperature=0.0))
-        if scored and self.settings.answers == "keep":
-            request = replace(request, reuse="off")
-        return self.worker.submit(request, scored=scored)
+        return self.worker.submit(request)
 
     def check_length(self, characters: int) -> None:
         """Raises InputError for a text that is far too long, before anything renders or tokenizes it."""
@@ -75,17 +73,17 @@ class Service:
         own = self.settings.reuse
         return "blend" if use_semshare and own == "exact" else own
 
-    async def answer(self, http: HttpRequest, request: Request, *, scored: bool = False) -> tuple[Answer, Job]:
-        """The whole answer, and its job. `scored`: see `submit`. Raises ClientGoneError, after stopping the work, if the client disconnects."""
+    async def answer(self, http: HttpRequest, request: Request) -> Answer:
+        """The whole answer. Raises ClientGoneError, after stopping the work, if the client disconnects."""
         if await http.is_disconnected():
             raise ClientGoneError
-        job = self.submit(request, scored=scored)
+        job = self.submit(request)
         waiting = asyncio.create_task(job.answer())
         try:
             while not (await asyncio.wait({waiting}, timeout=0.25))[0]:
                 if await http.is_disconnected():
                     raise ClientGoneError
-            return waiting.result(), job
+            return waiting.result()
         finally:
             job.cancel()
             waiting.cancel()
