@@ -15,7 +15,7 @@ NAMES = {"infinite": "infinite", "belady": "Belady's", "blocks": "blocks, lru"}
 def replay_trace(
     trace: Annotated[
         Path,
-        typer.Argument(help="JSON lines with hash_ids (Mooncake, vLLM), or a log of prompts as for --dataset jsonl."),
+        typer.Argument(help="JSON lines with hash_ids (Mooncake, vLLM), or a log of prompts as for --dataset log."),
     ],
     budget: Annotated[
         list[str] | None,

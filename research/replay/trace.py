@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.files import JsonlDataset, json_lines
+from dejakv.datasets.files import json_lines
+from dejakv.datasets.log import Log
 from dejakv.errors import DatasetError, InputError
 from dejakv.experiments.samples import Prompter, tokenizer_of
 from dejakv.experiments.settings import RunSettings
@@ -60,7 +61,7 @@ class Trace:
 
 
 def load(path: Path, model: str, block: int | None = None) -> Trace:
-    """A trace from a file with `hash_ids`, or from a log of prompts (as `--dataset jsonl`) by the tokenizer of `model`.
+    """A trace from a file with `hash_ids`, or from a log of prompts (as `--dataset log`) by the tokenizer of `model`.
 
     Raises: DatasetError, InputError, ModelError.
     """
@@ -69,7 +70,7 @@ def load(path: Path, model: str, block: int | None = None) -> Trace:
     first = next(iter(json_lines(path)), None)
     if first is None or "hash_ids" in first[1] or "input_length" in first[1]:
         return read_trace(path, block)
-    return trace_of(JsonlDataset(path), RunSettings(model=model))
+    return trace_of(Log(path), RunSettings(model=model))
 
 
 def trace_of(samples: Iterable[Sample], settings: RunSettings) -> Trace:

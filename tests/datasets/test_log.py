@@ -171,6 +171,26 @@ def test_a_tenants_key_is_told_by_its_digest(tmp_path: Path) -> None:
     assert not any("sk-" in str(entry.tenant) for entry in entries)
 
 
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "it: a request must end with a user's"),
+        ({"messages": "x"}, "it has no conversation"),
+        ({"question": 3}, "its 'prompt' or 'question' is no text"),
+        ({"question": "x", "images": "a.png"}, "a list of paths as 'images'"),
+        ({"question": "x", "image": "../a.png"}, "leaves the folder"),
+        ({"question": "x", "image": "a.png"}, "a.png is not a readable image"),
+        ({"question": "x", "image": "b.png"}, "cannot read the image b.png"),
+    ],
+)
+def test_records_that_are_no_request(tmp_path: Path, record: dict[str, Any], says: str) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    (tmp_path / "log").write_text(json.dumps(record))
+    log = Log(tmp_path / "log", tmp_path)
+    assert list(log.entries()) == []
+    assert says in log.broken[1]
+
+
 def test_a_log_is_a_data_set(tmp_path: Path) -> None:
     read(tmp_path / "log", BATCH, "{")
     [sample] = open_dataset("log", DatasetOptions(path=str(tmp_path / "log")))

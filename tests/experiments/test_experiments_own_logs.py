@@ -157,7 +157,7 @@ def test_a_fault_behind_the_samples_is_none_of_theirs(tmp_path: Path) -> None:
     line = ["run", "--dataset", "jsonl", "--dataset-path", str(path), "--cache-mode", "dry-run", "--max-samples", "2"]
     done = CliRunner().invoke(typer_app, line)
     assert done.exit_code == 0, done.output
-    assert "read: 2 samples of log.jsonl, which has more" in done.output
+    assert "left out: 1 line that cannot be read, the first at 3" in done.output
 
 
 def test_a_resumed_run_may_find_that_its_log_grew(docs_engine: Any, tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
-"""Files of one's own: JSON, and data sets of JSON lines of requests or of folders of pictures."""
+"""Files of one's own: JSON, JSON lines, pictures, and a data set of a folder of pictures."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.messages import read_request
 from dejakv.errors import DatasetError, InputError
 from dejakv.pictures import checked
 from dejakv.request import Media
@@ -64,45 +63,12 @@ def by_id(root: Path, image_id: str) -> Path | None:
     return next((path for suffix in SUFFIXES if (path := inside(root, image_id + suffix)).is_file()), None)
 
 
-class JsonlDataset:
-    """One sample a line. Image paths are relative to `image_root` (the file's own folder if not given).
-
-    Raises: DatasetError naming the line, for a line that is not a JSON object or has no question.
-    """
-
-    def __init__(self, path: str | Path, image_root: str | Path | None = None) -> None:
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise DatasetError(f"no file {str(path)!r}: give a .jsonl file with --dataset-path")
-        self.image_root = Path(image_root) if image_root else self.path.parent
-
-    def __iter__(self) -> Iterator[Sample]:
-        for where, record in json_lines(self.path):
-            yield self._sample(where, record)
-
-    def _sample(self, where: str, record: dict[str, Any]) -> Sample:
-        messages: tuple[tuple[str, str], ...] = ()
-        question = record.get("question", record.get("prompt"))
-        if question is None and "messages" in record:
-            messages = tuple((message.role, message.text) for message in read_request(record, where))
-            question = messages[-1][1]
-        if not isinstance(question, str):
-            raise DatasetError(
-                f"{where} has no request: give a text field 'question' or 'prompt', or a list 'messages'"
-            )
-        images = record.get("images") or ([record["image"]] if record.get("image") else [])
-        if not isinstance(images, list) or not all(isinstance(name, str) and name.isprintable() for name in images):
-            raise DatasetError(f"{where}: give a path as 'image', or a list of paths as 'images'")
-        answer = record.get("answer")
-        return Sample(
-            id=str(record.get("id", where.rpartition(" ")[2])),
-            question=question,
-            answer=None if answer is None else str(answer),
-            media=tuple(media_from_file(inside(self.image_root, name)) for name in images),
-            context=str(record.get("context", "")),
-            messages=messages,
-            fields=record,
-        )
+def pictures_in(record: Mapping[str, Any], root: Path) -> tuple[Media, ...]:
+    """The pictures that a record names by paths below `root`, in `image` or `images`. Raises: DatasetError, InputError."""
+    names = record.get("images") or ([record["image"]] if record.get("image") else [])
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
+        raise DatasetError("give a path as 'image', or a list of paths as 'images'")
+    return tuple(media_from_file(inside(root, name)) for name in names)
 
 
 QUESTIONS = ("What is in the picture?", "Describe the picture in one sentence.")

@@ -19,7 +19,7 @@ HUB_ID = "lmms-lab/GQA"
 DEFAULT_CONFIG = "val_balanced_instructions"
 _FILES = (".json", ".jsonl", ".csv", ".txt", ".parquet")
 """Endings of paths that cannot be ids on the hub."""
-_FORM = "give GQA's questions JSON, one object of question id -> record, with --dataset-path, or --dataset jsonl for JSON lines"
+_FORM = "give GQA's questions JSON, one object of question id -> record, with --dataset-path, or --dataset log for JSON lines"
 
 
 def open_gqa(path: str | None, config: str | None, split: str | None, pictures: bool) -> Dataset:

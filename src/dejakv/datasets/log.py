@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from dejakv.datasets.base import Sample
+from dejakv.datasets.files import pictures_in
 from dejakv.datasets.messages import read_request
-from dejakv.errors import DatasetError, counted
+from dejakv.errors import DatasetError, DejaKVError, counted
 
 Format = Literal[
     "JSON lines", "vLLM's log", "OpenAI batch", "Langfuse export", "LiteLLM log", "Mooncake trace", "Azure trace"
@@ -75,6 +76,7 @@ class Entry:
 class Log:
     """A file of requests, or a part of one.
 
+    image_root  folder of the pictures that JSON lines name; None: they are left out
     begin, end  the part's bytes; `end` None: the whole file
     first       place of its first line
     formats     entries of each format that were read so far
@@ -84,6 +86,7 @@ class Log:
     """
 
     path: Path
+    image_root: Path | None = None
     begin: int = 0
     end: int | None = None
     first: int = 1
@@ -109,10 +112,11 @@ class Log:
         for place, read in self._lines():
             try:
                 found = read()
+                whole = self._whole(found) if found is not None else None
             except (ValueError, TypeError, AttributeError, LookupError, RecursionError, DatasetError) as error:
-                yield place, str(error) if isinstance(error, DatasetError) else type(error).__name__
+                yield place, str(error) if isinstance(error, DejaKVError) else type(error).__name__
             else:
-                yield place, _of_its_tenant(found) if found is not None else None
+                yield place, whole
 
     def count(self, place: int, found: Entry | str | None) -> None:
         """Counts what `read` found."""
@@ -144,7 +148,7 @@ class Log:
             file.seek(0)
             found, begin, first = list[Log](), 0, 1
             while piece := file.read(size) + file.readline():
-                found.append(Log(self.path, begin, begin + len(piece), first))
+                found.append(Log(self.path, self.image_root, begin, begin + len(piece), first))
                 begin += len(piece)
                 first += piece.count(b"\n") + piece.count(b"\r") - piece.count(b"\r\n")
         return found
@@ -155,6 +159,16 @@ class Log:
             if entry.sample is None:
                 raise DatasetError(f"{LIMITS[entry.format]}: it can be estimated, and not run")
             yield entry.sample
+
+    def _whole(self, entry: Entry) -> Entry:
+        """The entry with its tenant and its pictures in its sample."""
+        if entry.sample is None:
+            return entry
+        fields, root = dict(entry.sample.fields), self.image_root
+        if entry.tenant:
+            fields["partition"] = entry.tenant
+        media = pictures_in(fields, root) if root is not None and entry.format == "JSON lines" else ()
+        return replace(entry, sample=replace(entry.sample, fields=fields, media=media))
 
     def _lines(self) -> Iterator[tuple[int, Callable[[], Entry | None]]]:
         with self._text() as lines:
@@ -186,12 +200,6 @@ def _shape(begin: str) -> Literal["array", "table", "lines"]:
     if begin.startswith("["):
         return "array"
     return "table" if begin.upper().startswith("TIMESTAMP,") else "lines"
-
-
-def _of_its_tenant(entry: Entry) -> Entry:
-    if entry.sample is None or not entry.tenant:
-        return entry
-    return replace(entry, sample=replace(entry.sample, fields={**entry.sample.fields, "partition": entry.tenant}))
 
 
 def _whole_line(lines: io.TextIOBase) -> str:
@@ -270,7 +278,7 @@ def _entry(place: int, record: Any) -> Entry | None:
 
 
 def _plain(place: int, record: dict[str, Any]) -> Sample:
-    """`{"prompt": ...}`, `{"question": ..., "context": ...}`, `{"messages": [...]}` and their kind."""
+    """`{"prompt": ...}`, `{"question": ..., "context": ...}`, `{"messages": [...]}` and their kind, with `image` or `images`."""
     answer = record.get("answer")
     answer, name = None if answer is None else str(answer), str(record.get("id", place))
     question = record.get("question", record.get("prompt"))
@@ -306,7 +314,7 @@ def _of_prompt(name: str, asked: Any, lacks: str) -> Sample:
 
 def _of_messages(name: str, record: Mapping[str, Any], answer: str | None = None) -> Sample:
     messages = tuple((message.role, message.text) for message in read_request(record, "it"))
-    return Sample(name, messages[-1][1], answer, messages=messages, fields={"messages": record.get("messages")})
+    return Sample(name, messages[-1][1], answer, messages=messages, fields=record)
 
 
 def _raw(name: str, prompt: str, ids: Sequence[int] | None = None) -> Sample:

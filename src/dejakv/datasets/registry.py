@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dejakv.datasets.base import Dataset, Sample
-from dejakv.datasets.files import FolderDataset, JsonlDataset
+from dejakv.datasets.files import FolderDataset
 from dejakv.datasets.gqa import open_gqa
 from dejakv.datasets.log import Log
 from dejakv.errors import DatasetError
@@ -24,7 +24,8 @@ WORLDS = ("shapes", "docs")
 """The made-up worlds of the bundled models. They come with these, in `dejakv-models`."""
 OPTIONS = {"passages": "rag", "order": "rag", "window": "sessions", "compact_tools": "sessions"}
 """The data set of each option, and with that the class that explains it."""
-KNOWN = (*WORLDS, *WORKLOADS, "gqa", "jsonl", "log", "folder")
+KNOWN = (*WORLDS, *WORKLOADS, "gqa", "log", "jsonl", "folder")
+"""`jsonl` is a former name of `log`."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ def open_dataset(
     if not path:
         what = "a folder of pictures" if name == "folder" else "a file"
         raise DatasetError(f"this data set needs {what}: give it with --dataset-path")
-    if name == "log":
-        return Log(Path(path))
-    return JsonlDataset(path, options.image_root) if name == "jsonl" else FolderDataset(path)
+    if name == "folder":
+        return FolderDataset(path)
+    return Log(Path(path), Path(options.image_root or Path(path).parent))
 
 
 def samples(dataset: Dataset, most: int | None = None, shuffle_seed: int | None = None) -> Iterator[Sample]:

@@ -2,21 +2,22 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dejakv import __version__
-from dejakv.datasets.registry import KNOWN, begin, told
+from dejakv.datasets.base import Sample
+from dejakv.datasets.registry import KNOWN
 from dejakv.decide.bound import certified_setting
 from dejakv.decide.plan import COPIED, Decision, Observer
 from dejakv.engines.open import open_templates
-from dejakv.errors import ConfigError, DatasetError
+from dejakv.errors import ConfigError
 from dejakv.experiments.compare import check_ran, close_all, opened, pipeline_for, serve_all
-from dejakv.experiments.run import cache_folder
-from dejakv.experiments.samples import Prompter, read_samples
+from dejakv.experiments.run import cache_folder, chosen_samples
+from dejakv.experiments.samples import Prompter
 from dejakv.experiments.settings import RunSettings, settings_of
 from dejakv.experiments.summary import Outcome, Progress, Row
 from dejakv.request import Prepared, Request
@@ -49,10 +50,10 @@ NOT_KEPT = (
 
 
 def data_of(log: str) -> dict[str, Any]:
-    """Settings for a log: a file of JSON lines, or the name of a data set."""
+    """Settings for a log: a file of one, or the name of a data set."""
     if log in KNOWN and not Path(log).is_file():
         return {"dataset": log}
-    return {"dataset": "jsonl", "dataset_path": log}
+    return {"dataset": "log", "dataset_path": log}
 
 
 def certify(settings: RunSettings, watch: Progress | None = None, engine: Any = None) -> Certificate:
@@ -115,18 +116,23 @@ class _Plans(Observer):
 
 
 def _ran(settings: RunSettings, watch: Progress, engine: Any) -> tuple[str, list[Hit], dict[str, int]]:
+    """Reads the log and runs it (`_both_ways`)."""
+    settings, read = chosen_samples(settings)
+    chosen = [replace(sample, id=f"request-{number}") for number, sample in enumerate(read)]  # a log may repeat its ids
+    for line in settings.implied:
+        watch.stage(line)
+    if engine is not None:
+        return _both_ways(settings, chosen, watch, engine)
+    watch.stage(f"loading {settings.model}")
+    with opened(settings) as engine:
+        return _both_ways(settings, chosen, watch, engine)
+
+
+def _both_ways(
+    settings: RunSettings, chosen: Sequence[Sample], watch: Progress, engine: Any
+) -> tuple[str, list[Hit], dict[str, int]]:
     """Every request with reuse and in full, in one process: the epoch, the hits, and how many `requests` there were and were `not_run`.
     A hit is a request whose answer was approximate."""
-    read, more = begin(read_samples(settings, beyond=1), settings.max_samples)
-    chosen = [replace(sample, id=f"request-{number}") for number, sample in enumerate(read)]  # a log may repeat its ids
-    if not chosen:
-        raise DatasetError("the log has no prompts: give a file with one request a line, or the name of a data set")
-    if engine is None:
-        watch.stage(f"loading {settings.model}")
-        with opened(settings) as engine:
-            return _ran(settings, watch, engine)
-    for line in told(settings.dataset_path, len(read), more):
-        watch.stage(line)
     prompter, plans = Prompter.of(settings, open_templates(settings)), _Plans()
     with cache_folder(settings) as inside:
         pipelines = {arm: pipeline_for(arm, engine, inside.cache) for arm in ("cache", "none")}

@@ -62,7 +62,7 @@ def run(settings: RunSettings, watch: Progress | None = None, engine: Any = None
     return run_chosen(settings, chosen, watch or Progress(), engine, resume=resume)
 
 
-def chosen_samples(settings: RunSettings, resume: bool) -> tuple[RunSettings, tuple[Sample, ...]]:
+def chosen_samples(settings: RunSettings, resume: bool = False) -> tuple[RunSettings, tuple[Sample, ...]]:
     """The samples of a run, and its settings with what was left of the file. Raises: as `run`."""
     if resume and settings.output is None:
         raise ConfigError("--resume needs the folder of the stopped run: give --output")

@@ -85,7 +85,7 @@ _PREFIX = "cache."
 class RunSettings(ModelChoice):
     """Settings of one run.
 
-    dataset          `shapes`, `docs`, `repo`, `rag`, `sessions`, `gqa`, `jsonl`, `log`, `folder` or `package.module:factory`. The last five need a
+    dataset          `shapes`, `docs`, `repo`, `rag`, `sessions`, `gqa`, `log`, `folder` or `package.module:factory`. The last four need a
                      model or a dry run
     dataset_config   gqa: configuration on the hub
     dataset_path     file or folder to read; repo: name of an installed package or a folder
@@ -98,7 +98,7 @@ class RunSettings(ModelChoice):
     shuffle_seed     seed to shuffle the samples with; None: not shuffled
     chunk_source     text to compare for a donor: question, semantic, group, combined, prompt or a field of the sample
     prompt_template  prompt text with {question} and {context}
-    raw_prompts      jsonl: send the field 'prompt' of a line as it stands, without a chat template
+    raw_prompts      log: send the field 'prompt' of a line as it stands, without a chat template
     cache_mode       `live`, `dry-run` (no decoding), `shares` (only the tokenizer) or `off`
     arms             arms to compare: none (nothing reused), prefix (prefix caching) and cache
     max_new_tokens   longest answer, in tokens
@@ -271,7 +271,7 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
             raise ConfigError(f"{flag} is an option of the data set {of}: leave it out, or give --dataset {of}")
     if merged.get("raw_prompts") and dataset not in ("jsonl", "log") and ":" not in dataset:
         raise ConfigError(
-            f"--raw-prompts is for prompts of a log, and {dataset} has none: leave it out, or give --dataset jsonl"
+            f"--raw-prompts is for prompts of a log, and {dataset} has none: leave it out, or give --dataset log"
         )
     if "reuse" not in every and (why := _asks_for_similar(merged, every)):
         every["reuse"] = "adopt"
