@@ -21,6 +21,7 @@ class Prompt(NamedTuple):
     surplus  by how much the scheduler's estimate of these is too high
     late     steps until its donors are read
     last     tokens behind what is loaded
+    comes    when, in tokens of steps
     """
 
     tokens: int
@@ -28,6 +29,7 @@ class Prompt(NamedTuple):
     surplus: int = 0
     late: int = 0
     last: int = TAIL
+    comes: int = 0
 
 
 @dataclass
@@ -46,11 +48,12 @@ class Live:
         if self.stage == "loads":
             return Waiting(self.name, 0, "loads", 0 if self.late else self.rows, self.prompt.last)
         rows = None if self.rows is None else self.rows + self.prompt.surplus
-        return Waiting(self.name, self.tokens, self.stage, rows, self.prompt.last)
+        saved = self.prompt.tokens - self.tokens - (self.prompt.rows or 0) if self.stage == "due" else 0
+        return Waiting(self.name, self.tokens, self.stage, rows, self.prompt.last, saved)
 
 
 class Server:
-    """Prompts that came at once.
+    """Prompts in the order in which they come.
 
     done    tokens of all steps until the first token of each, which stands for time; a short step takes as long as `CUT` at least
     steps   tokens of each step
@@ -61,11 +64,16 @@ class Server:
     def __init__(self, prompts: Sequence[Prompt], budget: int, *, loads: bool = True) -> None:
         self.queue, self.budget, self.time = Queue(budget), budget, 0
         self.done, self.steps, self.idle, self.loaded = dict[str, int](), list[int](), 0, list[Prompt]()
-        self.live = [
+        self.live = list[Live]()
+        self.to_come = [
             Live(str(number), each, each.tokens, each.rows if loads else None, each.late)
             for number, each in enumerate(prompts)
         ]
-        while self.live:
+        while self.live or self.to_come:
+            if not self.live:
+                self.time = max(self.time, self.to_come[0].prompt.comes)
+            while self.to_come and self.to_come[0].prompt.comes <= self.time:
+                self.live.append(self.to_come.pop(0))
             self.step()
             assert len(self.steps) < 1000, "somebody waits for ever"
 
@@ -135,6 +143,17 @@ def later(queue: tuple[list[Prompt], int], by: int = 0) -> dict[str, int]:
 def test_no_first_token_is_later_than_without_blends(queue: tuple[list[Prompt], int]) -> None:
     """Neither of blends nor of the prompts beside them; a step computes no more than its budget."""
     assert later(queue) == {}
+
+
+@given(queues(), st.integers(2 * TAIL, 1700), st.integers(1, 300))
+def test_who_comes_while_a_blend_is_made_keeps_it_waiting_for_a_short_step_alone(
+    queue: tuple[list[Prompt], int], saved: int, rows: int
+) -> None:
+    """None was kept free for it before, and nobody is later than if it had been computed in full."""
+    prompts, budget = queue
+    saved = min(saved + min(CUT, budget // 8), budget - rows - TAIL)
+    behind = [each._replace(rows=None, comes=1) for each in prompts]
+    assert later(([Prompt(rows + saved + TAIL, rows), *behind], budget)) == {}
 
 
 @given(queues(surpluses=True))

@@ -191,7 +191,8 @@ class SchedulerSide:
             elif left <= 0:
                 decoding += 1
             elif request.num_computed_tokens:
-                queue.append(Waiting(name, left, "due" if tracked.used else "runs"))
+                saved = tracked.used - tracked.loaded.computed if tracked.loaded is not None else 0
+                queue.append(Waiting(name, left, "due" if tracked.used else "runs", saved=saved))
             elif (tracked.shares and not tracked.settled) or (found.method == "blend" and found.key in keys):
                 queue.append(Waiting(name, 0))  # one before it makes the same blocks
             else:

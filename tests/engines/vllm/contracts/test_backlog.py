@@ -111,6 +111,26 @@ def test_nobody_is_later_than_with_full_computation(engine: Engine, threads_in_t
     assert engine.metrics().get("vllm:dejakv_blends_refused", 0) == refused
 
 
+def test_who_comes_while_a_blend_is_made_leaves_it_a_short_step(engine: Engine, threads_in_time: None) -> None:
+    """The step that made it had room for all, so that nothing was kept free for the one behind it."""
+    engine.settle()
+    engine.reset_prefix_cache()
+    llm, side = engine.llm.llm_engine, engine.connector.scheduler_side
+    llm.add_request("share", {"prompt_token_ids": PROMPTS[0]}, greedy(1, mode="blend", no_store=True))
+    while not any(tracked.loaded for tracked in side.requests.values()):
+        assert llm.step() == []
+    for number in range(2):
+        ids = {"prompt_token_ids": tokens(1000, 4000 + number)}
+        llm.add_request(f"beside-{number}", ids, greedy(1, mode="off", no_store=True))
+    for tracked in side.requests.values():
+        tracked.lookup.result(60)
+    with counting(engine) as counted:
+        counted.append(0)
+        assert [output.request_id for output in llm.step()] == ["share"]
+        assert counted.pop() < CUT
+    stepped_to_the_end(llm)
+
+
 def test_donors_that_are_read_slowly_hold_nobody_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are full of other prompts meanwhile, and the blends are not thrown away."""
     engine.settle()

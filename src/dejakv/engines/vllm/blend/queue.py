@@ -3,6 +3,7 @@
 vLLM computes prompts first come, first served, within a budget of tokens per step. It does not count the tokens that a blend recomputes: to
 vLLM its request waits for remote KV, and the last tokens of its prompt can only be computed in the step after. So a step is cut in two:
 after one in which state arrives comes a short one, for what vLLM computes behind that state. Both together have the budget of one step.
+Where a step had room for all and others came during it, the short one comes too, if the load saves more than that costs.
 vLLM's budget is lowered by what it leaves to blends and to the short step (`upstream.leave_room`).
 """
 
@@ -27,6 +28,7 @@ class Waiting(NamedTuple):
     stage   `waits`; `loads`: its state was promised and is not there; `due`: it is there; `runs`: vLLM has begun to compute it
     rows    tokens that its blend recomputes, those to come, 0 of an exact load; None: there is nothing to load
     last    tokens that vLLM computes behind what is loaded
+    saved   tokens that nobody computes, once its state is there
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class Waiting(NamedTuple):
     stage: Stage = "waits"
     rows: int | None = None
     last: int = 0
+    saved: int = 0
 
 
 class StepRoom(NamedTuple):
@@ -85,6 +88,7 @@ class Queue:
         StepRoom(tokens=92, longest=4)
         """
         earlier, self.reserved, self._short = self.reserved, 0, None
+        computed_all = not self._crowded  # whoever waits has come since
         left = self._step = max(1, self.budget - decoding)
         self._rows = sum(each.rows or 0 for each in queue if each.stage == "loads")
         self._left = sum((each.rows or 0) + each.last if each.stage == "loads" else each.tokens for each in queue)
@@ -111,7 +115,8 @@ class Queue:
         begun = [each.tokens for each in queue if each.stage in ("due", "runs")]
         for longest in due if self._left > sum(due) else ():
             short = decoding + sum(min(tokens, longest) for tokens in begun)
-            if short <= earlier:
+            saved = sum(each.saved for each in queue if each.stage == "due" and each.tokens <= longest)
+            if short <= earlier or (computed_all and short + self._cut <= saved):
                 self.reserved, self._short = 0, earlier
                 return StepRoom(self.budget - short, longest)
         most = max(0, self.budget - decoding)
