@@ -18,7 +18,7 @@ PART = PROMPTS[0][:300] + tokens(20, 9)
 
 
 @pytest.mark.shows("exact")
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt-oss", "mistral", "deepseek", "fp8"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt-oss", "mistral_window", "deepseek", "fp8"])
 def test_hits_are_exact(name: str, tmp_path: Path) -> None:
     """Prompts of ten windows, computed in several steps where vLLM can. While they are, blocks outside of windows are used for others."""
     folder = DOCS if name == "fp8" else tiny_model(name, tmp_path)
@@ -44,6 +44,7 @@ def test_hits_are_exact(name: str, tmp_path: Path) -> None:
         assert parted.told["tokens_reused"] == 300
 
 
+@pytest.mark.shows("blend", model="gemma2", told="refused")
 def test_blends_of_windows_are_refused(tmp_path: Path) -> None:
     """They were not shown."""
     blend = {"modes": ["exact", "blend"]}

@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         GptOssForCausalLM,
         {"layer_types": KINDS, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
-    "mistral": (MistralConfig, MistralForCausalLM, {}),
+    "mistral_window": (MistralConfig, MistralForCausalLM, {}),
     "deepseek": (
         DeepseekV2Config,
         DeepseekV2ForCausalLM,
