@@ -77,6 +77,7 @@ def _run(
     given: dict[str, Any],
 ) -> None:
     """Ask many questions with and without the cache: hits by level, tokens and encoder runs saved, time to first token (TTFT), answers changed."""
+    settings = settings_given(preset, given, set_ or (), config)  # before what takes seconds to import
     from rich.console import Console
 
     from dejakv.cli.progress import watching
@@ -85,7 +86,6 @@ def _run(
     from dejakv.experiments.samples_log import REMEDY
     from dejakv.experiments.table import show, show_result
 
-    settings = settings_given(preset, given, set_ or (), config)
     with watching(Console(stderr=True), log_samples=log_samples) as watch:
         if ray is None:
             result = run(settings, watch, resume=resume)
