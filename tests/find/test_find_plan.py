@@ -214,7 +214,7 @@ def test_state_in_a_bucket_is_read_where_that_beats_computing_and_until_then(
     found = Found(MATCH, (donor,)) if same else Found(prefix=(PrefixHit("donor", 99), donor))
     chosen = best(100, found, Ask(), costs=Costs(row=1e-3), same=same, away=lambda donor, held: seconds)
     assert chosen.method == (method if same or method == "none" else "prefix")
-    if chosen.away:
+    if chosen.donors:  # copies that are here, too: they may leave before they are read
         assert (chosen.within, chosen.seconds) == (pytest.approx(0.099), pytest.approx(0.001 + seconds))
     else:
         assert chosen.within is None
@@ -229,4 +229,4 @@ def test_a_blend_of_donors_in_a_bucket_is_made_where_it_beats_the_exact_prefix_t
     for row, method in ((1e-3, "blend"), (1e-4, "prefix")):
         chosen = best(100, found, Ask("blend"), costs=Costs(row=row), away=away)
         assert chosen.method == method
-        assert chosen.within == (pytest.approx(0.03 - 0.01) if method == "blend" else None)
+        assert chosen.within == pytest.approx(0.03 - 0.01 if method == "blend" else 0.01 - 0.003)

@@ -132,7 +132,7 @@ class Plan:
     seams    of a blend: known stretches of the prompt behind `kept` in donors
     seconds  estimated time; None: unknown
     away     of these, the time to read donors' state from a bucket
-    within   seconds that this read may take: then an exact plan without it is as fast; None: no limit
+    within   seconds that reading from a bucket may take: then an exact plan without it is as fast; None: no limit
     refused  why it may not run; empty: it may
     config   settings of a piecewise method; None: its defaults
     most     maximum share of rows for a piecewise method to compute, the mean over layers: beyond it the next plan is better
@@ -383,12 +383,15 @@ def _brought(plan: Plan, held: int, away: Away) -> Plan:
 
 
 def _bounded(plans: Sequence[Plan]) -> tuple[Plan, ...]:
-    """Plans with deadlines for what they read from a bucket."""
-    least = min((plan.seconds or 0.0 for plan in plans if not plan.away and not plan.approximate), default=0.0)
-    return tuple(
-        replace(plan, within=max(0.0, least - ((plan.seconds or 0.0) - plan.away))) if plan.away else plan
-        for plan in plans
-    )
+    """Plans with deadlines for what they read from a bucket: also for copies here, which may leave before they are read."""
+    return tuple(replace(plan, within=_within(plan, plans)) if plan.donors else plan for plan in plans)
+
+
+def _within(plan: Plan, plans: Sequence[Plan]) -> float | None:
+    instead = [other for other in plans if other is not plan and not other.away and not other.approximate]
+    if plan.seconds is None or not instead:
+        return None
+    return max(0.0, min(other.seconds or 0.0 for other in instead) - (plan.seconds - plan.away))
 
 
 def _cheapest(plans: Sequence[Plan]) -> Plan:

@@ -496,12 +496,13 @@ class Store:
         gone = self._remove(lambda sql: changes.expired(sql, self._clock()))
         self._traces = self._traces or bool(gone.records or gone.objects)
         if self._traces:
+            self._traces = False  # what leaves meanwhile comes with the next
             try:
                 self._discard()
                 self._catalog.empty_log()
-                self._traces = False
             except (sqlite3.Error, Unknown) as error:
-                logger.warning("traces of expired entries are removed later: %s", error)
+                self._traces = True
+                logger.warning("traces of removed entries are deleted later: %s", error)
         return len(gone.records)
 
     def _put(self, chunk: Chunk) -> None:
@@ -616,16 +617,21 @@ class Store:
         with self._lock:
             for name in gone.objects:
                 self._verified.pop(name, None)
-        if gone.objects:
+        if gone.objects and self._far is not None and self._background and not self._closed:
+            self._discard_later()  # a request does not wait for a service
+        elif gone.objects:
             try:
                 self._discard()
             except (sqlite3.Error, Unknown) as error:
                 if not self._traces:
                     logger.warning("files of removed entries are deleted later: %s", error)
-                self._traces = True
-                if self._background:
-                    self._worker.wake()
+                self._discard_later()
         self._listeners.tell(id for id, _ in gone.records)
+
+    def _discard_later(self) -> None:
+        self._traces = True
+        if self._background:
+            self._worker.wake()
 
     def _discard(self) -> None:
         """Delete the objects of all removed segments, of any process. Raises: sqlite3.Error, Unknown"""

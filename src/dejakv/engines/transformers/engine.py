@@ -218,7 +218,7 @@ class TransformersEngine(Engine):
         until = deadline(plan.within)
         parts = store.get_parts(donor.id, [(0, tokens)], until)
         if not parts:
-            return Refusal(unread(until))
+            return Refusal(unread(until) if plan.away else UNREADABLE)
         reading = time.perf_counter() - began
         if plan.method == "adopt":  # the donor's prompt runs in this one's place
             prepared = replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)

@@ -11,7 +11,6 @@ those of the environment, as `obstore` finds them. Other objects below the prefi
 import errno
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -81,12 +80,12 @@ class Bucket:
         if compress:
             check_zstd()
         self._compress = compress
-        self.breaker = Breaker()
+        self.breaker, self.link = Breaker(), Link()
         self.tombstones = Tombstones(self)
         try:
             options: Any = {"client_options": _CLIENT, "retry_config": _RETRY}
             self._store: Any = obstore.store.from_url(self.url, **options)
-            self.link = Link(self._check())
+            self._check()
         except (*self._errors, Unknown, Missing, CorruptChunk) as error:
             said = str(error.__cause__ or error).partition("\n\nDebug source")[0]
             remedy = next(remedy for pattern, remedy in _REMEDIES if pattern.search(said))
@@ -189,9 +188,8 @@ class Bucket:
         self.breaker.worked()
         return answer
 
-    def _check(self) -> float:
-        """Finds or makes the marker, and sees that the bucket can be listed and creates only. Returns the seconds of a request. Raises:
-        StoreError and others"""
+    def _check(self) -> None:
+        """Finds or makes the marker, and sees that the bucket can be listed and creates only. Raises: StoreError and others"""
         marker = json.dumps({"format": FORMAT}).encode()
 
         def read() -> bytes:
@@ -202,9 +200,7 @@ class Bucket:
         except Missing:
             self._create(MARKER, marker)
             said = self._read(read, MARKER)
-        began = time.perf_counter()
-        made, seconds = self._create(MARKER, marker), time.perf_counter() - began
-        if made:
+        if self._create(MARKER, marker):
             raise StoreError(
                 f"the service of {self.url} writes over objects that it is told to create only (If-None-Match), so that replicas would "
                 "destroy each other's: use a newer version of it, or another service"
@@ -215,7 +211,6 @@ class Bucket:
                 "give another prefix"
             )
         next(self.list(), None)
-        return seconds
 
 
 def _path(name: str) -> str:

@@ -10,22 +10,22 @@ AT_ONCE = 16
 _SEEN = 15
 _LARGE = 1 << 18
 """Bytes from which a read tells the bandwidth; a smaller one tells the round trip."""
+_TRIP = 1e-3
+"""Seconds of a request of which nothing is known: that of a service nearby. Never none, so that each read has a deadline."""
 _FORGET_SECONDS = 20.0
 
 
 class Link:
     """Round trip and seconds a byte, each the median of the latest reads. Before the first large read a byte costs nothing, and again
-    after 20 s without one; a round trip costs nothing after 20 s without a small one: a service that was slow, or that answered the first
-    request slowly, is tried again.
+    after 20 s without one, as a round trip costs 1 ms without small ones: a service that was slow is tried again.
 
     Thread-safe without a lock: its lists are replaced, never changed.
 
-    trip   seconds of a request at the start
     clock  seconds that only grow
     """
 
-    def __init__(self, trip: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._trips, self._bytes = [trip], list[float]()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._trips, self._bytes = list[float](), list[float]()
         self._clock = clock
         self._trip_at = self._bytes_at = clock()
 
@@ -36,7 +36,7 @@ class Link:
             self._trips = []
         if now > self._bytes_at + _FORGET_SECONDS:
             self._bytes = []
-        return math.ceil(count / AT_ONCE) * median(self._trips or [0.0]) + nbytes * median(self._bytes or [0.0])
+        return math.ceil(count / AT_ONCE) * self._trip + nbytes * median(self._bytes or [0.0])
 
     def read(self, count: int, nbytes: int, seconds: float) -> None:
         """Observe a read, or one that was given up after `seconds`."""
@@ -45,6 +45,9 @@ class Link:
             self._trips = [*self._trips, seconds / rounds][-_SEEN:]
             self._trip_at = self._clock()
         else:
-            left = max(0.0, seconds - rounds * median(self._trips or [0.0]))
-            self._bytes = [*self._bytes, left / nbytes][-_SEEN:]
+            self._bytes = [*self._bytes, max(0.0, seconds - rounds * self._trip) / nbytes][-_SEEN:]
             self._bytes_at = self._clock()
+
+    @property
+    def _trip(self) -> float:
+        return median(self._trips or [_TRIP])

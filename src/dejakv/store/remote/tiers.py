@@ -117,13 +117,12 @@ class Tiers:
         if self._disk is not None:
             self._disk.keep(name, parts)
         if self._fill == "write" and sum(memoryview(part).nbytes for part in parts) <= self._most:
-            self._hold(name, np.concatenate([np.frombuffer(part, np.uint8) for part in parts]))
+            self._hold(name, np.concatenate([np.frombuffer(part, np.uint8) for part in parts]), mapped=False)
         return made
 
     def get(self, name: str) -> Bytes:
-        with self._lock:
-            held = self._held.use(name)
-        return held if held is not None else self._read(name)
+        near = self._near(name)
+        return near if near is not None else self._read(name)
 
     def away(self, sizes: Mapping[str, int]) -> float:
         """Estimated seconds to read what of these, by name with bytes, has no copy here; 0 if all have."""
@@ -137,19 +136,29 @@ class Tiers:
 
         Raises: Late
         """
-        reads = {name: self._begin(name) for name in sizes if not self._is_near(name)}
+        near = {name: found for name in sizes if (found := self._near(name)) is not None}
+        reads = {name: self._begin(name) for name in sizes if name not in near}
         began = time.monotonic()
         left = wait(reads.values(), None if until is None else max(0.0, until - began)).not_done
         if reads and self._link is not None and (left or not any(read.exception() for read in reads.values())):
             self._link.read(len(reads), sum(sizes[name] for name in reads), time.monotonic() - began)
         if left:
             raise Late
-        return lambda name: reads[name].result() if name in reads else self.get(name)
+        return lambda name: reads[name].result() if name in reads else near[name]
 
     def _is_near(self, name: str) -> bool:
         with self._lock:
             held = self._held.get(name) is not None
         return held or (self._disk is not None and self._disk.has(name))
+
+    def _near(self, name: str) -> Bytes | None:
+        """A copy."""
+        with self._lock:
+            held = self._held.use(name)
+        if held is not None or self._disk is None:
+            return held
+        found = self._disk.find(name)
+        return None if found is None else self._hold(name, found, mapped=True)
 
     def _begin(self, name: str) -> "Future[Bytes]":
         with self._lock:
@@ -164,15 +173,10 @@ class Tiers:
             self._reads.pop(name, None)
 
     def _read(self, name: str) -> Bytes:
-        found = self._disk.find(name) if self._disk is not None else None
-        mapped = found is not None or not self.shared
-        if found is None:
-            found = self._objects.get(name)
-            if self._disk is not None:
-                self._disk.keep(name, [found])
-        if found.size > self._most:
-            return found
-        return self._hold(name, found.copy() if mapped else found)
+        found = self._objects.get(name)
+        if self._disk is not None:
+            self._disk.keep(name, [found])
+        return self._hold(name, found, mapped=not self.shared)
 
     def delete(self, names: Sequence[str]) -> None:
         with self._lock:
@@ -199,7 +203,11 @@ class Tiers:
         """See `Folder.sweep`."""
         (self._disk or self._objects).sweep()
 
-    def _hold(self, name: str, data: Bytes) -> Bytes:
+    def _hold(self, name: str, data: Bytes, *, mapped: bool) -> Bytes:
+        """What is kept in memory: the data, or of a mapped file a copy, if it fits."""
+        if data.size > self._most:
+            return data
+        data = data.copy() if mapped else data
         data.flags.writeable = False
         with self._lock:
             self._held.put(name, data, data.size)

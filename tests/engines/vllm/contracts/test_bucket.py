@@ -41,12 +41,13 @@ def test_a_load_from_a_bucket_has_a_deadline(toy: Start, bucket: str, monkeypatc
     while not store.stats().late:  # counted by the thread that read
         time.sleep(0.01)
     assert store.stats().late == 1
-    known, store._far._link = len(asked), Link(3600.0)
+    known = len(asked)
+    store._far._link.read(1, 10, 3600.0)
     two.forget()
     refused = two.ask(PROMPT, no_store=True)
     assert (refused.told["method"], refused.told["reason"], refused.tokens) == ("none", FAR, truth)
     assert len(asked) == known > 0
-    store._far._link = Link(1e-6)
+    store._far._link = Link()
     lookups.pace = Pace(_row=Rate(1.0))
     go.set()
     two.forget()
