@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cachetools import FIFOCache
@@ -91,7 +92,7 @@ class Store:
         self._listeners = Listeners()
         self._arrivals = Listeners()
         self._worker = Worker(self._work, self._tick, queue)
-        self._notes = Notes(self._catalog, self._counters, self._left, self._lock)
+        self._notes = Notes(self._catalog, self._counters, partial(self._left, read=True), self._lock)
         self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
         self._closed = self._warned = self._traces = False
         self._feed = feed
@@ -612,13 +613,16 @@ class Store:
             self._left(gone)
         return gone
 
-    def _left(self, gone: Gone) -> None:
-        """Forget removed entries, delete their objects and tell the listeners. Call after the commit, without a lock."""
+    def _left(self, gone: Gone, *, read: bool = False) -> None:
+        """Forget removed entries, delete their objects and tell the listeners. Call after the commit, without a lock.
+
+        read  a read found it: no request waits for a service, and the worker deletes
+        """
         with self._lock:
             for name in gone.objects:
                 self._verified.pop(name, None)
-        if gone.objects and self._far is not None and self._background and not self._closed:
-            self._discard_later()  # a request does not wait for a service
+        if gone.objects and read and self._far is not None and self._background and not self._closed:
+            self._discard_later()
         elif gone.objects:
             try:
                 self._discard()
