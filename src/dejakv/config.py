@@ -43,7 +43,7 @@ from dejakv.trust.settings import TrustSettings
 
 MediaPolicy = Literal["exact", "similar", "ignore"]
 LayerMatch = Literal["all", "any", "mean"]
-IndexKind = Literal["flat", "hnsw", "lsh"]
+IndexKind = Literal["flat", "hnsw"]
 ReuseMethod = Literal["exact", "adopt", "blend", "top_layer"]
 Answers = Literal["compute", "keep"]
 PrunePolicy = Literal["none", "attention", "snapkv", "random"]
@@ -114,7 +114,7 @@ class FindSettings(TextSettings):
                       another encoder than the default
     image_encoder     encoder of the layer `vision`: sentence-transformers name or folder of a CLIP model; `model`: the served model's
                       tower; None: CLIP if it can be loaded, else the tower (for a dimension `auto` the tower first)
-    index             vector index: `flat`, `hnsw` or `lsh`
+    index             vector index: `flat` or `hnsw`
     embedding_layers  latent layers as `NAME:DIM[:THRESHOLD]`
     embedding_hook    source of the layers' vectors: `none`, `prompt`, `vision`, `prompt_vision` or `package.module:factory`
     embedding_match   combination of layers: `all`, `any` or `mean`

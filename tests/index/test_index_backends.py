@@ -104,16 +104,6 @@ class TestHNSWGraph(IndexTests):
         return HNSWIndex(dim, flat_below=1)
 
 
-class TestLSHSmall(IndexTests):
-    def make(self, dim: int) -> FlatIndex:
-        return LSHIndex(dim)
-
-
-class TestLSHProbing(IndexTests):
-    def make(self, dim: int) -> FlatIndex:
-        return LSHIndex(dim, num_hyperplanes=6, probes=64, scan_below=0)
-
-
 def rows_of(count: int, dim: int, seed: int = 0) -> np.ndarray:
     rows = np.random.default_rng(seed).standard_normal((count, dim)).astype(np.float32)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -174,31 +164,14 @@ def test_lsh_accepts_torch_tensors() -> None:
     assert index.compute_hash_batch(torch.tensor(rows, requires_grad=True)) == index.compute_hash_batch(rows)
 
 
-def test_lsh_probing_beats_the_own_bucket_and_probes_are_distinct() -> None:
-    rows = rows_of(3000, 48)
-    queries = near(rows[:300], 0.9)
-
-    def recall(probes: int) -> float:
-        index = LSHIndex(48, 12, probes=probes, scan_below=0)
-        for place, row in enumerate(rows):
-            index.add(str(place), row)
-        found = [index.search(query, 1) for query in queries]
-        return float(np.mean([bool(hit) and hit[0][0] == str(i) for i, hit in enumerate(found)]))
-
-    alone, many = recall(1), recall(64)
-    assert many > alone + 0.2
-    assert many > 0.85
-
-
-@pytest.mark.parametrize("planes", [0, 63])
-def test_lsh_refuses_impossible_plane_counts(planes: int) -> None:
+def test_lsh_refuses_an_impossible_plane_count() -> None:
     with pytest.raises(ConfigError, match="num_hyperplanes"):
-        LSHIndex(8, num_hyperplanes=planes)
+        LSHIndex(8, num_hyperplanes=0)
 
 
 def test_factory_names_the_choices() -> None:
     assert isinstance(make_index("flat", 3), FlatIndex)
-    with pytest.raises(ConfigError, match="flat, hnsw, lsh"):
+    with pytest.raises(ConfigError, match="flat, hnsw"):
         make_index("annoy", 3)
     with pytest.raises(ConfigError, match="dimension 0"):
         make_index("flat", 0)
@@ -221,7 +194,7 @@ def test_spaces_drop_empty_ones_and_move_donors() -> None:
     assert spaces.get("b") is None
 
 
-@pytest.mark.parametrize("kind", ["flat", "lsh", "hnsw"])
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_thousands_of_small_spaces(kind: str) -> None:
     spaces, rows = Spaces(384, kind), rows_of(5, 384)
     for space in range(2000):
@@ -231,9 +204,7 @@ def test_thousands_of_small_spaces(kind: str) -> None:
     assert spaces.get("1999").search(rows[4], 1)[0][0] == "1999:4"
 
 
-@pytest.mark.parametrize(
-    "make", [FlatIndex, lambda dim: HNSWIndex(dim, flat_below=1), lambda dim: LSHIndex(dim, scan_below=0)]
-)
+@pytest.mark.parametrize("make", [FlatIndex, lambda dim: HNSWIndex(dim, flat_below=1)])
 def test_a_vector_that_is_added_again_replaces_the_old_one(make: Callable[[int], FlatIndex]) -> None:
     index, rows = make(8), np.eye(8, dtype=np.float32)
     for id, row in (("a", rows[0]), ("b", rows[2]), ("a", rows[1])):

@@ -142,7 +142,7 @@ def test_auto_dimension_is_settled_by_the_first_vector() -> None:
         cache.search(query({"prompt": np.ones(3, np.float32)}))
 
 
-@pytest.mark.parametrize("index", ["flat", "hnsw", "lsh"])
+@pytest.mark.parametrize("index", ["flat", "hnsw"])
 @pytest.mark.parametrize("match", ["all", "mean"])
 def test_many_donors_above_one_layer_do_not_hide_the_one_above_both(match: str, index: str) -> None:
     """600 questions on one picture and 600 pictures under one question: one donor is both."""

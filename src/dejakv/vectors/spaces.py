@@ -7,13 +7,12 @@ from dejakv.errors import ConfigError
 from dejakv.vectors.base import ANY, Hit, Vector, unit
 from dejakv.vectors.flat import FlatIndex
 from dejakv.vectors.hnsw import HNSWIndex
-from dejakv.vectors.lsh import LSHIndex
 
-INDEXES: dict[str, type[FlatIndex]] = {"flat": FlatIndex, "hnsw": HNSWIndex, "lsh": LSHIndex}
+INDEXES: dict[str, type[FlatIndex]] = {"flat": FlatIndex, "hnsw": HNSWIndex}
 
 
 def make_index(kind: IndexKind | str, dim: int) -> FlatIndex:
-    """Makes an empty index of the kind `flat`, `hnsw` or `lsh`. Raises ConfigError for another name or a dimension below 1.
+    """Makes an empty index of the kind `flat` or `hnsw`. Raises ConfigError for another name or a dimension below 1.
 
     >>> make_index("flat", 384).dim
     384

@@ -117,7 +117,7 @@ class EmbeddingCache:
     layers  specs or `NAME:DIM[:THRESHOLD]`
     match   `all`: every layer at or above its threshold. `any`: one suffices, the best decides. `mean`: the mean of
             the scores at or above the mean of the thresholds
-    index   `flat` (exact), `hnsw` or `lsh`
+    index   `flat` (exact) or `hnsw`
 
     For `all` and `mean` a layer without a vector, on either side, agrees with nothing. A match names the deciding
     layer: for `all` the one with the lowest score, for `any` the best, for `mean` `embedding:mean`.

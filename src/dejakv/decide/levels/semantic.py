@@ -22,7 +22,7 @@ class SemanticTextCache:
 
     threshold     cosine in [-1, 1]; 0 is a threshold like any other
     chunk_window  characters to embed, 0 for all; see `dejakv.vectors.text`
-    index         `flat` (exact), `hnsw` or `lsh`
+    index         `flat` (exact) or `hnsw`
 
     `search(text)` and `add(chunk_id, text)` are for direct use (one default space); `search(query)`, `add(donor, query)` and `remove` are
     the level's, with spaces.
