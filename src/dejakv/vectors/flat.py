@@ -1,13 +1,10 @@
-"""Exact search over a growing buffer: FAISS for large spaces, numpy for the many small ones of a cache."""
+"""Exact search by FAISS over a growing buffer."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from dejakv.vectors.base import ANY, Hit, Vector, unit
-
-NUMPY_BELOW = 2048
-"""Rows below which one matrix-vector product is quicker than a call of FAISS."""
 
 
 class FlatIndex:
@@ -26,6 +23,9 @@ class FlatIndex:
     """
 
     def __init__(self, dim: int) -> None:
+        import faiss  # as the cache is built, rather than in its first request
+
+        self._faiss = faiss
         self.dim = dim
         self._rows = np.empty((0, dim), dtype=np.float32)
         self._ids: list[str] = []
@@ -62,37 +62,23 @@ class FlatIndex:
         """At most `k` pairs (id, cosine), best first, none with a cosine below `least`."""
         query = unit(vector, self.dim)
         count = len(self._ids)
-        if count == 0 or k < 1:
+        k = min(k, count)
+        if k < 1:
             return []
-        if count < NUMPY_BELOW:
-            return self._search_numpy(query, count, k, least)
-        return [hit for hit in self._search_faiss(query, count, min(k, count)) if hit[1] >= least]
+        scores = np.empty(k, dtype=np.float32)
+        places = np.empty(k, dtype=np.int64)
+        pointer = self._faiss.swig_ptr
+        self._faiss.knn_inner_product(
+            pointer(query), pointer(self._rows), self.dim, 1, count, k, pointer(scores), pointer(places)
+        )
+        pairs = zip(places.tolist(), scores.tolist(), strict=True)
+        return [(self._ids[place], score) for place, score in pairs if score >= least]
 
     def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
         """The cosine with each of these ids; None for an unknown one."""
         query = unit(vector, self.dim)
         places = [self._row_of.get(id) for id in ids]
         return [None if place is None else float(self._rows[place].dot(query)) for place in places]
-
-    def _search_numpy(self, query: Vector, count: int, k: int, least: float) -> list[Hit]:
-        scores = self._rows[:count].dot(query)
-        places = (scores >= least).nonzero()[0]
-        if len(places) > 4 * k:  # sort few: usually the threshold has left few, otherwise a partition does
-            places = places[np.argpartition(scores[places], len(places) - k)[-k:]]
-        pairs: list[tuple[int, float]] = list(zip(places.tolist(), scores[places].tolist(), strict=True))
-        pairs.sort(key=lambda pair: -pair[1])
-        return [(self._ids[place], score) for place, score in pairs[:k]]
-
-    def _search_faiss(self, query: Vector, count: int, k: int) -> list[Hit]:
-        import faiss
-
-        scores = np.empty(k, dtype=np.float32)
-        places = np.empty(k, dtype=np.int64)
-        pointer = faiss.swig_ptr
-        faiss.knn_inner_product(
-            pointer(query), pointer(self._rows), self.dim, 1, count, k, pointer(scores), pointer(places)
-        )
-        return [(self._ids[place], score) for place, score in zip(places.tolist(), scores.tolist(), strict=True)]
 
     def _grow(self) -> None:
         held = len(self._rows)
