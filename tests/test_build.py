@@ -30,7 +30,7 @@ def test_levels_in_the_order_of_cost_and_guards_in_the_order_of_doubt() -> None:
     config = replace(PLAIN, embedding_layers=("prompt:2",), embedding_hook="prompt")
     assert names(config) == (
         ["exact_text", "embedding", "semantic_text"],
-        ["threshold", "known_wrong", "media", "context", "lexical"],
+        ["threshold", "media", "context", "lexical"],
     )
 
 
@@ -39,7 +39,6 @@ def test_similar_media_ask_the_vision_layer() -> None:
     level = EmbeddingCache(config.embedding_layers)
     assert [guard.name for guard in build_guards(config, [level])] == [
         "threshold",
-        "known_wrong",
         "vision",
         "context",
         "lexical",

@@ -7,7 +7,7 @@ from typing import Any
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.finder import Embed, no_vectors
-from dejakv.decide.guards.base import ContextGuard, Guard, KnownWrongGuard, MediaGuard, ThresholdGuard
+from dejakv.decide.guards.base import ContextGuard, Guard, MediaGuard, ThresholdGuard
 from dejakv.decide.guards.lexical import LexicalGuard
 from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.exact import ExactTextCache
@@ -129,13 +129,12 @@ def build_fusion(config: SemanticCacheConfig, engine: Any) -> FusionStates | Non
 
 
 def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard]:
-    """Guards in order: threshold, knowledge of the donor, pictures, prompt around the chunk, words."""
+    """Guards in order: threshold, pictures, prompt around the chunk, words."""
     thresholds: dict[str, float] = {}
     for level in levels:
         thresholds |= getattr(level, "thresholds", {})
     guards: list[Guard] = [
         ThresholdGuard(thresholds, default=-1.0 if config.levels else None),  # own levels vouch themselves
-        KnownWrongGuard(),
     ]
     if config.media == "exact":
         guards.append(MediaGuard())

@@ -18,15 +18,14 @@ from dejakv.decide.costs import Costs
 from dejakv.decide.counts import CacheCounts
 from dejakv.decide.finder import Embed, EpochPrefixes, Finder, no_vectors
 from dejakv.decide.guards.base import Guard
-from dejakv.decide.levels.base import Level, Match
+from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.fusion import FusionStates
 from dejakv.decide.plan import Ask, Decision, Observer, Plan, PlanGuard
 from dejakv.decide.queue import SettlingQueue
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
 from dejakv.identity import check_partition, check_scope, rows_key
-from dejakv.records import Record
-from dejakv.request import Request, forget
+from dejakv.request import forget
 from dejakv.store.base import ROWS, ChunkMeta, Tensor
 from dejakv.store.budgets import now, remaining, shortest
 from dejakv.store.selection import DONORS, PROMPT, Purged, Selection
@@ -183,12 +182,6 @@ class HierarchicalCache:
         if submitted:
             self.finder.add(meta, levels=levels)
         return submitted
-
-    def judged(self, request: Request, record: Record, agreed: bool) -> None:
-        """Tell the guards whether an adopted donor's answer equals full computation. A wrong donor is never offered again by this cache."""
-        meta = self.store.meta(record.donor) if record.method == "adopt" and record.donor is not None else None
-        if meta is not None:
-            self.finder.observe(request, meta, Match(meta.id, record.level, record.score or 0.0), agreed)
 
     def prefixes(self, epoch: str) -> EpochPrefixes:
         """What `arrange` asks: how much of a prompt is a prefix of one that is stored under this epoch (`engine.epoch`)."""

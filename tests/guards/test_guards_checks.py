@@ -1,11 +1,10 @@
 """The chain and the small guards: threshold, context, media, vision, known wrong."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
-from dejakv.decide.guards.base import ContextGuard, Guard, KnownWrongGuard, MediaGuard, ThresholdGuard, Verdict, judge
+from dejakv.decide.guards.base import ContextGuard, Guard, MediaGuard, ThresholdGuard, Verdict, judge
 from dejakv.decide.levels.base import Match
 from dejakv.errors import ConfigError
 from dejakv.identity import Span
@@ -31,16 +30,13 @@ class Says(Guard):
     """A guard that says one thing, and remembers that it was asked."""
 
     def __init__(self, decision: str, name: str = "says") -> None:
-        self.decision, self.name, self.asked, self.seen = decision, name, 0, []
+        self.decision, self.name, self.asked = decision, name, 0
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         self.asked += 1
         if self.decision == "raise":
             raise ZeroDivisionError("by zero")
         return Verdict(self.decision, self.name, "because")  # type: ignore[arg-type]
-
-    def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
-        self.seen.append(agreed)
 
 
 @pytest.mark.parametrize(
@@ -70,17 +66,6 @@ def test_an_error_is_a_rejection_that_names_it_and_the_first_rejection_ends_the_
     assert after.asked == 0
 
 
-def of_donor(id: str) -> Case:
-    asked, donor, match = case()
-    return asked, replace(donor, id=id), replace(match, donor=id)
-
-
-def knows_wrong() -> KnownWrongGuard:
-    guard = KnownWrongGuard()
-    guard.observe(*of_donor("wrong"), False)
-    return guard
-
-
 @pytest.mark.parametrize(
     ("guard", "accepted", "rejected"),
     [
@@ -91,7 +76,6 @@ def knows_wrong() -> KnownWrongGuard:
             case(media=(PICTURE,), spans=(Span(3, 4, PICTURE.digest),)),
             case(media=(PICTURE,), spans=(Span(3, 4, OTHER.digest),)),
         ),
-        (knows_wrong(), of_donor("right"), of_donor("wrong")),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -164,12 +148,3 @@ def test_another_picture_may_do_only_if_the_vision_layer_compared_them(
     asked, donor, _ = case(media=(PICTURE,), spans=(Span(0, 1, (OTHER if other else PICTURE).digest),))
     verdict = MediaGuard(0.9).judge(asked, donor, match)
     assert (verdict.decision, says in verdict.reason) == (decision, True)
-
-
-def test_a_donor_that_agreed_stays_and_the_memory_is_bounded() -> None:
-    guard = KnownWrongGuard(remembered=2)
-    guard.observe(*of_donor("a"), True)
-    assert guard.judge(*of_donor("a")).decision == "abstain"
-    for donor in ("a", "b", "c"):
-        guard.observe(*of_donor(donor), False)
-    assert [guard.judge(*of_donor(donor)).decision for donor in ("a", "b", "c")] == ["abstain", "reject", "reject"]

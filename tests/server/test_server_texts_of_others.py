@@ -129,18 +129,6 @@ def test_all_else(served: Any, says: str, changed: dict[str, Any], made: dict[st
     assert refused(pipeline, *PAIRS["content words differ"]).reason.startswith(says)
 
 
-def test_a_donor_whose_answer_was_wrong(served: Any) -> None:
-    pipeline = served(PLAIN, levels=[Like()], guards=[ThresholdGuard({"semantic_text": 0.5})])
-    asked = PAIRS["content words differ"]
-    pipeline.answer(request(asked[0]))
-    adopted = pipeline.answer(request(asked[1]))
-    assert adopted.record.method == "adopt"
-    pipeline.cache.judged(request(asked[1]), adopted.record, False)
-    record = pipeline.answer(request(asked[1])).record
-    clean(record.reason)
-    assert record.reason.startswith("known_wrong")
-
-
 def test_the_surroundings_of_the_compared_text(served: Any) -> None:
     pipeline = served(PLAIN, levels=[Like()], guards=[ThresholdGuard({"semantic_text": 0.5})])
     pipeline.answer(request("where does bob live?", f"{MARK} lives in {NUMBER}."))

@@ -189,12 +189,6 @@ class Finder:
             for level in self.levels:
                 level.remove(donor)
 
-    def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
-        """Tell every guard whether full computation gave the donor's answer."""
-        with self._lock:
-            for guard in self.guards:
-                guard.observe(request, donor, match, agreed)
-
     def vectors(self, query: Query) -> Vectors:
         """Text and latent vectors of a request, stored with it to spare embedding after a restart."""
         for level in self.levels:

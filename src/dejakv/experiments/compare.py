@@ -125,14 +125,13 @@ def serve_all(
     try:
         watch.stage("warming up")
         _warm_up(engine, chosen, prompter, sampling)
-        done = [(sample, row) for sample, row in zip(chosen, rows, strict=False) if not row.error]
-        _refill(pipelines, [prompter.request(sample, sampling) for sample, _ in done], [row for _, row in done], watch)
+        done = [sample for sample, row in zip(chosen, rows, strict=False) if not row.error]
+        _refill(pipelines, [prompter.request(sample, sampling) for sample in done], watch)
         watch.stage(f"{settings.model}, {' and '.join(pipelines)}")
         for number, sample in enumerate(chosen[len(rows) :], start=len(rows)):
             try:
                 request = prompter.request(sample, sampling)
                 row = _serve(pipelines, sample, request, first=number)
-                _learn(pipelines, request, row)
             except InputError as error:
                 row = Row(sample.id, sample.question, sample.answer, scored=sample.scored, error=str(error))
             rows.append(row)
@@ -198,28 +197,17 @@ def donors_of(answer: Answer) -> tuple[str, ...]:
     return tuple(str(donor.metadata.get("request", donor.id)) for donor in ran.donors) if ran is not None else ()
 
 
-def _learn(pipelines: Mapping[str, Pipeline], request: Request, row: Row) -> None:
-    """Tells each cache whether its answer was the exact one, so that a donor that was wrong is not offered again."""
-    for name, pipeline in pipelines.items():
-        agreed = row.agrees(name)
-        if pipeline.cache is not None and agreed is not None:
-            pipeline.cache.judged(request, row.arms[name].record, agreed)
-
-
-def _refill(
-    pipelines: Mapping[str, Pipeline], requests: Sequence[Request], rows: Sequence[Row], watch: Progress
-) -> None:
+def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], watch: Progress) -> None:
     """Replay the finished prompts of a resumed run to refill caches and error bounds; one token each where no label needs more."""
     cached = [pipeline for pipeline in pipelines.values() if pipeline.cache is not None]
     if requests and cached:
         watch.stage(f"filling the caches with the {len(requests)} prompts that are done")
-    for request, row in zip(requests, rows, strict=True):
+    for request in requests:
         for pipeline in cached:
             differs = pipeline.cache.queue.differs if pipeline.cache is not None else None
             whole = differs is not None and differs.tokens != 1  # a short answer would teach an error bound wrongly
             pipeline.answer(request if whole else shortened(request))
             _idle(pipeline)
-        _learn(pipelines, request, row)
 
 
 def shortened(request: Request) -> Request:

@@ -1,6 +1,6 @@
 """Guards look at a request, a donor and their match, and accept, reject or abstain; `judge` asks them in a row.
 
-Here are those of the score, the media, the prompt around the chunk, and the donor's record.
+Here are those of the score, the media, and the prompt around the chunk.
 """
 
 import logging
@@ -15,9 +15,6 @@ from dejakv.store.base import ChunkMeta
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED = 10_000
-"""Wrong donors remembered at once; the oldest are forgotten first."""
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -29,7 +26,7 @@ class Verdict:
 
 
 class Guard:
-    """Base of guards: write `judge`, and `observe` if it learns.
+    """Base of guards: write `judge`.
 
     name              of the guard in verdicts and counts
     waived_for_blend  whether blend and top_layer do without it, since they compute the words that differ
@@ -41,9 +38,6 @@ class Guard:
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         """Judges one donor. An exception counts as a rejection, with its kind as the reason."""
         raise NotImplementedError(f"the guard {self.name} needs `judge`: return a Verdict")
-
-    def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
-        """Learns whether full computation gave the donor's answer. Does nothing by default. The finder calls it under its lock."""
 
 
 def judge(guards: Sequence[Guard], request: Request, donor: ChunkMeta, match: Match) -> Verdict:
@@ -162,26 +156,3 @@ def _around(prompt: str, chunk: str) -> tuple[str, str] | None:
         return None
     before, _, after = prompt.rpartition(chunk)
     return before, after
-
-
-class KnownWrongGuard(Guard):
-    """Rejects donors whose answer was not full computation's once, as somebody who compares answers told `observe`. Memory is bounded."""
-
-    name = "known_wrong"
-    waived_for_blend = True  # a blend does not give the donor's answer
-
-    def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._wrong: dict[str, None] = {}
-        self._most = remembered
-
-    def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        if donor.id in self._wrong:
-            return Verdict("reject", self.name, "this donor's answer was wrong for an earlier request")
-        return Verdict("abstain", self.name, "nothing is known against this donor")
-
-    def observe(self, request: Request, donor: ChunkMeta, match: Match, agreed: bool) -> None:
-        """Remembers a donor whose answer was not full computation's."""
-        if not agreed:
-            self._wrong[donor.id] = None
-            if len(self._wrong) > self._most:
-                del self._wrong[next(iter(self._wrong))]

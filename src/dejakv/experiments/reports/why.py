@@ -124,8 +124,6 @@ def _repeat(pipeline: Pipeline, cache: HierarchicalCache, request: Request, row:
     cache.flush()
     if pipeline.promotes and pipeline.promote_one():
         cache.flush()
-    if row is not None and (agreed := row.agrees("cache")) is not None:
-        cache.judged(request, row.arms["cache"].record, agreed)
 
 
 def _name(meta: Any) -> str:
