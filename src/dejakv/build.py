@@ -14,7 +14,6 @@ from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.fusion import FusionStates
 from dejakv.decide.levels.latent import EmbeddingCache
 from dejakv.decide.levels.semantic import SemanticTextCache
-from dejakv.decide.plan import PlanGuard
 from dejakv.identity import epoch_of
 from dejakv.settings import made_by, named
 from dejakv.store.budgets import Budget
@@ -34,14 +33,12 @@ def build_cache(
     store: Store | None = None,
     levels: Sequence[Level] = (),
     guards: Sequence[Guard] = (),
-    plan_guards: Sequence[PlanGuard] = (),
     background: bool = True,
 ) -> HierarchicalCache:
     """Build the cache of a config. Raises: ConfigError for settings that do not fit, MissingExtraError for an encoder not installed.
 
     engine          gives the embeddings, if the config asks for the served model's own
     levels, guards  of the caller, asked before those of the config
-    plan_guards     judge approximate plans
     """
     used = [*levels, *build_levels(config, engine)]
     embed, hook_fingerprint = build_hook(config, engine)
@@ -53,7 +50,6 @@ def build_cache(
         embed=embed,
         fusion=build_fusion(config, engine),
         gate=build_gate(config),
-        plan_guards=plan_guards,
         embedder=epoch_of({**fingerprints_of(used), "hook": hook_fingerprint}),
         background=background,
     )

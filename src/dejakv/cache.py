@@ -20,7 +20,7 @@ from dejakv.decide.finder import Embed, EpochPrefixes, Finder, no_vectors
 from dejakv.decide.guards.base import Guard
 from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.fusion import FusionStates
-from dejakv.decide.plan import Ask, Decision, Observer, Plan, PlanGuard
+from dejakv.decide.plan import Ask, Decision, Observer, Plan
 from dejakv.decide.queue import SettlingQueue
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
@@ -40,7 +40,7 @@ log = logging.getLogger("dejakv")
 class HierarchicalCache:
     """Finds donors in a store, and fills it. Thread-safe; partitions and epochs never see each other.
 
-    levels, guards, embed, embedder, plan_guards  see `Finder`
+    levels, guards, embed, embedder  see `Finder`
     fusion      states of the model's fusion modules, if a provider reads them
     gate        bound on the share of wrong approximate answers; closed with the cache
     background  store and index in the background: exact prefixes are found at once, other donors later (`flush` waits);
@@ -58,7 +58,6 @@ class HierarchicalCache:
         embedder: str = "",
         fusion: FusionStates | None = None,
         gate: Gate | None = None,
-        plan_guards: Sequence[PlanGuard] = (),
         background: bool = True,
     ) -> None:
         self.store = store
@@ -73,7 +72,6 @@ class HierarchicalCache:
             config,
             embed=embed,
             embedder=embedder,
-            plan_guards=plan_guards,
             background=background,
         )
         self.config = self.finder.config

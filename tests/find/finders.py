@@ -77,13 +77,12 @@ def finder_of(
     *stored: Prepared,
     level: Likes | None = None,
     guards: tuple[Any, ...] = (),
-    plan_guards: tuple[Any, ...] = (),
     store: Store | None = None,
     **settings: Any,
 ) -> Finder:
     store = store or open_store()
     own = SemanticCacheConfig(**settings)
-    made = Finder(store, [level] if level is not None else [], guards, own, plan_guards=plan_guards)
+    made = Finder(store, [level] if level is not None else [], guards, own)
     for item in stored:
         chunk = chunk_of(item)
         store.put(chunk)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.find.finders import WORDS, copied, finder_of, id_of, similar
 
 from dejakv.decide.levels.base import Match
-from dejakv.decide.plan import Ask, Plan
+from dejakv.decide.plan import Ask
 
 
 def test_a_blend_takes_state_from_all_prompts_that_hold_its_text() -> None:
@@ -45,21 +45,6 @@ def test_copied_text_of_another_tenant_or_model_is_not_found() -> None:
         assert made.decide(other, Ask("blend")).plan.method == "none"
     made.remove(id_of(stored))
     assert made.decide(asked, Ask("blend")).plan.method == "none"
-
-
-def test_a_guard_of_the_callers_own_judges_plans_by_their_seams() -> None:
-    """Three runs of one prompt in another order: two are admitted, three are not."""
-
-    class FewSeams:
-        def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
-            return "" if plan.seams <= 2 else f"seams: {plan.seams}"
-
-    first, second, third = WORDS[:100], WORDS[100:200], WORDS[200:300]
-    stored = copied((1, 2), first, (3, 4), second, (5, 6), third)
-    made = finder_of(stored, plan_guards=(FewSeams(),))
-    assert made.decide(copied(second, first), Ask("blend")).plan.method == "blend"
-    refused = made.decide(copied(third, second, first), Ask("blend"))
-    assert (refused.plan.method, refused.plan.reason) == ("none", "seams: 3")
 
 
 def test_copied_text_can_be_switched_off() -> None:

@@ -20,7 +20,7 @@ from dejakv.decide.guards.base import Guard, Verdict, judge
 from dejakv.decide.guards.lexical import QUESTION
 from dejakv.decide.levels.base import Level, Match, Query, Status, Vectors
 from dejakv.decide.levels.exact import ExactTextCache
-from dejakv.decide.plan import COPIED, FULL, Ask, Decision, Found, Method, PlanGuard, choose, serves_blends, settled
+from dejakv.decide.plan import COPIED, FULL, Ask, Decision, Found, Method, choose, serves_blends, settled
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.request import Prepared, Request
@@ -71,7 +71,6 @@ class Finder:
     guards       judge every donor that is not exact
     embed        computes the latent layers' vectors of a request, on demand of a latent level
     embedder     fingerprint of the vectors' embedder; stored vectors of others are ignored
-    plan_guards  the caller's own, to judge approximate plans
     background   index stored chunks in a thread; lookups search the part indexed so far
     """
 
@@ -84,7 +83,6 @@ class Finder:
         *,
         embed: Embed = no_vectors,
         embedder: str = "",
-        plan_guards: Sequence[PlanGuard] = (),
         background: bool = False,
     ) -> None:
         self.config = config or SemanticCacheConfig()
@@ -94,7 +92,6 @@ class Finder:
         self.guards = tuple(guards)
         self.embed = embed
         self.embedder = embedder
-        self.plan_guards = tuple(plan_guards)
         self._background = background
         self._lock = threading.RLock()  # again where the store tells of an entry that left while it is read
         self.counts = PartitionCounts(self._lock)
@@ -128,7 +125,7 @@ class Finder:
         if not same:
             found = self._estimated(found, prepared, ask, exactly=costs is not None)
         plans, considered = choose(
-            tokens, found, ask, self.config, same=same, costs=costs, guards=self.plan_guards, piece=prepared.piece,
+            tokens, found, ask, self.config, same=same, costs=costs, piece=prepared.piece,
             away=lambda meta, held: self.store.away(meta.id, [(0, held)]),
         )  # fmt: skip
         seconds = time.perf_counter() - began

@@ -5,7 +5,7 @@ Approximate plans must be asked for. Without costs, one that saves enough comes 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +129,6 @@ class Plan:
     reused   prompt tokens not computed (for piecewise methods: an estimate before the token map is known)
     reason   why a found donor is not used, else empty
     kept     tokens of an exact prefix left as they are by a blend
-    seams    of a blend: known stretches of the prompt behind `kept` in donors
     seconds  estimated time; None: unknown
     away     of these, the time to read donors' state from a bucket
     within   seconds that reading from a bucket may take: then an exact plan without it is as fast; None: no limit
@@ -146,7 +145,6 @@ class Plan:
     reused: int = 0
     reason: str = ""
     kept: int = 0
-    seams: int = 0
     seconds: float | None = None
     away: float = 0.0
     within: float | None = None
@@ -278,17 +276,6 @@ class Observer:
         """Called after the answer, with the plan that ran and its completion."""
 
 
-class PlanGuard(Protocol):
-    """Judges plans, as guards judge donors."""
-
-    def refuses(self, plan: Plan, tokens: int, exact: Plan) -> str:
-        """Why an approximate plan for a prompt of `tokens` tokens may not run; empty if it may.
-
-        exact  the exact plan to run instead
-        """
-        ...
-
-
 def choose(
     tokens: int,
     found: Found,
@@ -297,7 +284,6 @@ def choose(
     *,
     same: bool = False,
     costs: Costs | None = None,
-    guards: Sequence[PlanGuard] = (),
     piece: int = 1,
     away: Away = lambda meta, held: 0.0,
 ) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
@@ -305,7 +291,6 @@ def choose(
 
     same    the donor's token ids and media equal the request's: exact reuse in any mode
     costs   of rows, bytes and blends; None: unknown
-    guards  asked after `min_gain` and the share of rows
     piece   see `Prepared`
     away    see `Away`
     """
@@ -336,7 +321,7 @@ def choose(
         )
     else:
         tried = [_brought(way, tokens, away) for way in _approximate_plans(tokens, found, ask, config, costs, piece)]
-        tried = [replace(way, refused=_refusal(way, tokens, exact, config.min_gain, guards)) for way in tried]
+        tried = [replace(way, refused=_refusal(way, tokens, exact, config.min_gain)) for way in tried]
         tried = _bounded([*ways, *tried])[len(ways) :]
         admitted = [way for way in tried if not way.refused]
         best = _cheapest([*ways, *admitted])
@@ -349,8 +334,8 @@ def choose(
     return (replace(exact, reason=reason), *others), (*ways, *tried)
 
 
-def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int, guards: Sequence[PlanGuard]) -> str:
-    """Why an approximate plan may not run: it saves too little beyond the exact one, or a guard refuses it.
+def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int) -> str:
+    """Why an approximate plan may not run: it saves too little beyond the exact one.
 
     Adoption must save `min_gain` of the whole prompt, and anything beyond the exact plan: else a short question behind a picture would
     never qualify.
@@ -362,7 +347,7 @@ def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int, guards: Sequen
         return f"min_gain: {plan.method} would save {saved} beyond the exact prefix, {min_gain} tokens are asked for"
     if plan.piecewise and rows > MAX_SHARE * tokens:
         return f"rows: {plan.method} would compute {rows / tokens:.0%} of the prompt, {MAX_SHARE:.0%} at most"
-    return next(filter(None, (guard.refuses(plan, tokens, exact) for guard in guards)), "")
+    return ""
 
 
 def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: Costs | None) -> float:
@@ -446,8 +431,7 @@ def _blend(
     tokens: int, found: Found, donors: Sequence[ChunkMeta], kept: int, costs: Costs | None, share: float
 ) -> Plan:
     rows = max(1, round((tokens - kept) * share), found.new(tokens, kept))
-    seams = sum(first + length > kept for first, length in found.held or ())
-    return _priced(Plan("blend", tuple(donors), found.match, tokens - rows, kept=kept, seams=seams), tokens, costs)
+    return _priced(Plan("blend", tuple(donors), found.match, tokens - rows, kept=kept), tokens, costs)
 
 
 def _priced(plan: Plan, tokens: int, costs: Costs | None) -> Plan:
