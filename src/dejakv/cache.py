@@ -25,7 +25,6 @@ from dejakv.decide.queue import SettlingQueue
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
 from dejakv.identity import check_partition, check_scope, rows_key
-from dejakv.request import forget
 from dejakv.store.base import ROWS, ChunkMeta, Tensor
 from dejakv.store.budgets import now, remaining, shortest
 from dejakv.store.selection import DONORS, PROMPT, Purged, Selection
@@ -248,7 +247,7 @@ class HierarchicalCache:
         self.store.flush()
         removed = self.store.clear(partition)
         self.finder.counts.clear(partition)
-        self._forget(partition)
+        self.queue.clear(partition)
         return removed
 
     def _found(self, id: str) -> None:
@@ -256,10 +255,6 @@ class HierarchicalCache:
         meta = self.store.meta(id)
         if meta is not None:
             self.finder.add(meta)
-
-    def _forget(self, partition: str | None) -> None:
-        forget((*self.finder.levels, *self.finder.guards), partition)
-        self.queue.clear(partition)
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """Remove the selected entries and everything derived from them, to the last byte. Returns what was removed.
@@ -275,7 +270,7 @@ class HierarchicalCache:
         self.store.flush()
         purged = self.store.purge(selection, dry_run=dry_run)
         if not dry_run:
-            self._forget(selection.partition)
+            self.queue.clear(selection.partition)
             self.store.flush()  # what was being written from an entry as it was removed
             if purged.ids:
                 purged += self.store.purge(Selection(selection.partition, donors=tuple(purged.ids)))

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from dejakv.errors import InputError
 from dejakv.identity import DEFAULT_PARTITION as DEFAULT_PARTITION
@@ -246,22 +246,6 @@ class _Scope:
 
 _NO_LIMITS = _Scope()
 _scope: ContextVar[_Scope] = ContextVar("dejakv_retention", default=_NO_LIMITS)
-
-
-@runtime_checkable
-class Forgets(Protocol):
-    """Remembers something of partitions' requests for speed."""
-
-    def forget(self, partition: str | None) -> None:
-        """Forget a partition, or all."""
-        ...
-
-
-def forget(parts: Iterable[object], partition: str | None) -> None:
-    """Let the parts that implement `Forgets` forget a partition, or all."""
-    for part in parts:
-        if isinstance(part, Forgets):
-            part.forget(partition)
 
 
 def nothing_is_kept() -> bool:

@@ -7,7 +7,7 @@ from dejakv.decide.levels.base import Level, Query
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import digest_of
-from dejakv.request import Request, keeping
+from dejakv.request import Request
 from dejakv.testing.levels import LevelTests
 from dejakv.vectors.base import Vector
 
@@ -85,31 +85,12 @@ def test_stored_vectors_are_not_computed_again() -> None:
     assert cache.search(query("one two")).matches[0].score == pytest.approx(1.0, abs=1e-5)
 
 
-def test_a_text_is_embedded_once_a_partition() -> None:
+def test_a_query_is_embedded_once() -> None:
     encoder = WordEncoder()
-    cache = SemanticTextCache(encoder)
-    cache.search(query("one two"))
-    vector = cache.vector("one two", "p")
-    cache.add("a", query("one two"))
-    cache.search(query("one two", space="another picture"))
+    cache, asked = SemanticTextCache(encoder), query("one two")
+    cache.search(asked)
+    cache.add("a", asked)
     assert encoder.calls == ["one two"]
-    cache.search(query("one two", partition="other tenant"))
-    assert encoder.calls == ["one two", "one two"]
-    assert vector is not None
-    assert vector.shape == (64,)
-
-
-def test_a_text_is_not_remembered_where_nothing_is_kept_and_forgotten_when_asked() -> None:
-    encoder = WordEncoder()
-    cache = SemanticTextCache(encoder)
-    with keeping(no_store=True):
-        cache.search(query("one two"))
-    for _ in range(2):
-        cache.search(query("one two"))
-    assert len(encoder.calls) == 2
-    cache.forget("p")
-    cache.search(query("one two"))
-    assert len(encoder.calls) == 3
 
 
 def test_text_without_direction_is_skipped() -> None:

@@ -7,20 +7,17 @@ text asks, as far as its words show it; two texts with equal readings ask the sa
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from dejakv.decide.guards import words as data
 from dejakv.decide.guards.base import Guard, Verdict
 from dejakv.decide.levels.base import Match
 from dejakv.decide.levels.exact import normalize
 from dejakv.errors import ConfigError
-from dejakv.request import Request, nothing_is_kept
+from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
 
 QUESTION = "question"
 """Entry of a chunk's `metadata`: `Request.question`."""
-REMEMBERED = 4096
-"""Texts whose reading is remembered."""
 
 Phrase = tuple[re.Pattern[str], str]
 
@@ -92,29 +89,22 @@ class LexicalGuard(Guard):
         self._synonyms = {**vocabulary, **(synonyms or {})}
         for word in self._synonyms:  # a chain of synonyms ends at one word
             self._synonyms[word] = self._root(word)
-        self._remembered = lru_cache(REMEMBERED)(self._read)
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         """Compares the questions, or the chunks where these are what is asked."""
         asked = donor.metadata.get(QUESTION)
-        by_question = request.question and isinstance(asked, str)
-        one, other = (request.question, asked) if by_question else (request.chunk, donor.chunk)
-        here = self._read(one) if nothing_is_kept() else self._remembered(one, request.partition)
-        reason = explain(here, self._remembered(other, donor.partition))
+        if request.question and isinstance(asked, str):
+            reason = self.difference(request.question, asked)
+        else:
+            reason = self.difference(request.chunk, donor.chunk)
         if reason:
             return Verdict("reject", self.name, reason)
         return Verdict("accept", self.name, "same content words, numbers, polarity and kind of question")
 
     def difference(self, one: str, other: str) -> str:
         """The difference that makes two texts different questions, see `explain`; empty without one. Symmetric."""
-        return explain(self._read(one), self._read(other))
-
-    def forget(self, partition: str | None) -> None:
-        """Forgets all readings."""
-        self._remembered.cache_clear()
-
-    def _read(self, text: str, _remembered_for: str = "") -> "Reading":
-        return read(text, self._synonyms, self._phrases)
+        here, there = (read(text, self._synonyms, self._phrases) for text in (one, other))
+        return explain(here, there)
 
     def _root(self, word: str) -> str:
         seen: list[str] = []

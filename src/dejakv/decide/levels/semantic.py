@@ -1,19 +1,16 @@
 """L1: texts of similar meaning, by the cosine of embeddings."""
 
-from functools import lru_cache
 from typing import overload
 
 from dejakv.config import SIMILARITY_THRESHOLD
 from dejakv.decide.levels.base import Match, Query, Search
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import epoch_of
-from dejakv.request import nothing_is_kept
 from dejakv.vectors.base import TextEncoder, Vector
 from dejakv.vectors.spaces import Spaces
 from dejakv.vectors.text import varying_part
 
 MAX_MATCHES = 8
-REMEMBERED = 256
 _DEFAULT_SPACE = "default"
 
 
@@ -57,7 +54,6 @@ class SemanticTextCache:
         self.threshold = threshold
         self.chunk_window = chunk_window
         self._spaces = Spaces(kind=index)
-        self._remembered = lru_cache(REMEMBERED)(self._encode)
 
     @property
     def fingerprint(self) -> str:
@@ -69,21 +65,20 @@ class SemanticTextCache:
         """Thresholds by `Match.level`, for a `ThresholdGuard`."""
         return {self.name: self.threshold}
 
-    def vector(self, text: str, partition: str | None = None) -> Vector | None:
-        """Return the unit vector of a text, None for an empty one.
-
-        With a partition it is cached for a while, for that partition alone: another tenant's text is not quicker.
-        """
+    def vector(self, text: str) -> Vector | None:
+        """Return the unit vector of a text, None for one without a direction."""
         part = varying_part(text, self.chunk_window)
         if not part:
             return None
-        kept = partition is not None and not nothing_is_kept()
-        return self._remembered(part, partition) if kept else self._encode(part)
+        try:
+            return self.encoder.encode(part)
+        except InputError:
+            return None
 
     def encode(self, query: Query) -> None:
         """Compute the vector of the query's text, unless it is stored with a chunk."""
         if "text" not in query.encoded:
-            query.encoded["text"] = self.vector(query.text, query.request.partition)
+            query.encoded["text"] = self.vector(query.text)
 
     @overload
     def search(self, query: Query) -> Search: ...
@@ -126,18 +121,8 @@ class SemanticTextCache:
         if row is not None:
             self._spaces.add(space, donor, row)
 
-    def forget(self, partition: str | None) -> None:
-        """Forget the cached vectors, of all partitions."""
-        self._remembered.cache_clear()
-
     def remove(self, donor: str) -> None:
         self._spaces.remove(donor)
 
     def __len__(self) -> int:
         return len(self._spaces)
-
-    def _encode(self, part: str, _remembered_for: str | None = None) -> Vector | None:
-        try:
-            return self.encoder.encode(part)
-        except InputError:
-            return None
