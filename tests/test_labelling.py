@@ -66,23 +66,16 @@ def test_what_was_answered_does_not_say_runs_both_ways(
     assert (other.explored, other.served, other.lost, other.classes) == (0, 0, 0, ())
 
 
-@pytest.mark.parametrize(
-    ("sampling", "ran"),
-    [(Sampling(4), []), (Sampling(4, temperature=1.0, seed=1), ["run"]), (Sampling(3), ["run"])],
-)
-def test_an_adopted_answer_is_the_donors_and_made_anew_where_that_was_sampled_or_shorter(
-    docs_engine: Any, served: Any, sampling: Sampling, ran: list[str]
-) -> None:
-    config = replace(ADOPT, lexical_guard=False, error_bound=0.3, confidence=0.9, differs="answer")
-    pipeline = served(config)
+def test_an_adopted_hit_is_labelled_by_a_run_of_its_donor(docs_engine: Any, served: Any) -> None:
+    pipeline = served(replace(ADOPT, lexical_guard=False, error_bound=0.3, confidence=0.9, differs="answer"))
     one, other = wordings()
-    pipeline.answer(replace(request(one), sampling=sampling))
+    pipeline.answer(request(one))
     past_pilot(pipeline, "adopt")
     engine = pipeline.engine = Told(docs_engine)
     assert "error bound" in pipeline.answer(request(other)).record.reason
     engine.ran.clear()
     assert pipeline.label_one()
-    assert engine.ran == ran
+    assert engine.ran == ["run"]
     assert figures(pipeline) == (1, 0, 0)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig, switched_off
-from dejakv.decide.answers import answer_note, greedy_note
+from dejakv.decide.answers import answer_note
 from dejakv.decide.bound import Certified, ErrorBound
 from dejakv.decide.costs import Costs
 from dejakv.decide.counts import CacheCounts
@@ -145,11 +145,8 @@ class HierarchicalCache:
         entry = replace(decision.entry, answer=answer, created=now())
         if asked:
             entry = replace(entry, vectors=dict(self.finder.vectors(query)))
-        if answer is not None:
-            sampling = query.request.sampling
-            note = greedy_note(sampling, ran.token_ids)
-            if self.config.answers == "keep":
-                note |= answer_note(sampling, ran.token_ids, ran.arithmetic, ran.bitwise)
+        if answer is not None and self.config.answers == "keep":
+            note = answer_note(query.request.sampling, ran.token_ids, ran.arithmetic, ran.bitwise)
             entry = replace(entry, metadata={**entry.metadata, **note})
 
         def removed() -> bool:

@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.cache import HierarchicalCache
-from dejakv.decide.answers import greedy_answer
 from dejakv.decide.plan import Decision, Plan
 from dejakv.decide.queue import Label
 from dejakv.engines.base import Completion, Engine, OnToken, Prepared
 from dejakv.errors import ModelChangedError
-from dejakv.request import Request, Sampling, after_waiting, keeping
+from dejakv.request import Sampling, after_waiting, keeping
 from dejakv.store.budgets import now
-from dejakv.trust.differs import Differs, Seen
+from dejakv.trust.differs import Seen
 from dejakv.trust.features import certainty
 
 logger = logging.getLogger("dejakv.trust")
@@ -121,8 +120,7 @@ class Settler:
         differs, served = queue.differs, label.draw.served
         assert trial is not None
         assert differs is not None
-        full = None if served else label.answer
-        reused = label.answer if served else _of_donor(trial.plan, label.request, differs)
+        full, reused = (None, label.answer) if served else (label.answer, None)
         at_hand = all(cache.store.meta(donor.id) is not None for donor in trial.plan.donors)
         if label.epoch != self._engine.epoch or (reused is None and not at_hand):
             raise _Unlabelled  # a plan without some of its donors is another plan
@@ -170,16 +168,3 @@ class Settler:
 def seen(completion: Completion) -> Seen:
     """The part of an answer to compare."""
     return Seen(completion.text, completion.token_ids, completion.continued)
-
-
-def _of_donor(plan: Plan, request: Request, differs: Differs) -> Seen | None:
-    """An adopted donor's stored greedy answer of the wanted length, None without: the model would repeat it. One token has no text."""
-    if plan.method != "adopt" or differs.logits:
-        return None
-    donor, tokens = plan.donors[0], differs.tokens or request.sampling.max_new_tokens
-    length, first = greedy_answer(donor.metadata)
-    if length is None or donor.answer is None:
-        return None
-    if tokens == 1:
-        return Seen("", first)
-    return Seen(donor.answer, first) if length == tokens else None

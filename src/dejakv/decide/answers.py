@@ -1,7 +1,7 @@
-"""Answers that are stored with their prompt: what the entry says of a greedy one, to label others by it and, where the settings say
-`answers=keep`, to return it as it is: no token is computed or decoded."""
+"""Greedy answers that are stored with their prompt where the settings say `answers=keep`, to return them as they are: no token is computed
+or decoded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,6 @@ from dejakv.store.base import ChunkMeta
 
 _NOTE = "kept"
 """Entry of a chunk's `metadata`: the sampling of its answer, the answer's token ids, the dtype, and whether it is bitwise."""
-_GREEDY = "greedy"
-"""Entry of a chunk's `metadata`: most tokens of the answer that is stored with it, and the ids of its first; only if it is greedy."""
 
 
 @dataclass(frozen=True)
@@ -22,24 +20,6 @@ class KeptAnswer:
     token_ids: tuple[int, ...]
     arithmetic: str = ""
     bitwise: bool = False
-
-
-def greedy_note(sampling: Sampling, token_ids: Sequence[int]) -> dict[str, Any]:
-    """What a chunk's `metadata` says of its answer; nothing for an answer that was sampled."""
-    if not sampling.greedy or sampling.num_beams != 1 or sampling.stop:
-        return {}
-    return {_GREEDY: [sampling.max_new_tokens, *token_ids[:1]]}
-
-
-def greedy_answer(metadata: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
-    """The same read again: how long the greedy answer may be, None if there is none or it is not known, and its first token."""
-    match metadata.get(_GREEDY):
-        case [int(most)]:
-            return most, ()
-        case [int(most), int(first)]:
-            return most, (first,)
-        case _:
-            return None, ()
 
 
 def answer_note(
