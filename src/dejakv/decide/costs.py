@@ -125,30 +125,16 @@ MASKED = 1.3
 """`Costs.masked` of torch's attention on a CPU, in pieces (`hidden_keys`): 1.2 to 1.5 on SmolLM2's heads with 1,300 tokens."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Floating-point operations of one model, without embeddings.
-
-    row          one token in all layers, without attention to other tokens
-    pair         one token attending to another in all layers; 0 if pairs are not counted
-    whole        see `Costs`
-    token_bytes  bytes of one token's state
-    """
-
-    row: int
-    pair: int
-    whole: float
-    token_bytes: int
-
-
 class CostMeter:
     """Costs of one model: counted from its shape, timed once, corrected by requests.
 
-    `forward(rows)` computes that many rows without state; None: no timing. Until `time` is called, costs are counted as if all machines
-    were equally fast and only rows took time.
+    shape    the same costs in floating-point operations, without embeddings
+    forward  computes that many rows without state; None: no timing
+
+    Until `time` is called, costs are counted as if all machines were equally fast and only rows took time.
     """
 
-    def __init__(self, shape: Shape, forward: Callable[[int], object] | None) -> None:
+    def __init__(self, shape: Costs, forward: Callable[[int], object] | None) -> None:
         self.shape = shape
         self.timed = False
         self._forward = forward
@@ -163,10 +149,8 @@ class CostMeter:
 
     def costs(self) -> Costs:
         operation, shape = self._operation.value, self.shape
-        return Costs(
-            row=operation * shape.row, pair=operation * shape.pair, byte=self._byte.value,
-            blend=operation * shape.row * self._blend.value, whole=shape.whole, masked=MASKED, token_bytes=shape.token_bytes,
-        )  # fmt: skip
+        row, pair = operation * shape.row, operation * shape.pair
+        return replace(shape, row=row, pair=pair, byte=self._byte.value, blend=row * self._blend.value)
 
     def computed(self, rows: int, tokens: int, seconds: float) -> None:
         """Observe a prompt with `rows` computed and the rest loaded."""
@@ -188,8 +172,7 @@ class CostMeter:
             self._byte.add(seconds / nbytes)
 
     def _operations(self, rows: int, tokens: int) -> float:
-        counted = Costs(row=self.shape.row, pair=self.shape.pair, whole=self.shape.whole, masked=MASKED)
-        return counted.full(tokens) if rows == tokens else counted.prefix(tokens - rows, tokens)
+        return self.shape.full(tokens) if rows == tokens else self.shape.prefix(tokens - rows, tokens)
 
     def _of_operation(self, forward: Callable[[int], object]) -> float:
         """Seconds of an operation: best of a few passes, after a short warm-up."""

@@ -31,9 +31,6 @@ class TextEncoder(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    @property
-    def dim(self) -> int: ...
-
     def encode(self, text: str) -> Vector:
         """`[dim]` float32 of length 1. Raises InputError for a text without a direction."""
         ...

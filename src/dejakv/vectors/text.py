@@ -30,7 +30,6 @@ class SentenceTransformerEncoder:
         self.fingerprint = epoch_of(
             {"kind": "sentence-transformers", "weights": module_fingerprint(self._model), "long": "pieces averaged"}
         )
-        self.dim = len(self.encode("dimension"))
 
     def encode(self, text: str) -> Vector:
         pieces = self._pieces(text)
@@ -69,13 +68,6 @@ class ModelTextEncoder:
     def __init__(self, embed: Callable[[str], Any], fingerprint: str) -> None:
         self._embed = embed
         self.fingerprint = epoch_of({"kind": "input embeddings, averaged", "model": fingerprint})
-        self._dim = 0
-
-    @property
-    def dim(self) -> int:
-        if not self._dim:
-            self._dim = len(self.encode("dimension"))
-        return self._dim
 
     def encode(self, text: str) -> Vector:
         if not text.strip():

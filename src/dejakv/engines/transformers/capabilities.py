@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from dejakv.decide.costs import Shape
+from dejakv.decide.costs import MASKED, Costs
 from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, plain_cache
 from dejakv.engines.transformers.prompts import image_text_ids
@@ -133,8 +133,8 @@ def some_tokens(model: Any, count: int) -> torch.Tensor:
     return torch.tensor([chosen], device=model.get_input_embeddings().weight.device)
 
 
-def shape_of(model: Any, attention: str) -> Shape:
-    """What a model's work is counted from. On a GPU, and with eager attention, pairs are not counted: a prefix always pays there. A
+def shape_of(model: Any, attention: str) -> Costs:
+    """A model's work in floating-point operations, without embeddings. On a GPU, and with eager attention, pairs are not counted: a prefix always pays there. A
     layer-condensed model attends to the whole prompt."""
     embeddings = model.get_input_embeddings().weight
     config = model.config.get_text_config(decoder=True)
@@ -147,9 +147,8 @@ def shape_of(model: Any, attention: str) -> Shape:
     weights = weights or max(1, sum(size for _, size in named) - embeddings.numel())  # layers by another name
     held = 2 * with_kv * (getattr(config, "num_key_value_heads", None) or heads) * width * embeddings.element_size()
     masked = attention == "sdpa" and embeddings.device.type == "cpu"
-    return Shape(
-        2 * weights, 4 * layers * heads * width if masked else 0, 0.5 if masked and layout is None else 1.0, held
-    )
+    pair, whole = 4 * layers * heads * width if masked else 0, 0.5 if masked and layout is None else 1.0
+    return Costs(2 * weights, pair, whole=whole, masked=MASKED, token_bytes=held)
 
 
 def forward_of(model: Any) -> Callable[[int], object]:
