@@ -18,6 +18,7 @@ from dejakv.engines.base import Completion
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.experiments.reports.explain import explain, to_html, to_terminal
 from dejakv.request import Request, Sampling
+from dejakv.vectors.base import normalized
 
 DONOR = (
     "<s> Ann lives in Rome. Bob works as a baker. The pet of Cleo is a duck. Dora drives a green car. The weather was mild all "
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     engine = TransformersEngine.from_pretrained(given.model)
     sampling = Sampling(max_new_tokens=1 if given.model == "docs-lm" else 80)
-    store = LRUCacheStore(max_items=64, epoch=engine.epoch)
+    store = LRUCacheStore(max_items=64)
 
     donor = engine.prepare(Request("donor", given.donor, given.donor, sampling=sampling))
     computed = engine.full(donor)
@@ -51,14 +52,15 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"donor {key}: {len(donor.token_ids)} tokens computed, answer {computed.text!r}")
 
     target = engine.prepare(Request("target", given.target, given.target, sampling=sampling))
-    found = store.search(engine.embed_tokens(target.token_ids).mean(0), given.threshold)
-    if found is None:
+    wanted = normalized(engine.embed_tokens(target.token_ids).mean(0))
+    item = max(store.items(), key=lambda item: float(item.embedding @ wanted))
+    similarity = float(item.embedding @ wanted)
+    if similarity < given.threshold:
         print(f"no prompt is as similar as {given.threshold}: computed in full, answer {engine.full(target).text!r}")
         return
-    item, similarity = found
     config = BlendConfig(selector="similarity", share=0.0)
     full = engine.full(target)
-    blended = engine.blend(target, [item.chunk()], config)
+    blended = engine.blend(target, [item.chunk], config)
     blended = blended if isinstance(blended, Completion) else full  # it is refused where too little is alike
     print(f"target: similarity {similarity:.3f} to {item.key}")
     print(f"  blended: {blended.computed_tokens} of {blended.prompt_tokens} tokens computed, answer {blended.text!r}")

@@ -17,7 +17,7 @@ from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.token_map import Donors, TokenMap
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.transformers.blending import plan_cache, rearrange
-from dejakv.engines.transformers.continuation import continued
+from dejakv.engines.transformers.decoding import continued
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.kv import captured, plain_cache
 from dejakv.errors import ModelError

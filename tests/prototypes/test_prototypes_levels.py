@@ -144,7 +144,7 @@ def no_vision(*, llm: Any, sample: Any) -> dict[str, Any]:
 
 def test_token_store(docs_engine: Any) -> None:
     names = Names("token_store")
-    store = LRUCacheStore(max_items=1, epoch=docs_engine.epoch)
+    store = LRUCacheStore(max_items=1)
     items: list[CacheItem] = []
     for question in ("Where does Ann live?", "Where does Bob work?"):
         prepared = docs_engine.prepare(request(question))

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache
 
@@ -13,7 +15,7 @@ from dejakv.blend.attention_probe import AttentionProbe
 from dejakv.blend.prune import PrunableDynamicCache, PruneConfig, check_prunable, install_hooks
 from dejakv.config import PrunePolicy
 from dejakv.engines.base import Accept, OnToken
-from dejakv.engines.transformers.continuation import copied
+from dejakv.engines.transformers.kv import copied
 from dejakv.errors import ModelError
 from dejakv.models.lckv.layout import layout_of
 from dejakv.request import Request, Sampling
@@ -226,3 +228,26 @@ def prefill_pruned(
     if before is None:
         raise ModelError(f"the state of {type(model).__name__} has no plain rows to prune: leave out --prune")
     return PrunableDynamicCache.of(model, before, probe.weights, config)
+
+
+@torch.inference_mode()
+def continued(
+    model: Any, cache: Cache | None, ids: torch.Tensor, place: torch.Tensor | None, tokens: Sequence[int]
+) -> NDArray[np.float32] | None:
+    """Log probabilities `[len(tokens), vocabulary]` float32 of the tokens of some answer, row i given the prompt and the first i
+    tokens (teacher forcing). None if the cache holds no plain rows of the prompt.
+
+    It reads the prompt's rows of `cache` and changes nothing there; the prompt's last token is computed again.
+
+    ids    `[1, prompt]`
+    place  position ids `[..., prompt]` where the model counts in its own way, else None
+    """
+    held = ids.shape[1] - 1
+    start = copied(cache, held) if cache is not None else None
+    if start is None or not tokens:
+        return None
+    given = torch.cat([ids[:, -1:], torch.tensor([list(tokens[:-1])], dtype=ids.dtype, device=ids.device)], dim=1)
+    steps = torch.arange(len(tokens), device=ids.device)
+    last = place[..., -1:] if place is not None else torch.full((1, 1), held, device=ids.device)
+    output = model(input_ids=given, past_key_values=start, position_ids=last + steps, use_cache=True, return_dict=True)
+    return output.logits[0].float().log_softmax(-1).cpu().numpy()

@@ -54,8 +54,7 @@ from dejakv.engines.transformers.capabilities import (
     shape_of,
     without_adapter_wrapper,
 )
-from dejakv.engines.transformers.continuation import continued
-from dejakv.engines.transformers.decoding import Declined, Steps, may_prune, prefill_pruned, pruning_of
+from dejakv.engines.transformers.decoding import Declined, Steps, continued, may_prune, prefill_pruned, pruning_of
 from dejakv.engines.transformers.generate_call import PROMPT_KEYS, Arguments, GenerateCall, rows_of
 from dejakv.engines.transformers.hidden_keys import ROWS, left_out
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache

@@ -125,6 +125,19 @@ def _whole(parts: list[torch.Tensor]) -> torch.Tensor | None:
     return parts[0] if parts else None
 
 
+def copied(cache: Cache, tokens: int) -> Cache | None:
+    """The first `tokens` rows as a cache of its own: its layers view the rows, and what is added is added beside them."""
+    held: list[Any] = list(cache.layers)
+    if any(
+        not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.shape[-2] < tokens for layer in held
+    ):
+        return None
+    condensed = isinstance(cache, LCKVCache)
+    own: Any = LCKVCache(cache.layout, settled=cache.settled) if condensed else DynamicCache()
+    own.layers = [PartsLayer([layer.keys[:1, :, :tokens]], [layer.values[:1, :, :tokens]]) for layer in held]
+    return own
+
+
 def captured(cache: Cache, tokens: int) -> Tensor | None:
     """The state of the first `tokens` tokens, `[2, layers, heads, tokens, head_dim]` on the CPU; a copy.
 
