@@ -46,7 +46,7 @@ LayerMatch = Literal["all", "any", "mean"]
 IndexKind = Literal["flat", "hnsw"]
 ReuseMethod = Literal["exact", "adopt", "blend", "top_layer"]
 Answers = Literal["compute", "keep"]
-PrunePolicy = Literal["none", "attention", "snapkv", "random"]
+PrunePolicy = Literal["none", "attention", "snapkv"]
 EvictionPolicy = Literal["lru", "lfu"]
 
 OFF = "DEJAKV_OFF"
@@ -173,8 +173,7 @@ class ReuseSettings(BlendSettings):
     top_layer_tail  last tokens of a prompt, the question, always computed by `top_layer`
     free_order      rearrange parts of a prompt if the request allows it
     costs           seconds of a token, a pair of tokens, a loaded byte and a blended token, for reproducible plans; empty: measured
-    prune           decode from the most important tokens, layer by layer: `none`, `attention`, `snapkv` or `random` (a control);
-                    approximate
+    prune           decode from the most important tokens, layer by layer: `none`, `attention` or `snapkv`; approximate
     """
 
     reuse: ReuseMethod = "exact"

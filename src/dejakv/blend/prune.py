@@ -20,7 +20,7 @@ from dejakv.blend.attention_probe import AttentionProbe
 from dejakv.errors import InputError, ModelError
 from dejakv.settings import Positive, Within, check_fields
 
-Policy = Literal["attention", "snapkv", "random", "none"]
+Policy = Literal["attention", "snapkv", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 SomeShare = Annotated[float, Within(0, 1, above=True)]
 _hooked: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -32,12 +32,11 @@ class PruneConfig:
     """Settings of pruning.
 
     policy         `attention`: the fewest tokens with `recovery` of the window's attention; `snapkv`: the highest attention,
-                   smoothed over 7 neighbours; `random`: a control; `none`: everything
+                   smoothed over 7 neighbours; `none`: everything
     keep_first, keep_last  maximum share of tokens kept in the first and the last layer; between them it decays exponentially
     recovery       share of the attention mass to keep, for policy `attention`
     window         last tokens whose attention counts; they are always kept, and so is the first token (attention sink)
     minimum        least tokens kept in every layer
-    seed           of policy `random`
     """
 
     policy: Policy = "attention"
@@ -46,7 +45,6 @@ class PruneConfig:
     recovery: SomeShare = 0.95
     window: Positive = 32
     minimum: Positive = 64
-    seed: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -68,9 +66,6 @@ def kept_rows(weights: Tensor, layer: int, layers: int, config: PruneConfig) -> 
         scores = torch.nn.functional.avg_pool1d(scores[None, None], 7, stride=1, padding=3, count_include_pad=False)[
             0, 0
         ]
-    if config.policy == "random":
-        generator = torch.Generator().manual_seed(config.seed + layer)
-        scores = torch.rand(tokens, generator=generator).to(weights.device)
     always = torch.zeros(tokens, dtype=torch.bool, device=weights.device)
     always[0] = True
     always[-min(config.window, tokens) :] = True
