@@ -65,16 +65,14 @@ def test_at_most_four_bytes_a_token() -> None:
     assert 12 * indexed(texts).entries < 4 * 400_000
 
 
-def test_a_fingerprint_keeps_the_holders_used_most_beside_the_newest() -> None:
+def test_a_fingerprint_keeps_the_newest_holders() -> None:
     words = np.arange(40)
     index = CopiedIndex()
     for number in range(100):
         index.add({str(number): fingerprints(words)})
-        if number < 10:
-            index.used([str(number)] * (number + 1))
     holders = index.holders(np.unique(fingerprints(words).keys))
     names = {holders.names[number] for number in holders.numbers.tolist()}
-    assert names == {str(number) for number in [*range(2, 10), *range(92, 100)]}
+    assert names == {str(number) for number in range(100 - MAX_HOLDERS, 100)}
     assert index.entries < 50 * len(fingerprints(words)), "what is beyond the cap takes no memory"
 
 

@@ -12,7 +12,7 @@ from dejakv.decide.copied.fingerprints import Fingerprints
 Entries = NDArray[np.uint64]
 
 MAX_HOLDERS = 16
-"""Places kept for one fingerprint."""
+"""Places kept for one fingerprint: the newest."""
 
 GROWTH = 8
 """How many times as large as the next a tier is at least. More: fewer tiers to search, more merging."""
@@ -61,9 +61,9 @@ class Tier:
         entries = (self.entries[kept] & ~_LOW) | numbers[kept].astype(np.uint64)
         return Tier(entries, self.positions[kept])
 
-    def capped(self, uses: NDArray[np.uint32]) -> "Tier":
+    def capped(self) -> "Tier":
         """With at most `MAX_HOLDERS` places a fingerprint."""
-        return self.only(within_cap(self.entries >> _HALF, numbers_of(self.entries), uses))
+        return self.only(within_cap(self.entries >> _HALF))
 
 
 def numbers_of(entries: Entries) -> NDArray[np.int64]:
@@ -85,34 +85,11 @@ def merged(older: Tier, newer: Tier) -> Tier:
     return Tier(entries, positions)
 
 
-def within_cap(keys: NDArray[Any], numbers: NDArray[np.int64], uses: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Which places stay, sorted by key, then number: of each key up to `MAX_HOLDERS`, half of them in the segments used most
-    (`uses[number]`), the others the newest."""
+def within_cap(keys: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which places stay, sorted by key, then age: of each key the newest `MAX_HOLDERS`."""
     kept = np.ones(len(keys), np.bool_)
-    if len(keys) <= MAX_HOLDERS or not (keys[MAX_HOLDERS:] == keys[:-MAX_HOLDERS]).any():
-        return kept
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-    lengths = np.diff(starts, append=len(keys))
-    crowded = lengths > MAX_HOLDERS
-    many = np.flatnonzero(np.repeat(crowded, lengths))
-    lengths = lengths[crowded]
-    group = np.repeat(np.arange(len(lengths)), lengths)
-    favoured = _most_used(group, uses[numbers[many]])
-    room = MAX_HOLDERS - np.bincount(group[favoured], minlength=len(lengths))
-    others = np.cumsum(~favoured)
-    newer = others[np.cumsum(lengths) - 1][group] - others
-    kept[many] = favoured | (newer < room[group])
+    kept[:-MAX_HOLDERS] = keys[MAX_HOLDERS:] != keys[:-MAX_HOLDERS]
     return kept
-
-
-def _most_used(group: NDArray[np.int64], uses: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Of each group the half of `MAX_HOLDERS` used most, of equally used ones the newest."""
-    favoured = np.zeros(len(group), np.bool_)
-    used = np.flatnonzero(uses)
-    order = used[np.lexsort((-used, -uses[used].astype(np.int64), group[used]))]
-    rank = np.arange(len(order)) - np.searchsorted(group[order], group[order])
-    favoured[order[rank < MAX_HOLDERS // 2]] = True
-    return favoured
 
 
 @dataclass(frozen=True)
@@ -141,10 +118,9 @@ class CopiedIndex:
         """By number, removed ones included until they are compacted away."""
         self._number_of: dict[str, int] = {}
         self._dead = 0
-        # By number, with room: places added, whether it is still held, how often it was used.
+        # By number, with room: places added, and whether it is still held.
         self._sizes = np.zeros(16, np.int32)
         self._alive = np.zeros(16, np.bool_)
-        self._uses = np.zeros(16, np.uint32)
 
     def __len__(self) -> int:
         return len(self._number_of)
@@ -163,15 +139,14 @@ class CopiedIndex:
         if stop > len(self._alive):
             room = (0, max(first, stop - len(self._alive)))
             self._sizes, self._alive = np.pad(self._sizes, room), np.pad(self._alive, room)
-            self._uses = np.pad(self._uses, room)
         self._sizes[first:stop], self._alive[first:stop] = [len(segments[name]) for name in names], True
         self._names += names
         self._number_of.update(zip(names, range(first, stop), strict=True))
         tiers = self._tiers
-        tiers.append(Tier.of(first, [segments[name] for name in names]).capped(self._uses))
+        tiers.append(Tier.of(first, [segments[name] for name in names]).capped())
         while len(tiers) > 1 and len(tiers[-2]) < GROWTH * len(tiers[-1]):
             newer, older = self._living(tiers.pop()), self._living(tiers.pop())
-            tiers.append(merged(older, newer).capped(self._uses))
+            tiers.append(merged(older, newer).capped())
         return names
 
     def remove(self, name: str) -> bool:
@@ -184,12 +159,6 @@ class CopiedIndex:
         if self._dead > DEAD_SHARE * self.entries:
             self._compact()
         return True
-
-    def used(self, names: Sequence[str]) -> None:
-        """Notes that segments were of use."""
-        for name in names:
-            if name in self._number_of:
-                self._uses[self._number_of[name]] += 1
 
     def holders(self, keys: NDArray[np.uint32]) -> Holders:
         """Where these fingerprints stand (sorted, each once): at most 16 places each."""
@@ -207,7 +176,7 @@ class CopiedIndex:
         key, number, position = key[there], number[there], position[there]
         # Tiers follow each other in age, so sorting by key alone leaves numbers in order; numpy sorts 16 bits in linear time.
         order = np.argsort(key.astype(np.uint16) if len(keys) <= 1 << 16 else key, kind="stable")
-        order = order[within_cap(key[order], number[order], self._uses)]
+        order = order[within_cap(key[order])]
         return Holders(key[order], number[order], position[order], self._names)
 
     def _living(self, tier: Tier) -> Tier:
@@ -224,5 +193,4 @@ class CopiedIndex:
         self._tiers = [tier for tier in (tier.renumbered(new) for tier in self._tiers) if len(tier)]
         room = (0, max(16, len(alive) + len(alive) // 4) - len(alive))
         self._sizes, self._alive = np.pad(self._sizes[alive], room), np.pad(self._alive[alive], room)
-        self._uses = np.pad(self._uses[alive], room)
         self._dead = 0

@@ -372,19 +372,17 @@ class CopiedText:
         return True
 
     def search(self, prepared: Prepared, epoch: str) -> Cover:
-        """Returns the chunks that cover a prompt, by their ids, and where. Notes their use."""
+        """Returns the chunks that cover a prompt, by their ids, and where."""
         target = with_media(prepared.token_ids, prepared.spans)
         space = self._spaces.get((prepared.request.partition, epoch))
         if space is None:
             return Cover(len(target))
-        found = cover(
+        return cover(
             target,
             space.index,
             lambda id: self._tokens(space, id),
             generation_of=lambda id: space.generations.get(id, 0),
         )
-        space.index.used(found.donors)
-        return found
 
     def tokens(self, meta: ChunkMeta) -> Ids:
         """A stored chunk's token ids, as `with_media` gives them."""
