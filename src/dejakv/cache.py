@@ -272,7 +272,7 @@ class HierarchicalCache:
             if purged.ids:
                 purged += self.store.purge(Selection(selection.partition, donors=tuple(purged.ids)))
         if self.fusion is not None:
-            purged += self.fusion.purge(selection.of_others(purged), dry_run=dry_run)
+            purged += self.fusion.store.purge(selection.of_others(purged), dry_run=dry_run)
         return purged
 
     @property
@@ -293,7 +293,7 @@ class HierarchicalCache:
         self.finder.stop()
         self.store.close()
         if self.fusion is not None:
-            self.fusion.close()
+            self.fusion.store.close()
 
 
 def described_rows(entry: ChunkMeta, rows: ComputedRows, first: int, stop: int, ttl: float = 0.0) -> ChunkMeta:

@@ -118,9 +118,9 @@ def test_fusion_states(selection: Selection, left: list[str], tmp_path: Path) ->
     prepared = Prepared(Request("r", "x", "x", partition="p"), (1, 2), epoch="e")
     for key in ("one", "other"):
         assert fusing._of(prepared).capture(llm=None, request_id="r", chunk_id=key)
-    purged = fusing.purge(selection)
+    purged = fusing.store.purge(selection)
     assert purged.encoder_outputs == 2 - len(left)
     cache = fusing._of(prepared)
     assert [key for key in ("one", "other") if cache.load(key) is not None] == left
     assert len(list(tmp_path.glob("segments/*/*"))) == len(left)
-    fusing.close()
+    fusing.store.close()

@@ -3,9 +3,9 @@
 import random
 
 import torch
+from tests.models.lckv.conftest import sequential_prefill
 
 from dejakv.models import load
-from dejakv.models.lckv.modeling import sequential_prefill
 from dejakv_models import docs
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dejakv.models.lckv.cache import LCKVCache
 from dejakv.models.lckv.configuration import LCKVLlamaConfig
 from dejakv.models.lckv.modeling import LCKVLlamaForCausalLM
 
@@ -15,6 +16,14 @@ def tiny(layout: str, **settings) -> LCKVLlamaForCausalLM:
     given = {**shape, **heads, "initializer_range": 0.1, **settings}
     config = LCKVLlamaConfig(**given, kv_layout=layout)
     return LCKVLlamaForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def sequential_prefill(model: LCKVLlamaForCausalLM, input_ids: torch.Tensor) -> tuple[torch.Tensor, LCKVCache]:
+    """Logits [batch, tokens, vocabulary] and the cache of a prompt computed token by token: exact, and slow."""
+    cache = LCKVCache(model.model.layout)
+    parts = [model(token, past_key_values=cache, use_cache=True).logits for token in input_ids.split(1, 1)]
+    return torch.cat(parts, 1), cache
 
 
 @pytest.fixture(params=["0_3_3_3_4", "0_1_4_4_4", "3_3_3_3_4", "0_2_2_4_4", "0_1_3_3_4"])

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from tests.models.lckv.conftest import tiny
+from tests.models.lckv.conftest import sequential_prefill, tiny
 
 from dejakv.models.lckv.cache import GivenRows, LCKVCache
-from dejakv.models.lckv.modeling import sequential_prefill
 
 TOLERANCE = 2e-5
 """Logits reach 2. Sums in another order differ by a few millionths, more on some processors; a missing iteration by a tenth."""

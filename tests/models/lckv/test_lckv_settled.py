@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from tests.models.lckv.conftest import sequential_prefill
 
 from dejakv.models.lckv.cache import LCKVCache
-from dejakv.models.lckv.modeling import sequential_prefill
 from dejakv.models.lckv.passes import Iterations, Passes
 
 

@@ -20,7 +20,6 @@ from dejakv.identity import digest_of
 from dejakv.request import DEFAULT_PARTITION, Prepared, kept_for, nothing_is_kept
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.budgets import shortest
-from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store
 
 Array = NDArray[Any]
@@ -138,14 +137,14 @@ class FusionStates(Observer):
     of the provider is a miss.
 
     engine  with the model to read and write
-    store   of the states; closed with this
+    store   of the states; the cache purges it with its own, and closes it
     ttl     seconds of use of a state, 0 without a limit
     """
 
     def __init__(self, provider: FusionProvider, engine: Any, store: Store, ttl: float = 0.0) -> None:
         self._provider = provider
         self._engine = engine
-        self._store = store
+        self.store = store
         self._ttl = ttl
 
     def decided(self, prepared: Prepared, decision: Decision) -> Decision:
@@ -162,13 +161,5 @@ class FusionStates(Observer):
             request = prepared.request.id
             self._of(prepared).capture(llm=self._engine, request_id=request, chunk_id=decision.key)
 
-    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        """Remove the states of the selected prompts (`donors`), or those selected otherwise. Raises: StoreError."""
-        return self._store.purge(selection, dry_run=dry_run)
-
-    def close(self) -> None:
-        """Closes the store."""
-        self._store.close()
-
     def _of(self, prepared: Prepared) -> FusionCache:
-        return FusionCache(self._provider, self._store, prepared.epoch, prepared.request.partition, self._ttl)
+        return FusionCache(self._provider, self.store, prepared.epoch, prepared.request.partition, self._ttl)

@@ -28,7 +28,7 @@ class LCKVLlamaConfig(LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         published = kwargs.pop("layer_types", None)
-        kwargs.pop("use_sequential", None)  # theirs for tests: here `sequential_prefill` is a function
+        kwargs.pop("use_sequential", None)  # theirs for tests
         if self.kv_layout is None:
             self.kv_layout = published or "_".join(map(str, range(self.num_hidden_layers)))
         super().__post_init__(**kwargs)

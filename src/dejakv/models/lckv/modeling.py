@@ -148,11 +148,3 @@ class LCKVLlamaForCausalLM(LCKVLlamaPreTrainedModel, GenerationMixin):
             raise ValueError(f"cache_implementation={kind!r} has no condensed form: leave it out")
         if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = LCKVCache(self.model.layout)
-
-
-@torch.no_grad()
-def sequential_prefill(model: LCKVLlamaForCausalLM, input_ids: torch.Tensor) -> tuple[torch.Tensor, LCKVCache]:
-    """Logits [batch, tokens, vocabulary] and the cache of a prompt computed token by token: exact, and slow."""
-    cache = LCKVCache(model.model.layout)
-    parts = [model(token, past_key_values=cache, use_cache=True).logits for token in input_ids.split(1, 1)]
-    return torch.cat(parts, 1), cache
