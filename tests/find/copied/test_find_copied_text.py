@@ -73,13 +73,3 @@ def test_a_run_never_spans_another_picture(store: Store, copied: CopiedText) -> 
     other = search(copied, tokens, spans=(Span(40, 60, OTHER),))
     assert other.runs == (TokenRun(0, 40, meta.id, 0), TokenRun(100, 50, meta.id, 100))
     assert search(copied, tokens).covered == 90
-
-
-def test_what_a_search_uses_stays_among_the_holders(store: Store, copied: CopiedText) -> None:
-    """A hundred newer chunks share the passage; the one that a search has used is still held for it."""
-    first = stored(store, [*WORDS, *range(50)])
-    copied.add([first])
-    search(copied, [*WORDS, *range(50)])
-    for number in range(100):
-        copied.add([stored(store, [5_000 + number, *WORDS])])
-    assert search(copied, [*WORDS, 0]).donors == (first.id,)
