@@ -1,0 +1,47 @@
+"""What the README and the documentation tell a user to type: commands have the options that they are given, and Python prints what is beside it."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import typer.main
+
+from dejakv.cli.main import typer_app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> list[str]:
+    """Lines of a page's blocks that begin with `dejakv`."""
+    lines = "".join(blocks(page, "")).replace("\\\n", " ").replace(" && ", "\n").splitlines()
+    return [line for line in lines if line.startswith("dejakv ") and "..." not in line]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+def test_commands_are_as_the_program_takes_them(page: Path) -> None:
+    for line in commands(page):
+        name, *words = shlex.split(line, comments=True)
+        command: Any = typer.main.get_command(typer_app)
+        while hasattr(command, "get_command"):  # `dejakv cache show`
+            context = typer.Context(command)
+            command.parse_args(context, words)  # gives a `--ray` its address
+            name = words.pop(0)
+            command = command.get_command(context, name)
+            assert command is not None, line
+        command.make_context(name, words)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorials/exact-hit.md"])
+def test_python_prints_what_stands_beside_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = blocks(ROOT / name, "python")
+    exec(compile(code, name, "exec"), {})
+    wanted = re.findall(r"# ((?:miss|hit) .*)", code)
+    assert capsys.readouterr().out.splitlines() == wanted != []
