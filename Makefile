@@ -10,10 +10,10 @@ FAST := $(wildcard tests/test_*.py tests/find tests/levels tests/guards tests/in
 
 .PHONY: demo dist docs models-page workloads ablation test test-fast test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
 
-## the main job: prompts of a real workload through a real language model, with prefix caching and with DejaKV; about three minutes on two free cores
+## the main job: prompts of a real workload through a real language model, with prefix caching and with DejaKV; under three minutes on two free cores
 demo: $(VENV)/.model
 	rm -rf runs/demo
-	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset repo --max-samples 16 --arms prefix,cache --rounding 5 --brief --output runs/demo
+	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset repo --max-samples 16 --max-new-tokens 8 --arms prefix,cache --rounding 4 --brief --output runs/demo
 
 ## repo, rag and sessions with blend at three qualities against prefix caching, through transformers and vLLM; an hour, and it goes on where it was stopped
 workloads: $(VENV)/.installed-report $(VENV)/.model .venv-vllm/.installed
@@ -96,8 +96,9 @@ train-lckv: $(VENV)/.installed-dev
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# --no-compile: Python compiles the modules that it imports, a small part of what is installed
 $(VENV)/.installed: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e packages/dejakv-models -e '.[gguf,rag,models]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e packages/dejakv-models -e '.[gguf,rag,models]'
 	touch $@
 
 $(VENV)/.installed-report: $(VENV)/.installed

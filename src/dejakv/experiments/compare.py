@@ -62,9 +62,6 @@ def sizes_of(cache: HierarchicalCache, engine: Any) -> dict[str, Any]:
     return sizes
 
 
-WARM_UP = 3
-
-
 @dataclass(frozen=True)
 class Compared:
     """The finished rows, the sizes of the cache, and whether the run was interrupted before its last sample."""
@@ -144,13 +141,10 @@ def serve_all(
 
 
 def _warm_up(engine: Any, chosen: Sequence[Sample], prompter: Prompter, sampling: Sampling) -> None:
-    """Runs the first samples that can run, outside of all figures."""
-    left = WARM_UP
+    """Runs the first sample that can run, outside of all figures."""
     for sample in chosen:
         with suppress(InputError):
             Pipeline(engine.for_arm("none")).answer(prompter.request(sample, sampling))
-            left -= 1
-        if not left:
             return
 
 

@@ -160,9 +160,13 @@ OWN_LOG = "dejakv estimate LOG"
 
 
 def asked(summary: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """The work of a run in a sentence: `20 prompts of repo, 600 to 2,000 tokens each, through smollm2-135m.`"""
-    lengths = [next(iter(row.arms.values())).record.prompt_tokens for row in rows if row.arms]
-    each = f", {min(lengths):,} to {max(lengths):,} tokens each" if lengths else ""
+    """The work of a run in a sentence: `20 prompts of repo, 600 to 2,000 tokens each, answers of up to 16, through smollm2-135m.`"""
+    records = [outcome.record for row in rows for outcome in row.arms.values()]
+    each = ""
+    if records:
+        lengths = [record.prompt_tokens for record in records]
+        answers = max(record.output_tokens for record in records)
+        each = f", {min(lengths):,} to {max(lengths):,} tokens each, answers of up to {answers}"
     return f"{counted(summary['samples'], 'prompt')} of {summary['dataset']}{each}, through {summary['model']}."
 
 
