@@ -8,18 +8,12 @@ from research.load.figures import ALL_AT_ONCE, ARMS, BASE, BLEND
 ABOUT = """\
 # vLLM under load
 
-Real servers (`vllm serve` with SmolLM2-135M in float32 on a CPU), a client that sends each request when it is due, and three arms: vLLM's **prefix** caching alone, and DejaKV's connector beside it
-in modes **exact** and **blend**, with default settings. A server's model and the connector's threads share one core; the scheduler, the HTTP server and the client have the others. One arm gets requests at a time, another one first in each phase, and the others idle. All arms get the same prompts at the same times.
+Real servers (SmolLM2-135M in float32 on a CPU), a client that sends each request when it is due, and three arms that get the same prompts at the same times, one after the other: vLLM's **prefix** caching alone, and DejaKV's
+connector beside it in modes **exact** and **blend**. A server's model and the connector's threads share one core; all else has the others. Arrivals are Poisson at a percentage of the rate at which *prefix caching* serves requests
+that arrive at once; these give the **capacity**. No prompt comes twice. Workloads are those of [streams](../how-to/measure.md#streams); `mix` is `rag` with as many prompts that share nothing.
 
-By round and workload, in a partition of its own: prompts that are served before, all at once; a phase for each load, with Poisson arrivals from fixed seeds at a percentage of the rate at which *prefix caching* served those;
-and a phase in which all requests arrive at once, for the **capacity** in requests a second. Phases continue the stream: no prompt comes twice, and the last phase finds the most in the store. Workloads are those of
-[workloads](../how-to/measure.md); `mix` is `rag` with as many prompts of the same lengths that share nothing with any other, so that half of a phase's share.
-
-**How to read it.** Times are of the client, from the moment a request was due. *By prefix* is an arm's figure divided by prefix caching's: below 1 is faster for times, above 1 is more for
-capacity; in brackets the range over the rounds, if there are several. *ITL*: time between tokens. *Blendable*: prompts of which a quarter or more, exact prefixes apart, stands in prompts of earlier phases; *blended* is the
-share of them for which more tokens were reused than any exact prefix has, and *refused* the rest, whatever the reason: the queue, the cost, a load that failed. *First tokens*, *answers*: the
-share that equals prefix caching's, greedy. *Thrown away*: loads that took too long or failed after work was spent. *Failed*: requests without a whole answer; their arm has no other figure in that row. With few requests a p95 is
-nearly the slowest of them.
+*By prefix*: divided by prefix caching's; below 1 is faster for times, above 1 is more for capacity. *ITL*: time between tokens. *Blendable*: prompts of which a quarter or more, exact prefixes apart, stands in earlier prompts; *refused*
+are those that reused no more than an exact prefix. *First tokens*, *answers*: the share that equals prefix caching's. *Thrown away*: loads that were too late or failed. With few requests a p95 is nearly the slowest of them.
 """
 _TIMES = ("ttft_p50", "ttft_p95", "itl_p99")
 _LATENCY = ("workload, load", "requests", "arm", "TTFT p50, p95, ms", "TTFT p50 by prefix", "TTFT p95 by prefix", "ITL p99 by prefix")  # fmt: skip
