@@ -13,7 +13,7 @@ FAST := $(wildcard tests/test_*.py tests/find tests/levels tests/guards tests/in
 ## the main job: prompts of a real workload through a real language model, with prefix caching and with DejaKV; under three minutes on two free cores
 demo: $(VENV)/.model
 	rm -rf runs/demo
-	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset repo --max-samples 16 --max-new-tokens 8 --arms prefix,cache --rounding 4 --brief --output runs/demo
+	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset repo --max-samples 12 --max-new-tokens 8 --arms prefix,cache --rounding 4 --brief --output runs/demo
 
 ## repo, rag and sessions with blend at three qualities against prefix caching, through transformers and vLLM; an hour, and it goes on where it was stopped
 workloads: $(VENV)/.installed-report $(VENV)/.model .venv-vllm/.installed
