@@ -38,12 +38,15 @@ class Sheet(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
+    def has_words(self, place: int) -> bool:
+        """Whether a column has words, which stand to the left, as figures do to the right."""
+        return place == 0 or any(str(row[place]).lstrip("`")[:1].isalpha() for row in self.rows)
+
     def printed(self, box: Box | None = HEAVY_HEAD) -> Table:
-        """As a table for a rich console, framed by `box`: figures to the right."""
+        """As a table for a rich console, framed by `box`."""
         table = Table(title=Text(self.title) if self.title else None, box=box)
         for place, column in enumerate(self.columns):
-            words = place == 0 or any(row[place][:1].isalpha() for row in self.rows)
-            table.add_column(column, justify="left" if words else "right", overflow="fold")
+            table.add_column(column, justify="left" if self.has_words(place) else "right", overflow="fold")
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table

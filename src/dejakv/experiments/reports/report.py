@@ -20,6 +20,7 @@ from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments import savings
 from dejakv.experiments.advice import in_plain_words, settings_sheet
+from dejakv.experiments.advice import verdict as verdict_of
 from dejakv.experiments.output import SAMPLES, SETTINGS, SUMMARY, make_folder, read_object, replace_file
 from dejakv.experiments.plain_words import in_words
 from dejakv.experiments.samples import read_samples
@@ -40,9 +41,9 @@ _STYLE = """
 @media(prefers-color-scheme:dark){:root{--ink:#dde1e6;--line:#3b424b;--ground:#14171b;--soft:#1f242a}}
 *{box-sizing:border-box}body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:68rem;padding:1rem;color:var(--ink);
 background:var(--ground);overflow-wrap:anywhere}h1{font-size:1.5rem}h2{font-size:1.25rem;margin-top:2.2rem}h3{font-size:1rem}
-.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+.scroll{overflow-x:auto;margin:1rem 0}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:right;white-space:nowrap}
-th,td:first-child{white-space:normal}th{overflow-wrap:normal}th:first-child,td:first-child{text-align:left}pre{background:var(--soft);padding:.6rem;border-radius:8px;white-space:pre-wrap}
+th,td:first-child,.w{white-space:normal}th{overflow-wrap:normal}th:first-child,td:first-child,.w{text-align:left}p code{white-space:nowrap}pre{background:var(--soft);padding:.6rem;border-radius:8px;white-space:pre-wrap}
 summary{cursor:pointer;font-weight:bold;margin:1rem 0}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,18rem),1fr));gap:.6rem}
 .pair>div{background:var(--soft);padding:.6rem;border-radius:8px}.case{border-top:1px solid var(--line);padding:.6rem 0}
@@ -78,8 +79,12 @@ def text(value: object) -> str:
 
 
 def paragraph(*sentences: str) -> str:
-    marked = (re.sub("`([^`]+)`", r"<code>\1</code>", text(sentence)) for sentence in sentences)
-    return "".join(f"<p>{sentence}</p>" for sentence in marked)
+    return "".join(f"<p>{_marked(sentence)}</p>" for sentence in sentences)
+
+
+def _marked(words: str) -> str:
+    """Words as HTML, with what stands in backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", text(words))
 
 
 def command(line: str) -> str:
@@ -89,8 +94,13 @@ def command(line: str) -> str:
 def table(sheet: Sheet) -> str:
     """A table that scrolls on a phone."""
     title = f"<h3>{text(sheet.title)}</h3>" if sheet.title else ""
-    head = "".join(f"<th>{text(column)}</th>" if column else "<td></td>" for column in sheet.columns)
-    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in sheet.rows)
+    kinds = [' class="w"' if place and sheet.has_words(place) else "" for place in range(len(sheet.columns))]
+    titles = zip(kinds, sheet.columns, strict=True)
+    head = "".join(f"<th{kind}>{text(column)}</th>" if column else "<td></td>" for kind, column in titles)
+    rows = (
+        "".join(f"<td{kind}>{_marked(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) for row in sheet.rows
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f'{title}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -140,9 +150,11 @@ def _estimated(path: Path) -> Section:
     if not isinstance(found.get("computed"), dict):
         raise ConfigError(f"{foreign} (it has no figures): make it again")
     try:
+        told = verdict_of(found)
         blocks = [
+            paragraph(told),
             *map(table, savings.sheets(found)),
-            paragraph(*in_plain_words(found)),
+            paragraph(*(line for line in in_plain_words(found) if line != told)),
             _folded("Answers of similar prompts", [table(settings_sheet(found))]),
         ]
         return Section(f"Estimate for {found['log']}", blocks)
@@ -198,7 +210,8 @@ def _changed(folder: Path, rows: Sequence[Row]) -> list[str]:
     wanted, samples = {row.sample_id for row in worst}, dict[str, Sample]()
     with suppress(DejaKVError):  # without the data set the page has no pictures
         samples = {sample.id: sample for sample in read_samples(finished_settings(folder)) if sample.id in wanted}
-    head = f"<h3>Changed answers: {len(changed)} of {len(rows)}, the {len(worst)} furthest from full computation</h3>"
+    shown = f", the {len(worst)} furthest from full computation" if len(worst) < len(changed) else ""
+    head = f"<h3>Changed answers: {len(changed)} of {len(rows)}{shown}</h3>"
     return [head + "".join(_case(row, samples.get(row.sample_id)) for row in worst)]
 
 
