@@ -44,7 +44,7 @@ def test_the_page_has_the_donor_the_map_the_model_and_the_settings(explained: An
     page = to_html(explained, "docs-lm")
     assert "Dan lives in Oslo. &lt;q&gt;" in page
     assert page.count("<tr>") > len(explained.tokens)
-    for words in ("Settings", "selector", ">docs-lm</td>", "<th>computed</th>"):
+    for words in ("Settings", "selector", ">docs-lm</td>", ">computed</th>"):
         assert words in page
 
 
