@@ -90,15 +90,16 @@ def verdict(found: Mapping[str, Any]) -> str:
     return f"Reuse does not pay here: prefixes save {exact:.0%} of the tokens, and a blend {more:.0%} more."
 
 
+def asked(result: Mapping[str, Any]) -> str:
+    """What was read: `80 requests of sample.jsonl (JSON lines), 99,201 tokens of smollm2-135m's tokenizer`."""
+    formats = ", ".join(result["formats"]) or "data set"
+    of = f" of {result['model']}'s tokenizer" if result["whole_text"] else ""
+    return f"{counted(result['samples'], 'request')} of {result['log']} ({formats}), {result['prompt_tokens']:,} tokens{of}"
+
+
 def show(result: dict[str, Any], console: Console) -> None:
     """Print what occurred before, what reuse would save, the verdict and the command that proves it."""
-    formats = ", ".join(result["formats"]) or "data set"
-    read = f"{counted(result['samples'], 'request')} of {result['log']} ({formats})"
-    say(
-        console,
-        f"{read}, {result['prompt_tokens']:,} tokens"
-        + (f" of {result['model']}'s tokenizer" if result["whole_text"] else ""),
-    )
+    say(console, asked(result))
     for sheet in savings.sheets(result):
         console.print(sheet.printed(box=None))
     say(console, *in_plain_words(result))

@@ -18,9 +18,7 @@ from typing import Any, NamedTuple
 from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, DejaKVError
-from dejakv.experiments import savings
-from dejakv.experiments.advice import in_plain_words, settings_sheet
-from dejakv.experiments.advice import verdict as verdict_of
+from dejakv.experiments import advice, savings
 from dejakv.experiments.output import SAMPLES, SETTINGS, SUMMARY, make_folder, read_object, replace_file
 from dejakv.experiments.plain_words import in_words
 from dejakv.experiments.samples import read_samples
@@ -150,12 +148,12 @@ def _estimated(path: Path) -> Section:
     if not isinstance(found.get("computed"), dict):
         raise ConfigError(f"{foreign} (it has no figures): make it again")
     try:
-        told = verdict_of(found)
+        told = advice.verdict(found)
         blocks = [
-            paragraph(told),
+            paragraph(advice.asked(found), told),
             *map(table, savings.sheets(found)),
-            paragraph(*(line for line in in_plain_words(found) if line != told)),
-            _folded("Answers of similar prompts", [table(settings_sheet(found))]),
+            paragraph(*(line for line in advice.in_plain_words(found) if line != told)),
+            _folded("Answers of similar prompts", [table(advice.settings_sheet(found))]),
         ]
         return Section(f"Estimate for {found['log']}", blocks)
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:  # a file of another shape
