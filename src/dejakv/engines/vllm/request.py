@@ -89,6 +89,7 @@ class Tracked:
     names     where its blocks are filed if some have approximate names (`names`)
     shared    tokens that vLLM's prefix cache held under such names
     blended   how often approximate state went into its blocks
+    held      blocks of its prompt that vLLM's prefix cache had when the queue looked
     shares_until  how long it waits for blocks that another request makes, 0.0: it did not yet
     shares    it waits for them now
     loaded    what the worker said of the last load
@@ -106,6 +107,7 @@ class Tracked:
     names: RenamedBlocks | None = None
     shared: int = 0
     blended: int = 0
+    held: int = 0
     shares_until: float = 0.0
     shares: bool = False
     used: int = 0

@@ -199,7 +199,7 @@ class SchedulerSide:
                 loads = found.method == "exact" or (found.method == "blend" and not self.no_blend)
                 keys |= {found.key} - {""} if found.method == "blend" else set()
                 rows, last = self._rows(found) if loads else None, left - self._stop(found, request)
-                queue.append(Waiting(name, left - self.names.held(request), rows=rows, last=last))
+                queue.append(Waiting(name, left - self.names.held(tracked), rows=rows, last=last))
         return self.queue.share_out(queue, decoding)
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:

@@ -110,6 +110,20 @@ def test_blocks_are_found_by_the_last_hash_of_their_tokens_and_waited_for_until_
     assert names.cached(asking("short", 12), 0)[0] == (8 if most else 0), "vLLM computes the last token"
 
 
+def test_what_the_prefix_cache_holds_of_a_long_prompt_is_looked_at_where_it_ends() -> None:
+    """In each step for each prompt that waits: not all of its blocks again."""
+    names, waits, looked = Names(ConnectorSettings(), 2, 4, 2), asking("waits"), list[bytes]()
+    blocks = [number.to_bytes(2, "big") for number in range(2000)]
+    waits.request.block_hashes, waits.request.num_prompt_tokens = blocks, 4001
+    for held in (400, 401, 398, 1000, 0, 7):
+        cached = set(blocks[1 : 2 * held : 2])
+        names.is_cached = lambda name, cached=cached: bool(looked.append(name)) or name in cached
+        assert names.held(waits) == names.held(waits) == 4 * held
+        looked.clear()
+        assert names.held(waits) == 4 * held
+        assert len(looked) <= 2
+
+
 def test_choices_of_a_prompt_take_its_blocks_once(engine: Engine, steps: Steps) -> None:
     from vllm import SamplingParams
 

@@ -67,9 +67,18 @@ class Names:
         found = list(takewhile(self.is_cached, map(self._naming(tracked), self._hashes(tracked.request, local))))
         return len(found) * self.block_tokens, self._generation(found)
 
-    def held(self, request: Any) -> int:
-        """How many first tokens of a prompt vLLM's prefix cache has under the names that the request has now."""
-        return len(list(takewhile(self.is_cached, self._hashes(request, 0)))) * self.block_tokens
+    def held(self, tracked: Tracked) -> int:
+        """How many first tokens of a prompt vLLM's prefix cache has under the names that the request has now.
+
+        The queue asks in each step for each prompt, so it looks where it ended before: vLLM evicts a prompt's last blocks first.
+        """
+        names, held = self._hashes(tracked.request, 0), tracked.held
+        while held and not (held <= len(names) and self.is_cached(names[held - 1])):
+            held -= 1
+        while held < len(names) and self.is_cached(names[held]):
+            held += 1
+        tracked.held = held
+        return held * self.block_tokens
 
     def awaits(self, tracked: Tracked, there: int) -> bool:
         """Whether another request is making the block behind the tokens that are `there`. Its time is over after `load_timeout_s`."""
