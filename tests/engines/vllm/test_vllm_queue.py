@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.engines.vllm.blend.queue import CUT, Queue, Stage, Waiting
+from dejakv.engines.vllm.blend.queue import CUT, Queue, Stage, StepRoom, Waiting
 
 TAIL = 16
 """Tokens of a blend that vLLM computes."""
@@ -154,6 +154,19 @@ def test_who_comes_while_a_blend_is_made_keeps_it_waiting_for_a_short_step_alone
     saved = min(saved + min(CUT, budget // 8), budget - rows - TAIL)
     behind = [each._replace(rows=None, comes=1) for each in prompts]
     assert later(([Prompt(rows + saved + TAIL, rows), *behind], budget)) == {}
+
+
+def test_a_short_step_comes_behind_one_in_which_others_could_not_be_begun() -> None:
+    """Donors were read longer than the step took for which room was kept, and lookups of others than the next one."""
+    queue = Queue(2048)
+    first = queue.share_out([Waiting("a", 1599, rows=449, last=TAIL), Waiting("b", 1514, last=1)], 1)
+    queue.promised(1583, 449)
+    queue.stepped(2048 - first.tokens)
+    behind = [Waiting("c", 1514), Waiting("d", 1152)]
+    queue.share_out([Waiting("a", 0, "loads", 0, TAIL), Waiting("b", 205, "runs"), *behind], 1)
+    queue.stepped(206)
+    room = queue.share_out([Waiting("a", TAIL, "due", saved=1273), *behind], 2)
+    assert room == StepRoom(2048 - TAIL - 2, TAIL)
 
 
 @given(queues(surpluses=True))

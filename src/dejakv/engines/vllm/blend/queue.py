@@ -3,7 +3,8 @@
 vLLM computes prompts first come, first served, within a budget of tokens per step. It does not count the tokens that a blend recomputes: to
 vLLM its request waits for remote KV, and the last tokens of its prompt can only be computed in the step after. So a step is cut in two:
 after one in which state arrives comes a short one, for what vLLM computes behind that state. Both together have the budget of one step.
-Where a step had room for all and others came during it, the short one comes too, if the load saves more than that costs.
+Where vLLM had budget left in a step, and others came during it or could not be begun, the short one comes too, if the load saves more than
+that costs.
 vLLM's budget is lowered by what it leaves to blends and to the short step (`upstream.leave_room`).
 """
 
@@ -67,6 +68,8 @@ class Queue:
     _rows: int = 0
     _left: int = 0
     _step: int = 1
+    _given: int = 0
+    _full: bool = False
     _short: int | None = None
     _planned: dict[str, tuple[Waiting, int, int]] = field(default_factory=dict[str, tuple[Waiting, int, int]])
 
@@ -88,7 +91,6 @@ class Queue:
         StepRoom(tokens=92, longest=4)
         """
         earlier, self.reserved, self._short = self.reserved, 0, None
-        computed_all = not self._crowded  # whoever waits has come since
         left = self._step = max(1, self.budget - decoding)
         self._rows = sum(each.rows or 0 for each in queue if each.stage == "loads")
         self._left = sum((each.rows or 0) + each.last if each.stage == "loads" else each.tokens for each in queue)
@@ -116,12 +118,12 @@ class Queue:
         for longest in due if self._left > sum(due) else ():
             short = decoding + sum(min(tokens, longest) for tokens in begun)
             saved = sum(each.saved for each in queue if each.stage == "due" and each.tokens <= longest)
-            if short <= earlier or (computed_all and short + self._cut <= saved):
-                self.reserved, self._short = 0, earlier
+            if short <= earlier or (not self._full and short + self._cut <= saved):
+                self.reserved, self._short, self._given = 0, earlier, short
                 return StepRoom(self.budget - short, longest)
         most = max(0, self.budget - decoding)
         room = min(kept + self.reserved, most)
-        left = most - room
+        left, self._given = most - room, self.budget - room
         return StepRoom(room, max(1, left - sum(due), left // 2) if due else 0)  # in vLLM, what runs comes first
 
     def pays(self, request_id: str, rows: int, last: int) -> bool | None:
@@ -144,6 +146,7 @@ class Queue:
     def stepped(self, scheduled: int) -> int:
         """vLLM computes so many tokens in the step; how many blends may recompute beside them. A server without loads would have used all
         of the budget; in a short step it does nothing but for what was not kept free before."""
+        self._full = scheduled >= self._given
         if self._short is None:
             self._saved = max(0, self._saved - (self.budget - scheduled))
             return max(0, self.budget - scheduled - self.reserved)
