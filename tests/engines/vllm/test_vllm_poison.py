@@ -56,7 +56,7 @@ def engine(truth):
 
 
 def _blend(engine, prompt, donor, **options):
-    (output,) = engine.ask([prompt], max_tokens=8, wish={**BLEND, "donor": donor}, **options)
+    (output,) = engine.ask([prompt], max_tokens=8, wish={**BLEND, "donors": [donor]}, **options)
     return output
 
 
@@ -85,7 +85,7 @@ def _ladder(engine, truth):
     check("C", C)
     check("B", NEAR[0])
 
-    wishes = [{**BLEND, "donor": donor} if blended else {"no_store": True} for _, _, blended in MIX]
+    wishes = [{**BLEND, "donors": [donor]} if blended else {"no_store": True} for _, _, blended in MIX]
     prompts = [prompt + TAIL if longer else prompt for prompt, longer, _ in MIX]
     outputs = engine.ask(prompts, max_tokens=24, wish=wishes)
     for index, output in enumerate(outputs):

@@ -188,13 +188,6 @@ class Lookups:
         settings = self._settings
         tokens = len(prepared.token_ids)
         covered = decision.exact.reused + 1 if decision.exact.donors else 0
-        if (
-            wish.no_store
-            or wish.problem
-            or tokens < settings.min_tokens
-            or (settings.max_tokens and tokens > settings.max_tokens)
-            or tokens - covered < settings.min_new_tokens
-            or decision.key in self.index
-        ):
+        if wish.no_store or tokens - covered < settings.min_new_tokens or decision.key in self.index:
             return None
         return replace(decision.entry, created=now())

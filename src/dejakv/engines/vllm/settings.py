@@ -46,7 +46,6 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     mode               default mode of a request: `exact` or `blend`
     modes              modes open to requests; by default `off`, `exact` and `mode`
     min_tokens         least tokens of a prompt to look up or store
-    max_tokens         maximum tokens of a prompt to store; 0 for no limit
     min_new_tokens     least tokens not stored yet for a prompt to be stored
     max_pending_bytes  saves under way; what is beyond it is saved in a later step, or not and counted
     refresh_s          seconds between searches for other processes' chunks; 0 never
@@ -60,7 +59,6 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     mode: Literal["exact", "blend"] = "exact"
     modes: tuple[Mode, ...] = ()
     min_tokens: Count = 16
-    max_tokens: Count = 0
     min_new_tokens: Count = 16
     max_pending_bytes: Count = 512 * 1024**2
     refresh_s: Seconds = 5.0
@@ -207,7 +205,7 @@ class Wish:
         if not isinstance(asked, Mapping):
             return refuse("kv_transfer_params.dejakv is no object")
         asked = cast(Mapping[str, Any], asked)
-        known = {"mode", "threshold", "no_store", "donor", "donors", "ttl"}
+        known = {"mode", "threshold", "no_store", "donors", "ttl"}
         unknown = sorted(str(name) for name in set(asked) - known)
         if unknown:
             return refuse(f"unknown field {unknown[0]!r}: a request chooses mode, threshold, no_store, ttl and donors")
@@ -225,13 +223,7 @@ class Wish:
         ttl = asked.get("ttl")
         if ttl is not None and not (_is_number(ttl) and ttl > 0):
             return refuse(f"ttl {ttl!r} is no time: give seconds, more than 0")
-        donor, donors = asked.get("donor"), asked.get("donors")
-        if donor is not None and not isinstance(donor, str):
-            return refuse("donor is no string")
-        if donors is None:
-            donors = [] if donor is None else [donor]
-        elif donor is not None:
-            return refuse("donor and donors: give one of them")
+        donors = [] if asked.get("donors") is None else asked["donors"]
         if not isinstance(donors, list) or not all(isinstance(one, str) for one in cast(list[Any], donors)):
             return refuse("donors is no list of strings")
         named = tuple(cast(list[str], donors))

@@ -132,7 +132,7 @@ def test_donors_may_be_named_within_the_partition(engine: Engine) -> None:
     named = ask(engine, MOVED, {**BLEND, "donors": [first, second]})
     assert named.told["donors"] == [first, second]
     for donor in (first, "0" * 40):
-        foreign = ask(engine, MOVED, {**BLEND, "donor": donor}, salt="two")
+        foreign = ask(engine, MOVED, {**BLEND, "donors": [donor]}, salt="two")
         assert foreign.told["method"] == "none"
         assert foreign.told["reason"] == "named: a donor that the request names is not known in its partition"
 

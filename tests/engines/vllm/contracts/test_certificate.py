@@ -72,7 +72,7 @@ def test_a_certificate_opens_and_closes_blends(tmp_path: Path, monkeypatch: pyte
         assert (little.told["method"], little.told["approximate"]) == ("blend", True), little.told["reason"]
         assert (much.told["method"], much.told["approximate"], much.tokens) == ("none", False, truth[1])
         assert much.told["reason"].startswith("the certificate does not serve such a plan: its risk is 0.")
-        named = ask(engine, LITTLE, mode="blend", donor=little.told["donor"])
+        named = ask(engine, LITTLE, mode="blend", donors=[little.told["donor"]])
         assert named.told["reason"].startswith("the certificate is not of such a hit")
         assert engine.metrics()["vllm:dejakv_withheld"] == 2
         both = [LITTLE, LITTLE[:288] + tokens(20, 904)]  # nine blocks in common; the other one has a plan of its own

@@ -312,7 +312,7 @@ def test_other_partitions_choices_and_weights_share_nothing(engine: Engine) -> N
     engine.settle()
     engine.reset_prefix_cache()
     key = engine.ask([DONORS[0]], wish=EXACT)[0].told["donor"]
-    wishes = [BLEND, BLEND, {**BLEND, "threshold": 0.1}, {**BLEND, "donor": key}]
+    wishes = [BLEND, BLEND, {**BLEND, "threshold": 0.1}, {**BLEND, "donors": [key]}]
     together = engine.ask([PROMPT] * 4, wish=wishes, salt=[None, "two", None, None])
     later = [engine.ask([PROMPT], wish={**BLEND, "threshold": 0.2})[0]]
     assert engine.llm.reset_prefix_cache(reset_connector=True)

@@ -212,14 +212,13 @@ class Blender:
         plan = draft.plan
         draft.wait()
         self.paged.scatter(block_ids, plan.first, draft.state[:, :, :, plan.first : plan.end])
-        asked = 0
         if plan.asks:
-            scores, asked = question_attention(self.forward, self.paged, draft, block_ids)
+            scores = question_attention(self.forward, self.paged, draft, block_ids)
             plan = plan.with_attention(self.lockstep.summed(scores))
         chosen = torch.zeros(plan.end, dtype=torch.uint8, device=self.paged.device)
         chosen[plan.tokens] = 1
         rows = self.lockstep.of_first(chosen).nonzero().squeeze(1)
-        return Mixing(replace(draft, plan=plan), block_ids, self.paged.block_tokens, rows, asked)
+        return Mixing(replace(draft, plan=plan), block_ids, self.paged.block_tokens, rows)
 
     @torch.inference_mode()
     def advance(self, blends: Sequence[Mixing], room: int) -> int:
@@ -250,10 +249,8 @@ class Blender:
         return vectors.float().cpu().numpy()
 
 
-def question_attention(
-    forward: RowForward, paged: PagedKV, draft: Draft, block_ids: tuple[int, ...]
-) -> tuple[torch.Tensor, int]:
-    """Over the last third of the layers: `[n]` float32; and the rows computed for it.
+def question_attention(forward: RowForward, paged: PagedKV, draft: Draft, block_ids: tuple[int, ...]) -> torch.Tensor:
+    """Over the last third of the layers: `[n]` float32.
 
     One pass of the question's rows alone, to the prompt's last one, over the donors' state in the blocks. It writes only rows that
     the real pass computes again or that vLLM computes. The blocks end where vLLM begins to compute; the rows behind them are
@@ -273,7 +270,7 @@ def question_attention(
             seen[:room] += _weights(queries[asking], keys, *upstream.scale_and_cap(paged.attention(layer)))
 
     forward.run([PromptRows(draft.ids[rows], rows, blocks)], asked=asked)
-    return seen, len(rows)
+    return seen
 
 
 def _weights(queries: torch.Tensor, keys: torch.Tensor, scale: float, cap: float) -> torch.Tensor:

@@ -20,7 +20,6 @@ class Mixing:
     """One blend, from the moment its donors' state is in the blocks.
 
     rows      still to be computed, ascending
-    asked     how many the question's pass computed, to choose them
     computed  how many of them are computed
     """
 
@@ -28,7 +27,6 @@ class Mixing:
     block_ids: tuple[int, ...]
     block_tokens: int
     rows: torch.Tensor
-    asked: int = 0
     computed: int = 0
 
     def __post_init__(self) -> None:
