@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from dejakv.decide.levels.base import Status
 from dejakv.decide.plan import Decision, Method, Plan, settled
@@ -66,9 +66,6 @@ class Record:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", short(self.reason))
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def of(

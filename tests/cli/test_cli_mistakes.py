@@ -121,7 +121,7 @@ MISTAKES = [
     ("sweep --specs binary.jsonl", "cannot read"),
     ("sweep --specs deep.jsonl", "cannot read"),
     ("sweep --specs ok.json --log-file log.csv", "--resume"),
-    ("sweep --specs ok.json --log-file folder", ".csv or .json"),
+    ("sweep --specs ok.json --log-file folder.json", "ends with .csv"),
     (f"sweep --specs ok.json --log-file {'a' * 300}.csv", "too long"),
     ("sweep --specs ok.json --samples-dir file", "Not a directory"),
     ("sweep --specs purge.json --purge-cache-between-runs", "holds other files"),

@@ -11,7 +11,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError, DatasetError, DejaKVError
 from dejakv.experiments.advice import recommend
-from dejakv.experiments.estimate import Asked, measure, once, settings_to_try
+from dejakv.experiments.estimate import Asked, once, settings_to_try, tally
 from dejakv.experiments.estimate import estimate as tune
 from dejakv.experiments.summary import wilson
 from dejakv.request import Request
@@ -47,27 +47,26 @@ def asked(text: str, answer: str | None, number: int) -> Asked:
 def test_hits_and_false_hits_by_threshold() -> None:
     log = [asked("a one", "red", 1), asked("b two", "blue", 2), asked("c three", "red", 3), asked("a four", "red", 4)]
     encoder = Letters()
-    loose = measure(log, adopting(0.8), encoder)
+    loose = tally(log, adopting(0.8), encoder)
     # b takes a's answer, which is wrong, and is not stored; a takes a's, which is right.
-    assert (loose["hits"], loose["judged"], loose["false_hits"]) == (2, 2, 1)
-    assert loose["false_hit_interval"] == wilson(1, 2)
+    assert (loose["hits"], loose["judged"], loose["wrong"]) == (2, 2, 1)
     assert loose["tokens_saved"] == 2 * 39  # of an adopted prompt all but the last token
-    strict = measure(log, adopting(0.95), encoder)
-    assert (strict["hits"], strict["false_hits"]) == (1, 0)
-    exact = measure(log, SemanticCacheConfig(semantic_text=False))
-    assert (exact["hits"], exact["judged"], exact["false_hits"], exact["tokens_saved"]) == (0, 0, None, 0)
+    strict = tally(log, adopting(0.95), encoder)
+    assert (strict["hits"], strict["wrong"]) == (1, 0)
+    exact = tally(log, SemanticCacheConfig(semantic_text=False))
+    assert (exact["hits"], exact["judged"], exact["tokens_saved"]) == (0, 0, 0)
 
 
 def test_hits_without_answers_are_not_judged() -> None:
-    row = measure([asked("a one", None, 1), asked("a  ONE", "red", 2)], adopting())
-    assert (row["hits"], row["judged"], row["false_hit_rate"]) == (1, 0, None)
+    row = tally([asked("a one", None, 1), asked("a  ONE", "red", 2)], adopting())
+    assert (row["hits"], row["judged"]) == (1, 0)
 
 
 def test_a_text_is_encoded_once() -> None:
     inner = Letters()
     encoder = once(inner)
     for setting in settings_to_try(16):
-        measure([asked("a one", "red", 1), asked("b two", "red", 2)], setting, encoder)
+        tally([asked("a one", "red", 1), asked("b two", "red", 2)], setting, encoder)
     assert sorted(inner.encoded) == ["a one", "b two"]
 
 

@@ -54,9 +54,8 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".json"])
-def test_a_log_is_gone_on_with_or_refused(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"log{suffix}"
+def test_a_log_is_gone_on_with_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
     with open_log(path, resume=False) as first:
         first.append(LINE)
     written = path.read_bytes()
@@ -69,23 +68,15 @@ def test_a_log_is_gone_on_with_or_refused(suffix: str, tmp_path: Path) -> None:
     assert [line["name"] for line in logged(path)] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.csv", b""),
-        ("a.csv", b"name,model\n"),
-        ("a.csv", b"\xff\xfe"),
-        ("a.json", b"{}"),
-        ("a.json", b"[1]"),
-        ("a.json", b'[{"name": "a"}]'),
-        ("a.json", b"[" * 100_000),
-    ],
-)
-def test_a_foreign_log_stays_as_it_is(name: str, content: bytes, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(content)
+HEAD = ",".join(COLUMNS).encode()
+
+
+@pytest.mark.parametrize("content", [b"", b"name,model\n", b"\xff\xfe", HEAD + b"\n" + b"{," * 30 + b"{\n"])
+def test_a_foreign_log_stays_as_it_is(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(ConfigError, match="no log of a sweep"):
-        sweep(one_run(), tmp_path / name, resume=True)
-    assert (tmp_path / name).read_bytes() == content
+        sweep(one_run(), tmp_path / "a.csv", resume=True)
+    assert (tmp_path / "a.csv").read_bytes() == content
 
 
 def test_purging_deletes_a_store_alone(tmp_path: Path) -> None:

@@ -175,4 +175,4 @@ def test_the_prefix_arm_judges_where_there_is_none_other(docs_engine: Any, tmp_p
     assert (summary["agreement"], summary["agreement_first"]) == (1.0, 1.0)
     assert summary["kl_mean"] == pytest.approx(0.0, abs=1e-4)
     assert [level["judged"] for level in summary["by_level"].values()] == [1]
-    assert "answers that equal full computation's: 100.0%" in shown(summary)
+    assert "the whole answer in 3 (95%" in shown(summary)

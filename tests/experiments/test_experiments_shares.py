@@ -53,7 +53,7 @@ def test_every_workload_is_measured_by_its_name_alone(name: str, no_model: Path)
     done = CliRunner().invoke(typer_app, arguments)
     assert done.exception is None, done.exception
     assert f"12 samples of {name}" in done.output
-    assert "beyond prefix caching" in done.output
+    assert "stood in the prefixes of earlier prompts" in done.output
     assert "dejakv models get smollm2-135m" in done.output  # for the levels, the model must be here
 
 

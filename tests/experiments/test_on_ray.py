@@ -109,9 +109,9 @@ def test_a_sweep_has_the_lines_of_one_process(cluster: Cluster, tmp_path: Path) 
         "grid": {"similarity_threshold": [0.6, 0.9]},
         "experiments": [{"name": "broken", "dataset": "jsonl", "dataset_path": str(tmp_path / "none")}],
     }
-    sweep(spec, tmp_path / "one.json")
-    sweep(spec, tmp_path / "ray.json", lines=experiments_on(cluster))
-    one, many = (sorted(logged(tmp_path / name), key=lambda line: line["name"]) for name in ("one.json", "ray.json"))
+    sweep(spec, tmp_path / "one.csv")
+    sweep(spec, tmp_path / "ray.csv", lines=experiments_on(cluster))
+    one, many = (sorted(logged(tmp_path / name), key=lambda line: line["name"]) for name in ("one.csv", "ray.csv"))
     assert [line["name"] for line in many if line["error"]] == ["broken"]
     assert many == one
 

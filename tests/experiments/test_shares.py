@@ -44,22 +44,6 @@ def test_shares_are_those_of_the_definition(given_: list[tuple[list[int], int]])
     assert shares.total == sum(plain(prompts), Share())
 
 
-def test_a_prompt_that_comes_again_computes_its_last_token() -> None:
-    ids = list(range(64))
-    shares = Shares()
-    assert shares.add(ids) == Share(64, 0, 0)
-    assert shares.add(ids) == Share(64, 48, 63)
-
-
-def test_what_moved_is_found_anywhere_and_is_no_prefix() -> None:
-    passage = list(range(100, 200))
-    shares = Shares()
-    shares.add([1, 2, 3, *passage, 4])
-    found = shares.add([9, 8, *passage, 7])
-    assert found == Share(103, 0, 100)
-    assert (found.share_prefix, found.share_anywhere) == (0.0, 100 / 103)
-
-
 def test_partitions_do_not_see_each_other() -> None:
     ids = list(range(80))
     shares = Shares()

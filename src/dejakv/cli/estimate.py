@@ -55,9 +55,10 @@ def estimate_command(
     from rich.console import Console
 
     from dejakv.cli.progress import watching
-    from dejakv.experiments.advice import show
+    from dejakv.experiments.advice import parts
     from dejakv.experiments.estimate import estimate
     from dejakv.experiments.output import make_folder, refuse_existing, replace_file
+    from dejakv.experiments.table import print_blocks
 
     reading = None
     if ray is not None:
@@ -75,7 +76,7 @@ def estimate_command(
             chunk_source=chunk_source, raw_prompts=raw_prompts, max_samples=max_samples, min_gain=min_gain,
             watch=watch, reading=reading,
         )  # fmt: skip
-    show(result, Console())
+    print_blocks(parts(result), box=None)
     if output is not None:
         replace_file(output / "estimate.json", json.dumps(result, indent=2) + "\n", "--output")
         typer.echo(f"written to {output}: estimate.json")

@@ -7,9 +7,7 @@ import typer
 
 
 def report_command(
-    sources: Annotated[
-        list[Path], typer.Argument(help="Folders of runs or estimates, and logs of sweeps (.csv or .json).")
-    ],
+    sources: Annotated[list[Path], typer.Argument(help="Folders of runs or estimates, and logs of sweeps (.csv).")],
     output: Annotated[Path, typer.Option(help="Page to write; replaces an earlier report, but no other file.")] = Path(
         "report.html"
     ),

@@ -11,7 +11,7 @@ def sweep_command(
     specs: Annotated[
         str | None, typer.Option(help="JSON or YAML file with `experiments` or a `grid`, and optionally `defaults`.")
     ] = None,
-    log_file: Annotated[str, typer.Option(help="Log with a line for each experiment, .csv or .json.")] = "sweep.csv",
+    log_file: Annotated[str, typer.Option(help="Log with a line for each experiment, a .csv file.")] = "sweep.csv",
     samples_dir: Annotated[str | None, typer.Option(help="Folder for the samples and summary of each run.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the log: skip the experiments that succeeded.")
@@ -38,7 +38,8 @@ def sweep_command(
     from dejakv.cli.progress import watching
     from dejakv.errors import ConfigError, counted
     from dejakv.experiments import sweep as sweeps
-    from dejakv.experiments.sweep_log import logged, show
+    from dejakv.experiments.sweep_log import logged, parts
+    from dejakv.experiments.table import print_blocks
 
     if bool(specs) == ablation:
         raise ConfigError("give either --specs FILE or --ablation")
@@ -57,7 +58,7 @@ def sweep_command(
             spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, watch=watch, lines=in_turn
         )
     every = logged(log_file)
-    show(every, Console())
+    print_blocks(parts(every))
     failed = sum(bool(line["error"]) for line in lines)
     skipped = len(every) - len(lines)
     typer.echo(f"{counted(len(lines) - failed, 'run')}, {failed} failed, {skipped} skipped, logged in {log_file}")

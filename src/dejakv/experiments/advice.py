@@ -3,12 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from dejakv.errors import counted
 from dejakv.experiments import savings
 from dejakv.experiments.plain_words import estimated, figure, interval, share
-from dejakv.experiments.table import Sheet, say
+from dejakv.experiments.table import Block, Sheet
 
 DONORS = {"exact": "equal prompts", "exact_text": "equal texts", "semantic_text": "similar texts"}
 
@@ -90,19 +88,12 @@ def verdict(found: Mapping[str, Any]) -> str:
     return f"Reuse does not pay here: prefixes save {exact:.0%} of the tokens, and a blend {more:.0%} more."
 
 
-def asked(result: Mapping[str, Any]) -> str:
-    """What was read: `80 requests of sample.jsonl (JSON lines), 99,201 tokens of smollm2-135m's tokenizer`."""
+def parts(result: Mapping[str, Any]) -> list[Block]:
+    """What occurred before, what reuse would save, the verdict and the command that proves it."""
     formats = ", ".join(result["formats"]) or "data set"
+    read = f"{counted(result['samples'], 'request')} of {result['log']} ({formats}), {result['prompt_tokens']:,} tokens"
     of = f" of {result['model']}'s tokenizer" if result["whole_text"] else ""
-    return f"{counted(result['samples'], 'request')} of {result['log']} ({formats}), {result['prompt_tokens']:,} tokens{of}"
-
-
-def show(result: dict[str, Any], console: Console) -> None:
-    """Print what occurred before, what reuse would save, the verdict and the command that proves it."""
-    say(console, asked(result))
-    for sheet in savings.sheets(result):
-        console.print(sheet.printed(box=None))
-    say(console, *in_plain_words(result))
+    return [f"{read}{of}", *savings.sheets(result), *_in_plain_words(result)]
 
 
 def settings_sheet(result: Mapping[str, Any]) -> Sheet:
@@ -119,7 +110,7 @@ def settings_sheet(result: Mapping[str, Any]) -> Sheet:
     return Sheet("each similar prompt answered as its donor", columns, rows)
 
 
-def in_plain_words(result: Mapping[str, Any]) -> list[str]:
+def _in_plain_words(result: Mapping[str, Any]) -> list[str]:
     """Explain an estimate: where and when, the verdict, answers of similar prompts, what is not known, and the command to prove it."""
     lines = [*savings.in_words(result), verdict(result)]
     if any(row["hits"] for row in result["rows"]):

@@ -74,7 +74,7 @@ def estimate(
     reading: "Callable[[Log | None, RunSettings, str | None, Progress], Requests] | None" = None,
 ) -> dict[str, Any]:
     """The figures of `estimate.json`: what occurred before and what that saves (`Savings.figures`), a row for each setting that answers
-    prompts as their donors (see `measure`), and `recommended` of these (see `advice.recommend`).
+    prompts as their donors (see `tally`), and `recommended` of these (see `advice.recommend`).
 
     log            file of requests (`datasets.log`), the name of a data set, or `sample`: a log that comes with the package
     model          whose tokenizer reads the prompts and, with `index_encoder="model"`, whose embeddings compare them
@@ -244,18 +244,13 @@ def settings_to_try(min_gain: int, similar: bool = True) -> Iterator[SemanticCac
             yield replace(adopting, semantic_text=True, similarity_threshold=threshold, lexical_guard=guard)
 
 
-def measure(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEncoder | None = None) -> dict[str, Any]:
-    """One row: the hits of a setting over the whole log, in its order, and how many were false.
-
-    `exact` requests are equal to an earlier one and always right. `hits` are the approximate ones; of the `judged`, whose
-    right answer and donor's answer are known, `false_hits` have another answer than their donor. `tokens_saved` counts exact
-    prefixes and exact requests too.
-    """
-    return _row(config, tally(asked, config, encoder))
-
-
 def tally(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEncoder | None = None) -> Counter[str]:
-    """The counts behind a row, which add up over partitions: `asked`, `exact`, `hits`, `judged`, `wrong`, `tokens_saved`."""
+    """The counts of a setting over the whole log, in its order, which add up over partitions.
+
+    asked, exact  requests, and those that are equal to an earlier one, which are always right
+    hits          approximate ones; of those `judged`, whose right answer and donor's answer are known, `wrong` have another than the donor
+    tokens_saved  exact prefixes and exact requests too
+    """
     levels: list[Level] = [ExactTextCache()]
     if encoder is not None and config.semantic_text:
         levels.append(SemanticTextCache(encoder, config.similarity_threshold))

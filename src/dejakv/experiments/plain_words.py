@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dejakv.decide.plan import APPROXIMATE
 from dejakv.errors import counted
 from dejakv.store.counters import FAILED_WRITES
 
@@ -37,11 +38,10 @@ def short(text: str, most: int) -> str:
 
 
 def in_words(summary: Mapping[str, Any]) -> list[str]:
-    """What came of a run: hits, changed answers, the error bound, speed beyond prefix caching, the shares of its prompts and what went
-    wrong; of a dry run the hits that it would have had."""
-    lines = _live(summary) if "arms" in summary else _dry(summary)
+    """Of a run, beside its verdict: hits, the error bound, times and sizes, and what went wrong; of a dry run the hits that it would have had."""
+    lines = _live(summary) if "arms" in summary else [*_dry(summary), *shares_in_words(summary)]
     warning = [f"WARNING {summary['warning']}"] if summary.get("warning") else []
-    return [*lines, *_not_run(summary.get("not_run") or {}), *shares_in_words(summary), *warning]
+    return [*lines, *_not_run(summary.get("not_run") or {}), *warning]
 
 
 def _dry(summary: Mapping[str, Any]) -> list[str]:
@@ -59,11 +59,11 @@ def _dry(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _live(summary: Mapping[str, Any]) -> list[str]:
-    lines = _answers(summary) + bound_in_words(summary.get("trust"))
+    lines = _hits(summary) + bound_in_words(summary.get("trust"))
     if (kl := summary.get("kl_mean")) is not None:
         top1 = share(summary["top1"])
         lines.append(f"cache: KL of the first token {kl:.4f}, same likeliest token along the answer {top1}")
-    lines += [*rounding_in_words(summary.get("rounding")), *speed_in_words(summary)]
+    lines += speed_in_words(summary)[1:]
     skipped = {name: count for name, count in summary.get("hook_counts", {}).items() if "skip" in name}
     lines += [f"embedding hook, {name}: {count} times" for name, count in skipped.items()]
     if (lookup := summary["lookup_ms"])["p50"] is not None:
@@ -77,7 +77,7 @@ def _live(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _answers(summary: Mapping[str, Any]) -> list[str]:
+def _hits(summary: Mapping[str, Any]) -> list[str]:
     if summary["hit_rate"] is None:
         return []
     hits = estimated(summary["hit_rate"], summary["hit_rate_interval"])
@@ -85,12 +85,6 @@ def _answers(summary: Mapping[str, Any]) -> list[str]:
         f"hit rate {hits}; of the other requests {summary['prefix_hits']} began with an exact prefix of a stored one"
     ]
     if summary["agreement"] is not None:
-        count = summary["samples"]
-        same, first = (round((summary[name] or 0) * count) for name in ("agreement", "agreement_first"))
-        lines.append(
-            f"answers that equal full computation's: {estimated(summary['agreement'], summary['agreement_interval'])}; "
-            f"first token the same in {first} of {count}, the whole answer in {same} of {count}"
-        )
         stored = summary.get("stored_answers", {"known": 0})
         if stored["known"]:
             lines.append(
@@ -103,14 +97,36 @@ def _answers(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def rounding_in_words(found: Mapping[str, int] | None) -> list[str]:
-    """What bf16 alone changes; nothing where it was not measured."""
-    if not found:
+OWN_LOG = "dejakv estimate LOG"
+
+
+def verdict(summary: Mapping[str, Any]) -> list[str]:
+    """Speed, answers, how much of the prompts was computed before, and what follows for the reader."""
+    speed = speed_in_words(summary)[:1]
+    lines = [*speed, *_answers(summary), *shares_in_words(summary)]
+    if speed:
+        pays = "as fast to the first token" in speed[0]
+        first = "Reuse pays for prompts like these" if pays else "Reuse beyond prefixes did not show a gain here"
+        lines.append(f"{first}. What a log of yours holds: {OWN_LOG}")
+    return lines
+
+
+def _answers(summary: Mapping[str, Any]) -> list[str]:
+    """How many answers are full computation's, and what bf16 alone changes where that was measured."""
+    if summary["agreement"] is None:
         return []
-    first, whole, count = found["same_first"], found["same"], found["samples"]
-    return [
-        f"Rounding alone (bf16 beside fp32, nothing reused): the first token in {first} of {count}, the whole answer in {whole}."
+    count, approximate = summary["samples"], summary["by_method"].keys() & APPROXIMATE
+    first, whole = (round(summary[name] * count) for name in ("agreement_first", "agreement"))
+    ends = interval(summary["agreement_interval"])
+    note = " Such answers are approximate, and labelled; `--reuse exact` changes none." if approximate else ""
+    lines = [
+        f"Answers as in full computation: the first token in {first} of {count}, the whole answer in {whole} (95%: {ends}).{note}"
     ]
+    if rounding := summary.get("rounding"):
+        first, whole, count = rounding["same_first"], rounding["same"], rounding["samples"]
+        alone = f"the first token in {first} of {count}, the whole answer in {whole}"
+        lines.append(f"Rounding alone (bf16 beside fp32, nothing reused): {alone}.")
+    return lines
 
 
 def bound_in_words(trust: Mapping[str, Any] | None) -> list[str]:
@@ -190,9 +206,6 @@ def shares_in_words(summary: Mapping[str, Any]) -> list[str]:
     """How much of the prompts was in earlier ones; nothing where it was not measured."""
     if "share_prefix" not in summary:
         return []
-    prefix, anywhere = summary["share_prefix"], summary["share_anywhere"]
-    return [
-        f"tokens in prefix blocks of earlier prompts: {prefix:.1%} (prefix caching saves these at best)",
-        f"tokens anywhere in earlier prompts: {anywhere:.1%} (in runs of 32 or more)",
-        f"beyond prefix caching: {max(0.0, anywhere - prefix):.1%}, what reuse at any position can save at best",
-    ]
+    prefix, anywhere = share(summary["share_prefix"]), share(summary["share_anywhere"])
+    stood = f"{prefix} stood in the prefixes of earlier prompts, and {anywhere} anywhere in them"
+    return [f"Of the prompts' tokens, {stood}."]

@@ -34,11 +34,6 @@ def preset_names() -> tuple[str, ...]:
     return tuple(_table())
 
 
-def about(name: str) -> str:
-    """Describe a preset in one line."""
-    return str(_table()[name]["about"])
-
-
 def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None, dict[str, str]]:
     """Choose preset and settings of a run without preset and model: the preset named like the data set, `shapes` without a data set.
 
@@ -71,7 +66,6 @@ def preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         found = dict(_table()[name])
     except KeyError:
         raise ConfigError(f"unknown preset {name!r}: choose one of {', '.join(preset_names())}") from None
-    found.pop("about")
     return found, dict(found.pop("cache", {}))
 
 

@@ -58,7 +58,7 @@ def sweep(
     watch: Progress | None = None,
     lines: Callable[[Sequence[Experiment], bool, Progress], Iterator[dict[str, Any]]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs a sweep's experiments, appending a line to `log_file` (.csv or .json) after each. A failed experiment gets a line with
+    """Runs a sweep's experiments, appending a line to `log_file` (.csv) after each. A failed experiment gets a line with
     the reason in `error`, and the others run. Returns the new lines.
 
     resume  continue a log: its experiments are skipped, except failed ones. Without it the log must not exist

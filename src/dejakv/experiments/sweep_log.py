@@ -1,23 +1,21 @@
-"""The log of a sweep: one line a run, in a .csv or .json file of its own, and as a table for a terminal."""
+"""The log of a sweep: one line a run, in a .csv file of its own, and as a table for terminal and report."""
 
 import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.output import locked, make_folder, replace_file
 from dejakv.experiments.plain_words import figure, share
 from dejakv.experiments.samples_log import changed_settings
 from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.table import Sheet, say
+from dejakv.experiments.table import Block, Sheet
 from dejakv.settings import shown
 
 COLUMNS: tuple[str, ...] = (
@@ -36,8 +34,8 @@ def open_log(path: str | Path, resume: bool) -> Iterator["SweepLog"]:
     Raises: ConfigError if the file exists and is not to be resumed, is not the log of a sweep, cannot be written, or is in use.
     """
     path = Path(path)
-    if path.suffix not in (".csv", ".json"):
-        raise ConfigError(f"--log-file {str(path)!r}: give a name that ends with .csv or .json")
+    if path.suffix != ".csv":
+        raise ConfigError(f"--log-file {str(path)!r}: a sweep's log is CSV: give a name that ends with .csv")
     make_folder(path.parent, "--log-file")
     exists = os.path.lexists(path)
     if exists and not resume:
@@ -72,23 +70,19 @@ class SweepLog:
         """Adds the line of a run, and replaces an earlier failed one."""
         self.lines = [*(held for held in self.lines if held["name"] != line["name"]), line]
         text = io.StringIO(newline="")
-        if self.path.suffix == ".json":
-            text.write(json.dumps(self.lines, indent=2) + "\n")
-        else:
-            writer = csv.DictWriter(text, COLUMNS)
-            writer.writeheader()
-            writer.writerows(self.lines)
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows(self.lines)
         replace_file(self.path, text.getvalue(), "--log-file")
 
 
 def logged(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a log; the figures of a CSV are texts. Raises: ConfigError for what is no log of this version."""
-    path = Path(path)
+    """The rows of a log; figures are texts. Raises: ConfigError for what is no log of this version."""
     try:
-        text = path.read_text(encoding="utf-8")
-        found: Any = json.loads(text) if path.suffix == ".json" else _rows(text)
-        if not isinstance(found, list):
-            raise ValueError("no list")
+        rows = csv.DictReader(io.StringIO(Path(path).read_text(encoding="utf-8"), newline=""))
+        if tuple(rows.fieldnames or ()) != COLUMNS:
+            raise ValueError("other columns than this version writes")
+        found: list[dict[str, Any]] = list(rows)
         for line in found:
             if set(line) != set(COLUMNS):
                 raise ValueError("other columns than this version writes")
@@ -100,13 +94,6 @@ def logged(path: str | Path) -> list[dict[str, Any]]:
             f"{shown(str(path))} is no log of a sweep ({error}): give the --log-file of a sweep of this version"
         ) from error
     return found
-
-
-def _rows(text: str) -> list[dict[str, Any]]:
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    if tuple(rows.fieldnames or ()) != COLUMNS:
-        raise ValueError("other columns than this version writes")
-    return list(rows)
 
 
 def log_line(
@@ -136,20 +123,14 @@ def log_line(
     return {column: line.get(column) for column in COLUMNS}
 
 
-def show(lines: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Prints a row an experiment, and the errors of those that failed."""
-    console.print(sheet(lines).printed())
-    say(
-        console,
+def parts(lines: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """A row an experiment, what its columns mean, and the errors of those that failed."""
+    return [
+        sheet(lines),
         "agreement: answers equal to those of full computation; false hits: with another answer; computed: share of the prompts' tokens "
         "that the cache computed; TTFT: median of the cache, and over that of prefix caching",
-        *failures(lines),
-    )
-
-
-def failures(lines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A sentence for each experiment that failed."""
-    return [f"{line['name']} failed: {line['error']}" for line in lines if line["error"]]
+        *(f"{line['name']} failed: {line['error']}" for line in lines if line["error"]),
+    ]
 
 
 COLUMNS_SHOWN = ("experiment", "hit rate", "agreement", "false hits", "computed", "TTFT p50, ms", "of prefix caching's")

@@ -10,17 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dejakv.decide.plan import APPROXIMATE
 from dejakv.errors import counted
 from dejakv.experiments.plain_words import (
     estimated,
     figure,
     in_words,
     interval,
-    rounding_in_words,
     share,
     short,
-    speed_in_words,
+    verdict,
 )
 from dejakv.experiments.summary import Row
 from dejakv.records import Record
@@ -52,27 +50,34 @@ class Sheet(NamedTuple):
         return table
 
 
-def say(console: Console, *lines: str) -> None:
-    """Prints lines as they are, not wrapped."""
-    for line in lines:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+Block = Sheet | str
+"""A table or a sentence: what a terminal and a page show alike."""
+
+
+def print_blocks(blocks: Iterable[Block], console: Console | None = None, box: Box | None = HEAVY_HEAD) -> None:
+    """Prints tables, framed by `box`, and sentences as they are, not wrapped."""
+    console = console or Console()
+    for block in blocks:
+        if isinstance(block, Sheet):
+            console.print(block.printed(box))
+        else:
+            console.print(block, soft_wrap=True, markup=False, highlight=False)
 
 
 def show(summary: dict[str, Any], rows: Sequence[Row] = (), console: Console | None = None) -> None:
-    """Prints a run's or a dry run's summary: tables, some changed answers, and the result in plain words."""
-    console = console or Console()
-    say(console, *summary.get("implied", ()))
-    for sheet in [*sheets_of(summary), *_changed(changed_answers(rows)[:_CHANGED])]:
-        console.print(sheet.printed())
-    say(console, *in_words(summary))
+    """Prints a run's or a dry run's details, some changed answers, and the verdict."""
+    changed = _changed(changed_answers(rows)[:_CHANGED])
+    print_blocks([*details(summary), *changed, *(verdict(summary) if "arms" in summary else ())], console)
 
 
-def sheets_of(summary: Mapping[str, Any]) -> list[Sheet]:
-    """The tables of a run: arms, levels and what was not used."""
-    found = [_arms(summary)] if "arms" in summary else []
+def details(summary: Mapping[str, Any]) -> list[Block]:
+    """Of a run or a dry run: what was implied, the tables of arms, levels and what was not used, and further figures in words."""
+    found: list[Block] = [*summary.get("implied", ())]
+    if "arms" in summary:
+        found.append(_arms(summary))
     if summary.get("by_level") or "judged" in summary:
         found.append(_levels(summary) if "arms" in summary else _would_hit(summary))
-    return [*found, *unused(summary.get("not_used", {}))]
+    return [*found, *unused(summary.get("not_used", {})), *in_words(summary)]
 
 
 def _arms(summary: Mapping[str, Any]) -> Sheet:
@@ -159,8 +164,6 @@ def origin(row: Row) -> str:
 NAMES = {"none": "no reuse", "prefix": "prefix caching", "cache": "DejaKV"}
 """Arms as a reader knows them."""
 
-OWN_LOG = "dejakv estimate LOG"
-
 
 def asked(summary: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """The work of a run in a sentence: `20 prompts of repo, 600 to 2,000 tokens each, answers of up to 16, through smollm2-135m.`"""
@@ -195,10 +198,7 @@ _FIGURES = (
 
 def show_result(summary: Mapping[str, Any], rows: Sequence[Row], console: Console | None = None) -> None:
     """Print a live run's result, in at most 15 lines."""
-    console = console or Console()
-    say(console, "", asked(summary, rows), "")
-    console.print(headline(summary).printed(box=None))
-    say(console, "", *verdict(summary))
+    print_blocks(["", asked(summary, rows), "", headline(summary), "", *verdict(summary)], console, box=None)
 
 
 def times(rows: Sequence[Row]) -> Sheet:
@@ -215,29 +215,3 @@ def times(rows: Sequence[Row]) -> Sheet:
         (name, *(f"{max(0.0, fmean(map(part, records[arm]))):,.1f}" for arm in arms)) for name, part in parts.items()
     ]
     return Sheet("Where the time of a request went, ms", ("", *(NAMES[arm] for arm in arms)), table if arms else ())
-
-
-def verdict(summary: Mapping[str, Any]) -> list[str]:
-    """Speed, answers, how much of the prompts was computed before, and what follows for the reader."""
-    speed, lines = speed_in_words(summary)[:1], _answers(summary)
-    if "share_prefix" in summary:
-        prefix, anywhere = share(summary["share_prefix"]), share(summary["share_anywhere"])
-        stood = f"{prefix} stood in the prefixes of earlier prompts, and {anywhere} anywhere in them"
-        lines.append(f"Of the prompts' tokens, {stood}.")
-    if speed:
-        pays = "as fast to the first token" in speed[0]
-        first = "Reuse pays for prompts like these" if pays else "Reuse beyond prefixes did not show a gain here"
-        lines.append(f"{first}. What a log of yours holds: {OWN_LOG}")
-    return speed + lines
-
-
-def _answers(summary: Mapping[str, Any]) -> list[str]:
-    if summary["agreement"] is None:
-        return []
-    count, approximate = summary["samples"], summary["by_method"].keys() & APPROXIMATE
-    first, whole = (round(summary[name] * count) for name in ("agreement_first", "agreement"))
-    note = " Such answers are approximate, and labelled; `--reuse exact` changes none." if approximate else ""
-    return [
-        f"Answers as in full computation: the first token in {first} of {count}, the whole answer in {whole}.{note}",
-        *rounding_in_words(summary.get("rounding")),
-    ]

@@ -64,7 +64,7 @@ def test_the_files_are_those_of_any_engine(shapes: Ran) -> None:
     wanted = {"hit_rate", "by_level", "by_method", "agreement", "beyond_prefix", "lookup_ms", "store_bytes"}
     assert wanted <= set(shapes.summary)
     assert {"exact_text", "semantic_text", "embedding:prompt", "kv_cache"} <= set(shapes.lines[0]["statuses"])
-    assert "answers that equal full computation's" in shapes.printed
+    assert "Answers as in full computation" in shapes.printed
 
 
 def test_adopt_runs_the_donor_and_exact_stays_exact(shapes: Ran) -> None:

@@ -9,7 +9,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -18,15 +18,14 @@ from typing import Any, NamedTuple
 from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, DejaKVError
-from dejakv.experiments import advice, savings
+from dejakv.experiments import advice, sweep_log
 from dejakv.experiments.output import SAMPLES, SETTINGS, SUMMARY, make_folder, read_object, replace_file
-from dejakv.experiments.plain_words import in_words
+from dejakv.experiments.plain_words import verdict
 from dejakv.experiments.samples import read_samples
 from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
 from dejakv.experiments.settings import run_command_of
 from dejakv.experiments.summary import Row
-from dejakv.experiments.sweep_log import failures, logged, sheet
-from dejakv.experiments.table import NAMES, Sheet, asked, changed_answers, headline, origin, sheets_of, times, verdict
+from dejakv.experiments.table import NAMES, Block, Sheet, asked, changed_answers, details, headline, origin, times
 from dejakv.pictures import decoded
 from dejakv.request import Media
 
@@ -102,6 +101,11 @@ def table(sheet: Sheet) -> str:
     return f'{title}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
+def drawn(blocks: Iterable[Block]) -> str:
+    """Tables and sentences as HTML."""
+    return "".join(table(block) if isinstance(block, Sheet) else paragraph(block) for block in blocks)
+
+
 def facts(values: Mapping[str, Any], title: str = "") -> str:
     return table(Sheet(title, ("", ""), [(name, str(value)) for name, value in values.items()]))
 
@@ -138,7 +142,7 @@ def sections_of(source: Path) -> list[Section]:
         raise ConfigError(
             f"{str(source)!r} has nothing to report: give a folder with {SUMMARY} or {ESTIMATE}, or the log of a sweep"
         )
-    return [sweep_section(source, logged(source))]
+    return [sweep_section(source, sweep_log.logged(source))]
 
 
 def _estimated(path: Path) -> Section:
@@ -148,11 +152,9 @@ def _estimated(path: Path) -> Section:
     if not isinstance(found.get("computed"), dict):
         raise ConfigError(f"{foreign} (it has no figures): make it again")
     try:
-        told = advice.verdict(found)
+        told, (read, *rest) = advice.verdict(found), advice.parts(found)
         blocks = [
-            paragraph(advice.asked(found), told),
-            *map(table, savings.sheets(found)),
-            paragraph(*(line for line in advice.in_plain_words(found) if line != told)),
+            drawn([read, told, *(block for block in rest if block != told)]),
             _folded("Answers of similar prompts", [table(advice.settings_sheet(found))]),
         ]
         return Section(f"Estimate for {found['log']}", blocks)
@@ -162,14 +164,13 @@ def _estimated(path: Path) -> Section:
 
 def run_section(folder: Path, summary: Mapping[str, Any]) -> Section:
     """Raises: ConfigError if the samples of a live run are missing."""
-    details = [paragraph(*summary.get("implied", ()), *in_words(summary)), *map(table, sheets_of(summary))]
-    blocks: list[str] = []
+    more, blocks = [drawn(details(summary))], list[str]()
     if "arms" in summary:
         rows = [row for row in finished_rows(folder) if not row.error]
-        blocks = [paragraph(asked(summary, rows)), table(headline(summary)), paragraph(*verdict(summary))]
+        blocks = [drawn([asked(summary, rows), headline(summary), *verdict(summary)])]
         blocks += [*_over_the_stream(rows), *_changed(folder, rows)]
-        details.append(table(times(rows)))
-    blocks += [_folded("Details", details)] if blocks else details
+        more.append(table(times(rows)))
+    blocks += [_folded("Details", more)] if blocks else more
     if made := summary.get("measured"):
         where, versions = made["machine"], ", ".join(f"{name} {version}" for name, version in made["versions"].items())
         cores = f"{where['cores_used']} of {where['cores']} cores, load {where['load_average']}"
@@ -239,14 +240,14 @@ def _picture(media: Media) -> str:
 
 def sweep_section(path: Path, found: Sequence[Mapping[str, Any]]) -> Section:
     """`found`: the rows of `sweep_log.logged`."""
-    failed = failures(found)
+    failed = sum(bool(row["error"]) for row in found)
     commands = [
         f"<p>{text(row['name'])}</p><pre>{text(run_command_of(json.loads(row['settings'] or '{}')))}</pre>"
         for row in found
     ]
-    told = paragraph(f"{len(found) - len(failed)} experiments, {len(failed)} failed")
+    told = paragraph(f"{len(found) - failed} experiments, {failed} failed")
     folded = _folded("The command of each experiment", commands)
-    return Section(f"Sweep {path.name}", [told, table(sheet(found)), paragraph(*failed), folded])
+    return Section(f"Sweep {path.name}", [told, drawn(sweep_log.parts(found)), folded])
 
 
 _WIDTH, _HEIGHT = 640, 220

@@ -17,13 +17,13 @@ from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, counted
 from dejakv.experiments.compare import donors_of, opened, pipeline_for, shortened
 from dejakv.experiments.plain_words import short
-from dejakv.experiments.reports.report import Section, command, facts, page, paragraph, table
+from dejakv.experiments.reports.report import Section, command, drawn, facts, page
 from dejakv.experiments.run import cache_folder
 from dejakv.experiments.samples import Prompter, read_samples, repeated
 from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
 from dejakv.experiments.settings import RunSettings, did_you_mean, run_command_of
 from dejakv.experiments.summary import Progress, Row
-from dejakv.experiments.table import Sheet, say
+from dejakv.experiments.table import Block, Sheet, print_blocks
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request
 from dejakv.settings import shown
@@ -190,29 +190,23 @@ def in_words(found: Why) -> list[str]:
 
 def to_terminal(found: Why, console: Console) -> None:
     """Prints the table and the sentences."""
-    say(console, f"{found.sample}: {short(found.question, 300)}")
-    console.print(_sheet(found, 80).printed())
-    say(console, *in_words(found))
+    print_blocks(parts(found), console)
 
 
 def to_html(found: Why) -> str:
     """One self-contained page."""
     about = {"model": found.settings.model, "data set": found.settings.dataset, "earlier samples": found.earlier}
-    blocks = [
-        paragraph(found.question, *in_words(found)),
-        table(_sheet(found, 200)),
-        facts(about),
-        command(run_command_of(found.settings.named())),
-    ]
+    blocks = [drawn(parts(found)), facts(about), command(run_command_of(found.settings.named()))]
     title = f"Why {found.sample} was a {'miss' if found.method in ('none', 'prefix') else 'hit'}"
     return page(title, [Section("", blocks)])
 
 
-def _sheet(found: Why, most: int) -> Sheet:
-    """The candidates; texts of at most so many characters."""
+def parts(found: Why) -> list[Block]:
+    """The question, the candidates, and what was decided."""
     rows = [
-        [one.level, f"{one.score:.3f}", "yes" if one.trusted else "no", f"{one.sample}: {short(one.chunk, most)}", "\n".join(one.verdicts)]
+        [one.level, f"{one.score:.3f}", "yes" if one.trusted else "no", f"{one.sample}: {short(one.chunk, 200)}", "\n".join(one.verdicts)]
         for one in found.candidates
     ]  # fmt: skip
     title = f"nearest of {found.earlier} earlier samples, by level"
-    return Sheet(title, ("level", "score", "trusted", "sample", "guards"), rows)
+    candidates = Sheet(title, ("level", "score", "trusted", "sample", "guards"), rows)
+    return [f"{found.sample}: {short(found.question, 600)}", candidates, *in_words(found)]
