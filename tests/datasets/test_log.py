@@ -40,7 +40,7 @@ LITELLM = {
     ("line", "name", "tenant", "time"),
     [
         ({"messages": CHAT}, "JSON lines", "", None),
-        ({"messages": CHAT, "partition": "p", "timestamp": 5}, "JSON lines", "p", 5.0),
+        ({"messages": CHAT, "partition": "p", "timestamp": 5, "topic": "t"}, "JSON lines", "p", 5.0),
         (BATCH, "OpenAI batch", "", None),
         (LANGFUSE, "Langfuse export", "u7", 1793697120.123),
         ({**LANGFUSE, "input": json.dumps(CHAT)}, "Langfuse export", "u7", 1793697120.123),
@@ -62,6 +62,7 @@ def test_conversations(line: Any, name: str, tenant: str, time: float | None, tm
     assert (entry.sample.messages, entry.format, entry.tenant) == (ASKED, name, tenant)
     assert entry.time == (None if time is None else pytest.approx(time, abs=1e-5))
     assert log.formats == {name: 1}
+    assert not isinstance(line, dict) or entry.sample.fields.get("topic") == line.get("topic"), "for --chunk-source"
     assert entry.sample.fields.get("partition", "") == tenant
 
 

@@ -125,6 +125,7 @@ def test_a_ratio_within_the_noise_is_not_claimed() -> None:
     assert f"within this run's noise ({low:.2f} to {high:.2f})" in speed
     assert noise.startswith("Noise of this run: over 12 requests with equal work prefix caching took ")
     assert speed in shown(summary)
+    assert noise in shown(summary)
 
 
 def test_a_ratio_beyond_the_noise_is_claimed_with_its_interval() -> None:
