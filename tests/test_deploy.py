@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.identity import exact_key
+from dejakv.server.settings import ServerSettings
 from dejakv.store import open_store
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.counters import FAILED_WRITES
@@ -93,7 +95,7 @@ def test_versions_are_the_package_s() -> None:
     assert f"dejakv-vllm:{version}\n" in (DEPLOY / "compose.yaml").read_text()
 
 
-def test_images_of_the_containers_are_pinned() -> None:
+def test_images_are_pinned_and_what_they_name_exists() -> None:
     made = (DEPLOY / "Dockerfile").read_text()
     assert all(PINNED.fullmatch(image) for image in re.findall(r"^ARG \w+_IMAGE=(.*)$", made, re.M))
     version = re.search(r'^vllm = \["vllm==(.*)"\]', (ROOT / "pyproject.toml").read_text(), re.M)
@@ -101,6 +103,10 @@ def test_images_of_the_containers_are_pinned() -> None:
     assert f"vllm-openai:v{version[1]}\n" in made
     for path in re.findall(r"^COPY (?!--)(.*) \S+$", made, re.M):
         assert all((ROOT / one).exists() for one in path.split())
+    assert set(re.findall(r"DEJAKV_(\w+)=", made)) <= {field.name.upper() for field in fields(ServerSettings)}
+    assert f"\nEXPOSE {ServerSettings().port}\n" in made
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {one for names in re.findall(r"dejakv\[(.*?)\]", made) for one in names.split(",")} <= set(extras)
 
 
 @pytest.mark.parametrize(

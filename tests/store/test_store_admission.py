@@ -3,7 +3,7 @@
 import pytest
 
 from dejakv.errors import ConfigError
-from dejakv.store import open_store
+from dejakv.store import budgets, open_store
 from dejakv.store.budgets import Admission, AdmissionGate
 from dejakv.testing.chunks import make_chunk
 
@@ -23,8 +23,9 @@ def test_short_prompts_are_refused() -> None:
     assert open_store(min_tokens=17).put(make_chunk(1))
 
 
-def test_second_sight_remembers_a_bounded_number() -> None:
-    gate = AdmissionGate(Admission(second_sight=True, remembered=2))
+def test_second_sight_remembers_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "_REMEMBERED", 2)
+    gate = AdmissionGate(Admission(second_sight=True))
     ids = [str(number) for number in range(5)]
     assert [gate.unwanted(ids[1], 20), gate.unwanted(ids[1], 20)] == ["first_sight", None]
     assert [gate.unwanted(id, 20) for id in (*ids[2:], ids[2], ids[4])] == [*["first_sight"] * 4, None]
@@ -58,6 +59,6 @@ def test_the_rate_holds_on_average_and_large_chunks_pass() -> None:
 
 
 def test_wrong_rules_say_what_is_right() -> None:
-    for wrong in ({"min_tokens": -1}, {"max_write_rate": -1}, {"remembered": 0}):
+    for wrong in ({"min_tokens": -1}, {"max_write_rate": -1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Admission(**wrong)

@@ -17,6 +17,10 @@ POLICIES: dict[str, str] = {"lru": "used", "lfu": "hits, used"}
 """The order in which entries are evicted: least recently used, or least often used and of those the least recently."""
 
 
+_REMEMBERED = 65_536
+"""Ids that second sight remembers, the latest ones."""
+
+
 class NoRoom(Exception):
     """What is put does not fit the budget, whatever leaves."""
 
@@ -29,20 +33,16 @@ class Admission:
     second_sight    a prompt is refused the first time (`first_sight`): most never repeat
     max_write_rate  bytes a second; more is refused (`rate`). The first chunk over the limit still passes and is paid off
                     before the next, so that a chunk larger than one second's bytes can be stored at all
-    remembered      number of ids that second sight remembers, the latest ones
     """
 
     min_tokens: int = 0
     second_sight: bool = False
     max_write_rate: int = 0
-    remembered: int = 65_536
 
     def __post_init__(self) -> None:
         for name in ("min_tokens", "max_write_rate"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)} is negative: give a limit, or 0 for none")
-        if self.remembered < 1:
-            raise ConfigError(f"remembered={self.remembered}: second sight must remember at least 1 id")
 
 
 class AdmissionGate:
@@ -51,7 +51,7 @@ class AdmissionGate:
     def __init__(self, rules: Admission, clock: Clock = time.monotonic) -> None:
         self._rules = rules
         self._clock = clock
-        self._seen: FIFOCache[str, None] = FIFOCache(rules.remembered)
+        self._seen: FIFOCache[str, None] = FIFOCache(_REMEMBERED)
         self._allowance = float(rules.max_write_rate)
         self._filled = clock()
 
