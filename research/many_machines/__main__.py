@@ -41,14 +41,14 @@ def loads(running: Services, folder: Path, quick: bool, many: int | None) -> dic
 def chaos(running: Services, folder: Path, quick: bool, many: int | None) -> dict[str, Any]:
     from research.many_machines.chaos import chaos
 
-    return chaos(running, many or (45 if quick else 600), 16 if quick else 80)
+    return chaos(running, many or (30 if quick else 600), 16 if quick else 80)
 
 
 def orderings(running: Services, folder: Path, quick: bool, many: int | None) -> dict[str, Any]:
     from research.many_machines.hits import MODEL
     from research.many_machines.orderings import PASSAGES, gain, passages_of
 
-    return gain(running, many or (12 if quick else 500), MODEL, passages_of(4 if quick else PASSAGES))
+    return gain(running, many or (8 if quick else 500), MODEL, passages_of(4 if quick else PASSAGES))
 
 
 def evictions(running: Services, folder: Path, quick: bool, many: int | None) -> dict[str, Any]:
