@@ -91,8 +91,14 @@ def test_nothing_of_the_request_is_held(
 def test_the_check_sees_what_is_held(docs_engine: Any, tmp_path: Path) -> None:
     with serving(docs_engine, cache_dir=str(tmp_path)) as client:
         assert client.post("/v1/completions", json=COMPLETION).status_code == 200
-        assert remains(held(client), trace_of(docs_engine))
+        stored(client)
         assert np.array(tokens(docs_engine), dtype="<u4").tobytes() in bytes_in(tmp_path)
+    with serving(docs_engine, reuse="blend") as client:
+        client.post("/v1/completions", json={**COMPLETION, "prompt": prompt_of(DOCUMENT, "Where does bob live?")})
+        stored(client)
+        answer = client.post("/v1/completions", json={**COMPLETION, "dejakv": {"reuse": "blend"}}).json()
+        assert answer["dejakv"]["reuse"] == "blend", answer["dejakv"]
+        assert remains(held(client), trace_of(docs_engine)), "the prompt waits to be promoted"
 
 
 def test_what_is_stored_serves_it_all_the_same(docs_engine: Any) -> None:
