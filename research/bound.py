@@ -211,6 +211,10 @@ ORDERED = {
 }
 
 
+CHECKED = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+"""Shares of hits that a check computes in full."""
+
+
 def figures(table: Table, terms: Terms, orders: int, length: int, seed: int) -> dict[str, float]:
     """Over all orders; `length` hits drawn with replacement in each, 0: every hit once.
 
@@ -269,6 +273,27 @@ def bound(
             shares = " | ".join(f"{got[key]:.1%}" for key in ("broke", "opened"))
             kept = f"{got['kept']:.1%} | {got['wrong']:.2%} | {got['time']:.3f} | {got['time_late']:.3f}"
             typer.echo(f"| {name} | {delta:.0%} | {shares} | {got['first']:.0f} | {kept} |")
+    typer.echo("\n" + checked(hits, differs))
+
+
+def checked(hits: Sequence[Mapping[str, Any]], differs: str) -> str:
+    """A Markdown table of a fixed check in place of a bound: blends with the smallest margins of the first token are computed in full
+    after all, and both are paid for. Shares of all hits; `computed`: of full computation's tokens."""
+    lines = [
+        "| computed in full | margin below, nats | wrong of all | wrong of the blended | computed |",
+        "|---" * 5 + "|",
+    ]
+    wrong = np.array([hit["wrong"][differs] for hit in hits])
+    margins = np.array([hit["margin"] for hit in hits])
+    computed = float(np.mean([hit["computed_tokens"] / hit["prompt_tokens"] for hit in hits]))
+    for share in CHECKED:
+        cutoff = float(np.quantile(margins, share))
+        kept = wrong[margins >= cutoff]
+        full = 1 - len(kept) / len(hits)
+        lines.append(
+            f"| {full:.0%} | {cutoff:.2f} | {kept.sum() / len(hits):.1%} | {kept.mean():.1%} | {computed + full:.0%} |"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
