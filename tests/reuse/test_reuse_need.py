@@ -72,6 +72,16 @@ def test_a_new_sentence_is_computed_from_its_first_word():
     assert not made.forced[39:-10].any()
 
 
+def test_a_short_copied_run_is_computed_and_a_long_one_is_not():
+    """A path in another tool's result has the state of that result, however equal its tokens."""
+    for copied, forced in ((7, True), (8, False)):
+        new = [*DONOR[38 : 38 + copied], *sentence(*range(351, 371))]
+        made = found_for([*DONOR[:28], *new, *DONOR[28:]])
+        assert made.forced[28 : 28 + copied].any() == made.forced[28 : 28 + copied].all() == forced
+        assert made.forced[28 + copied : 28 + len(new)].all()
+        assert not made.forced[:28].any()
+
+
 def test_a_donors_first_sentence_is_computed_where_it_moved():
     """It was computed with nothing before it; and the first token is the attention sink."""
     target = [1, *DONOR[10:19], *DONOR[1:10], *DONOR[19:]]

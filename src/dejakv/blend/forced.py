@@ -1,4 +1,4 @@
-"""Forced tokens, recomputed whatever the share: changed tokens, the rest of their sentences, and the question.
+"""Forced tokens, recomputed whatever the share: changed tokens, the rest of their sentences, short copied runs, and the question.
 
 Too little recomputation does not degrade gracefully: on edited documents a model answers as before the edit. KV of equal
 text after a changed value still tells of the old value, so the rest of the sentence goes with it.
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.blend.sentences import Segments, rarity, segments, weights_of
-from dejakv.blend.token_map import Donors, Ids, TokenMap
+from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs
 
 COPIED = 6
 """Common context (left counted double) from which text counts as copied."""
@@ -18,6 +18,9 @@ NEW_SHARE = 0.5
 """A sentence is new if less than this of its weight (rare tokens weigh more) was found in one donor sentence."""
 LEAST_SIMILARITY = 0.2
 """A token that matches its donor token less counts as changed."""
+SHORT = 8
+"""A copied run of fewer tokens stood in other text: a path in another tool's result has the state of that result. Such tokens, left as they
+were, made most of the divergence of agent turns (docs/results/fidelity.md)."""
 LONGEST_TAIL = 64
 OPENING = 16
 """Tokens at most that count as the first sentence of a donor."""
@@ -57,7 +60,7 @@ def need(
     exact: int = 0,
 ) -> Need:
     """Mark the forced tokens: every token that differs from its donor token, in new sentences also those that equal it by chance, and
-    the rest of their sentences; and the question.
+    the rest of their sentences; copied runs of fewer than `SHORT` tokens; and the question.
 
     tail    tokens of the question; None: the last sentence of at least 4 tokens (at most 64)
     budget  share of the tokens that may be forced, None for no limit: sentences are taken whole while they fit, those with edits
@@ -82,7 +85,10 @@ def need(
     changed = edits | lost | (found.similarity < LEAST_SIMILARITY)
     changed[n - rows :] = False
     changed[:exact] = False
-    wanted = rest_of_sentence(changed, parts) & ~forced
+    first, stop = equal_runs(target, donors, found.source)
+    short = (stop - first < SHORT) & (first > 0)
+    wanted = (rest_of_sentence(changed, parts) | short) & ~forced
+    wanted[:exact] = False
     paid = wanted if budget is None else _affordable(wanted, edits, new, parts, round(budget * (n - exact)) - rows)
     forced, left = forced | paid, wanted & ~paid
     forced[:exact] = False

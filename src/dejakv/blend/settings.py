@@ -21,7 +21,7 @@ SELECTORS: tuple[BlendSelector, ...] = get_args(BlendSelector)
 MAP: BlendMap = "context"
 """The token map of all qualities. Another map needs many more recomputed tokens for the same answers."""
 
-_REVISION = 2
+_REVISION = 3
 """Counted up where the same settings recompute other tokens than before: evidence of the error bound is of one revision."""
 
 MAX_GENERATION = 5
