@@ -175,6 +175,22 @@ def test_an_aborted_prompt_is_found_as_far_as_it_was_computed(toy: Start) -> Non
     assert (asked.told["level"], asked.told["tokens_reused"]) == ("prefix", 64)
 
 
+def test_behind_a_short_stored_beginning_steps_are_full(toy: Start) -> None:
+    """Most of the prompt is computed as any other is."""
+    engine = toy({"min_gain": 1}, budget=128)
+    ask(engine, A[:32])
+    engine.forget()
+    name = engine.add([*A[:32], *tokens(170, 9)], count=1)
+    while not engine.arrived:
+        engine.step()
+    beside = engine.add(B[:20], count=1, no_store=True)
+    while not engine.runner.computed[name]:
+        engine.step()
+    assert engine.runner.computed[name] + engine.runner.computed[beside] == 128
+    engine.drain()
+    assert engine.asked[name].told["tokens_reused"] == 32
+
+
 def test_a_slow_store_is_not_waited_for(toy: Start, held: Any) -> None:
     engine = toy({}, prefix=False)
     go = held("put")
