@@ -34,6 +34,7 @@ class Far(Memory):
         self.link = Link()
         self.answers, self.removing, self.removes = threading.Event(), threading.Event(), threading.Event()
         self.asked: list[str] = []
+        self.heads: list[str] = []
 
     def get(self, name: str) -> Bytes:
         self.asked.append(name)
@@ -46,6 +47,7 @@ class Far(Memory):
         super().delete(names)
 
     def head(self, name: str, size: int) -> tuple[bytes, int]:
+        self.heads.append(name)
         found = super().get(name)
         return found[:size].tobytes(), found.size
 
@@ -86,6 +88,13 @@ def test_copies_that_leave_for_what_is_read_beside_them_are_not_read_again(far: 
         for asked in (3, 5):
             assert store.get(chunk.meta.id) is not None
             assert len(far.asked) == asked
+
+
+def test_a_put_asks_for_nothing_while_lookups_wait_for_it(far: Far) -> None:
+    """A catalog in memory has one connection."""
+    with opened(far) as store:
+        assert store.put(prompt_chunk(LONG))
+    assert not far.heads
 
 
 def test_a_request_does_not_wait_for_a_removal(far: Far) -> None:

@@ -151,10 +151,11 @@ def _rows(sql: sqlite3.Connection, objects: Objects, budget: Budget, work: _Work
     if not all(changes.is_there(sql, piece.n) for piece in pieces):
         raise _TryAgain
     for one in segments:
-        # A process that opened the store meanwhile took it for one left over, and indexed or removed it.
+        # A process that opened the store meanwhile took it for one left over, and indexed or removed it. A service is not asked: lookups
+        # would wait for its answer, and what another machine removed is found missing.
         found = sql.execute("SELECT n FROM segments WHERE name = ?", (one.name,)).fetchone()
         leaves = sql.execute("SELECT 1 FROM leaving WHERE name = ?", (one.name,)).fetchone()
-        if found is None and (leaves or not is_there(objects, one.name)):
+        if found is None and (leaves or not (objects.shared or is_there(objects, one.name))):
             raise _TryAgain
         n = found[0] if found else changes.add_segment(sql, one)
         pieces.append(Piece(n, one.name, one.start, one.stop, one.stop, one.due, one.record))
