@@ -38,6 +38,8 @@ def chaos(running: Services, seconds: float, prompts: int, seed: int = 0) -> dic
     """Serves requests for so many seconds and checks every answer against one without a cache.
 
     wrong, unanswered  requests; unanswered: an error, or no answer within `LONGEST` from either replica (a client asks the other one)
+    slowest_s          the longest that replicas took for an answer
+    longest_without_s  the longest that a request waited for a replica that runs
     torn               objects in the bucket at the end that are not whole
     recovered_s        from the return of all services until a round in which both replicas hit every prompt in full; None: not in `RETURN`
     """
@@ -81,15 +83,19 @@ class Cluster:
                 return replica
         return None
 
-    def ask(self, request: Request) -> Told | None:
-        """What a client is told that asks the other replica when one dies; None after `LONGEST`."""
-        until = time.monotonic() + LONGEST
-        while (left := until - time.monotonic()) > 0:
-            replica = self.next()
-            told = replica.ask(request, left) if replica is not None else time.sleep(0.05)
-            if told is not None:
-                return told
-        return None
+    def ask(self, request: Request) -> tuple[Told | None, float, float]:
+        """What a client is told that asks the other replica when one dies, None after `LONGEST`; seconds that replicas took, and that no replica
+        was there."""
+        began, away = time.monotonic(), 0.0
+        told: Told | None = None
+        while told is None and (left := began + LONGEST - time.monotonic()) > 0:
+            if (replica := self.next()) is not None:
+                told = replica.ask(request, left)
+            else:
+                at = time.monotonic()
+                time.sleep(0.05)
+                away += time.monotonic() - at
+        return told, time.monotonic() - began - away, away
 
     def close(self) -> None:
         for replica in self.replicas:
@@ -163,14 +169,15 @@ def _during(
     parts: Cluster, wanted: Sequence[Request], right: Sequence[Any], seconds: float, rng: random.Random
 ) -> dict[str, Any]:  # fmt: skip
     told, until = Outcomes(), time.monotonic() + seconds
-    purges = 0
+    purges, without = 0, 0.0
     while time.monotonic() < until:
         if rng.random() < PURGES and (replica := parts.next()) is not None:
             purges += bool((replica.purge(LONGEST) or {}).get("prompts"))
         number = rng.randrange(len(wanted))
-        began = time.monotonic()
-        told.add(parts.ask(wanted[number]), right[number], time.monotonic() - began)
-    return {**told.figures(), "purges": purges}
+        answer, took, away = parts.ask(wanted[number])
+        told.add(answer, right[number], took)
+        without = max(without, away)
+    return {**told.figures(), "purges": purges, "longest_without_s": without}
 
 
 class Outcomes:

@@ -14,6 +14,7 @@ from dejakv.errors import DejaKVError
 from dejakv.request import Request
 
 _AGAIN_SECONDS = 0.5
+_LOADED = ("dejakv.build", "dejakv.engines.transformers", "dejakv.pipeline", "transformers.models.llama.modeling_llama")
 READY = "ready"
 Told = dict[str, Any]
 """Of an answer: `token_ids`, `method`, `prompt_tokens`, `computed_tokens`, `reused_tokens`, `ttft_ms`, `plans`, `reason`; `error` of a request that failed."""
@@ -30,10 +31,11 @@ class Replica:
         self.start()
 
     def start(self) -> None:
-        """Begins to start the process; `ready` tells when it answers."""
-        spawn = get_context("spawn")
-        self._connection, its = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(its, *self._given), daemon=True)
+        """Begins to start the process, from one that has loaded the libraries: a minute on a busy machine. `ready` tells when it answers."""
+        context = get_context("forkserver")
+        context.set_forkserver_preload([__name__, *_LOADED])
+        self._connection, its = context.Pipe()
+        self._process = context.Process(target=_serve, args=(its, *self._given), daemon=True)
         self._process.start()
         its.close()
         self._ready = False
