@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import hmac
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -24,10 +25,16 @@ PORTS = [
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on."""
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
+    """Ports that nothing listens on, below those of outgoing connections: one of these could take a port while its server is stopped."""
+    held = list[socket.socket]()
+    while len(held) < count:
+        one = socket.socket()
+        try:
+            one.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, 32_000)))
+        except OSError:
+            one.close()
+        else:
+            held.append(one)
     ports = [one.getsockname()[1] for one in held]
     for one in held:
         one.close()
