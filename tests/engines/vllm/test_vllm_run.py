@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from dejakv.blend.settings import QUALITIES, BlendConfig, BlendQuality
 from dejakv.cli.main import typer_app
 from dejakv.config import SemanticCacheConfig
+from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.experiments.vllm_engine import connector_settings
 
 
@@ -54,8 +56,24 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.fixture(scope="module")
 def blended(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Prompts of `docs`, and one of their documents behind a new sentence, twice, and with its halves exchanged."""
     folder = tmp_path_factory.mktemp("blend")
-    return _run(folder, "--preset", "docs", "--max-samples", "13", "--cache-dir", str(folder / "kv"))
+    samples = list(islice(open_dataset("docs", DatasetOptions()), 13))
+    asked, document = samples[0].question, samples[0].context
+    sentences = document.split(". ")
+    half = len(sentences) // 2
+    edited = f"The animal of Otto is a dog. {document}"
+    exchanged = ". ".join([*sentences[half:], *sentences[:half]])
+    pairs = [
+        *((sample.context, sample.question) for sample in samples),
+        *((each, asked) for each in (edited, edited, exchanged)),
+    ]
+    log = folder / "log.jsonl"
+    log.write_text(
+        "".join(json.dumps({"context": context, "question": question}) + "\n" for context, question in pairs)
+    )
+    flags = ["--dataset", "log", "--dataset-path", str(log), "--cache-dir", str(folder / "kv")]
+    return _run(folder, "--preset", "docs", *flags)
 
 
 def test_the_files_are_those_of_any_engine(shapes: Ran) -> None:
