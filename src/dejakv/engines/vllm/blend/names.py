@@ -72,8 +72,9 @@ class Names:
 
         The queue asks in each step for each prompt, so it looks where it ended before: vLLM evicts a prompt's last blocks first.
         """
-        names, held = self._hashes(tracked.request, 0), tracked.held
-        while held and not (held <= len(names) and self.is_cached(names[held - 1])):
+        names = self._hashes(tracked.request, 0)
+        held = min(tracked.held, len(names))
+        while held and not self.is_cached(names[held - 1]):
             held -= 1
         while held < len(names) and self.is_cached(names[held]):
             held += 1
