@@ -123,6 +123,7 @@ def test_a_lower_bound_after_a_restart_leaves_later_generations_alone(docs_engin
     first.cache.close()
     for bound, methods in ((2, ("blend",)), (1, ("none", "prefix"))):
         cache = build_cache(replace(config, max_generation=bound), docs_engine)
+        cache.flush()
         answer = Pipeline(docs_engine, cache).answer(replace(joined(FOURTH, THIRD), no_store=True))
         assert answer.record.method in methods
         cache.close()

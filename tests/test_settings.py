@@ -62,7 +62,7 @@ def test_a_field_of_junk_is_refused_or_gives_settings_that_work(field: tuple[Any
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([item.name for item in fields(SemanticCacheConfig)]), JUNK, max_size=4))
 def test_a_config_of_junk_is_refused_or_builds_a_cache(values: dict[str, Any]) -> None:
-    plain = {"semantic_text": False, **values, "cache_dir": None}
+    plain = {"semantic_text": False, **values, "store": None, "cache_dir": None}  # any text names a folder
     if plain["semantic_text"] is True or plain["semantic_text"] is None:
         plain["semantic_text"] = False  # its encoder is another package's
     cache, error = outcome(lambda: build_cache(SemanticCacheConfig.from_dict(plain), background=False))

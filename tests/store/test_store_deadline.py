@@ -16,7 +16,7 @@ from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.engines.base import LATE
 from dejakv.pipeline import Pipeline
 from dejakv.store import Store
-from dejakv.store.objects import Bytes, Memory
+from dejakv.store.objects import Bytes, Memory, Missing
 from dejakv.store.remote.link import AT_ONCE, Link
 from dejakv.store.remote.tiers import Tiers
 from dejakv.testing.chunks import check_whole, prompt_chunk
@@ -88,6 +88,12 @@ def test_copies_that_leave_for_what_is_read_beside_them_are_not_read_again(far: 
         for asked in (3, 5):
             assert store.get(chunk.meta.id) is not None
             assert len(far.asked) == asked
+
+
+def test_what_was_removed_between_finding_and_reading_is_missing(far: Far) -> None:
+    """A segment that the catalog has no size of any more is not read."""
+    with closing(Tiers(far, 0, "read")) as tiers, pytest.raises(Missing):
+        tiers.fetch({}, None)("removed")
 
 
 def test_a_put_asks_for_nothing_while_lookups_wait_for_it(far: Far) -> None:

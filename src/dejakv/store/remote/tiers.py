@@ -130,7 +130,9 @@ class Tiers:
         return self._link.seconds(len(far), sum(far)) if far and self._link is not None else 0.0
 
     def fetch(self, sizes: Mapping[str, int], until: float | None) -> Callable[[str], Bytes]:
-        """Read what of these has no copy here, all at once. Returns `get` of each, which raises what its read raised.
+        """Read what of these has no copy here, all at once. Returns `get`, which raises what the read raised.
+
+        Others than these are `Missing`: they were removed meanwhile.
 
         until  of `time.monotonic`; reads go on behind it, for the next who asks
 
@@ -144,7 +146,15 @@ class Tiers:
             self._link.read(len(reads), sum(sizes[name] for name in reads), time.monotonic() - began)
         if left:
             raise Late
-        return lambda name: reads[name].result() if name in reads else near[name]
+
+        def get(name: str) -> Bytes:
+            if name in reads:
+                return reads[name].result()
+            if name not in near:
+                raise Missing(name)
+            return near[name]
+
+        return get
 
     def _is_near(self, name: str) -> bool:
         with self._lock:
