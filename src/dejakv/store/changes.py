@@ -38,6 +38,16 @@ class Gone:
         return self
 
 
+@dataclass(frozen=True)
+class Torn:
+    """The segment number `n`, of which records that stay have the rows up to `stop`. `record`: id of one that has all of these."""
+
+    n: int
+    name: str
+    stop: int
+    record: str
+
+
 def add_segment(sql: sqlite3.Connection, segment: Segment) -> int:
     """Indexes a segment that exists; its number. Where another has the same block, the newer one counts."""
     partition, epoch, keys, ids = segment.row
@@ -130,15 +140,16 @@ def remove(sql: sqlite3.Connection, records: Iterable[int], segments: Iterable[i
     return gone
 
 
-def torn(sql: sqlite3.Connection, records: Collection[int]) -> list[tuple[int, int]]:
-    """Segments that leave with these records although others have their first rows: their numbers, and how far others go."""
-    found: list[tuple[int, int]] = []
+def torn(sql: sqlite3.Connection, records: Collection[int]) -> list[Torn]:
+    """Segments that leave with these records although others have their first rows."""
+    found: list[Torn] = []
     for s in set(_linked(sql, "segment", "record", records)):
         if not needed(sql, s, records):
-            query = "SELECT record, stop FROM links WHERE segment = ?"
-            stops = [stop for record, stop in sql.execute(query, (s,)) if record not in records]
-            if stops:
-                found.append((s, max(stops)))
+            query = "SELECT l.record, l.stop, r.id FROM links l JOIN records r ON r.n = l.record WHERE l.segment = ?"
+            others = [(stop, id) for record, stop, id in sql.execute(query, (s,)) if record not in records]
+            if others:
+                (name,) = sql.execute("SELECT name FROM segments WHERE n = ?", (s,)).fetchone()
+                found.append(Torn(s, name, *max(others)))
     return found
 
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 from dejakv.store import changes
 from dejakv.store.base import CorruptChunk
 from dejakv.store.catalog import Catalog, reason_of
-from dejakv.store.changes import Gone
+from dejakv.store.changes import Gone, Torn
 from dejakv.store.counters import logger
 from dejakv.store.keys import ends_of
 from dejakv.store.objects import Missing, Objects, Unknown
-from dejakv.store.segment import encode, opened
+from dejakv.store.segment import Segment, encode, opened
 from dejakv.store.selection import Selection
+from dejakv.store.writing import TryAgain, index, undo
 
 Choose = Callable[[sqlite3.Connection], tuple[list[int], list[int]]]
 """Names records and segments by number."""
@@ -27,28 +28,54 @@ class _DryRun(Exception):
 def remove(objects: Objects, catalog: Catalog, choose: Choose, *, dry_run: bool = False) -> Gone:
     """Removes the records and segments that `choose` names, with the rows that no other record has. What others share of a segment
     that leaves is stored anew for them. Raises: sqlite3.Error, Unknown"""
+    kept: dict[Torn, Segment | None] = {}
+    try:
+        return _remove(objects, catalog, choose, kept, dry_run)
+    except sqlite3.Error as error:
+        if reason_of(error) not in ("full", "error"):
+            raise
+        # The log cannot grow where the disk is full: what is in it is written back.
+        with suppress(sqlite3.Error):
+            catalog.empty_log()
+        return _remove(objects, catalog, choose, kept, dry_run, full=True)
+    finally:
+        undo(objects, catalog, filter(None, kept.values()))
+
+
+def _remove(
+    objects: Objects,
+    catalog: Catalog,
+    choose: Choose,
+    kept: dict[Torn, Segment | None],
+    dry_run: bool,
+    full: bool = False,
+) -> Gone:
+    """See `remove`. `kept`: what was stored anew; None if that failed. `full`: the disk has no room for the commit."""
     gone = Gone()
-    for full in (False, True):
+    while True:
         try:
             with catalog.transaction() as sql:
                 records, segments = choose(sql)
-                for number, stop in changes.torn(sql, records) if not dry_run else ():
-                    _keep_beginning(objects, sql, number, stop, records)
-                gone = changes.remove(sql, records, segments, tear=not dry_run)
-                if dry_run:
-                    raise _DryRun
-                if full:
-                    objects.delete(gone.objects)  # the commit needs room
-            break
+                torn = [] if dry_run else changes.torn(sql, records)
+                new = [one for one in torn if one not in kept]
+                if not new:
+                    for one in torn:
+                        _move(sql, objects, one, kept[one], records)
+                    gone = changes.remove(sql, records, segments, tear=not dry_run)
+                    if dry_run:
+                        raise _DryRun
+                    if full:
+                        objects.delete(gone.objects)
         except _DryRun:
-            break
-        except sqlite3.Error as error:
-            if full or reason_of(error) not in ("full", "error"):
-                raise
-            # The log cannot grow where the disk is full: what is in it is written back.
-            with suppress(sqlite3.Error):
-                catalog.empty_log()
-    return gone
+            return gone
+        except TryAgain:
+            undo(objects, catalog, filter(None, kept.values()))
+            kept.clear()
+            continue
+        if not new:
+            return gone
+        for one in new:  # within a transaction lookups would wait for a service's answers
+            kept[one] = _store_beginning(objects, one)
 
 
 def loose(
@@ -68,28 +95,33 @@ def loose(
     return sorted(found | changes.below(sql, [*found, *ends]))
 
 
-def _keep_beginning(
-    objects: Objects, sql: sqlite3.Connection, number: int, stop: int, leaving: Collection[int]
-) -> None:
-    (name,) = sql.execute("SELECT name FROM segments WHERE n = ?", (number,)).fetchone()
+def _store_beginning(objects: Objects, torn: Torn) -> Segment | None:
+    """A new object with the rows that others have; None if there can be none."""
     try:
-        whole, tensor = opened(objects.get(name), name)
-        ends = [end for end in ends_of(whole.start, whole.stop, whole.spans) if end <= stop]
-        if not ends or ends[-1] != stop:
-            return
-        others = [
-            n for (n,) in sql.execute("SELECT record FROM links WHERE segment = ?", (number,)) if n not in leaving
-        ]
-        record = sql.execute("SELECT id FROM records WHERE n = ?", (others[0],)).fetchone()
+        whole, tensor = opened(objects.get(torn.name), torn.name)
+        ends = [end for end in ends_of(whole.start, whole.stop, whole.spans) if end <= torn.stop]
+        if not ends or ends[-1] != torn.stop:
+            return None
         part = replace(
-            whole, name=secrets.token_hex(16), stop=stop, keys=whole.keys[: len(ends)], record=record[0],
-            spans=tuple(span for span in whole.spans if span.start < stop), ids=whole.ids[: 4 * (stop - whole.start)],
+            whole, name=secrets.token_hex(16), stop=torn.stop, keys=whole.keys[: len(ends)], record=torn.record,
+            spans=tuple(span for span in whole.spans if span.start < torn.stop),
+            ids=whole.ids[: 4 * (torn.stop - whole.start)],
         )  # fmt: skip
-        part, buffers = encode(part, tensor.rows(0, stop - whole.start))
+        part, buffers = encode(part, tensor.rows(0, torn.stop - whole.start))
         objects.put(part.name, buffers)
     except (CorruptChunk, Missing, Unknown) as error:
         logger.warning("rows that prompts share leave with one of them: %s", error)
+        return None
+    return part
+
+
+def _move(
+    sql: sqlite3.Connection, objects: Objects, torn: Torn, part: Segment | None, leaving: Collection[int]
+) -> None:
+    """Gives the records that stay their rows in the new object. Raises: TryAgain"""
+    if part is None:
         return
-    new = changes.add_segment(sql, part)
+    new = index(sql, objects, part)
+    others = [n for (n,) in sql.execute("SELECT record FROM links WHERE segment = ?", (torn.n,)) if n not in leaving]
     query = "UPDATE links SET segment = ? WHERE segment = ? AND record = ?"
-    sql.executemany(query, [(new, number, record) for record in others])
+    sql.executemany(query, [(new, torn.n, record) for record in others])

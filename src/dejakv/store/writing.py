@@ -28,7 +28,7 @@ class Refused(StoreError):
     """A chunk is not taken; its text is the reason."""
 
 
-class _TryAgain(Exception):
+class TryAgain(Exception):
     """What a transaction builds on has left."""
 
 
@@ -74,10 +74,10 @@ def write(
                 changes.touch(sql, uses)
                 return _rows(sql, objects, budget, work, segments)
         except BaseException as error:
-            _undo(objects, catalog, segments)
+            undo(objects, catalog, segments)
             if isinstance(error, NoRoom):
                 raise Refused("too_large") from error
-            if not isinstance(error, _TryAgain):
+            if not isinstance(error, TryAgain):
                 raise
 
 
@@ -149,15 +149,9 @@ def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float, shared:
 def _rows(sql: sqlite3.Connection, objects: Objects, budget: Budget, work: _Work, segments: list[Segment]) -> Written:
     meta, pieces = work.meta, list(work.chain)
     if not all(changes.is_there(sql, piece.n) for piece in pieces):
-        raise _TryAgain
+        raise TryAgain
     for one in segments:
-        # A process that opened the store meanwhile took it for one left over, and indexed or removed it. A service is not asked: lookups
-        # would wait for its answer, and what another machine removed is found missing.
-        found = sql.execute("SELECT n FROM segments WHERE name = ?", (one.name,)).fetchone()
-        leaves = sql.execute("SELECT 1 FROM leaving WHERE name = ?", (one.name,)).fetchone()
-        if found is None and (leaves or not (objects.shared or is_there(objects, one.name))):
-            raise _TryAgain
-        n = found[0] if found else changes.add_segment(sql, one)
+        n = index(sql, objects, one)
         pieces.append(Piece(n, one.name, one.start, one.stop, one.stop, one.due, one.record))
     gone, evicted = Gone(), list[tuple[str, str]]()
     if work.about is not None:
@@ -173,15 +167,27 @@ def _rows(sql: sqlite3.Connection, objects: Objects, budget: Budget, work: _Work
     return gone, evicted
 
 
+def index(sql: sqlite3.Connection, objects: Objects, segment: Segment) -> int:
+    """Adds the row of an object that was just written; its number. Raises: TryAgain if it has left."""
+    # A process that opened the store meanwhile took it for one left over, and indexed or removed it. A service is not asked: lookups would
+    # wait for its answer, and what another machine removed is found missing.
+    found = sql.execute("SELECT n FROM segments WHERE name = ?", (segment.name,)).fetchone()
+    leaves = sql.execute("SELECT 1 FROM leaving WHERE name = ?", (segment.name,)).fetchone()
+    if found is None and (leaves or not (objects.shared or is_there(objects, segment.name))):
+        raise TryAgain
+    return found[0] if found else changes.add_segment(sql, segment)
+
+
 def _due(meta: ChunkMeta) -> float:
     return meta.created + meta.ttl if meta.ttl else NEVER
 
 
-def _undo(objects: Objects, catalog: Catalog, segments: Iterable[Segment]) -> None:
+def undo(objects: Objects, catalog: Catalog, segments: Iterable[Segment]) -> None:
     """Removes objects of a change that did not come about. If that is not known, they are indexed or removed at the next
     opening."""
     try:
         query = "SELECT 1 FROM segments WHERE name = ?"
-        objects.delete([one.name for one in segments if not catalog.read(query, (one.name,))])
+        if left := [one.name for one in segments if not catalog.read(query, (one.name,))]:
+            objects.delete(left)
     except (Unknown, sqlite3.Error) as error:
         logger.info("objects without a row are left: %s", error)
