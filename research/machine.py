@@ -4,8 +4,8 @@ import shlex
 import sys
 from typing import Any
 
-from dejakv.experiments.output import machine, versions
-from dejakv.experiments.output import measured as made
+from dejakv.experiments.machine import machine, versions
+from dejakv.experiments.machine import measured as made
 
 __all__ = ["machine", "measured", "versions"]
 

@@ -1,7 +1,7 @@
 """Every class of settings refuses what does not fit its annotations, by a message that names field, value and remedy."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,14 @@ TEXTS = ["", "x", "nan", "\ud800", "\0", "a\0b", "../..", "/dev/null", "a" * 500
 OTHERS = [None, True, False, [], ["a"], ("a:b",), ({},), {}, {1: 2}, b"x", object(), Ellipsis, float, Path("/"), [[[]]]]
 JUNK = st.sampled_from([*NUMBERS, *TEXTS, *OTHERS]) | st.text() | st.integers() | st.floats() | st.lists(st.text())
 FIELDS = [(cls, item.name) for cls in CLASSES for item in fields(cls)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Makes the folders that junk names in a folder of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("junk"))
+        yield
 
 
 def outcome(make: Callable[[], Any]) -> tuple[Any, str]:

