@@ -122,8 +122,14 @@ def serve_all(
     try:
         watch.stage("warming up")
         _warm_up(engine, chosen, prompter, sampling)
-        done = [sample for sample, row in zip(chosen, rows, strict=False) if not row.error]
-        _refill(pipelines, [prompter.request(sample, sampling) for sample in done], watch)
+        done = [(sample, row) for sample, row in zip(chosen, rows, strict=False) if not row.error]
+        if done:
+            watch.stage(f"filling the caches with the {len(done)} prompts that are done")
+        for sample, row in done:
+            request = prompter.request(sample, sampling)
+            for name, pipeline in pipelines.items():
+                if pipeline.cache is not None:
+                    replay(pipeline, request, row.arms.get(name))
         watch.stage(f"{settings.model}, {' and '.join(pipelines)}")
         for number, sample in enumerate(chosen[len(rows) :], start=len(rows)):
             try:
@@ -191,17 +197,19 @@ def donors_of(answer: Answer) -> tuple[str, ...]:
     return tuple(str(donor.metadata.get("request", donor.id)) for donor in ran.donors) if ran is not None else ()
 
 
-def _refill(pipelines: Mapping[str, Pipeline], requests: Sequence[Request], watch: Progress) -> None:
-    """Replay the finished prompts of a resumed run to refill caches and error bounds; one token each where no label needs more."""
-    cached = [pipeline for pipeline in pipelines.values() if pipeline.cache is not None]
-    if requests and cached:
-        watch.stage(f"filling the caches with the {len(requests)} prompts that are done")
-    for request in requests:
-        for pipeline in cached:
-            differs = pipeline.cache.queue.differs if pipeline.cache is not None else None
-            whole = differs is not None and differs.tokens != 1  # a short answer would teach an error bound wrongly
-            pipeline.answer(request if whole else shortened(request))
-            _idle(pipeline)
+def replay(pipeline: Pipeline, request: Request, ran: Outcome | None) -> None:
+    """Serves a prompt of an earlier run again, so that cache and error bound hold what they held then; one token where no label needs more.
+
+    ran  what came of it, None if that is unknown. Where it was answered exactly, for whatever reason, it is again; a bound draws as it drew
+    """
+    assert pipeline.cache is not None
+    differs = pipeline.cache.queue.differs
+    if differs is None and ran is not None and not ran.record.approximate:
+        request = replace(request, reuse="exact")
+    whole = differs is not None and differs.tokens != 1  # a short answer would teach an error bound wrongly
+    pipeline.answer(request if whole else shortened(request))
+    _idle(pipeline)
+    pipeline.cache.flush()
 
 
 def shortened(request: Request) -> Request:

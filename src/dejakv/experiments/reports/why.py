@@ -15,7 +15,7 @@ from dejakv.decide.finder import Finder
 from dejakv.decide.plan import Decision
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, counted
-from dejakv.experiments.compare import donors_of, opened, pipeline_for, shortened
+from dejakv.experiments.compare import donors_of, opened, pipeline_for, replay, shortened
 from dejakv.experiments.plain_words import short
 from dejakv.experiments.reports.report import Section, command, drawn, facts, page
 from dejakv.experiments.run import cache_folder
@@ -24,8 +24,6 @@ from dejakv.experiments.samples_log import finished_rows, finished_settings, fin
 from dejakv.experiments.settings import RunSettings, did_you_mean, run_command_of
 from dejakv.experiments.summary import Progress, Row
 from dejakv.experiments.table import Block, Sheet, print_blocks
-from dejakv.pipeline import Pipeline
-from dejakv.request import Request
 from dejakv.settings import shown
 
 CANDIDATES = 3
@@ -95,7 +93,8 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
         assert cache is not None
         watch.stage(f"repeating the samples before {sample_id}")
         for number, sample in enumerate(able, 1):
-            _repeat(pipeline, cache, prompter.request(sample), rows.get(sample.id))
+            ran = rows.get(sample.id)
+            replay(pipeline, prompter.request(sample), ran.arms["cache"] if ran is not None else None)
             watch.sample(number, len(able), None)
         answer = pipeline.answer(shortened(replace(prompter.request(samples[place]), no_store=True)))
         if answer.decision is None:
@@ -115,15 +114,6 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
         )
         cache.close()
     return told
-
-
-def _repeat(pipeline: Pipeline, cache: HierarchicalCache, request: Request, row: Row | None) -> None:
-    """One earlier sample as the run had it: where it was answered exactly, for whatever reason, it is again."""
-    exactly = row is not None and not row.arms["cache"].record.approximate
-    pipeline.answer(shortened(replace(request, reuse="exact") if exactly else request))
-    cache.flush()
-    if pipeline.promotes and pipeline.promote_one():
-        cache.flush()
 
 
 def _name(meta: Any) -> str:
