@@ -107,26 +107,6 @@ def test_impossible_encoder_seconds(seconds):
         VisualKVCache().store("h", "image", picture(), encoder_seconds=seconds)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_an_encoder_that_returns_the_wrong_number(count):
-    view = VisualKVCache().view("e")
-    with pytest.raises(InputError, match="one for each index"):
-        view.get_or_compute_many(["a", "b"], "image", lambda indices: [picture()] * count)
-    assert view.stats().entries == 0
-
-
-def test_one_bad_output_among_many_does_not_lose_the_others():
-    view = VisualKVCache().view("e")
-    with pytest.raises(InputError, match="NaN"):
-        view.get_or_compute_many(["a", "b"], "image", lambda indices: [picture(value=np.nan), picture()])
-    assert view.lookup("a") is None
-    assert view.lookup("b") is not None
-
-
-def test_no_keys_no_encoder():
-    assert VisualKVCache().view("e").get_or_compute_many([], "image", pytest.fail) == []
-
-
 @pytest.mark.parametrize(
     ("count", "resolution", "depth", "yes"),
     [

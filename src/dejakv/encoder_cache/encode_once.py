@@ -1,20 +1,17 @@
 """Outputs by key, in the store's memory tier and in a store on disk, with figures by partition and at most one encoder run for a key.
 
-A run in progress is a future that threads and asyncio tasks wait for. It ends with the output, for all; with the encoder's error, for
-all, and the next caller tries again; or, where the thread or task that encodes is interrupted, which is not the picture's fault, with
-nothing, and those who wait start again.
+A run in progress is a future that threads wait for. It ends with the output, for all; with the encoder's error, for all, and the next
+caller tries again; or, where the thread that encodes is interrupted, which is not the picture's fault, with nothing, and those who wait
+start again.
 """
 
-import asyncio
-import inspect
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, wait
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar, copy_context
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 from dejakv.encoder_cache.outputs import (
@@ -37,11 +34,6 @@ from dejakv.store.memory import MemoryTier
 from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store
 
-Compute = Callable[[list[int]], Any]
-"""Encodes the media of these indices; returns an embedding for each."""
-
-_CLOSED_CHECK_S = 1.0
-
 
 class _Interrupted(Exception):
     """The encoder's result is unknown: start again."""
@@ -52,16 +44,13 @@ class EncoderRun(Future[VisualEmbeddingBlock]):
 
     keep     whether its output may be kept: not if its request said so, or the cache was cleared meanwhile
     waiting  callers that wait for it
-    loop     the event loop that its encoder needs, None for an encoder that blocks its thread
     """
 
-    def __init__(self, key: Key, loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(self, key: Key) -> None:
         super().__init__()
         self.key = key
-        self.loop = loop
         self.keep = not nothing_is_kept()
         self.waiting = 0
-        self.set_running_or_notify_cancel()  # so that a cancelled task does not cancel it for others
 
 
 _leading: ContextVar[tuple[EncoderRun, ...]] = ContextVar("leading", default=())
@@ -70,12 +59,11 @@ _leading: ContextVar[tuple[EncoderRun, ...]] = ContextVar("leading", default=())
 
 @dataclass(frozen=True)
 class Wanted:
-    """A wanted output, and its labels in case it must be computed. `place`: see EncoderView."""
+    """A wanted output, and its labels in case it must be computed."""
 
     key: Key
     resolution: Resolution | None = None
     encoder_model: str = ""
-    place: Callable[[Any], Any] | None = None
 
 
 class QueueingController:
@@ -150,47 +138,33 @@ class Registry:
         with self._lock:
             return block if self._keep(wanted.key, block) else None
 
-    def encoded(self, wanted: Sequence[Wanted], compute: Compute) -> list[VisualEmbeddingBlock]:
-        """The blocks, computed on this thread where they are missing and nobody else computes them.
-
-        It leads all its own runs before it waits for any other, so two callers with common keys never wait for each other.
-        """
-        found: dict[int, VisualEmbeddingBlock] = {}
-        while len(found) < len(wanted):
-            with self._joined(wanted, found) as (led, followed):
-                self._lead(led, wanted, compute)
-                for index, run in led.items():
-                    with suppress(_Interrupted):
-                        found[index] = run.result()
-                for index, run in followed.items():
-                    if run.loop is not None and run.loop is _this_loop() and not run.done():
-                        raise InputError(
-                            "this thread's event loop is running the encoder for this picture and would wait for itself: "
-                            "use `await view.aget_or_compute(...)` here"
-                        )
-                    with suppress(_Interrupted):
-                        found[index] = self._arrived(run, run.result())
-        return [found[index] for index in range(len(wanted))]
-
-    async def aencoded(self, wanted: Wanted, compute: Callable[[], Any]) -> VisualEmbeddingBlock:
-        """The same for a task and one key; the encoder runs out of reach of any caller's cancellation."""
-        loop = None
-        if inspect.iscoroutinefunction(compute) or inspect.iscoroutinefunction(type(compute).__call__):
-            loop, awaited = asyncio.get_running_loop(), compute
-            compute = lambda: _on_loop(loop, awaited)  # noqa: E731
-        found: dict[int, VisualEmbeddingBlock] = {}
-        while not found:
-            with self._joined([wanted], found, loop) as (led, followed):
-                run = (led | followed).get(0)
-                if led:
-                    arguments = (self._lead, dict(led), [wanted], alone(compute))
-                    Thread(target=copy_context().run, args=arguments, daemon=True).start()
-                    led.clear()  # the thread ends it
-                if run is not None:
-                    with suppress(_Interrupted):
-                        block = await asyncio.wrap_future(run)
-                        found[0] = self._arrived(run, block) if followed else block
-        return found[0]
+    def encoded(self, wanted: Wanted, compute: Callable[[], Any]) -> VisualEmbeddingBlock:
+        """The block, computed on this thread where it is missing and nobody else computes it."""
+        while True:
+            with self._lock:
+                if (block := self._hit(wanted.key)) is not None:
+                    return block
+                run = self._runs.get(wanted.key)
+                if leads := run is None:
+                    run = self._runs[wanted.key] = EncoderRun(wanted.key)
+                elif run in _leading.get():
+                    raise InputError(
+                        "`compute` asked the cache for the very picture it was called for and would wait for itself: "
+                        "call the encoder in it, not the cache"
+                    )
+                else:
+                    run.waiting += 1
+            if leads:
+                self._lead(run, wanted, compute)
+                return run.result()
+            try:
+                block = run.result()
+            except _Interrupted:
+                continue
+            finally:
+                with self._lock:
+                    run.waiting -= 1
+            return self._arrived(run, block)
 
     def clear(self, partition: str | None = None) -> None:
         """Drops the entries and figures of one partition, or all, in memory and on disk. Outputs of runs in progress are delivered but
@@ -314,74 +288,26 @@ class Registry:
             self._use(run.key)
         return block
 
-    @contextmanager
-    def _joined(
-        self,
-        wanted: Sequence[Wanted],
-        found: dict[int, VisualEmbeddingBlock],
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> Generator[tuple[dict[int, EncoderRun], dict[int, EncoderRun]]]:
-        """What is not found yet, by index: runs that the caller leads, and runs of others to wait for. Hits go into `found`. A
-        run that is left in the first one ends here, should the caller have been interrupted."""
-        led: dict[int, EncoderRun] = {}
-        followed: dict[int, EncoderRun] = {}
+    def _lead(self, run: EncoderRun, wanted: Wanted, compute: Callable[[], Any]) -> None:
+        """Takes the output from the disk, or else runs the encoder, and ends the run. It passes an encoder's error on; only an
+        interruption of this thread is raised here."""
+        token = _leading.set((*_leading.get(), run))
         try:
-            for index in (index for index in range(len(wanted)) if index not in found):
-                key = wanted[index].key
-                with self._lock:
-                    run = self._runs.get(key)
-                    if (block := self._hit(key)) is not None:
-                        found[index] = block
-                    elif run is None:
-                        led[index] = self._runs[key] = EncoderRun(key, loop)
-                    elif run in _leading.get():
-                        raise InputError(
-                            "`compute` asked the cache for the very picture it was called for and would wait for itself: "
-                            "call the encoder in it, not the cache"
-                        )
-                    else:
-                        followed[index] = run
-                        run.waiting += 1
-            yield led, followed
-        finally:
-            with self._lock:
-                for run in followed.values():
-                    run.waiting -= 1
-            self._interrupt(led.values())
-
-    def _lead(self, led: Mapping[int, EncoderRun], wanted: Sequence[Wanted], compute: Compute) -> None:
-        """Runs the encoder once for all that the disk does not have, its time shared evenly among them, and ends the runs. They
-        pass an encoder's error on; only interruptions are raised here."""
-        token = _leading.set((*_leading.get(), *led.values()))
-        try:
-            for index, run in led.items():
-                block = self._from_disk(wanted[index])
-                if block is not None:
-                    self._end(run, block, recalled=True)
-            missing = [index for index, run in led.items() if not run.done()]
-            if not missing:
+            block = self._from_disk(wanted)
+            if block is not None:
+                self._end(run, block, recalled=True)
                 return
             began = time.perf_counter()
-            outputs = _not_awaitable(compute(missing))
-            seconds = (time.perf_counter() - began) / len(missing)
-            if len(outputs) != len(missing):
-                raise InputError(
-                    f"`compute` was asked for {len(missing)} embeddings and returned {len(outputs)}: "
-                    "return one for each index, in their order"
-                )
-            for index, output in zip(missing, outputs, strict=True):
-                try:
-                    self._end(led[index], self._block(wanted[index], output, seconds))
-                except Exception as error:
-                    self._fail(led[index], error)
-        except _Interrupted:
-            pass
+            output = compute()
+            self._end(run, self._block(wanted, output, time.perf_counter() - began))
         except Exception as error:
-            for run in led.values():
-                self._fail(run, error)
+            self._fail(run, error)
         finally:
             _leading.reset(token)
-            self._interrupt(led.values())
+            if not run.done():
+                with self._lock:
+                    self._forget(run)
+                run.set_exception(_Interrupted())
 
     def _end(self, run: EncoderRun, block: VisualEmbeddingBlock, *, recalled: bool = False) -> None:
         with self._lock:
@@ -398,21 +324,11 @@ class Registry:
         run.set_result(block)
 
     def _fail(self, run: EncoderRun, error: Exception) -> None:
-        if run.done():
-            return
         with self._lock:
             self._figures[run.key[0]].misses += 1
             self._figures[run.key[0]].encoder_failures += 1
             self._forget(run)
         run.set_exception(error)
-
-    def _interrupt(self, runs: Iterable[EncoderRun]) -> None:
-        """Lets those who wait start again, where a run is not over."""
-        for run in runs:
-            if not run.done():
-                with self._lock:
-                    self._forget(run)
-                run.set_exception(_Interrupted())
 
     def _forget(self, run: EncoderRun) -> None:
         if self._runs.get(run.key) is run:
@@ -422,8 +338,6 @@ class Registry:
         if self.disk is None:
             return None
         block, corrupt = load(self.disk, wanted.key)
-        if block is not None and wanted.place is not None:
-            block.embedding = wanted.place(block.embedding)
         with self._lock:
             figures = self._figures[wanted.key[0]]
             figures.disk_hits += block is not None
@@ -456,39 +370,3 @@ class Registry:
             born=clock(),
             ttl=shortest(self._ttl, kept_for()),
         )
-
-
-def alone(compute: Callable[[], Any]) -> Compute:
-    """`compute` for one key in the form for several."""
-    return lambda _: [_not_awaitable(compute())]
-
-
-def _not_awaitable(output: Any) -> Any:
-    if inspect.iscoroutine(output):
-        output.close()
-        raise InputError("`compute` is asynchronous: pass an `async def` to `await aget_or_compute(...)`")
-    return output
-
-
-def _this_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-def _on_loop(loop: asyncio.AbstractEventLoop, compute: Callable[[], Any]) -> Any:
-    """Awaits `compute()` on another thread's event loop. Raises: _Interrupted if the loop ends it, or was closed."""
-    coroutine = compute()
-    try:
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    except RuntimeError as error:
-        coroutine.close()
-        raise _Interrupted from error
-    while not wait([future], _CLOSED_CHECK_S).done:
-        if loop.is_closed():
-            raise _Interrupted
-    try:
-        return future.result()
-    except CancelledError as error:
-        raise _Interrupted from error

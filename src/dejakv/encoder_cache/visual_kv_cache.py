@@ -2,12 +2,12 @@
 
 import hashlib
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
-from dejakv.encoder_cache.encode_once import Compute, QueueingController, Registry, Wanted, alone
+from dejakv.encoder_cache.encode_once import QueueingController, Registry, Wanted
 from dejakv.encoder_cache.outputs import Key, Resolution, VisualEmbeddingBlock, check_key
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import ConfigError, InputError
@@ -99,8 +99,6 @@ class EncoderView:
 
     encoder_epoch  fingerprint of the tower's and projector's weights, the processor's settings and the resolution
                    policy (`identity.epoch_of`): the same bytes under another processor never match
-    encoder_model  a label for blocks
-    place          applied once to outputs from disk (which are on the CPU), to move them to the engine's device
     """
 
     def __init__(
@@ -108,15 +106,11 @@ class EncoderView:
         registry: Registry,
         encoder_epoch: str,
         partition: str,
-        encoder_model: str = "",
-        place: Callable[[Any], Any] | None = None,
     ) -> None:
         check_partition(partition)
         self._registry = registry
         self.encoder_epoch = encoder_epoch
         self.partition = partition
-        self.encoder_model = encoder_model
-        self._place = place
 
     def compute_content_hash(self, raw_bytes: bytes) -> str:
         """See `compute_content_hash`."""
@@ -125,7 +119,7 @@ class EncoderView:
     def lookup(self, content_hash: str, modality: str = "image") -> VisualEmbeddingBlock | None:
         """The block, from memory or disk, or None. Never runs an encoder and never waits for one."""
         key = self._key(content_hash, modality)
-        return self._registry.take(key) or self._registry.recall(self._wanted(key, None))
+        return self._registry.take(key) or self._registry.recall(Wanted(key))
 
     def wait_for(
         self, content_hash: str, modality: str = "image", timeout_s: float = 30.0, poll_s: float = 0.005
@@ -134,7 +128,7 @@ class EncoderView:
 
         For readers that have no encoder (disaggregated serving). Counted once: as a hit or a miss.
         """
-        return self._registry.wait_until_there(self._wanted(self._key(content_hash, modality), None), timeout_s, poll_s)
+        return self._registry.wait_until_there(Wanted(self._key(content_hash, modality)), timeout_s, poll_s)
 
     def store(
         self,
@@ -142,7 +136,7 @@ class EncoderView:
         modality: str,
         embedding: Any,
         resolution: Resolution | None = None,
-        encoder_model: str | None = None,
+        encoder_model: str = "",
         encoder_seconds: float | None = None,
     ) -> VisualEmbeddingBlock | None:
         """Stores an output. It replaces one of the same key, and other entries are evicted if necessary.
@@ -151,7 +145,7 @@ class EncoderView:
         leaves no room), and then nothing has changed. `encoder_seconds` is the time of the computation.
         Raises InputError for an embedding that is not 2-D or 3-D, is empty, or has NaN or infinite values.
         """
-        wanted = self._wanted(self._key(content_hash, modality), resolution, encoder_model)
+        wanted = Wanted(self._key(content_hash, modality), resolution, encoder_model)
         return self._registry.keep(wanted, embedding, encoder_seconds)
 
     def get_or_compute(
@@ -163,27 +157,6 @@ class EncoderView:
         computing caller is interrupted (KeyboardInterrupt, cancellation), one of the waiting callers starts again.
         """
         return self._encoded(content_hash, modality, compute, resolution).embedding
-
-    async def aget_or_compute(
-        self,
-        content_hash: str,
-        modality: str,
-        compute: Callable[[], Any] | Callable[[], Awaitable[Any]],
-        resolution: Resolution | None = None,
-    ) -> Any:
-        """The same for tasks: an `async def` is awaited on this loop, any other `compute` runs in a thread.
-
-        Cancelling the caller ends its waiting; the encoder run continues, for waiting and later callers.
-        """
-        wanted = self._wanted(self._key(content_hash, modality), resolution)
-        block = self._registry.take(wanted.key) or await self._registry.aencoded(wanted, compute)
-        return block.embedding
-
-    def get_or_compute_many(self, content_hashes: Sequence[str], modality: str, compute: Compute) -> list[Any]:
-        """The embeddings, in order. `compute(indices)` is called at most once, for those that are missing and
-        not being computed; it returns one embedding for each index (a list, or one stacked tensor)."""
-        wanted = [self._wanted(self._key(content_hash, modality), None) for content_hash in content_hashes]
-        return [block.embedding for block in self._registry.encoded(wanted, compute)]
 
     def serve(
         self,
@@ -243,20 +216,15 @@ class EncoderView:
     def _encoded(
         self, content_hash: str, modality: str, compute: Callable[[], Any], resolution: Resolution | None
     ) -> VisualEmbeddingBlock:
-        wanted = self._wanted(self._key(content_hash, modality), resolution)
-        return self._registry.take(wanted.key) or self._registry.encoded([wanted], alone(compute))[0]
+        return self._registry.encoded(Wanted(self._key(content_hash, modality), resolution), compute)
 
     def _key(self, content_hash: str, modality: str) -> Key:
         check_key(modality, content_hash)
         return (self.partition, self.encoder_epoch, modality, content_hash)
 
-    def _wanted(self, key: Key, resolution: Resolution | None, encoder_model: str | None = None) -> Wanted:
-        label = self.encoder_model if encoder_model is None else encoder_model
-        return Wanted(key, resolution, label, self._place)
-
 
 class VisualKVCache(Registry, EncoderView):
-    """One registry of encoder outputs, one budget, several views. Thread-safe; usable from any number of event loops.
+    """One registry of encoder outputs, one budget, several views. Thread-safe.
 
     It is itself the view of a program with one encoder and one tenant (`encoder_epoch=""`, the default partition). Engines use
     `view(encoder_epoch, partition)`.
@@ -316,12 +284,9 @@ class VisualKVCache(Registry, EncoderView):
         self,
         encoder_epoch: str,
         partition: str = DEFAULT_PARTITION,
-        *,
-        encoder_model: str = "",
-        place: Callable[[Any], Any] | None = None,
     ) -> EncoderView:
         """The cache as one encoder of one partition sees it; see EncoderView. Views are cheap and keep no state."""
-        return EncoderView(self, encoder_epoch, partition, encoder_model, place)
+        return EncoderView(self, encoder_epoch, partition)
 
     def get_cache_stats(self, partition: str | None = None) -> dict[str, Any]:
         """The same as a dictionary with the exported names; see docs/reference/metrics.md."""
