@@ -2,9 +2,10 @@
 
 import pytest
 from two_ranks import ONE, RANKS, TWO, chunk_of, confirmed, use_two_cpus
-from vllm_harness import EXTENSION, running, tokens
+from vllm_harness import BLENDING, EXTENSION, running, tokens
 
 from dejakv.blend.settings import DEFAULT, QUALITIES
+from dejakv.store.claim import file_of
 
 A, B, C = (tokens(261, seed) for seed in (81, 82, 83))
 
@@ -14,37 +15,41 @@ def _two_cpus(monkeypatch):
     use_two_cpus(monkeypatch)
 
 
-def test_two_ranks(tmp_path):
-    """An exact hit after a restart; a part that is deleted or damaged costs the hit, not the answer; a store of one rank is
-    another store."""
-    store = tmp_path / "store"
-    extra = {"store_dir": str(store), "memory_bytes": 0, "load_timeout_s": 60}
-    with running(extra=extra, **ONE) as one:
+def test_two_ranks_on_two_machines(tmp_path, bucket, s3_server):
+    """What one machine's ranks put into a bucket another's load, exactly and for a blend; a part that is deleted or damaged costs the hit,
+    not the answer; a store of one rank is another store."""
+    extra = BLENDING | {"store": bucket, "memory_bytes": 0, "load_timeout_s": 60}
+    moved, blend = [_moved(A, 91)], {"mode": "blend", "no_store": True}
+    with running(extra=extra | {"disk_dir": str(tmp_path / "alone")}, **ONE) as one:
         truth = one.ask([A, B, C])
         one.settle()
 
-    with running(extra=extra, **TWO) as two:
+    with running(extra=extra | {"disk_dir": str(tmp_path / "first")}, **TWO) as two:
         first = two.ask([A, B, C])
         confirmed(two)
         two.reset_prefix_cache()
-        (again,) = two.ask([A])
+        (again,), (blended,) = two.ask([A]), two.ask(moved, wish=blend)
         assert two.metrics()["vllm:dejakv_saves"] == 3
     assert [output.tokens for output in first] == [output.tokens for output in truth]
     assert [(output.told["method"], output.cached) for output in first] == [("none", 0)] * 3
     assert again.told["method"] == "exact"
     assert again.tokens == truth[0].tokens
+    assert blended.told["method"] == "blend", blended.told["reason"]
 
-    (_, left), (_, right), (_, whole) = (chunk_of(store, rank, A) for rank in (*RANKS, ""))
+    (_, left), (_, right), (_, whole) = (chunk_of(bucket, rank, A) for rank in (*RANKS, ""))
     assert left.tensor.shape == right.tensor.shape
     assert left.tensor.shape[4] * 2 == whole.tensor.shape[4], "each rank stores half of the heads"
     assert left.meta.epoch == right.meta.epoch != whole.meta.epoch
-    chunk_of(store, RANKS[1], B)[0].unlink()
-    damaged = chunk_of(store, RANKS[0], C)[0]
-    data = bytearray(damaged.read_bytes())
+    lost, spoiled = (
+        f"/{bucket.removeprefix('s3://')}/{rank}/segments/{chunk_of(bucket, rank, prompt)[0]}.safetensors"
+        for rank, prompt in ((RANKS[1], B), (RANKS[0], C))
+    )
+    s3_server.request("DELETE", lost)
+    data = bytearray(s3_server.request("GET", spoiled))
     data[len(data) // 2] ^= 0xFF
-    damaged.write_bytes(bytes(data))
+    s3_server.request("PUT", spoiled, bytes(data))
 
-    with running(extra=extra, **TWO) as two:
+    with running(extra=extra | {"disk_dir": str(tmp_path / "second")}, **TWO) as two:
         hit, deleted, corrupt = (two.ask([prompt], wish={"no_store": True})[0] for prompt in (A, B, C))
         assert (hit.told["method"], hit.told["level"]) == ("exact", "exact_text")
         assert hit.computed <= 32
@@ -56,14 +61,17 @@ def test_two_ranks(tmp_path):
             assert output.cached == 0
         assert deleted.told["reason"] == "no stored chunk begins like this prompt", "seen when the store is opened"
         assert corrupt.told["reason"] == "the donor's state is gone or cannot be read"
+        (there,) = two.ask(moved, wish=blend)
+        assert there.told["method"] == "blend", there.told["reason"]
         two.reset_prefix_cache()
         (later,) = two.ask([B])
         assert later.told["reason"] == "no stored chunk begins like this prompt", "what one rank lost is a miss for all"
         metrics = two.metrics()
+    assert (there.tokens, there.told["bytes_loaded"]) == (blended.tokens, blended.told["bytes_loaded"])
     assert [output.tokens for output in (hit, deleted, corrupt)] == [output.tokens for output in truth]
     assert later.tokens == truth[1].tokens
     assert metrics["vllm:dejakv_load_failures"] == 1
-    assert metrics["vllm:dejakv_loads"] == 1
+    assert metrics["vllm:dejakv_loads"] == 2
 
 
 def _moved(head, seed):
@@ -105,7 +113,7 @@ def test_blend_two_ranks(tmp_path):
             assert mine.told["bytes_loaded"] == theirs.told["bytes_loaded"]
             assert mine.tokens == theirs.tokens
         two.reset_prefix_cache()
-        chunk_of(store, RANKS[1], B)[0].unlink()
+        (store / RANKS[1] / "segments").joinpath(*file_of(chunk_of(store, RANKS[1], B)[0])).unlink()
         lost, fine = two.ask(moved[::-1], wish=blend)
         assert (lost.told["method"], lost.cached) == ("none", 0)
         assert lost.told["reason"] == "the donor's state is gone or cannot be read"

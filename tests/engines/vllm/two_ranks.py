@@ -9,7 +9,6 @@ import pytest
 from tests.reliability.crash_program import rows_and_files
 
 from dejakv.store.base import Chunk
-from dejakv.store.claim import file_of
 from dejakv.store.open import open_store
 
 RANKS = ("tp-0-of-2", "tp-1-of-2")
@@ -38,18 +37,17 @@ def confirmed(engine: Any) -> None:
         engine.llm.llm_engine.step()  # a step of the core alone would lose its statistics
 
 
-def chunk_of(store: Path, rank: str, prompt: list[int]) -> tuple[Path, Chunk]:
-    """The first file of a prompt in one rank's store, and its chunk."""
-    disk = open_store(store / rank)
+def chunk_of(store: Path | str, rank: str, prompt: list[int]) -> tuple[str, Chunk]:
+    """The name of a prompt's first object in one rank's store, and its chunk."""
+    opened = open_store(f"{store}/{rank}")
     try:
-        (meta,) = [meta for meta in disk.metas() if list(meta.token_ids) == prompt]
-        found, record = disk.get(meta.id), disk._catalog.record(meta.id, time.time())
+        (meta,) = [meta for meta in opened.metas() if list(meta.token_ids) == prompt]
+        found, record = opened.get(meta.id), opened._catalog.record(meta.id, time.time())
         assert found is not None
         assert record is not None
-        first = disk._catalog.pieces(record.n)[0]
-        return (store / rank / "segments").joinpath(*file_of(first.name)), found
+        return opened._catalog.pieces(record.n)[0].name, found
     finally:
-        disk.close()
+        opened.close()
 
 
 def held(store: Path, prompt: list[int]) -> list[bool]:
