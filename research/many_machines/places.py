@@ -1,5 +1,6 @@
 """How soon a replica finds what another stored, and a load from memory, a folder and S3 beside a plain read of as many bytes."""
 
+import os
 import random
 import statistics
 import time
@@ -9,6 +10,8 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -16,24 +19,33 @@ from dejakv.identity import exact_key
 from dejakv.store import Store, open_store
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.remote.bucket import Bucket
+from research.many_machines.proxy import Faults, Proxy
 from research.many_machines.services import Services
+from research.many_machines.simulation import LETTERS, texts
 
 SHAPE = (2, 30, 3, 64)
 """Of SmolLM2: K and V, layers, heads, and numbers in each; float32."""
 TOKENS = 227
 """10.5 MB."""
+LONG = (10_000, 30_000)
+"""Tokens of prompts whose descriptions the feed does not hold."""
+AWAY_SECONDS = 0.02
+"""To an answer of a bucket that is not on the same machine."""
 _POLL = 0.0005
 _LONGEST = 60.0
 Ids = tuple[int, ...]
 
 
 def prefix(number: int, tokens: int = TOKENS) -> Chunk:
-    """A prompt with random state."""
+    """A prompt with random state; another length has English text, and less state."""
     rng = np.random.default_rng(number)
     ids = tuple(rng.integers(0, 49_152, tokens).tolist())
-    both, layers, heads, dim = SHAPE
+    shape, text = SHAPE, ""
+    if tokens != TOKENS:
+        shape, text = (2, 1, 1, 8), texts()[: round(LETTERS * tokens)]
+    both, layers, heads, dim = shape
     state = rng.standard_normal((both, layers, heads, tokens, dim), np.float32)
-    return Chunk(ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, "", ""), Tensor(state, "F32"))
+    return Chunk(ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, text, ""), Tensor(state, "F32"))
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -45,13 +57,20 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def found(services: Services, times: int, times_without: int) -> dict[str, Any]:
     """Milliseconds from the return of a put, of 10 MB, until another process finds the prompt, all of its state and its description: one after
-    another with the feed; without it at random times within a listing's interval. 0: it was found before the put returned."""
-    told = _found(services, times, feed=services.valkey.url, within=0.0)
+    another with the feed; without it at random times within a listing's interval. 0: it was found before the put returned. `found_long`: with the
+    feed, of prompts that long; `found_away`: where the bucket answers 20 ms later."""
+    feed, few = services.valkey.url, max(1, times // 4)
+    told = _found(services, times, feed, within=0.0)
     listed = _found(services, times_without, feed=None, within=12.0)
-    return {"found_ms": told["p50"], "found": told, "found_by_listing": listed}
+    long = {tokens: _found(services, few, feed, 0.0, tokens) for tokens in LONG}
+    with closing(Proxy(urlsplit(services.s3.endpoint).port or 0)) as proxy:
+        proxy.faults = Faults(delay=1.0, seconds=(AWAY_SECONDS, AWAY_SECONDS))
+        with mock.patch.dict(os.environ, AWS_ENDPOINT_URL=f"http://127.0.0.1:{proxy.port}"):
+            away = {tokens: _found(services, few, feed, 0.0, tokens) for tokens in (TOKENS, *LONG)}
+    return {"found_ms": told["p50"], "found": told, "found_by_listing": listed, "found_long": long, "found_away": away}
 
 
-def _found(services: Services, times: int, feed: str | None, within: float) -> dict[str, float]:
+def _found(services: Services, times: int, feed: str | None, within: float, tokens: int = TOKENS) -> dict[str, float]:
     url = services.place()
     spawn = get_context("spawn")
     connection, its = spawn.Pipe()
@@ -62,7 +81,7 @@ def _found(services: Services, times: int, feed: str | None, within: float) -> d
         with closing(open_store(url, feed=feed)) as store:
             connection.recv()
             waits = sorted(rng.uniform(0, within) for _ in range(times))
-            chunks = [prefix(number) for number in range(times)]
+            chunks = [prefix(number, tokens) for number in range(times)]
             if within:  # all are waited for at once
                 connection.send([chunk.meta.token_ids for chunk in chunks])
             began, ended = time.monotonic(), list[float]()

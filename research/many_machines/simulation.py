@@ -6,10 +6,11 @@ second, the bill.
 """
 
 import random
+import resource
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import log2
@@ -21,8 +22,11 @@ import numpy as np
 from dejakv.identity import exact_key
 from dejakv.store import changes
 from dejakv.store.base import ChunkMeta, Tensor
+from dejakv.store.budgets import Budget
 from dejakv.store.catalog import Catalog, Piece
 from dejakv.store.keys import Keys
+from dejakv.store.objects import Memory
+from dejakv.store.reconcile import reconcile
 from dejakv.store.records import encode_meta
 from dejakv.store.remote.feed import HEADER_SECONDS, Feed, Header
 from dejakv.store.remote.replicas import FEED_SECONDS, SHARE
@@ -67,7 +71,8 @@ class Scale:
 
 def catalogs(folder: Path, sizes: Sequence[int], lookups: int = 300) -> list[dict[str, float]]:
     """Of a catalog on disk with so many segments, four to a prompt of 1,024 tokens with its text: bytes a segment, microseconds to add
-    one, to find a stored prompt, and to see that another is not stored."""
+    one, to find a stored prompt, and to see that another is not stored; milliseconds to open it, and to compare it with a listing of as many
+    names, without the service's time, and the memory that the names take (the most so far)."""
     rows: list[dict[str, float]] = []
     (path := folder / "catalog.sqlite").touch()
     held, asked, spent = 0, list[tuple[int, ...]](), 0.0
@@ -85,6 +90,9 @@ def catalogs(folder: Path, sizes: Sequence[int], lookups: int = 300) -> list[dic
             spent += time.process_time() - began
             catalog.empty_log()
             picks = random.Random(size).sample(asked, min(lookups, len(asked)))
+            objects = _Listed(name for (name,) in catalog.read("SELECT name FROM segments"))
+            before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+            listing = _ms(lambda objects=objects: reconcile(objects, catalog, Budget(), 2.0))
             others = [tuple(rng.integers(0, 49_152, PROMPT).tolist()) for _ in picks]
             rows.append(
                 {
@@ -93,9 +101,31 @@ def catalogs(folder: Path, sizes: Sequence[int], lookups: int = 300) -> list[dic
                     "add_us": 1e6 * spent / held,
                     "find_us": _lookup(catalog, picks, PROMPT),
                     "miss_us": _lookup(catalog, others, 0),
+                    "open_ms": _ms(lambda: Catalog(path).close()),
+                    "listing_ms": listing,
+                    "listing_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3 - before / 1e6,
                 }
             )
     return rows
+
+
+class _Listed(Memory):
+    """Shared objects with these names."""
+
+    shared = True
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self._names = list(names)
+
+    def list(self) -> Iterator[str]:
+        return iter(self._names)
+
+
+def _ms(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - began)
 
 
 def _add(sql: Any, ids: tuple[int, ...]) -> int:
@@ -135,7 +165,7 @@ def told_bytes(services: Services, lengths: Sequence[int], prompts: int = 4) -> 
     are in the feed."""
     import redis
 
-    rng, text = random.Random(0), " ".join(file.read_text() for file in sorted(_TEXTS.rglob("*.md")))
+    rng, text = random.Random(0), texts()
     name, rows = services.place(), list[dict[str, Any]]()
     client: Any = redis.Redis.from_url(services.valkey.url)
 
@@ -164,6 +194,10 @@ def told_bytes(services: Services, lengths: Sequence[int], prompts: int = 4) -> 
                 nbytes = (sent() - before - own) / len(told)
                 rows.append({"kind": kind, "tokens": tokens, "bytes": nbytes, "in_feed": all(heard.values())})
     return rows
+
+
+def texts() -> str:
+    return " ".join(file.read_text() for file in sorted(_TEXTS.rglob("*.md")))
 
 
 def _headers(rng: random.Random, tokens: int, text: str) -> list[tuple[str, Header]]:
@@ -273,8 +307,9 @@ def simulated(
     a_second = {
         "put": rate * each["put"],
         "get": rate * each["read"],
-        # Every other replica reads what is too large for the feed, in two requests.
-        "heads": 2 * rate * each["large"] * (scale.replicas - 1),
+        "heads": rate
+        * each["large"]
+        * (scale.replicas - 1),  # every other replica reads what is too large for the feed
         "listed": listings * objects / PAGE,
     }
     by_names = rate * (each["put"] + each["large"]) * (scale.replicas - 1)

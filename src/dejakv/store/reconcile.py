@@ -17,10 +17,12 @@ from dejakv.store.keys import Keys
 from dejakv.store.objects import Missing, Objects, Unknown
 from dejakv.store.records import decode_meta
 from dejakv.store.remote.feed import Header, Put
-from dejakv.store.segment import RECORD, Segment, described
+from dejakv.store.segment import HEAD, RECORD, Segment, described
 
 _REQUESTS = 16
 """Objects of a service that are read at once."""
+_LARGE = 512 << 10
+"""Bytes of an object that are read first where the feed has no header of it: most are descriptions of long prompts."""
 _LOOSE = (
     f"SELECT name, n FROM segments s WHERE kind = '{RECORD}' AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
 )
@@ -138,7 +140,7 @@ def _shared(
     found: list[tuple[str, Segment | None]] = [(name, told[name]) for name in told.keys() & new]
     if unread := new - told.keys():
         with ThreadPoolExecutor(_REQUESTS) as threads:
-            found += filter(None, threads.map(partial(_described, objects), unread))
+            found += filter(None, threads.map(partial(_described, objects, first=_LARGE if news else HEAD), unread))
     # State before descriptions of it, and the oldest first: as they were last used, as far as it is known.
     return lost, sorted(found, key=lambda one: (one[1].kind != KV, one[1].created) if one[1] else (True, 0.0))
 
@@ -156,9 +158,9 @@ def _named(catalog: Catalog, query: str, names: Iterable[str]) -> dict[str, int]
     return dict(catalog.read(f"{query} name IN (SELECT value FROM json_each(?))", [json.dumps(list(names))]))
 
 
-def _described(objects: Objects, name: str) -> tuple[str, Segment | None] | None:
+def _described(objects: Objects, name: str, first: int = HEAD) -> tuple[str, Segment | None] | None:
     try:
-        return name, described(partial(objects.head, name))[0]
+        return name, described(partial(objects.head, name), first)[0]
     except CorruptChunk:
         return name, None
     except (Missing, Unknown):

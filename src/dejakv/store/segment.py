@@ -161,13 +161,14 @@ def _header(meta: dict[str, str], keys: int, ids: int, dtype: str, shape: list[i
     return body + b" " * (-(8 + len(body)) % _ALIGNMENT)
 
 
-def described(read: Callable[[int], tuple[bytes, int]]) -> tuple[Segment, str, list[int], int]:
+def described(read: Callable[[int], tuple[bytes, int]], first: int = HEAD) -> tuple[Segment, str, list[int], int]:
     """The verified description of an object; dtype, shape and place of its state. Raises: CorruptChunk, and the errors of `read`.
 
-    read  returns the first bytes of the object, at most so many, and the object's size
+    read   returns the first bytes of the object, at most so many, and the object's size
+    first  bytes that are read at once
     """
     try:
-        head, size = read(HEAD)
+        head, size = read(first)
         length = int.from_bytes(head[:8], "little")
         if not 0 < length <= size - 8:
             raise CorruptChunk(f"a header of {length} bytes in an object of {size}")
