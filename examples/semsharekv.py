@@ -1,22 +1,18 @@
 """Token-level reuse between similar prompts: a donor and a rewritten target, side by side.
 
     python examples/semsharekv.py
-    python examples/semsharekv.py --model path/or/hub/id --donor "..." --target "..." --html blend.html
+    python examples/semsharekv.py --model path/or/hub/id --donor "..." --target "..."
 
 The donor is computed once and kept. The target finds it by its pooled embedding, takes its state token by token, computes only
 what changed (and the rest of those sentences, and the question), and answers. Full computation runs beside it.
 """
 
 import argparse
-from pathlib import Path
-
-from rich.console import Console
 
 from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_store import LRUCacheStore, make_item
 from dejakv.engines.base import Completion
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.experiments.reports.explain import explain, to_html, to_terminal
 from dejakv.request import Request, Sampling
 from dejakv.vectors.base import normalized
 
@@ -37,7 +33,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--donor", default=DONOR)
     parser.add_argument("--target", default=TARGET)
     parser.add_argument("--threshold", type=float, default=0.8)
-    parser.add_argument("--html", type=Path, help="write which token took whose state as a page")
     given = parser.parse_args(arguments)
 
     engine = TransformersEngine.from_pretrained(given.model)
@@ -65,11 +60,6 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"target: similarity {similarity:.3f} to {item.key}")
     print(f"  blended: {blended.computed_tokens} of {blended.prompt_tokens} tokens computed, answer {blended.text!r}")
     print(f"  in full: {full.computed_tokens} of {full.prompt_tokens} tokens computed, answer {full.text!r}")
-    explained = explain(engine, given.donor, given.target, config, max_new_tokens=sampling.max_new_tokens)
-    to_terminal(explained, Console())
-    if given.html is not None:
-        given.html.write_text(to_html(explained, given.model), encoding="utf-8")
-        print(f"written to {given.html}")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.asking import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached, wordings
 
 from dejakv.blend.blend import BlendReport
+from dejakv.blend.settings import BlendConfig, quality_of
 from dejakv.engines.transformers import blending
+from dejakv.store.base import Chunk, ChunkMeta
 from dejakv_models.docs import ask, make_document
 
 
@@ -93,3 +96,25 @@ def test_rows_of_the_exact_prefix_are_not_computed_in_a_blend(docs_engine: Any, 
     rows = answer.completion.details["blend"].active
     assert rows
     assert min(rows) >= held
+
+
+def test_strict_computes_more_unless_new_text_takes_its_share(docs_engine: Any) -> None:
+    """As docs/how-to/quality.md says: the shares count what is new, and beyond them all qualities compute the same rows."""
+    rng = random.Random(5)
+    old, new = (make_document(rng, facts=12).text for _ in range(2))
+    asked = ask(make_document(rng, facts=5).facts[0], rng)
+    donor = docs_engine.prepare(request(asked, old))
+    state = docs_engine.full(donor).capture()
+    held = [Chunk(ChunkMeta("donor", "default", docs_engine.epoch, donor.token_ids, old, old), state)]
+
+    def shares(context: str) -> list[float]:
+        target = docs_engine.prepare(request(asked, context))
+        named = [quality_of(name) for name in ("strict", "default", "loose")]
+        ways = [BlendConfig(selector=one.selector, share=one.share) for one in named]
+        return [round(docs_engine.blend(target, held, way).details["blend"].share, 2) for way in ways]
+
+    strict, default, loose = shares(f"Ann lives in Rome. {old}")
+    assert strict == pytest.approx(0.4, abs=0.02)
+    assert strict > default >= loose
+    strict, default, loose = shares(f"{old} {new}")
+    assert strict == default == loose > 0.4

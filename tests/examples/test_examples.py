@@ -54,15 +54,13 @@ def test_agents_encode_each_picture_once() -> None:
     assert "--mm-encoder-tp-mode data" in said
 
 
-def test_semsharekv_answers_an_edited_target_as_it_is_now(tmp_path: Path) -> None:
-    page = tmp_path / "blend.html"
-    out = run("semsharekv.py", "--html", str(page))
+def test_semsharekv_answers_an_edited_target_as_it_is_now() -> None:
+    out = run("semsharekv.py")
     answers = re.findall(r"(blended|in full): (\d+) of (\d+) tokens computed, answer '(\w+)'", out)
     (_, few, tokens, blended), (_, all_of_them, _, full) = answers
     assert blended == full == "tokyo"
     assert int(few) < int(tokens) / 2
     assert all_of_them == tokens
-    assert "tokyo" in page.read_text()
 
 
 def test_semsharekv_without_a_similar_prompt_computes_in_full() -> None:

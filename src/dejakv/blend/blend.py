@@ -16,22 +16,17 @@ from dejakv.blend.token_map import Donors, Embed, Ids, TokenMap, with_prefix
 
 @dataclass(frozen=True)
 class BlendReport:
-    """Cost of blending one prompt, in tokens and seconds; or, if it was computed exactly, the `reason`.
+    """Cost of blending one prompt, in tokens, bytes and seconds of reading donors; or, if it was computed exactly, the `reason`.
 
     rows      recomputed tokens of each layer (all the same, but for top-layer reuse)
     active    indices of the recomputed tokens; None: all
-    asked     tokens computed by the question's own pass, for the ranking: not part of `rows`
     """
 
     tokens: int
     rows: tuple[int, ...] = ()
     active: tuple[int, ...] | None = field(default=None, repr=False)
-    asked: float = 0.0
-    forced_share: float = 0.0
-    map_s: float = 0.0
     read_s: float = 0.0
     read_bytes: int = 0
-    plan_s: float = 0.0
     reason: str = ""
 
     @property

@@ -54,7 +54,7 @@ class PlannedBlend:
     def told(self, report: BlendReport) -> BlendReport:
         cache = self.cache
         active = None if cache.rows is None else tuple(cache.rows.tolist())
-        return replace(report, rows=(cache.recomputed,) * len(cache.blends), active=active, asked=self.asked)
+        return replace(report, rows=(cache.recomputed,) * len(cache.blends), active=active)
 
     def rows(self) -> ComputedRows | None:
         """Return the new text among the recomputed tokens, for later blends, after the run; None if there is too little of it to be
@@ -99,18 +99,16 @@ def plan_blend(
         held = Donors.of(
             *(with_media(meta.token_ids, meta.spans) for meta in metas), first=[meta.position for meta in metas]
         )
-        begun = time.perf_counter()
         exact = [meta.generation == meta.position == 0 for meta in metas]
         found, needed = find(target, held, engine.embed_tokens, config, engine.sentence_ends, exact)
         mapped = time.perf_counter()
-        report = BlendReport(tokens, forced_share=needed.share, map_s=mapped - begun)
         if reason := not_worth(config, needed):
-            return None, replace(report, reason=reason)
+            return None, BlendReport(tokens, reason=reason)
         parts = _read(usable, held, found)
         if isinstance(parts, int):
             del usable[parts]  # the map is made again without it
             continue
-        report = replace(report, read_s=time.perf_counter() - mapped, read_bytes=_bytes_taken(parts, held, found))
+        report = BlendReport(tokens, read_s=time.perf_counter() - mapped, read_bytes=_bytes_taken(parts, held, found))
         states = [[(part.first, part.tensor) for part in own] for own in parts]
         planned = plan_cache(model, prepared.token_ids, states, held, found, needed, config)
         if model.fixed:  # else a key's rotation depends on its prompt's length as well, which a run does not know

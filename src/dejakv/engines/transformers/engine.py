@@ -271,7 +271,7 @@ class TransformersEngine(Engine):
             latency_s=done.latency_s + planning,
             inject_s=done.inject_s + planning,
             bytes_loaded=done.bytes_loaded + report.read_bytes,
-            details={**done.details, "blend": replace(partial.told(report), plan_s=planning)},
+            details={**done.details, "blend": partial.told(report)},
         )
 
     def no_top_layer(self) -> str:

@@ -5,7 +5,6 @@ the rows that are computed pass those.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,17 +82,11 @@ def plan_top_layer(
         return None, BlendReport(tokens, reason=reason)
     layout = layout_of(engine.model)
     assert layout is not None
-    begun = time.perf_counter()
     donors = Donors.of(*(chunk.meta.token_ids for chunk in chunks))
     ends = engine.sentence_ends
     taken = take_rows(prepared.token_ids, donors, "map", engine.embed_tokens, tail=config.tail, ends=ends)
     computed = computed_rows(taken)
-    report = BlendReport(
-        tokens,
-        forced_share=len(computed) / tokens,
-        map_s=time.perf_counter() - begun,
-        read_bytes=sum(chunk.tensor.nbytes for chunk in chunks),
-    )
+    report = BlendReport(tokens, read_bytes=sum(chunk.tensor.nbytes for chunk in chunks))
     if reason := too_dear(config, len(computed) / tokens, len(computed) / tokens):
         return None, replace(report, reason=reason)
     states = [borrowed(chunk.tensor) for chunk in chunks]

@@ -45,7 +45,6 @@ summary{cursor:pointer;font-weight:bold;margin:1rem 0}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,18rem),1fr));gap:.6rem}
 .pair>div{background:var(--soft);padding:.6rem;border-radius:8px}.case{border-top:1px solid var(--line);padding:.6rem 0}
 .case img{max-width:12rem;width:100%;image-rendering:pixelated;border-radius:4px}small{opacity:.75}
-span{border-radius:3px;padding:1px 3px;color:#222}.k{background:#a9d8a9}.c{background:#ffe9a8}.f{background:#ffd0a6}.x{background:#ffb3b3}
 """
 
 
