@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,6 @@ from dejakv.store.base import Tensor
 from dejakv.trust.differs import divergence
 from research.frontier.cases import Case
 from research.frontier.cells import Cell, at_random, by_deviation, first_of_runs
-from research.frontier.donors import chosen
 
 Continue = Callable[[Sequence[int]], NDArray[np.float32] | None]
 """See `continued`."""
@@ -72,19 +70,16 @@ class Bench:
             other, _, took = captured_state(self.twin, case.target)
             rows[NOISE] = _row(case, other, scored(other, tokens), scores, 1.0, took)
         for cell in cells:
-            donors = chosen(case, cell.donors)
-            for ids in donors.prompts:
+            for ids in case.donors:
                 if ids not in states:
                     states[ids] = captured_state(self.engine, ids)[1]
-            got, share, took = self.blend(case, donors.visible, [states[ids] for ids in donors.prompts], cell)
+            got, share, took = self.blend(case, [states[ids] for ids in case.donors], cell)
             rows[cell.name] = _row(case, got, scored(got, tokens), scores, share, took)
         return {"kind": case.kind, "number": case.number, "tokens": len(case.target), "rows": rows}
 
     @torch.inference_mode()
-    def blend(
-        self, case: Case, ids: Sequence[Sequence[int]], states: Sequence[Tensor], cell: Cell
-    ) -> tuple[Continue, float, float]:
-        """Blend a prompt in one way. `ids`, `states`: of the donors.
+    def blend(self, case: Case, states: Sequence[Tensor], cell: Cell) -> tuple[Continue, float, float]:
+        """Blend a prompt in one way. `states`: of the donors.
 
         Returns the output after the blended prompt, the share of recomputed tokens, and the seconds to the first token, planning
         included. (The published choices that compare KV entries take them from full computation, which is not timed.)
@@ -92,17 +87,14 @@ class Bench:
         model = self.engine.blend_model
         if isinstance(model, ModelError):
             raise model
-        donors = Donors.of(*ids)
+        donors = Donors.of(*case.donors)
         begun = time.perf_counter()
         found, needed = self.find(case, donors, cell)
         searched = time.perf_counter() - begun
-        choose, config = self._choice(case, states, donors, found, cell), cell.config
-        if cell.donors == "alone-equal-cost":
-            left = len(case.target) - self.find(case, Donors.of(*case.donors), cell)[1].exact
-            config = replace(config, share=min(1.0, config.share * left / (len(case.target) - needed.exact)))
+        choose = self._choice(case, states, donors, found, cell)
         begun = time.perf_counter()
         parts = [[(0, state)] for state in states]
-        planned = plan_cache(model, case.target, parts, donors, found, needed, config, choose)
+        planned = plan_cache(model, case.target, parts, donors, found, needed, cell.config, choose)
         given = torch.tensor([list(case.target)], device=self.engine.device)
         self.engine.model(input_ids=given, past_key_values=planned.cache, use_cache=True, logits_to_keep=1)
         seconds = time.perf_counter() - begun + searched

@@ -23,7 +23,6 @@ class Case:
 
     answer      first tokens of the right answer, None without a label
     old_answer  the right answer for the donor, if the change made it wrong
-    alone       each passage of the changed prompt behind its instruction alone, where passages are known
     """
 
     kind: str
@@ -32,7 +31,6 @@ class Case:
     donors: tuple[tuple[int, ...], ...]
     answer: tuple[int, ...] | None
     old_answer: tuple[int, ...] | None
-    alone: tuple[tuple[int, ...], ...] = ()
 
 
 class DocsCases:
@@ -148,7 +146,6 @@ class TextCases:
             tuple(encode(text) for text in donors),
             _answer(encode, code) if asks else None,
             _answer(encode, other) if stale else None,
-            tuple(encode(opening(INSTRUCTIONS[0], [text])) for text in target),
         )
 
     @staticmethod

@@ -14,7 +14,6 @@ from torch import Tensor
 from dejakv.blend.recomputed import Choose, highest
 from dejakv.blend.settings import MAP, QUALITIES, BlendConfig
 from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs
-from research.frontier.donors import WAYS, Way
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,6 @@ class Cell:
               fit into the share, then the selector; `need`: all changed rows, even beyond the share
     quality   `strict`, `default` or `loose`, if it is one of them; then also the cell's name
     offsets, surroundings  see BlendConfig
-    donors    see `research.frontier.donors`; else the cell's name
     """
 
     map: str
@@ -36,14 +34,11 @@ class Cell:
     quality: str = ""
     offsets: bool = False
     surroundings: bool = False
-    donors: Way = ""
 
     @property
     def name(self) -> str:
         parts = [name for name in ("offsets", "surroundings") if getattr(self, name)]
-        return (
-            self.quality or self.donors or "/".join([self.map, self.selector, self.budget, f"{self.share:g}", *parts])
-        )
+        return self.quality or "/".join([self.map, self.selector, self.budget, f"{self.share:g}", *parts])
 
     @property
     def config(self) -> BlendConfig:
@@ -75,10 +70,9 @@ CELLS = (
     Cell(MAP, "similarity", 0.0, "within"),
     Cell(MAP, "similarity", 0.0, "need"),
     Cell(MAP, "value", 1.0),
-    *(Cell(MAP, "prophet", 0.2, "need", offsets=True, surroundings=True, donors=way) for way in WAYS),
 )
 """The qualities, other shares of their way, and what each of its parts does alone; at the default's share the ways of EPIC (`first`) and
-CacheBlend (`value`, `kv`) on DejaKV's map; SemShareKV's pair; the question's rows alone, the changed ones alone, all; the default with other donors."""
+CacheBlend (`value`, `kv`) on DejaKV's map; SemShareKV's pair; the question's rows alone, the changed ones alone, all."""
 
 
 def ranked_by(values: Tensor) -> Choose:

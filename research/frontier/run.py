@@ -48,7 +48,7 @@ def run_frontier(
     if samples < 1 or (facts is not None and facts < 2):
         raise ConfigError(f"--samples {samples}, --facts {facts}: give at least 1 sample and 2 facts")
     cases = DocsCases(facts or 20) if Path(model).name == "docs-lm" else TextCases(facts or 4)
-    cells = [cell for cell in CELLS if (cell.name in only if only else not cell.donors)]
+    cells = [cell for cell in CELLS if not only or cell.name in only]
     if only and len(cells) != len(set(only)):
         raise ConfigError(
             f"--only names an unknown way of blending: choose from {', '.join(cell.name for cell in CELLS)}"

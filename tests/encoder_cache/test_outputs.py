@@ -98,3 +98,12 @@ def test_parts_are_in_proportion(partition: str, held: int) -> None:
     assert cache.stats(partition).entries == held
     assert cache.stats().entries == held
     assert cache.stats().bytes == held * 100
+
+
+def test_epochs_partitions_and_modalities_are_apart() -> None:
+    cache = VisualKVCache()
+    cache.view("e", "p").store("h", "image", picture())
+    assert cache.view("e", "q").lookup("h") is None
+    assert cache.view("f", "p").lookup("h") is None
+    assert cache.view("e", "p").lookup("h", "video") is None
+    assert cache.view("e", "p").lookup("h") is not None

@@ -11,11 +11,8 @@ from research.command import app_of
 from research.fidelity import fidelity
 from research.frontier.cases import TextCases, turns_of_agents
 from research.frontier.cells import CELLS
-from research.frontier.donors import chosen
 from research.frontier.report import rows_of
 from typer.testing import CliRunner
-
-from dejakv.identity import common_prefix
 
 
 @pytest.fixture
@@ -42,32 +39,6 @@ def test_the_two_halves_of_a_two_hop_answer_were_computed_apart() -> None:
 
 def test_each_passage_stands_in_several_donors(encode: Any) -> None:
     assert len(TextCases(4).make("several", 1, encode, 0).donors) == 6
-
-
-def test_a_passage_is_taken_from_one_donor_alone(encode: Any) -> None:
-    case = TextCases(3).make("several", 1, encode, 0)
-    begins = common_prefix(case.alone[0], case.alone[1])
-    passages = [list(ids[begins:]) for ids in case.alone]
-
-    def holding(way: Any) -> list[list[tuple[int, bool]]]:
-        """Of each passage, where it can be taken from: its place, and whether all before it is the prompt's own."""
-        found: list[list[tuple[int, bool]]] = [[] for _ in passages]
-        for donor in chosen(case, way).visible:
-            for number, ids in enumerate(passages):
-                for start in range(len(donor) - len(ids) + 1):
-                    if list(donor[start : start + len(ids)]) == ids:
-                        found[number].append((start, case.target[:start] == donor[:start]))
-        return found
-
-    every, latest, alone = (holding(way) for way in ("", "latest", "alone"))
-    assert all(len(places) >= 2 for places in every)
-    for places, left in zip(every, latest, strict=True):
-        assert max(places) in left
-        assert all(one == max(places) or one[1] for one in left)
-    assert [[place for place, _ in left] for left in alone] == [[begins]] * 3
-    prompts = chosen(case, "alone").prompts
-    assert prompts == (*case.alone, *case.donors)
-    assert case.target[:begins] == prompts[0][:begins]
 
 
 def test_an_agents_turn_has_an_earlier_turn_of_its_conversation_as_donor(encode: Any) -> None:

@@ -20,11 +20,13 @@ class BlendReport:
 
     rows      recomputed tokens of each layer (all the same, but for top-layer reuse)
     active    indices of the recomputed tokens; None: all
+    asked     tokens computed by the question's own pass, for the ranking: not part of `rows`
     """
 
     tokens: int
     rows: tuple[int, ...] = ()
     active: tuple[int, ...] | None = field(default=None, repr=False)
+    asked: float = 0.0
     read_s: float = 0.0
     read_bytes: int = 0
     reason: str = ""

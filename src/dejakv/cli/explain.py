@@ -35,14 +35,13 @@ def explain_command(
         make_folder(html.parent, "--html")
         if html.is_dir():
             raise ConfigError(f"--html {str(html)!r} is a folder: give the name of a file in it")
-    if sample is None or (run is None) == (server is None):
-        raise ConfigError("Missing option: give the id of a sample and --run FOLDER, or a request and --server URL")
     if server is not None:
-        if html is not None:
-            raise ConfigError("--html is of a sample in --run: leave it out, a request is explained in a sentence")
+        if sample is None or run is not None or html is not None:
+            raise ConfigError("--server takes a request alone: give a JSON file, or - for standard input")
         typer.echo(explain_request(server, sample, api_key))
         return
-    assert run is not None
+    if sample is None or run is None:
+        raise ConfigError("Missing option: give the id of a sample and --run FOLDER, or a request and --server URL")
     from dejakv.experiments.reports import why
 
     with watching(Console(stderr=True)) as watch:

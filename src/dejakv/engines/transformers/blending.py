@@ -54,7 +54,7 @@ class PlannedBlend:
     def told(self, report: BlendReport) -> BlendReport:
         cache = self.cache
         active = None if cache.rows is None else tuple(cache.rows.tolist())
-        return replace(report, rows=(cache.recomputed,) * len(cache.blends), active=active)
+        return replace(report, rows=(cache.recomputed,) * len(cache.blends), active=active, asked=self.asked)
 
     def rows(self) -> ComputedRows | None:
         """Return the new text among the recomputed tokens, for later blends, after the run; None if there is too little of it to be
