@@ -21,8 +21,10 @@ def section(table: Table) -> str:
     """The tables as Markdown, between the two marks."""
     parts = [START, "", "## Every name", ""]
     for document, rows in table.items():
-        parts += [f"### {TITLES[document]}: names", "", "| prototype | here |", "|---|---|"]
-        parts += [f"| `{_cell(name)}` | {_cell(_here(row))} |" for name, row in rows.items()]
+        kept = [f"`{name}`" for name, row in rows.items() if "here" not in row and "instead" not in row]
+        parts += [f"### {TITLES[document]}: names", "", f"Unchanged: {', '.join(kept)}.", ""]
+        parts += ["| prototype | in its place |", "|---|---|"]
+        parts += [f"| `{_cell(name)}` | {_cell(_here(row))} |" for name, row in rows.items() if f"`{name}`" not in kept]
         parts.append("")
     return "\n".join([*parts, END])
 
@@ -34,9 +36,7 @@ def page(text: str, table: Table) -> str:
 
 
 def _here(row: Mapping[str, str]) -> str:
-    if "instead" in row:
-        return f"not here; {row['instead']}"
-    return f"`{row['here']}`" if "here" in row else "the same"
+    return row["instead"] if "instead" in row else f"`{row['here']}`"
 
 
 def _cell(text: str) -> str:

@@ -16,7 +16,7 @@ that arrive at once; these give the **capacity**. No prompt comes twice. Workloa
 are those that reused no more than an exact prefix. *First tokens*, *answers*: the share that equals prefix caching's. *Thrown away*: loads that were too late or failed. With few requests a p95 is nearly the slowest of them.
 """
 _TIMES = ("ttft_p50", "ttft_p95", "itl_p99")
-_LATENCY = ("workload, load", "requests", "arm", "TTFT p50, p95, ms", "TTFT p50 by prefix", "TTFT p95 by prefix", "ITL p99 by prefix")  # fmt: skip
+_LATENCY = ("workload, load", "prefix: TTFT p50, p95, ms", "arm", "TTFT p50 by prefix", "TTFT p95 by prefix", "ITL p99 by prefix")  # fmt: skip
 _SERVED = ("first tokens, answers equal", "blended, refused of blendable", "thrown away, failed")
 
 Cell = Mapping[str, Any]
@@ -30,7 +30,7 @@ def text(result: Mapping[str, Any], name: str) -> str:
     under = [(f"{workload}, {load}%", cell) for workload, load, cell in cells if load != ALL_AT_ONCE]
     strangers = [(name, {**cell, **cell["strangers"]}) for name, cell in under if "strangers" in cell]
     lines = [ABOUT, _where(result, name), "\n## Capacity\n"]
-    lines += _table(("workload", "requests", "arm", "requests a second", "by prefix", *_SERVED), _capacity(at_once))
+    lines += _table(("workload", "prefix: requests a second", "arm", "by prefix", *_SERVED), _capacity(at_once))
     lines += ["\n## Latency\n", *_table((*_LATENCY, *_SERVED), _latency(under))]
     if strangers:
         lines += ["\nThe prompts of `mix` that share nothing (above are the others):\n"]
@@ -61,8 +61,6 @@ def _ratio(cell: Cell, name: str, arm: str) -> str:
 
 
 def _served(cell: Cell, arm: str) -> tuple[str, str, str]:
-    if arm == BASE:
-        return "", "", ""
     equal, blended = "", ""
     if not cell["failed"][arm]:
         equal = f"{cell['first_tokens_equal'][arm]:.0%}, {cell['answers_equal'][arm]:.0%}"
@@ -73,14 +71,15 @@ def _served(cell: Cell, arm: str) -> tuple[str, str, str]:
 
 def _capacity(cells: Cells) -> Iterator[tuple[str, ...]]:
     for name, cell in cells:
+        rate = f"{cell['capacity_per_second'][BASE]:.2f}" if BASE in cell["capacity_per_second"] else ""
         for arm in ARMS:
-            rate = f"{cell['capacity_per_second'][arm]:.2f}" if arm in cell["capacity_per_second"] else ""
-            yield name, str(cell["requests"]), arm, rate, _ratio(cell, "capacity", arm), *_served(cell, arm)
+            if arm != BASE:
+                yield name, rate, arm, _ratio(cell, "capacity", arm), *_served(cell, arm)
 
 
 def _latency(cells: Cells) -> Iterator[tuple[str, ...]]:
     for name, cell in cells:
+        times = [f"{cell[f'{kind}_ms'][BASE]:,.0f}" for kind in _TIMES[:2] if BASE in cell[f"{kind}_ms"]]
         for arm in ARMS:
-            times = [f"{cell[f'{kind}_ms'][arm]:,.0f}" for kind in _TIMES[:2] if arm in cell[f"{kind}_ms"]]
-            ratios = [_ratio(cell, kind, arm) for kind in _TIMES]
-            yield name, str(cell["requests"]), arm, ", ".join(times), *ratios, *_served(cell, arm)
+            if arm != BASE:
+                yield name, ", ".join(times), arm, *(_ratio(cell, kind, arm) for kind in _TIMES), *_served(cell, arm)

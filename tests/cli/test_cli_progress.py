@@ -87,6 +87,7 @@ def test_without_a_terminal_progress_is_lines_that_count_from_each_stage() -> No
         watch.sample(1, 8, row(500.0))
     lines = out.getvalue().splitlines()
     assert (lines[0], lines[3]) == ("loading a model", "the next one")
+    assert lines[1] == "1 of 4 cases; mean TTFT ms: none 100, cache 50", "the first may have loaded a model"
     assert lines[2].startswith("2 of 4 cases, about ")
     assert lines[2].endswith("mean TTFT ms: none 150, cache 75")
     assert lines[4].startswith("1 of 8 cases")

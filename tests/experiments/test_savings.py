@@ -138,6 +138,22 @@ def test_a_log_of_a_gateway_on_one_screen(tmp_path: Path) -> None:
     assert TOWNS not in out + (tmp_path / "out" / "estimate.json").read_text()
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"prompt": "a"}', "JSON lines tell whose a request was only by partition or user"),
+        ("DEBUG 11-03 09:12:00 [l.py:1] Request a details: prompt: 'a', prompt_token_ids: None, prompt_embeds", "at level DEBUG alone"),
+        ('{"custom_id": "a", "body": {"prompt": "a"}}', "an OpenAI batch tells neither whose its requests were nor when"),
+        ('{"id": "a", "traceId": "t", "type": "GENERATION", "input": "a"}', "only of generations that it stored"),
+        ('{"call_type": "completion", "id": "a", "messages": "a"}', "where it stores them (store_prompts_in_spend_logs)"),
+        ('{"timestamp": 1, "input_length": 9, "hash_ids": [1]}', "a Mooncake trace has prefix blocks alone"),
+    ],
+)  # fmt: skip
+def test_each_format_says_what_it_cannot_tell(line: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(line + "\n")
+    assert says in run(str(tmp_path / "log"))
+
+
 def test_a_trace_says_what_it_cannot_tell(tmp_path: Path) -> None:
     (tmp_path / "azure.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.03,110,27\n"

@@ -32,7 +32,7 @@ def test_the_page_has_every_name() -> None:
     assert page(PAGE, TABLE) == PAGE
     for rows in TABLE.values():
         for name in rows:
-            assert f"| `{name.replace('|', '¦')}` |" in made
+            assert f"`{name}`" in made or f"| `{name.replace('|', '¦')}` |" in made, name
 
 
 def test_replacements_in_code_marks_exist() -> None:

@@ -206,9 +206,8 @@ def test_an_arm_that_fails_a_request_has_no_figure() -> None:
     assert list(cells["80"]["first_tokens_equal"]) == ["exact"]
     assert (cells["80"]["blended"], cells["80"]["refused"]) == (None, None)
     assert list(cells["80"]["capacity_by_prefix"]) == ["exact", "blend"]  # of the phase at once, in which none failed
-    assert "| rag, 80% | 2 | blend |  |  |  |  |  |  | 0, 1 |" in page.text(
-        {**TOLD, "workloads": {"rag": cells}}, "load.json"
-    )
+    text = page.text({**TOLD, "workloads": {"rag": cells}}, "load.json")
+    assert "| rag, 80% | 3,000, 3,900 | blend |  |  |  |  |  | 0, 1 |" in text
 
 
 def test_strangers_are_apart_from_the_others() -> None:
@@ -227,8 +226,8 @@ def test_the_page_has_the_figures(tmp_path: Path) -> None:
     measure_load(report=file)
     text = (tmp_path / "load.md").read_text()
     assert text.startswith(page.ABOUT)
-    assert "| rag | 2 | blend | 0.65 | 1.65 | 50%, 50% | 50%, 50% of 2 | 1, 0 |" in text
-    assert "| rag, 80% | 2 | blend | " in text
+    assert "| rag | 0.39 | blend | 1.65 | 50%, 50% | 50%, 50% of 2 | 1, 0 |" in text
+    assert "| rag, 80% | 3,000, 3,900 | blend | " in text
 
 
 def test_a_stopped_run_goes_on_with_its_own_rows_alone(tmp_path: Path) -> None:

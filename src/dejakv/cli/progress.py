@@ -87,21 +87,23 @@ class _Lines(_Means):
 
     def stage(self, text: str) -> None:
         super().stage(text)
-        self._began = self._printed = time.monotonic()
-        self._before: int | None = None
+        self._since = self._printed = time.monotonic()
+        self._first: int | None = None
         if text:
             self._print(text)
 
     def sample(self, done: int, total: int, row: Row | None) -> None:
         super().sample(done, total, row)
-        if self._before is None:
-            self._before = done - 1
         now = time.monotonic()
+        if self._first is None:
+            self._first, self._since = done, now  # what is loaded with the first tells nothing about the others
         if now - self._printed >= self._seconds:
             self._printed = now
-            left = (now - self._began) / max(1, done - self._before) * (total - done)
-            figures = f"; {self.means}" if self.means else ""
-            self._print(f"{done} of {total} {self._counts}, about {left:.0f} s left{figures}")
+            text = f"{done} of {total} {self._counts}"
+            if done > self._first:
+                left = (now - self._since) / (done - self._first) * (total - done)
+                text += f", about {left:.0f} s left"
+            self._print(f"{text}; {self.means}" if self.means else text)
 
 
 def line_of(row: Row) -> str:

@@ -37,6 +37,9 @@ MOST_NAMED = 100
 """Lines that could not be read whose reason is kept."""
 
 LIMITS: Mapping[Format, str] = {
+    "JSON lines": "JSON lines tell whose a request was only by partition or user, and when only by timestamp",
+    "OpenAI batch": "an OpenAI batch tells neither whose its requests were nor when: all count as one tenant's, in the order of the file",
+    "Langfuse export": "prompts are in an export of Langfuse only of generations that it stored",
     "vLLM's log": "prompts are in vLLM's log at level DEBUG alone (--enable-log-requests), cut at --max-log-len if that is given",
     "LiteLLM log": "prompts are in LiteLLM's log where it stores them (store_prompts_in_spend_logs)",
     "Mooncake trace": "a Mooncake trace has prefix blocks alone: what stands elsewhere in earlier prompts, and what blend would save, is unknown",

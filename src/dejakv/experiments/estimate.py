@@ -113,7 +113,7 @@ def estimate(
         notes += file.left_out
         if file.formats.keys() - {"Mooncake trace", "Azure trace"}:
             notes.append("assumed: all state is kept; which answers a blend changes only a run shows")
-        notes += [LIMITS[name] for name in file.formats if name in LIMITS]
+        notes += [LIMITS[name] for name in file.formats]
     common: dict[str, Any] = {"index_encoder": index_encoder, "min_gain": min_gain}
     own = index_encoder == "model" and bool(asked.labelled)
     if own and not timed and model_is_missing(settings):
