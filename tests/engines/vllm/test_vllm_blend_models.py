@@ -11,12 +11,16 @@ import transformers
 from vllm.distributed.kv_transfer import has_kv_transfer_group
 from vllm_harness import BLENDING, DOCS, EXTENSION, changed, recompute_all, running, tokens, worker_side
 
+from dejakv.engines.vllm.pages import PagedKV
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ModelError
 from dejakv.experiments.vllm_engine import VLLMEngine
 
 A = tokens(301, 11)
 MOVED = tokens(20, 12) + A[140:290] + A[:130] + A[290:]
+LOW, HIGH = ([token % 200 + offset for token in tokens(600, 14)] for offset in (8, 208))
+LONG_DONOR = LOW[:300] + HIGH
+PIECE = LOW[400:490] + LOW[20:290] + LOW[490:550]
 SIZE = {
     "vocab_size": 512,
     "hidden_size": 128,
@@ -49,8 +53,9 @@ def built(folder: Path, config: Any) -> Path:
 
 @pytest.mark.shows("blend")
 @pytest.mark.parametrize("name", MODELS)
-def test_models_of_other_builds_are_blended(name: str, tmp_path: Path) -> None:
-    """With every row computed the answer is that of full computation. With fewer, the rows that stay are the donor's, moved."""
+def test_models_of_other_builds_are_blended(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every row computed the answer is that of full computation. With fewer, the rows that stay are the donor's, moved; of a donor
+    that the model is checked with, what is not copied is not converted either."""
     folder = built(tmp_path / "model", MODELS[name])
     with running(folder, BLENDING, worker_extension_cls=EXTENSION) as engine:
         exact = {"mode": "exact", "no_store": True}
@@ -71,6 +76,20 @@ def test_models_of_other_builds_are_blended(name: str, tmp_path: Path) -> None:
         assert some.told["method"] == "blend", some.told["reason"]
         assert 0 < some.told["tokens_recomputed"] < 0.4 * len(MOVED)
         assert blender.model_check.checked > 0
+        converted, entries = list[int](), PagedKV.entries
+
+        def counted(self: PagedKV, pages: torch.Tensor, count: int) -> torch.Tensor:
+            converted.append(count)
+            return entries(self, pages, count)
+
+        engine.ask([LONG_DONOR])
+        engine.settle()
+        monkeypatch.setattr(PagedKV, "entries", counted)
+        before = blender.model_check.checked
+        (piece,) = engine.ask([PIECE], wish=wish)
+        assert piece.told["method"] == "blend", piece.told["reason"]
+        assert blender.model_check.checked > before
+        assert len(PIECE) < sum(converted) < len(LONG_DONOR) - 256
         (again,) = engine.ask([changed(MOVED, 0.1, 13)], salt="truth", wish=exact)
         assert again.told["method"] == "none"
 

@@ -8,13 +8,13 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from dejakv.engines.base import LATE, unread
-from dejakv.engines.tensors import NAMES, borrowed, to_store
+from dejakv.engines.tensors import NAMES, borrowed
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.drafts import Draft
 from dejakv.engines.vllm.blend.mixer import Blending, Mixer
@@ -221,26 +221,11 @@ class Loads:
         assert self.paged is not None
         return self.paged.block_tokens
 
-    def _entries(self, id: str, rows: Rows | None = None, *, until: float | None = None) -> Parts | str:
-        """In a thread: as `_read`, with KV entries in place of pages."""
-        assert self.paged is not None
-        parts = self._read(id, rows, until)
-        if isinstance(parts, str):
-            return parts
-        made: list[Chunk] = []
-        for part in parts:
-            if part.meta.kind == KV:
-                entries = self.paged.entries(borrowed(part.tensor)[0, 0, 0], part.stop - part.first)
-                part = replace(part, tensor=to_store(entries))
-            made.append(part)
-        return made
-
     def _read(self, id: str, rows: Rows | None = None, until: float | None = None) -> Parts | str:
-        """In a thread: what holds at least these rows, verified and of this model; None: all, in one chunk."""
+        """In a thread: what holds at least these rows, verified and of this model; None: all."""
         assert self.paged is not None
         try:
-            whole = self.store.get(id, until) if rows is None else None
-            parts = self.store.get_parts(id, rows, until) if rows is not None else (whole and [whole])
+            parts = self.store.get_parts(id, rows, until)
         except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
             log.debug("a store failed", exc_info=True)
             return f"the store failed: {type(error).__name__}"
@@ -263,7 +248,7 @@ class Loads:
         gone = (GONE,) * sum(meta is None for _, meta in known)
         metas = [meta for _, meta in known if meta is not None]
         try:
-            read = partial(self._entries, until=until)
+            read = partial(self._read, until=until)
             draft = self.blender.draft(load.blend, load.start, load.stop, metas, read, self.buffers, gone)
             return _Fetched(draft=draft)
         except InputError as error:

@@ -31,7 +31,7 @@ from dejakv.engines.vllm.pages import Buffers, Lent, PagedKV
 from dejakv.engines.vllm.ranks import ALONE, Lockstep
 from dejakv.errors import InputError, ModelError
 from dejakv.identity import digest_of
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import KV, Chunk, ChunkMeta, consecutive
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Useless:
 @dataclass(frozen=True)
 class _Filled:
     state: torch.Tensor
-    proof: Chunk | None
+    proof: Sequence[Chunk]
     lent: Lent | None
 
 
@@ -155,7 +155,7 @@ class Blender:
         lent: Lent | None = None
         device, dtype = self.paged.device, self.paged.dtype
         # What other ranks have checked by now is not known in a thread, and all must check the same.
-        proof, checked = None, self.model_check.checked if self.lockstep.ranks == 1 else 0
+        proof, checked = (), self.model_check.checked if self.lockstep.ranks == 1 else 0
         # Tokens that fit in `_own` at least, where the blocks end with `stop`: no check with a donor goes further.
         checkable = max(0, self._blocks(stop) - self._blocks(first)) * self.paged.block_tokens
         state: torch.Tensor | None = None
@@ -165,22 +165,35 @@ class Blender:
             proves = shown > checked
             parts, copied = read(meta.id, None if proves else ranges_of(places)), 0
             for part in () if isinstance(parts, str) else parts:
-                held = borrowed(part.tensor)
+                here = places[(places >= part.first) & (places < part.stop)]
+                if not len(here):
+                    continue  # the check of the model alone needs it
+                held, start = self._entries(part, int(here.min()), int(here.max()) + 1)
                 if state is None:
                     shape = (*held.shape[:3], len(found), held.shape[4])
                     lent = buffers.lend(shape, dtype) if device.type == "cpu" else None
                     state = lent.tensor if lent else torch.empty(shape, dtype=dtype, device=device)
-                copied += copy_part(held.to(device), part.first, places, state, rows + first)
-            if isinstance(parts, str) or copied < len(places):
+                copied += copy_part(held.to(device), start, places, state, rows + first)
+            whole = isinstance(parts, str) or not proves or bool(consecutive(parts, 0, meta.num_tokens))
+            if isinstance(parts, str) or copied < len(places) or not whole:
                 if lent is not None:
                     buffers.take_back(lent)
                 return _Useless(meta, parts if isinstance(parts, str) else "the donor's state lacks rows")
             if proves:
-                proof, checked = parts[0], shown
+                proof, checked = parts, shown
         assert state is not None
         positions = torch.from_numpy(among.positions[found.source[first:]]).to(device)
         self.rotary.move(state[0, :, :, first:], positions, torch.arange(first, len(found), device=device))
         return _Filled(state, proof, lent)
+
+    def _entries(self, part: Chunk, first: int, stop: int) -> tuple[torch.Tensor, int]:
+        """KV entries of a part, of the pages that hold tokens `first` to `stop - 1`, and which token is the first of them."""
+        state, block = borrowed(part.tensor), self.paged.block_tokens
+        if part.meta.kind != KV:
+            return state, part.first
+        low, high = (first - part.first) // block, -(-(stop - part.first) // block)
+        start = part.first + low * block
+        return self.paged.entries(state[0, 0, 0, low:high], min(part.first + high * block, part.stop) - start), start
 
     def rows_checked(self, draft: Draft, block_ids: tuple[int, ...]) -> int:
         """How many rows `check` computes at most."""

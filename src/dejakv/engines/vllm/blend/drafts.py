@@ -15,8 +15,7 @@ from dejakv.engines.vllm.pages import Lent
 from dejakv.store.base import Chunk, Rows
 
 Read = Callable[[str, "Rows | None"], "Sequence[Chunk] | str"]
-"""What holds at least these rows of a stored state of this model, by its id, first rows first (None: all, in one chunk); or why there
-is none."""
+"""What holds at least these rows of a stored state of this model, by its id, first rows first (None: all); or why there is none."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Draft:
     fresh     `[n]` bool: what no donor holds in a run that could be found there (`new_text`)
     mark      names donors, map and rows: ranks that have the same mark compute the same
     left_out  why donors that were planned are not in it
-    proof     a donor to check the model with, None if none is longer than what was checked
+    proof     all parts of a donor to check the model with; empty if none is longer than what was checked
     lent      the memory of `state`, to be given back after use
     ready     on a GPU: when `state` is complete there (not run on one yet)
     """
@@ -48,7 +47,7 @@ class Draft:
     fresh: NDArray[np.bool_] | None = None
     mark: str = ""
     left_out: tuple[str, ...] = ()
-    proof: Chunk | None = None
+    proof: Sequence[Chunk] = ()
     lent: Lent | None = None
     ready: torch.cuda.Event | None = None
 

@@ -4,6 +4,7 @@ Both are computed from a stored state, which came from vLLM's own forward of the
 be blended.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.blend.rows import PromptRows, RowForward
 from dejakv.engines.vllm.pages import PagedKV
 from dejakv.engines.vllm.ranks import ALONE, Lockstep
-from dejakv.store.base import Chunk
+from dejakv.store.base import Chunk, joined
 
 CHECKED_ROWS = 64
 """Rows that each check computes."""
@@ -40,25 +41,24 @@ class ModelCheck:
     problem: str = ""
     _moves: bool = False
 
-    def rows(self, chunk: Chunk | None, block_ids: tuple[int, ...]) -> int:
+    def rows(self, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> int:
         """How many rows a check with this state computes at most; 0 if there is nothing to check."""
-        if self.problem or chunk is None or self._count(chunk, block_ids) <= self.checked:
+        if self.problem or not state or self._count(state, block_ids) <= self.checked:
             return 0
         return CHECKED_ROWS if self._moves else 2 * CHECKED_ROWS
 
-    def check(self, chunk: Chunk | None, block_ids: tuple[int, ...]) -> str:
-        """Checks with a stored, exact state, if it is longer than all that were checked: what a model or a backend does only far
-        into a prompt shows there alone. `block_ids` are overwritten."""
-        if chunk is None or not self.rows(chunk, block_ids):
+    def check(self, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> str:
+        """Checks with a stored, exact state, given by parts, if it is longer than all that were checked: what a model or a backend does only
+        far into a prompt shows there alone. `block_ids` are overwritten."""
+        if not self.rows(state, block_ids):
             return self.problem
-        count = self._count(chunk, block_ids)
-        ids = torch.tensor(chunk.meta.token_ids[:count], device=self.paged.device)
-        there = borrowed(chunk.tensor).to(self.paged.device)[:, :, :, :count]
-        error = self._end(ids, there, block_ids)
+        count = self._count(state, block_ids)
+        ids = torch.tensor(state[0].meta.token_ids[:count], device=self.paged.device)
+        error = self._end(ids, state, block_ids)
         if not error <= self._limit:
             self.problem = self._off(f"recomputing the end of a stored state of {count} tokens gave another one", error)
         elif not self._moves:
-            error = self._moved(ids, there, block_ids)
+            error = self._moved(ids, state, block_ids)
             self._moves = error <= self._limit
             if not self._moves:
                 self.problem = self._off(
@@ -67,8 +67,8 @@ class ModelCheck:
         self.checked = count  # last: a check that an error ended is made again
         return self.problem
 
-    def _count(self, chunk: Chunk, block_ids: tuple[int, ...]) -> int:
-        return min(chunk.meta.num_tokens, len(block_ids) * self.paged.block_tokens)
+    def _count(self, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> int:
+        return min(state[0].meta.num_tokens, len(block_ids) * self.paged.block_tokens)
 
     @property
     def _limit(self) -> float:
@@ -80,25 +80,33 @@ class ModelCheck:
             " on this attention backend would be wrong"
         )
 
-    def _end(self, ids: torch.Tensor, there: torch.Tensor, block_ids: tuple[int, ...]) -> float:
+    def _entries(self, state: Sequence[Chunk], start: int, stop: int) -> torch.Tensor:
+        """Of its tokens `start`, which begins a page, to `stop - 1`."""
+        pages = joined(state, start, stop)
+        assert pages is not None
+        return self.paged.entries(borrowed(pages)[0, 0, 0], stop - start).to(self.paged.device)
+
+    def _end(self, ids: torch.Tensor, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> float:
         """The last rows, among the others as they were stored."""
         count = len(ids)
         places = torch.arange(max(0, count - CHECKED_ROWS), count, device=ids.device)
         middle = len(places) // 2
         places = torch.cat([places[: max(1, middle - GAP)], places[middle:]]) if middle > GAP else places
-        first = int(places[0])
-        end, of_end = there[:, :, :, first:].clone(), places - first
-        end[:, :, :, of_end] = 0.0
-        if first:
-            self.paged.scatter(block_ids, 0, there[:, :, :, :first])
-        self.paged.scatter(block_ids, first, end)
-        self.forward.run([PromptRows(ids[places], places, block_ids)])
-        block = first // self.paged.block_tokens
+        block = int(places[0]) // self.paged.block_tokens
         before = block * self.paged.block_tokens
+        for part in state:
+            page = part.first // self.paged.block_tokens
+            if page < len(block_ids):
+                self.paged.put_pages((block_ids,), borrowed(part.tensor)[0, 0, 0, : len(block_ids) - page], page)
+        there = self._entries(state, before, count)
+        end = there.clone()
+        end[:, :, :, places - before] = 0.0
+        self.paged.scatter(block_ids, before, end)
+        self.forward.run([PromptRows(ids[places], places, block_ids)])
         made = self.paged.gather(block_ids[block:], count - before)
-        return self.lockstep.most(_error(made[:, :, :, places - before], there[:, :, :, places]))
+        return self.lockstep.most(_error(made[:, :, :, places - before], there[:, :, :, places - before]))
 
-    def _moved(self, ids: torch.Tensor, there: torch.Tensor, block_ids: tuple[int, ...]) -> float:
+    def _moved(self, ids: torch.Tensor, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> float:
         """The first rows, at the last places that the model knows: rotated attention sees distances alone, so their K are the
         stored ones, moved, and their V are the same."""
         places = torch.arange(min(len(ids), CHECKED_ROWS), device=ids.device)
@@ -106,7 +114,7 @@ class ModelCheck:
         if shift <= 0:
             return 0.0
         self.forward.run([PromptRows(ids[places], places, block_ids, shift)])
-        wanted = there[:, :, :, : len(places)].clone()
+        wanted = self._entries(state, 0, len(places))
         self.rotary.move(wanted[0], places, places + shift)
         return self.lockstep.most(_error(self.paged.gather(block_ids, len(places)), wanted))
 
