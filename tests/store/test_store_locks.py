@@ -1,6 +1,7 @@
 """SQLite's locks of a process stay whole, over openings by other processes and over forks; and reading waits for nobody."""
 
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -14,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from dejakv.store import changes
+from dejakv.store.base import KV
+from dejakv.store.catalog import Catalog
+from dejakv.store.keys import SIZE
 from dejakv.store.open import open_store
+from dejakv.store.segment import Segment
 from dejakv.testing import make_chunk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -221,3 +226,15 @@ def test_a_closed_store_finds_and_takes_nothing(tmp_path: Path) -> None:
     assert store.put(make_chunk(1)) is False
     assert list(store.metas()) == []
     assert visited(tmp_path / "store") == 1
+
+
+def test_the_log_stays_short_where_much_is_indexed_at_once(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    (path := tmp_path / "catalog.sqlite").touch()
+    with closing(Catalog(path)) as catalog:
+        for _ in range(12):
+            with catalog.transaction() as sql:
+                for _ in range(300):
+                    keys = tuple(rng.randbytes(SIZE) for _ in range(16))
+                    changes.add_segment(sql, Segment(rng.randbytes(16).hex(), "p", "e", KV, 0, 256, keys=keys))
+        assert tmp_path.joinpath("catalog.sqlite-wal").stat().st_size < path.stat().st_size

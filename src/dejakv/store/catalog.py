@@ -33,7 +33,8 @@ VERSION = 3
 _WRITE_SECONDS = 10.0
 _READ_SECONDS = 1.0
 """Readers never wait for a writer, only for a process that recovers the log of a killed one."""
-_WRITES_PER_CHECKPOINT = 64
+_ROWS_PER_CHECKPOINT = 2000
+"""Of about 64 puts. What is indexed at once may have many more: each row is a page or two in the log."""
 _MANY = 500
 TABLES = {"segments", "blocks", "records", "links", "totals", "clock", "removed", "leaving"}
 _TABLES = """
@@ -115,7 +116,7 @@ class Catalog:
         self._seen = 0
         self._news: list[tuple[str, bool]] = []
         self._complete = True
-        self._writes = 0
+        self._copied = 0
         self._deleted: set[str] = set()
         self.loose: set[str] = set()
         """Names of segments that may describe prompts without state, since the last comparison with all objects."""
@@ -149,8 +150,10 @@ class Catalog:
                 if sql.in_transaction:
                     sql.execute("ROLLBACK")
                 raise
-            self._writes += 1
-            if self._writes % _WRITES_PER_CHECKPOINT == 0:
+            if (
+                not 0 <= sql.total_changes - self._copied < _ROWS_PER_CHECKPOINT
+            ):  # less than 0 of a connection made anew
+                self._copied = sql.total_changes
                 try:  # if it fails, the commit is still safe in the log
                     sql.execute("PRAGMA wal_checkpoint(PASSIVE)")
                 except sqlite3.Error as error:
