@@ -82,6 +82,13 @@ def take_former(settings: object, value: str | None, former: str = "cache_dir") 
         object.__setattr__(settings, "store", value)
 
 
+def check_bucket(store: str | None, **settings: object) -> None:
+    """Refuse settings of a bucket where there is none. Raises: ConfigError"""
+    for name, value in settings.items():
+        if value is not None and not (store and in_bucket(store)):
+            raise ConfigError(f"{name}={shown(value)} is of a bucket, and store={shown(store)} is none: leave it out")
+
+
 @dataclass(frozen=True)
 class TextSettings:
     """Find and judge prompts in other words.
@@ -294,11 +301,7 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
     def __post_init__(self, cache_dir: str | None) -> None:
         take_former(self, cache_dir)
         check_fields(self)
-        for name, value in (("disk_dir", self.disk_dir), ("feed", self.feed), ("compress", self.compress or None)):
-            if value is not None and not (self.store and in_bucket(self.store)):
-                raise ConfigError(
-                    f"{name}={shown(value)} is of a bucket, and store={shown(self.store)} is none: leave it out"
-                )
+        check_bucket(self.store, disk_dir=self.disk_dir, feed=self.feed, compress=self.compress or None)
         if self.enable_fusion_cache is None:
             object.__setattr__(self, "enable_fusion_cache", bool(self.fusion_cache_dir or self.fusion_provider))
         if self.semantic_text is None:

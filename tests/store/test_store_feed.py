@@ -15,7 +15,8 @@ import pytest
 import redis
 from tests.services import ValkeyServer, wait_until
 
-from dejakv.errors import StoreError
+from dejakv.engines.vllm.settings import EncoderSettings
+from dejakv.errors import ConfigError, StoreError
 from dejakv.store import Store, open_store
 from dejakv.store.base import KV, NUMPY_DTYPES, Tensor
 from dejakv.store.keys import Keys, ends_of
@@ -383,6 +384,17 @@ def test_a_forged_header_is_no_state(bucket: str, server: ValkeyServer) -> None:
         assert other.stats().corrupt > 0
         assert other.put(theirs)
         check_whole(other, [theirs])
+
+
+def test_an_encoder_s_output_is_found_by_another_machine(bucket: str, valkey_server: ValkeyServer) -> None:
+    settings = EncoderSettings(store=bucket, feed=valkey_server.url)
+    with settings.open() as one, settings.open() as other:
+        one.view("an encoder").store("ab" * 32, "image", np.ones((4, 8), np.float32))
+        wait_until(lambda: other.view("an encoder").lookup("ab" * 32) is not None, "the output")
+    with pytest.raises(
+        ConfigError, match=r"feed='redis://.*' is of a bucket, and store='folder' is none: leave it out"
+    ):
+        EncoderSettings(store="folder", feed=valkey_server.url)
 
 
 def test_an_absent_feed_is_in_the_figures(bucket: str, server: ValkeyServer) -> None:

@@ -236,6 +236,7 @@ class VisualKVCache(Registry, EncoderView):
     disk                         a folder, or a `Store`, whose outputs outlive the process and are shared by all processes that use
                                  it (on /dev/shm: shared memory); None: memory alone
     disk_bytes                   budget of that folder, for all processes together; 0: none
+    feed                         where `disk` is the address of a bucket: as of `open_store`
     ttl                          seconds for which an output may be used from its computation on, 0 without a limit
     parts                        what each partition has of the budgets in proportion, so that a full one evicts its own entries
                                  alone; None: one budget for all
@@ -259,6 +260,7 @@ class VisualKVCache(Registry, EncoderView):
         *,
         disk: Store | str | Path | None = None,
         disk_bytes: int = 0,
+        feed: str | None = None,
         check_finite: bool = True,
         ttl: float = 0.0,
         parts: Parts | None = None,
@@ -275,7 +277,7 @@ class VisualKVCache(Registry, EncoderView):
         self.max_entries = max_entries
         self.max_vram_bytes = max_vram_bytes
         if disk is not None and not isinstance(disk, Store):
-            disk = open_store(disk, max_bytes=disk_bytes, queue=_QUEUE)
+            disk = open_store(disk, max_bytes=disk_bytes, queue=_QUEUE, feed=feed)
         budget = (parts or Parts()).scaled(max_vram_bytes, max_entries)
         Registry.__init__(self, budget, policy, disk, queueing_controller, check_finite=check_finite, ttl=ttl)
         EncoderView.__init__(self, self, "", DEFAULT_PARTITION)

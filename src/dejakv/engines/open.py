@@ -70,7 +70,12 @@ def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache | None:
     disk = config.fusion_cache_dir if config.enable_fusion_cache else None
     lifetime = config.lifetime(config.ttl_encoder)
     return VisualKVCache(
-        max_entries=1_000_000, max_vram_bytes=config.encoder_bytes, disk=disk, ttl=lifetime, parts=config.parts
+        max_entries=1_000_000,
+        max_vram_bytes=config.encoder_bytes,
+        disk=disk,
+        feed=config.feed,
+        ttl=lifetime,
+        parts=config.parts,
     )
 
 

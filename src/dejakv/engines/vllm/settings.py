@@ -5,10 +5,18 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dejakv.config import LEFT, BlendSettings, BudgetSettings, LifetimeSettings, SemanticCacheConfig, take_former
+from dejakv.config import (
+    LEFT,
+    BlendSettings,
+    BudgetSettings,
+    LifetimeSettings,
+    SemanticCacheConfig,
+    check_bucket,
+    take_former,
+)
 from dejakv.decide.plan import Ask
 from dejakv.errors import ConfigError
-from dejakv.settings import Count, Place, Positive, Seconds, Share, Within, check_fields, from_mapping
+from dejakv.settings import Address, Count, Place, Positive, Seconds, Share, Within, check_fields, from_mapping
 from dejakv.trust.settings import BoundSettings
 
 if TYPE_CHECKING:
@@ -140,6 +148,7 @@ class EncoderSettings(LifetimeSettings):
     max_bytes         maximum bytes of outputs in memory
     max_entries       maximum outputs in memory
     disk_bytes        maximum bytes of outputs in `store`
+    feed              of a bucket, as the other connector's
     policy            eviction policy: `lfu` or `lru`
     lookup_timeout_s  a lookup that takes longer is a miss
     """
@@ -148,6 +157,7 @@ class EncoderSettings(LifetimeSettings):
     max_bytes: Positive = 1024**3
     max_entries: Positive = 10_000
     disk_bytes: Count = 8 * 1024**3
+    feed: Address | None = None
     policy: Literal["lfu", "lru"] = "lfu"
     lookup_timeout_s: Timeout = 0.5
     store_dir: InitVar[str | None] = None
@@ -155,6 +165,7 @@ class EncoderSettings(LifetimeSettings):
     def __post_init__(self, store_dir: str | None) -> None:
         take_former(self, store_dir, "store_dir")
         check_fields(self)
+        check_bucket(self.store, feed=self.feed)
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> "EncoderSettings":
@@ -170,6 +181,7 @@ class EncoderSettings(LifetimeSettings):
             policy=self.policy,
             disk=self.store,
             disk_bytes=self.disk_bytes,
+            feed=self.feed,
             ttl=self.ttl,
         )
 
