@@ -82,7 +82,9 @@ def valkey_server() -> Iterator[ValkeyServer]:
 
 @pytest.fixture
 def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Address of an empty prefix of a bucket, whose credentials are in the environment."""
+    """Address of an empty prefix of a bucket, whose credentials are in the environment: of our S3 server, or of `DEJAKV_TEST_BUCKET`."""
+    if own := os.environ.get("DEJAKV_TEST_BUCKET"):
+        return f"{own}/{uuid.uuid4().hex}"
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return f"s3://dejakv/{uuid.uuid4().hex}"

@@ -52,7 +52,7 @@ _REMEDIES = (
         _DENIED,
         "the credentials of the environment are refused: they must let you read, write, delete and list below the prefix",
     ),
-    (re.compile(r""), "see that the service answers and that the endpoint is right (AWS_ENDPOINT_URL)"),
+    (re.compile(r""), "see that the service answers and that the endpoint is right (of S3: AWS_ENDPOINT_URL)"),
 )
 """What a service says, and the remedy; the first that fits."""
 
