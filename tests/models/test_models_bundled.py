@@ -9,7 +9,7 @@ import pytest
 
 from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.errors import MissingExtraError, ModelError
-from dejakv.models import available, load, path, resolve, tokenizer_folder
+from dejakv.models import available, load, path, resolve
 from dejakv.models.manifest import MANIFEST, write_manifest
 
 
@@ -100,7 +100,7 @@ def test_loading_damaged_weights_from_a_folder_says_what_to_do(tmp_path: Path) -
 def test_without_the_package_of_models_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dejakv.models.table.find_spec", lambda _: None)
     assert available() == []
-    for ask in (lambda: resolve("docs-lm"), lambda: load("shapes-vlm"), lambda: tokenizer_folder("smollm2-135m")):
+    for ask in (lambda: resolve("docs-lm"), lambda: load("shapes-vlm")):
         with pytest.raises(MissingExtraError, match=r"extra models.*pip install ./packages/dejakv-models"):
             ask()
     for name in ("docs", "shapes"):

@@ -97,9 +97,6 @@ def _hits(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-OWN_LOG = "dejakv estimate LOG"
-
-
 def verdict(summary: Mapping[str, Any]) -> list[str]:
     """Speed, answers, how much of the prompts was computed before, and what follows for the reader."""
     speed = speed_in_words(summary)[:1]
@@ -107,7 +104,7 @@ def verdict(summary: Mapping[str, Any]) -> list[str]:
     if speed:
         pays = "as fast to the first token" in speed[0]
         first = "Reuse pays for prompts like these" if pays else "Reuse beyond prefixes did not show a gain here"
-        lines.append(f"{first}. What a log of yours holds: {OWN_LOG}")
+        lines.append(f"{first}. What a log of yours holds: `dejakv estimate LOG`")
     return lines
 
 
@@ -159,7 +156,7 @@ def speed_in_words(summary: Mapping[str, Any]) -> list[str]:
     ratio = beyond["tokens_ratio"]
     tokens = "no tokens computed by either" if ratio is None else f"with {100 * ratio:.0f}% of the tokens computed"
     times = (beyond["ttft_difference_ms"], *beyond["ttft_difference_interval"])
-    unit, scale = ("s", 1e-3) if abs(times[0]) >= 1000 else ("ms", 1.0)
+    unit, scale = ("s", 1e-3) if abs(times[0]) >= 100 else ("ms", 1.0)
     mean, low, high = (scale * time for time in times)
     lines = [
         f"{_speed(beyond)} over all {summary['samples']} requests, {tokens}: {mean:+.2f} {unit} a request (95%: {low:+.2f} to {high:+.2f})."

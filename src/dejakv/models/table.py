@@ -110,9 +110,8 @@ def path(name: str) -> Path:
 
 
 def tokenizer_folder(name: str) -> Path:
-    """Folder with the configuration, tokenizer, chat template and card of a model that can be fetched, even if it is not
-    fetched yet; they are files of `dejakv-models`. Raises: MissingExtraError if that is not installed."""
-    return shipped(f"the tokenizer of {name}") / name
+    """Folder with the configuration, tokenizer, chat template and card of a model that can be fetched, even if it is not fetched yet."""
+    return Path(__file__).with_name(name)
 
 
 def models_dir() -> Path:

@@ -40,7 +40,7 @@ _STYLE = """
 background:var(--ground);overflow-wrap:anywhere}h1{font-size:1.5rem}h2{font-size:1.25rem;margin-top:2.2rem}h3{font-size:1rem}
 .scroll{overflow-x:auto;margin:1rem 0}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:right;white-space:nowrap}
-th,td:first-child,.w{white-space:normal}th{overflow-wrap:normal}th:first-child,td:first-child,.w{text-align:left}p code{white-space:nowrap}pre{background:var(--soft);padding:.6rem;border-radius:8px;white-space:pre-wrap}
+th,td:first-child,.w{white-space:normal}th,td:first-child{overflow-wrap:break-word}th:first-child,td:first-child,.w{text-align:left}p code{white-space:nowrap}pre{background:var(--soft);padding:.6rem;border-radius:8px;white-space:pre-wrap}
 summary{cursor:pointer;font-weight:bold;margin:1rem 0}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,18rem),1fr));gap:.6rem}
 .pair>div{background:var(--soft);padding:.6rem;border-radius:8px}.case{border-top:1px solid var(--line);padding:.6rem 0}
