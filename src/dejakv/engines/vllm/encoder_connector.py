@@ -13,10 +13,9 @@ outputs and prefix blocks under the medium's identifier, so an approximate outpu
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from queue import Empty, Full, Queue
-from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -40,6 +39,8 @@ from dejakv.engines.vllm.settings import EncoderSettings
 from dejakv.errors import ConfigError
 
 REMEMBERED = 10_000
+MOST_SAVES = 64
+"""Outputs that wait to be filed."""
 
 
 @dataclass(frozen=True)
@@ -241,13 +242,11 @@ class DejaKVEncoderConnector(ECConnectorBase):
         self._orders = EncoderOrders()
         self.encoded = 0
         self.reused = 0
-        self._outputs: Queue[tuple[Sight, torch.Tensor]] = Queue(64)
-        self._closing = Event()
+        self._saving = ThreadPoolExecutor(1, thread_name_prefix="dejakv-encoder-save")
+        self._saves: list[Future[None]] = []
         self._resets = 0
         if role == ECConnectorRole.SCHEDULER:
             count_resets(vllm_config)
-        else:
-            Thread(target=self._keep, name="dejakv-encoder-save", daemon=True).start()
 
     # Scheduler side
 
@@ -322,10 +321,13 @@ class DejaKVEncoderConnector(ECConnectorBase):
         sight = self._get_orders().file.get(mm_hash)
         if sight is None or self._watch.problem:
             return
-        try:
-            self._outputs.put_nowait((sight, encoder_cache[mm_hash].detach().to("cpu", copy=True)))
-        except Full:  # the registry is slower than the encoder: this output is computed again some day
+        self._saves = [save for save in self._saves if not save.done()]
+        if (
+            len(self._saves) == MOST_SAVES
+        ):  # the registry is slower than the encoder: this output is computed again some day
             return
+        output = encoder_cache[mm_hash].detach().to("cpu", copy=True)
+        self._saves.append(self._saving.submit(self._keep, sight, output))
 
     def build_connector_worker_meta(self) -> ECConnectorWorkerMetadata | None:
         weights, changed = self._watch.take()
@@ -333,10 +335,10 @@ class DejaKVEncoderConnector(ECConnectorBase):
 
     def flush(self) -> None:
         """Waits until what was computed so far is filed."""
-        self._outputs.join()
+        wait(self._saves)
 
     def shutdown(self) -> None:
-        self._closing.set()
+        self._saving.shutdown(wait=False, cancel_futures=True)
         self._finder.close()
         _registries.pop(self._engine_id, None)
         _managers.pop(self._engine_id, None)
@@ -346,15 +348,6 @@ class DejaKVEncoderConnector(ECConnectorBase):
         assert isinstance(orders, EncoderOrders)
         return orders
 
-    def _keep(self) -> None:
-        while not self._closing.is_set():
-            try:
-                sight, output = self._outputs.get(timeout=0.2)
-            except Empty:
-                continue
-            try:
-                self._view_of(sight.epoch, sight.partition).store(sight.digest, sight.modality, output)
-            except Exception:  # a full or damaged registry costs another encoder run, nothing else
-                pass
-            finally:
-                self._outputs.task_done()
+    def _keep(self, sight: Sight, output: torch.Tensor) -> None:
+        with suppress(Exception):  # a full or damaged registry costs another encoder run, nothing else
+            self._view_of(sight.epoch, sight.partition).store(sight.digest, sight.modality, output)

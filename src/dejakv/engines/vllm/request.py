@@ -125,6 +125,11 @@ class Tracked:
         return self.found or self.lookup.result()
 
     @property
+    def spared(self) -> int:
+        """Tokens that nobody computes because of its load, once that is over."""
+        return 0 if self.loaded is None else max(0, self.used - self.loaded.computed)
+
+    @property
     def approximate(self) -> bool:
         """Whether blended state may be in its blocks."""
         return self.names is not None
@@ -154,7 +159,7 @@ class Tracked:
             "donor": donors[0] if donors else None,
             "donors": list(donors),
             "score": found.score if used else None,
-            "tokens_reused": self.shared + max(0, used - loaded.computed),
+            "tokens_reused": self.shared + self.spared,
             "tokens_recomputed": loaded.computed,
             "bytes_loaded": loaded.nbytes,
             "load_s": loaded.seconds,

@@ -191,9 +191,8 @@ class SchedulerSide:
             elif left <= 0:
                 decoding += 1
             elif request.num_computed_tokens:
-                saved = tracked.used - tracked.loaded.computed if tracked.loaded is not None else 0
                 due = left <= tracked.used  # else most of the prompt is computed, as any other is
-                queue.append(Waiting(name, left, "due" if due else "runs", saved=saved))
+                queue.append(Waiting(name, left, "due" if due else "runs", saved=tracked.spared))
             elif (tracked.shares and not tracked.settled) or (found.method == "blend" and found.key in keys):
                 queue.append(Waiting(name, 0))  # one before it makes the same blocks
             else:

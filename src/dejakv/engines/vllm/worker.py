@@ -5,9 +5,8 @@ blend it also pays for the rows that are recomputed (`loads`).
 """
 
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -33,71 +32,48 @@ Make = Callable[[], AbstractContextManager[Chunk]]
 
 
 class Saver:
-    """Stores copies of KV one after the other. How much may wait is the scheduler's side's to limit (`saves`)."""
+    """Stores copies of KV one after the other, in a thread. How much may wait is the scheduler's side's to limit (`saves`)."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._queue: deque[tuple[str, Make]] = deque()
-        self._pending = 0
-        self._stored: list[str] = []
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dejakv-save")
+        self._under_way: dict[str, Future[str]] = {}
         self._dropped: dict[str, str] = {}
-        self._ready = threading.Condition()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="dejakv-save", daemon=True)
-        self._thread.start()
 
     def drop(self, name: str, why: str) -> None:
         """Reports a save that is not even copied."""
-        with self._ready:
-            self._dropped[name] = why
+        self._dropped[name] = why
 
     def submit(self, name: str, make: Make) -> None:
         """Stores a chunk, or some rows of one, that is made then."""
-        with self._ready:
-            self._queue.append((name, make))
-            self._pending += 1
-            self._ready.notify_all()
+        self._under_way[name] = self._pool.submit(self._put, make)
 
     def take(self) -> tuple[list[str], dict[str, str]]:
         """Names of those that are in the store, and of those that were dropped, with the reason, since the last call."""
-        with self._ready:
-            stored, self._stored = self._stored, []
-            dropped, self._dropped = self._dropped, {}
-        return stored, dropped
+        over = {name: put.result() for name, put in self._under_way.items() if put.done()}
+        for name in over:
+            del self._under_way[name]
+        dropped, self._dropped = self._dropped | {name: why for name, why in over.items() if why}, {}
+        return [name for name, why in over.items() if not why], dropped
 
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until nothing is pending; False if that took longer than `timeout` seconds."""
-        with self._ready:
-            return self._ready.wait_for(lambda: self._pending == 0, timeout)
+        return not wait(list(self._under_way.values()), timeout).not_done
 
     def close(self, timeout: float = 30.0) -> None:
         """Stores what is pending, for at most `timeout` seconds."""
         self.flush(timeout)
-        with self._ready:
-            self._closing = True
-            self._ready.notify_all()
-        self._thread.join(1.0)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self) -> None:
-        while True:
-            with self._ready:
-                self._ready.wait_for(lambda: self._queue or self._closing)
-                if not self._queue:
-                    return
-                name, make = self._queue.popleft()
-            try:
-                with make() as chunk:
-                    why = "" if self._store.put(chunk) else "refused: the store did not take it"
-            except Exception as error:  # whatever is wrong with a store, it costs this save and nothing else
-                why = f"error: {type(error).__name__}: {error}"
-                log.warning("the state of a prompt was not stored: %s", why)
-            with self._ready:
-                self._pending -= 1
-                if why:
-                    self._dropped[name] = why
-                else:
-                    self._stored.append(name)
-                self._ready.notify_all()
+    def _put(self, make: Make) -> str:
+        """Why it is not in the store, empty if it is."""
+        try:
+            with make() as chunk:
+                return "" if self._store.put(chunk) else "refused: the store did not take it"
+        except Exception as error:  # whatever is wrong with a store, it costs this save and nothing else
+            why = f"error: {type(error).__name__}: {error}"
+            log.warning("the state of a prompt was not stored: %s", why)
+            return why
 
 
 KEEP_BYTES = 128 << 20
