@@ -55,7 +55,7 @@ MISTAKES = [
     ("run --output foreign", "no run wrote"),
     ("run --output ''", "empty"),
     ("run --dataset jsonl --dataset-path ok.jsonl", "give --model NAME (smollm2-135m for texts"),
-    ("run --dataset jsonl --dataset-path ok.jsonl", "--cache-mode dry-run"),
+    ("run --dataset jsonl --dataset-path ok.jsonl", "or `dejakv estimate LOG`"),
     ("run --dataset folder --dataset-path folder", "comes with no model"),
     ("run --dataset jsonl --dataset-path pictures.jsonl --model docs-lm --image-root .", "docs-lm reads only text"),
     ("run --preset docs --reuse blend --error-bound 0.1 --differs somehow", "give first, answer, kl:NATS"),

@@ -120,18 +120,25 @@ def test_raw_prompts_stand_as_they_are(docs_engine: Any, tmp_path: Path) -> None
 def test_every_reader_of_a_log_takes_raw_prompts(tmp_path: Path) -> None:
     text = "Cats sleep for most of the day. " * 8
     path = log(tmp_path, [{"prompt": text}, {"prompt": text + "Why?"}])
-    plain = ["--dataset", "jsonl", "--dataset-path", path, "--cache-mode"]
-    counts: dict[str, list[int]] = {}
-    for mode in ("shares", "dry-run"):
-        for raw in ([], ["--raw-prompts"]):
-            folder = tmp_path / f"{mode}{len(raw)}"
-            done = CliRunner().invoke(typer_app, ["run", *plain, mode, *raw, "--output", str(folder)])
-            assert done.exit_code == 0, done.output
-            counts.setdefault(mode, []).append(json.loads((folder / "summary.json").read_text())["prompt_tokens"])
-    assert counts["shares"][1] < counts["shares"][0]
-    tuned = tune(Path(path), "smollm2-135m", raw_prompts=True)
-    assert tuned["prompt_tokens"] == counts["shares"][1] == counts["dry-run"][1]
-    assert "--raw-prompts" in tuned["command"]
+    plain, raw = (tune(Path(path), "smollm2-135m", raw_prompts=raw) for raw in (False, True))
+    assert raw["prompt_tokens"] < plain["prompt_tokens"]
+    assert "--raw-prompts" in raw["command"]
+    line = [
+        "run",
+        "--dataset",
+        "jsonl",
+        "--dataset-path",
+        path,
+        "--model",
+        "docs-lm",
+        "--cache-mode",
+        "dry-run",
+        "--raw-prompts",
+    ]
+    done = CliRunner().invoke(typer_app, [*line, "--output", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    shares = tune(Path(path), "docs-lm", raw_prompts=True)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["share_anywhere"] == shares["share_anywhere"]
 
 
 def test_raw_prompts_of_a_data_set_without_prompts_are_a_mistake() -> None:
@@ -142,8 +149,8 @@ def test_raw_prompts_of_a_data_set_without_prompts_are_a_mistake() -> None:
 @pytest.mark.parametrize(("most", "says"), [(2, True), (3, False), (9, False)])
 def test_a_log_that_is_not_read_to_its_end_is_told(tmp_path: Path, most: int, says: bool) -> None:
     path = log(tmp_path, [LOG[0], LOG[2], LOG[4]])
-    line = ["run", "--dataset", "jsonl", "--dataset-path", path, "--cache-mode", "dry-run", "--max-samples", str(most)]
-    done = CliRunner().invoke(typer_app, line)
+    line = ["run", "--dataset", "jsonl", "--dataset-path", path, "--model", "docs-lm", "--cache-mode", "dry-run"]
+    done = CliRunner().invoke(typer_app, [*line, "--max-samples", str(most)])
     assert done.exit_code == 0, done.output
     told = f"read: {most} samples of log.jsonl, which has more: --max-samples N reads further"
     assert (told in done.output) is says
@@ -154,8 +161,8 @@ def test_a_log_that_is_not_read_to_its_end_is_told(tmp_path: Path, most: int, sa
 def test_a_fault_behind_the_samples_is_none_of_theirs(tmp_path: Path) -> None:
     path = Path(log(tmp_path, [LOG[0], LOG[2]]))
     path.write_text(path.read_text() + "{broken\n")
-    line = ["run", "--dataset", "jsonl", "--dataset-path", str(path), "--cache-mode", "dry-run", "--max-samples", "2"]
-    done = CliRunner().invoke(typer_app, line)
+    line = ["run", "--dataset", "jsonl", "--dataset-path", str(path), "--model", "docs-lm", "--cache-mode", "dry-run"]
+    done = CliRunner().invoke(typer_app, [*line, "--max-samples", "2"])
     assert done.exit_code == 0, done.output
     assert "left out: 1 line that cannot be read, the first at 3" in done.output
 

@@ -12,10 +12,10 @@ from dejakv.experiments.sweep_log import logged
 
 
 def spec_of(experiments: int) -> str:
-    """A grid of runs that read one prompt with a tokenizer and nothing else."""
+    """A grid of runs that look one prompt up and answer nothing."""
     seeds = ", ".join(map(str, range(experiments)))
     return (
-        "defaults: {model: docs-lm, dataset: docs, max_samples: 1, cache_mode: shares}\n"
+        "defaults: {model: docs-lm, dataset: docs, max_samples: 1, cache_mode: dry-run}\n"
         f"grid: {{name: 'seed-{{seed}}', seed: [{seeds}]}}\n"
     )
 

@@ -13,7 +13,7 @@ DICE = random.Random(int(os.environ.get("DEJAKV_SOAK_SEED", "17")))
 
 
 @pytest.mark.parametrize(
-    ("experiments", "kills"), [(24, 2), pytest.param(200, 12, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
+    ("experiments", "kills"), [(12, 2), pytest.param(200, 12, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
 )
 def test_each_row_is_there_exactly_once(tmp_path: Path, experiments: int, kills: int) -> None:
     (tmp_path / "spec.yaml").write_text(spec_of(experiments))

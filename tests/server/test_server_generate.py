@@ -71,6 +71,9 @@ def test_the_operator_may_switch_similar_prompts_on_or_forbid_them(engine: Any) 
             answer = client.post(path, json={"prompt": similar, **body})
             assert answer.status_code == 400
             assert "DEJAKV_ALLOW_APPROXIMATE" in answer.json()["error"]["message"]
+    with TestClient(create_app(ServerSettings(), engine)) as client:
+        answer = client.post("/v1/completions", json={"prompt": similar, "dejakv": {"reuse": "top_layer"}})
+        assert (answer.status_code, "every layer attends to its own KV" in answer.text) == (400, True)
     with pytest.raises(ConfigError, match="reuse=blend is approximate"):
         ServerSettings(reuse="blend", allow_approximate=False)
 

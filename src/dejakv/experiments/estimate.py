@@ -99,7 +99,6 @@ def estimate(
         chunk_source=chunk_source,
         raw_prompts=raw_prompts,
         max_samples=max_samples,
-        cache_mode="shares",
         **data,
     )
     file = None if named else Log(Path(log))
@@ -147,7 +146,7 @@ def estimate(
         **found,
         "rows": rows,
         "recommended": advice,
-        "command": run_command_of(replace(settings, cache_mode="live", cache=proof).named()) if asked.texts else "",
+        "command": run_command_of(replace(settings, cache=proof).named()) if asked.texts else "",
         "notes": notes,
         "dejakv_version": __version__,
     }

@@ -174,9 +174,9 @@ def run_on(
 
 def _check(settings: RunSettings, cluster: Cluster) -> None:
     store = settings.cache.store
-    if settings.cache_mode in ("dry-run", "shares"):
+    if settings.cache_mode == "dry-run":
         raise ConfigError(
-            f"--ray runs a model, and --cache-mode {settings.cache_mode} does not: leave --ray out, or see `dejakv estimate --ray`"
+            "--ray runs a model, and --cache-mode dry-run does not: leave --ray out, or see `dejakv estimate --ray`"
         )
     if settings.cache.error_bound is not None:
         raise ConfigError("--error-bound is learned from one stream of requests: leave it or --ray out")

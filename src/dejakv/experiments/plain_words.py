@@ -45,9 +45,6 @@ def in_words(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _dry(summary: Mapping[str, Any]) -> list[str]:
-    if "hit_rate" not in summary:
-        tokens = f"{summary['prompt_tokens']:,} tokens of {summary['model']}'s tokenizer"
-        return [f"{summary['samples']} samples of {summary['dataset']}, {tokens}"]
     judged = (
         "judged by the data set's answers: a live run also counts answers that the model changes between two right wordings"
         if summary["judged"]

@@ -20,7 +20,6 @@ from dejakv.experiments.output import locked, run_folder, write_run
 from dejakv.experiments.samples import (
     Prompter,
     missing,
-    model_is_missing,
     opened_dataset,
     read_samples,
     repeated,
@@ -28,7 +27,7 @@ from dejakv.experiments.samples import (
 )
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.shares import shares_alone, shares_of
+from dejakv.experiments.shares import shares_of
 from dejakv.experiments.summary import Progress, Row, summarize
 from dejakv.models import resolve
 from dejakv.vectors.image import ROOT_VARIABLES, image_roots
@@ -56,7 +55,7 @@ def run(settings: RunSettings, watch: Progress | None = None, engine: Any = None
 
     Raises: ConfigError, DatasetError, ModelError, each naming the flag to change.
     """
-    if engine is None and settings.cache_mode == "live":
+    if engine is None:
         resolve(settings.model)
     settings, chosen = chosen_samples(settings, resume)
     return run_chosen(settings, chosen, watch or Progress(), engine, resume=resume)
@@ -87,11 +86,6 @@ def run_chosen(
     with output_locked(settings):  # before the work, not after it
         if (found := earlier_run(settings, chosen, resume=resume)) is not None:
             return RunResult(*found, Path(settings.output or ""), earlier=True)
-        dry = engine is None and settings.cache_mode == "dry-run" and model_is_missing(settings)
-        if dry or settings.cache_mode == "shares":
-            summary, lines = shares_alone(settings, chosen, watch)
-            summary["implied"] = list(settings.implied)
-            return RunResult(summary, (), write_run(settings.output, summary, lines=lines))
         pictured = next((sample for sample in chosen if sample.media), None)
         if pictured is not None and not takes_pictures(settings):
             raise ModelError(

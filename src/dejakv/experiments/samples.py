@@ -161,7 +161,7 @@ def read_samples(settings: RunSettings, beyond: int = 0, dataset: Dataset | None
 
 def wants_pictures(settings: RunSettings) -> bool:
     """Whether the model is to see the pictures that records name. A folder given for a model that reads only text is told."""
-    if settings.cache_mode == "shares" or model_is_missing(settings):
+    if model_is_missing(settings):
         return False
     return bool(settings.cache.image_root) or takes_pictures(settings)
 

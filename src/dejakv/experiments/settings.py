@@ -37,7 +37,7 @@ def preset_names() -> tuple[str, ...]:
 def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None, dict[str, str]]:
     """Choose preset and settings of a run without preset and model: the preset named like the data set, `shapes` without a data set.
 
-    A dry run over the user's own prompts measures shares, with a general tokenizer.
+    A dry run over the user's own prompts has a small general model.
 
     Raises: ConfigError for the user's own prompts to answer without a model; DatasetError for an unknown data set.
     """
@@ -46,14 +46,14 @@ def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None
     if dataset in preset_names():
         return dataset, {}
     check_name(dataset)
-    if cache_mode in ("dry-run", "shares"):
-        return None, {"model": SHARES_MODEL, "cache_mode": "shares"}
+    if cache_mode == "dry-run":
+        return None, {"model": SHARES_MODEL}
     of_data = [name for name in preset_names() if _table()[name]["dataset"] == dataset]
     fitting = f"--preset {' or '.join(of_data)}, or " if of_data else ""
     fetch = command(f"models get {SHARES_MODEL}")
     raise ConfigError(
         f"--dataset {dataset!r} comes with no model: give {fitting}--model NAME ({SHARES_MODEL} for texts, after `{fetch}`), "
-        "or --cache-mode dry-run, which answers nothing and needs none"
+        "or `dejakv estimate LOG`, which answers nothing and needs none"
     )
 
 
@@ -70,7 +70,7 @@ def preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 Arm = Literal["none", "prefix", "cache"]
-CacheMode = Literal["live", "dry-run", "off", "shares"]
+CacheMode = Literal["live", "dry-run", "off"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 _PREFIX = "cache."
 
@@ -93,7 +93,7 @@ class RunSettings(ModelChoice):
     chunk_source     text to compare for a donor: question, semantic, group, combined, prompt or a field of the sample
     prompt_template  prompt text with {question} and {context}
     raw_prompts      log: send the field 'prompt' of a line as it stands, without a chat template
-    cache_mode       `live`, `dry-run` (no decoding), `shares` (only the tokenizer) or `off`
+    cache_mode       `live`, `dry-run` (no decoding) or `off`
     arms             arms to compare: none (nothing reused), prefix (prefix caching) and cache
     max_new_tokens   longest answer, in tokens
     temperature      sampling temperature; 0: greedy

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.decide.copied.fingerprints import Hashes, run_hashes, with_media
 from dejakv.decide.part_order import SeenPrompts, arranged
@@ -18,9 +17,7 @@ from dejakv.engines.base import Prepared
 from dejakv.errors import InputError
 from dejakv.experiments.samples import Prompter, tokenizer_of
 from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.summary import Progress
 from dejakv.identity import Span
-from dejakv.models import RECIPES
 from dejakv.request import DEFAULT_PARTITION
 
 BLOCK = 16
@@ -168,29 +165,3 @@ def tokenized(samples: Iterable[Sample], settings: RunSettings) -> Iterator[tupl
         ids = tokenize(request.prompt)
         seen.add(ids, request.partition)
         yield sample, Prepared(request, tuple(ids))
-
-
-def shares_alone(
-    settings: RunSettings, chosen: Sequence[Sample], watch: Progress
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The summary and a line a sample of a run without a model: the shares, and no look-ups. Raises as `tokenized`."""
-    shares = Shares()
-    lines: list[dict[str, Any]] = []
-    for sample, prepared in tokenized(chosen, settings):
-        found = shares.add(prepared.token_ids, prepared.request.partition)
-        lines.append({"id": sample.id, "question": sample.question, "answer": sample.answer, **vars(found)})
-        watch.sample(len(lines), len(chosen), None)
-    summary = {
-        "cache_mode": settings.cache_mode,
-        "model": settings.model,
-        "dataset": settings.dataset,
-        "samples": len(lines),
-        "prompt_tokens": shares.total.tokens,
-        **shares.figures,
-        "dejakv_version": __version__,
-    }
-    if settings.cache_mode == "dry-run":
-        summary["warning"] = (
-            f"the levels were not asked, for that the model must be here: {RECIPES[settings.model].command}"
-        )
-    return summary, lines

@@ -10,7 +10,7 @@ from dejakv.errors import ConfigError
 from dejakv.experiments.sweep import sweep
 from dejakv.experiments.sweep_log import COLUMNS, open_log
 
-TINY = {"model": "docs-lm", "dataset": "docs", "max_samples": 1, "cache_mode": "shares"}
+TINY = {"model": "docs-lm", "dataset": "docs", "max_samples": 1, "cache_mode": "dry-run"}
 
 
 class Breaks:
