@@ -103,7 +103,7 @@ class Rate:
 
 
 FIRST, MORE = 8, 64
-"""Rows of the first timed pass, and of the ones after it if they take no more than `LIMIT` seconds together."""
+"""Rows of the first timed passes, and of the ones after them if those take no more than `LIMIT` seconds together."""
 
 LIMIT = 0.3
 PASSES = 2
@@ -177,7 +177,7 @@ class CostMeter:
     def _of_operation(self, forward: Callable[[int], object]) -> float:
         """Seconds of an operation: best of a few passes, after a short warm-up."""
         forward(FIRST)
-        rows, took = FIRST, _seconds(forward, FIRST)
+        rows, took = FIRST, min(_seconds(forward, FIRST) for _ in range(PASSES))
         if took * PASSES * MORE / FIRST <= LIMIT:
             rows, took = MORE, min(_seconds(forward, MORE) for _ in range(PASSES))
         return max(took, 1e-9) / self._operations(rows, rows)

@@ -150,9 +150,8 @@ class Catalog:
                 if sql.in_transaction:
                     sql.execute("ROLLBACK")
                 raise
-            if (
-                not 0 <= sql.total_changes - self._copied < _ROWS_PER_CHECKPOINT
-            ):  # less than 0 of a connection made anew
+            changed = sql.total_changes - self._copied  # less than 0 after the connection was made anew
+            if not 0 <= changed < _ROWS_PER_CHECKPOINT:
                 self._copied = sql.total_changes
                 try:  # if it fails, the commit is still safe in the log
                     sql.execute("PRAGMA wal_checkpoint(PASSIVE)")

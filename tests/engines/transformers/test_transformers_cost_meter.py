@@ -66,6 +66,20 @@ def test_the_model_is_run_once_and_only_when_asked() -> None:
     assert meter.costs().row > 0
 
 
+def test_a_stall_while_the_model_is_timed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, passes = 0.0, 0
+
+    def forward(rows: int) -> None:
+        nonlocal now, passes
+        passes += 1
+        now += 5.0 if passes == 2 else 0.01 * rows
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    meter = CostMeter(SMOLLM2, forward)
+    meter.time()
+    assert meter.costs().full(8) == pytest.approx(0.08, rel=0.01)
+
+
 @pytest.mark.parametrize("slower", [0.25, 4.0])
 def test_costs_follow_what_requests_took(slower: float) -> None:
     meter = CostMeter(SMOLLM2, None)
