@@ -322,10 +322,8 @@ class DejaKVEncoderConnector(ECConnectorBase):
         if sight is None or self._watch.problem:
             return
         self._saves = [save for save in self._saves if not save.done()]
-        if (
-            len(self._saves) == MOST_SAVES
-        ):  # the registry is slower than the encoder: this output is computed again some day
-            return
+        if len(self._saves) == MOST_SAVES:
+            return  # the registry is slower than the encoder: this output is computed again some day
         output = encoder_cache[mm_hash].detach().to("cpu", copy=True)
         self._saves.append(self._saving.submit(self._keep, sight, output))
 
