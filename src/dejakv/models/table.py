@@ -15,6 +15,8 @@ from dejakv.models.manifest import MANIFEST, read_manifest, verify
 WEIGHTS = "model.safetensors"
 VARIABLE = "DEJAKV_MODELS_DIR"
 BUNDLED = ("docs-lckv", "docs-lm", "shapes-vlm")
+TOKENIZERS = Path(__file__).parent
+"""Folder with a folder for each model that can be fetched: what is needed beside its weights."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def path(name: str) -> Path:
 
 def tokenizer_folder(name: str) -> Path:
     """Folder with the configuration, tokenizer, chat template and card of a model that can be fetched, even if it is not fetched yet."""
-    return Path(__file__).with_name(name)
+    return TOKENIZERS / name
 
 
 def models_dir() -> Path:
