@@ -71,10 +71,8 @@ class Proxy:
         return ""
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with (
-            closing(writer),
-            suppress(OSError, asyncio.CancelledError),
-        ):  # the service may be away, or the proxy is closed
+        # The service may be away, or the proxy is closed.
+        with closing(writer), suppress(OSError, asyncio.CancelledError):
             there, back = await asyncio.open_connection("127.0.0.1", self._target)
             link = _Link()
             ways = [

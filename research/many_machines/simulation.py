@@ -5,6 +5,7 @@ English text. Replayed: a trace of `research.replay.generate` through LRU caches
 second, the bill.
 """
 
+import functools
 import random
 import resource
 import secrets
@@ -196,6 +197,7 @@ def told_bytes(services: Services, lengths: Sequence[int], prompts: int = 4) -> 
     return rows
 
 
+@functools.cache
 def texts() -> str:
     return " ".join(file.read_text() for file in sorted(_TEXTS.rglob("*.md")))
 
@@ -307,9 +309,8 @@ def simulated(
     a_second = {
         "put": rate * each["put"],
         "get": rate * each["read"],
-        "heads": rate
-        * each["large"]
-        * (scale.replicas - 1),  # every other replica reads what is too large for the feed
+        # Every other replica reads what is too large for the feed.
+        "heads": rate * each["large"] * (scale.replicas - 1),
         "listed": listings * objects / PAGE,
     }
     by_names = rate * (each["put"] + each["large"]) * (scale.replicas - 1)

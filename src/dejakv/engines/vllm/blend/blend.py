@@ -174,8 +174,11 @@ class Blender:
                     lent = buffers.lend(shape, dtype) if device.type == "cpu" else None
                     state = lent.tensor if lent else torch.empty(shape, dtype=dtype, device=device)
                 copied += copy_part(held.to(device), start, places, state, rows + first)
-            whole = isinstance(parts, str) or not proves or bool(consecutive(parts, 0, meta.num_tokens))
-            if isinstance(parts, str) or copied < len(places) or not whole:
+            if (
+                isinstance(parts, str)
+                or copied < len(places)
+                or (proves and not consecutive(parts, 0, meta.num_tokens))
+            ):
                 if lent is not None:
                     buffers.take_back(lent)
                 return _Useless(meta, parts if isinstance(parts, str) else "the donor's state lacks rows")
