@@ -291,7 +291,7 @@ class KeepSettings(BudgetSettings):
 
 @dataclass(frozen=True)
 class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettings):
-    """Settings of a `HierarchicalCache`.
+    """Settings of a `HierarchicalCache`. Raises: ConfigError for a wrong value, or values that exclude each other.
 
     >>> config = SemanticCacheConfig(reuse="blend", blend_quality="strict")
     >>> config.blend.share, config.similarity_threshold, config.ttl

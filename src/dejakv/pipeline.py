@@ -139,7 +139,7 @@ class Pipeline:
         return self._settled(Settler.label_one)
 
     def promote_one(self) -> bool:
-        """Compute the newest waiting prompt exactly and store its state for later exact hits."""
+        """Compute the newest waiting prompt exactly and store its state for later exact hits. False if none waits."""
         return self._settled(Settler.promote_one)
 
     def _settled(self, what: Callable[[Settler], bool]) -> bool:

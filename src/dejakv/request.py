@@ -130,15 +130,15 @@ def frame_of(prompt: str, parts: Sequence[str]) -> Frame:
 
 @dataclass(frozen=True)
 class Request:
-    """One request on its way through the cache. Lists of media and parts are kept as tuples.
+    """One request on its way through the cache. Lists of media and parts are kept as tuples. Raises: InputError for a wrong value.
 
     prompt     text for the model, template applied, media placeholders included
     chunk      text for the levels to compare (picked by `chunk_source`; default: the prompt)
     question   question, if the chunk is another text (a program, a group): guards of words read it instead of the chunk
     media      in the order of their placeholders
     partition  tenant: entries, scores and statistics never cross it
-    reuse      this request's own way of reuse; None: the cache's. `off`: computed in full, exact prefixes apart
-    threshold  this request's own least score of a donor, in [-1, 1]; only tightens the cache's
+    reuse      its way of reuse; None: the cache's. `off`: computed in full, exact prefixes apart
+    threshold  its least score of a donor, in [-1, 1]; only tightens the cache's
     parts      texts of the prompt in free order (retrieved passages), as they stand in it: consecutive, with the same text between
     no_store   store nothing of this request, anywhere; stored state may still serve it
     ttl        seconds of use for everything stored of this request; only shortens the cache's

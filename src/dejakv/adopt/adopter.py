@@ -120,8 +120,8 @@ def _prepared(asked: AdoptRequest) -> Prepared:
 
 
 class InputEmbeddings:
-    """The served model's input embeddings, read from its weight files, in a process without the model. The table (vocabulary x hidden,
-    float32) is read at once: a first request that waits for it would miss.
+    """Embeds texts as the mean of the served model's input embeddings, read from its weight files, in a process without the model. A text
+    without tokens gives zeros. The table (vocabulary x hidden, float32) is read at once: a first request that waits for it would miss.
 
     epoch  names the table for whoever keeps vectors made with it
 

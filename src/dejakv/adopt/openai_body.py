@@ -20,7 +20,8 @@ _PARAMETERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
 
 
 def asked_of(body: dict[str, Any], partition: str) -> AdoptRequest | str:
-    """What a request asks, or why no other prompt may stand in for it."""
+    """Return the last user text and a digest of all else that shapes the prompt; or why no other prompt may stand in for it. `body` is left
+    as it was."""
     place = _varying(body)
     if isinstance(place, str):
         return place

@@ -30,9 +30,10 @@ def sweep_command(
     max_samples: Annotated[int, typer.Option(help="Samples in each run of the ablation.")] = 128,
     ray: Annotated[str | None, ray_option()] = None,
 ) -> None:
-    """Run experiments, log a line for each and print a table of all; the others run even if one fails.
+    """Run experiments, log a line for each and print a table of all. The others run even if one fails; the exit status is then 1.
 
-    With --ray they run side by side, one for each core or GPU: their times then are those of machines that are shared."""
+    With --ray they run side by side, one for each core or GPU, and their times are those of shared machines.
+    """
     from rich.console import Console
 
     from dejakv.cli.progress import watching

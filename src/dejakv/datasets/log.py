@@ -104,7 +104,7 @@ class Log:
             raise DatasetError(f"no file {str(self.path)!r}: give a log with one request a line")
 
     def entries(self) -> Iterator[Entry]:
-        """The requests in the order of the file."""
+        """Yield the readable requests in the order of the file. Other lines are counted in `unread` and `skipped`."""
         for place, found in self.read():
             self.count(place, found)
             if isinstance(found, Entry):

@@ -68,7 +68,8 @@ WORTH = 0.1
 
 
 def worth(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a trial: a blend where it would save enough, else none."""
+    """Settings for the trial that an estimate proposes: a blend where it computes at least a tenth of the prompt tokens less than exact
+    reuse does, else none."""
     computed, total = found["computed"], found["prompt_tokens"]
     gain = (computed["exact"] - computed["blend default"]) / max(1, total) if found["whole_text"] else 0.0
     return {"reuse": "blend"} if gain >= WORTH else {}

@@ -211,7 +211,8 @@ def split_settings(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any]
 
 
 def plain_name(key: str) -> str:
-    """Field name of `blend.share`, `blend-share` or `blend_share`."""
+    """Return the field name of `blend.share`, `blend-share` or `blend_share`: `blend_share`. Former names become today's, unknown ones
+    stay."""
     part, dot, rest = key.replace("-", "_").rpartition(".")
     rest = FORMER.get(rest, rest)
     if dot and part in PARTS:

@@ -25,8 +25,8 @@ def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
 
 
 def check_lengths(scope: Mapping[str, Any]) -> None:
-    """Raises: RefusedError for a request with two lengths. A proxy may have taken the other one for the body's, and what it takes for
-    body would be answered as another request (RFC 9112, 6.1)."""
+    """Refuse (400) a request with both Content-Length and Transfer-Encoding. A proxy may have read its body by the other one, and the rest
+    would be answered as another request (RFC 9112, 6.1). Raises: RefusedError"""
     if headers_of(scope, b"content-length") and headers_of(scope, b"transfer-encoding"):
         raise RefusedError(400, "both Content-Length and Transfer-Encoding are given: send one of them")
 

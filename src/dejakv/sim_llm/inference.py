@@ -75,7 +75,13 @@ class SimLLMInference:
         enable_kv_reuse: bool = True,
         **generate_kwargs: Any,
     ) -> TaskAnswer:
-        """The answer. Greedy unless `do_sample`. `task_id` names the task if it is kept; None: a digest of the prompt."""
+        """Answer a prompt with the KV entries of similar earlier tasks, and keep its own. Greedy unless `do_sample`. Calls run one at a
+        time.
+
+        task_id          name under which the task is kept; None: a digest of the prompt
+        enable_kv_reuse  False: compute the whole prompt
+        generate_kwargs  passed to `generate`
+        """
         sampling = {"temperature": temperature, "top_p": top_p, "do_sample": do_sample}
         options = {"max_new_tokens": max_new_tokens, **sampling, **generate_kwargs}
         ids = tuple(self.model.tokenizer(prompt)["input_ids"])

@@ -34,8 +34,11 @@ Unlisted = Iterable[tuple[str, Segment | None]]
 
 @dataclass
 class Changed:
-    """What has left; partition and limit of each record evicted; ids of what was indexed; the number of damaged objects, and of headers
-    told that are of no object."""
+    """gone     records, segments and objects to delete
+    evicted  partition and exceeded limit of each evicted record
+    arrived  ids of newly indexed records
+    damaged  number of damaged objects
+    untrue   number of announced headers without such an object"""
 
     gone: Gone
     evicted: list[tuple[str, str]]
@@ -52,14 +55,15 @@ def reconcile(
     news: News | None = None,
     buried: Callable[[Iterable[Segment]], set[str]] | None = None,
 ) -> Changed:
-    """Finishes what killed processes were removing, indexes objects without a row, drops rows without an object, removes what has
-    expired, and meets the budget.
+    """Make the catalog agree with the objects: index those without a row, drop rows without an object, remove what has expired, and meet
+    the budget. The caller deletes the objects in `Changed.gone`.
 
-    news    what was put and removed, of shared objects, with headers that need not be read; None: they are listed
-    buried  names of the objects among these that a purge takes
+    now     seconds since the epoch
+    news    objects put (with headers) and removed, of a shared store; None: they are listed
+    buried  names the objects among these that a purge takes
 
-    An object that cannot be read now stays. One that another process is about to index may be indexed or removed: it sees
-    that in its own transaction, and tries again. Raises: sqlite3.Error; Unknown if objects cannot be listed.
+    An object that cannot be read now stays. One that another process is about to index may be indexed or removed: it sees that in its own
+    transaction, and tries again. Raises: sqlite3.Error; Unknown if objects cannot be listed.
     """
     damaged = 0
     looked: tuple[list[int], Unlisted] | None = None

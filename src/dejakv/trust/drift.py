@@ -34,7 +34,7 @@ def audited(statistics: Sequence[float], wrong: bool, delta: float) -> tuple[flo
 
 
 def alarm(statistics: Sequence[float]) -> bool:
-    """Whether the share has risen.
+    """Whether the share of wrong answers has risen above delta. False alarms: one in `RUN_LENGTH` audits on average, at most.
 
     >>> statistics = begin()
     >>> for _ in range(6):
@@ -46,5 +46,5 @@ def alarm(statistics: Sequence[float]) -> bool:
 
 
 def warning(statistics: Sequence[float]) -> bool:
-    """Whether it may have risen."""
+    """Whether the share may have risen: every served hit is audited then."""
     return sum(statistics) >= WARNING * RUN_LENGTH * len(statistics)

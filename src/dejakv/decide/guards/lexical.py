@@ -91,7 +91,8 @@ class LexicalGuard(Guard):
             self._synonyms[word] = self._root(word)
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        """Compares the questions, or the chunks where these are what is asked."""
+        """Accept a donor with the same question, by `difference`, and reject others. Chunks are compared where one of the two has no
+        question."""
         asked = donor.metadata.get(QUESTION)
         if request.question and isinstance(asked, str):
             reason = self.difference(request.question, asked)

@@ -28,7 +28,8 @@ Combine = Callable[[Sequence[LayerSpec], LayerVectors, Indexes], list[Match]]
 
 
 def all_layers(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) -> list[Match]:
-    """Donors at or above the threshold in every layer, by their mean score."""
+    """Return up to 8 donors at or above the threshold in every layer, the best mean first, scored by their weakest layer; none if a layer
+    has no vectors."""
     if not specs or any(spec.name not in indexes for spec in specs):
         return []
     passed: list[Match] = []

@@ -94,7 +94,8 @@ class Structure:
         self._watcher = _Watcher(self._watched)
 
     def tensors(self) -> list[Tensor | None]:
-        """Parameters, buffers (persistent or not) and tensors that are plain attributes, as the modules hold them now.
+        """Parameters, buffers (persistent or not) and tensors that are plain attributes, as the modules hold them now; None for empty
+        slots.
 
         A parameter that modules share comes more than once.
         """

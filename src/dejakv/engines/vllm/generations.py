@@ -221,9 +221,11 @@ UNCLEAN = "blocks from before the reset are in use: reset again when no request 
 
 
 class Generations:
-    """Used in the engine loop alone, except `epoch`, which any thread may read.
+    """Epoch of the weights over resets of the prefix cache: the first one again if every rank finds the weights unchanged, else random. For
+    the engine loop alone, except `epoch`, which any thread may read.
 
-    number  of the present generation; what belongs to another one is neither stored nor used
+    number   of the present generation; state of another one is neither stored nor used
+    problem  why nothing is stored or reused in it, or ""
     """
 
     def __init__(self, start: str, ranks: int) -> None:

@@ -98,7 +98,8 @@ class Tombstones:
         self._known: dict[int, tuple[Tombstone, float]] = {}
 
     def look(self) -> list[Tombstone]:
-        """Those that are new since the last call. Old ones leave, but for the last, which has the count. Raises: Unknown"""
+        """Return the tombstones new since the last call, none at the first. Deletes those known for an hour, but for the last, which has
+        the count. Raises: Unknown"""
         there, new, now = sorted(self._notes.numbers()), list[Tombstone](), self._clock()
         for number in there:
             if number not in self._known:
