@@ -37,7 +37,7 @@ class AttentionProbe(TorchFunctionMode):
         return result
 
     def _passed(self) -> bool:
-        """Whether this call is one of those that are not looked at."""
+        """Whether this call is skipped."""
         self._left -= 1
         return self._left >= 0
 

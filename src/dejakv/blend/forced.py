@@ -141,7 +141,7 @@ def _openings(found: TokenMap, donors: Donors, there: Segments) -> NDArray[np.bo
 
 
 def _edits(found: TokenMap, differs: NDArray[np.bool_], donors: Donors, there: Segments) -> NDArray[np.bool_]:
-    """Tokens that differ between neighbours that were copied from one sentence, and tokens behind a deletion."""
+    """Tokens that differ although both neighbours were copied from one sentence, and tokens behind a deletion."""
     n = len(found)
     copied = ~differs & (found.context >= COPIED)
     index = np.arange(n)

@@ -146,7 +146,8 @@ class PrunableDynamicCache(Cache):
 
     @classmethod
     def of(cls, model: Any, cache: Cache, weights: list[Tensor], config: PruneConfig) -> "PrunableDynamicCache":
-        """Prune a filled cache by the attention weights of each layer (`AttentionProbe.weights`)."""
+        """Prune a filled cache by the attention weights of each layer (`AttentionProbe.weights`). Raises: ModelError for another number of
+        layers."""
         held: list[Any] = list(cache.layers)
         if len(weights) != len(held):
             raise ModelError(
@@ -166,7 +167,7 @@ class PrunableDynamicCache(Cache):
 
 
 def check_prunable(model: Any) -> None:
-    """Raises: ModelError for a model with sliding windows."""
+    """Refuse a model with sliding windows. Raises: ModelError."""
     text = model.config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ())
     if "sliding_attention" in kinds or (not kinds and getattr(text, "sliding_window", None)):

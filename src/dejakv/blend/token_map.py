@@ -86,7 +86,9 @@ class Donors:
 
 @dataclass(frozen=True)
 class TokenMap:
-    """source      `[n]` index into `Donors.ids` for every target token
+    """The donor token of each token of a prompt.
+
+    source      `[n]` index into `Donors.ids` for every target token
     similarity  `[n]` in [0, 1]: how well it fits; low values are recomputed first
     context     `[n]` tokens of common context around the match (left counted double), 0 where the map does not know
     """

@@ -53,11 +53,11 @@ def take_rows(
     tail: int = TOP_LAYER_TAIL,
     ends: NDArray[np.int64] | None = None,
 ) -> Ids:
-    """For each row of a prompt the index into `Donors.ids` of the row that it takes, `[n]`; -1: computed.
+    """For each row of a prompt the index into `Donors.ids` of its donor row, `[n]`; -1: computed. Raises: ConfigError for another
+    `matching` or a `tail` below 1.
 
-    matching  `position`: row i takes the first donor's row i, whatever it says, as in Sim-LLM; equal to the donor where the
-              prompts are. `map`: equal tokens in common context, wherever they stand (`dejakv.blend.token_map`), and the longest
-              exact prefix; others are computed
+    matching  `position`: row i takes the first donor's row i, whatever its token, as in Sim-LLM. `map`: equal tokens in common context,
+              wherever they stand (`dejakv.blend.token_map`), and the longest exact prefix; others are computed
     tail      rows at the end that are computed in any case, at least 1; all of a shorter prompt's
     """
     if tail < 1:

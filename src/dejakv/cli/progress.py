@@ -107,8 +107,7 @@ class _Lines(_Means):
 
 
 def line_of(row: Row) -> str:
-    """`[id] hit (embedding:prompt) | latency=0.032s | answer match=True | exact_text=miss, ...`, and why state that was found
-    was not used."""
+    """`[id] hit (embedding:prompt) | latency=0.032s | answer match=True | exact_text=miss, ...`, and the reason for unused state."""
     if row.error:
         return f"[{row.sample_id}] could not run: {row.error}"
     arm = "cache" if "cache" in row.arms else next(iter(row.arms))

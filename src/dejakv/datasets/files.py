@@ -51,7 +51,7 @@ def media_from_file(path: Path) -> Media:
 
 
 def inside(root: Path, name: str) -> Path:
-    """`root / name`, or DatasetError if that lies outside of `root`."""
+    """`root / name`. Raises: DatasetError if it lies outside of `root`."""
     path = (root / name).resolve()
     if not path.is_relative_to(root.resolve()):
         raise DatasetError(f"the image path {name!r} leaves the folder {str(root)!r}: give paths below --image-root")

@@ -93,7 +93,7 @@ class GqaHub:
 
 
 def sample_of(key: str, record: Mapping[str, Any], media: tuple[Media, ...]) -> Sample:
-    """One GQA record as a sample."""
+    """One GQA record as a sample. Raises: DatasetError without a question."""
     if not isinstance(record.get("question"), str):
         raise DatasetError(f"GQA record {key} has no text field 'question': add it, or remove the record")
     answer = record.get("answer")

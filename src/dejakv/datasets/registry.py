@@ -100,7 +100,7 @@ def told(path: str | None, read: int, more: bool) -> list[str]:
 
 
 def begin(found: Iterator[T], most: int) -> tuple[tuple[T, ...], bool]:
-    """The first `most` samples, and whether there are more. A fault behind them is no fault of theirs."""
+    """The first `most` samples, and whether there are more. An error of the next one is ignored."""
     first = tuple(islice(found, most))
     try:
         return first, next(found, None) is not None

@@ -25,7 +25,7 @@ class KeptAnswer:
 def answer_note(
     sampling: Sampling, token_ids: tuple[int, ...], arithmetic: str, bitwise: bool
 ) -> Mapping[str, list[Any]]:
-    """What a chunk's `metadata` says of its answer; nothing of a sampled one."""
+    """Note of a greedy answer for its chunk's `metadata`; empty for a sampled one."""
     return {_NOTE: [_of(sampling), list(token_ids), arithmetic, bitwise]} if sampling.greedy else {}
 
 

@@ -147,12 +147,12 @@ class Certified(Observer):
 
 
 def certified_setting(config: SemanticCacheConfig) -> str:
-    """Settings of blends that a certificate is of."""
+    """Settings of blends covered by a certificate."""
     return f"{setting_of('blend', config)}, donors {config.blend_donors}, gain {config.min_gain}"
 
 
 def _breaks(found: Certificate, config: SemanticCacheConfig) -> str:
-    """Why a certificate says nothing about these settings; empty if it does."""
+    """Why a certificate does not cover these settings; empty if it does."""
     asked, here = config.error_bound, certified_setting(config)
     if asked is not None and found.error_bound > asked:
         return f"{CERTIFICATE} is of another bound: error_bound is {found.error_bound:g}, {asked:g} is asked for"

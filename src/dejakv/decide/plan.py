@@ -160,7 +160,7 @@ class Plan:
 
     @property
     def piecewise(self) -> bool:
-        """See `PIECEWISE`."""
+        """Whether its method is in `PIECEWISE`."""
         return self.method in PIECEWISE
 
     @property

@@ -38,12 +38,12 @@ LATE = "the deadline of reading the donor's state from the bucket has come"
 
 
 def deadline(within: float | None) -> float | None:
-    """When to give up a read that begins now and may take so many seconds, by `time.monotonic`; None: never."""
+    """The end, by `time.monotonic`, of a read that begins now and may take `within` seconds; None: no end."""
     return None if within is None else time.monotonic() + within
 
 
 def unread(until: float | None, otherwise: str = UNREADABLE) -> str:
-    """Why state was not read that was to be there then."""
+    """Why awaited state was not read: its deadline `until` has passed, or `otherwise`."""
     return otherwise if until is None or time.monotonic() < until else LATE
 
 
@@ -58,7 +58,7 @@ class Donor(Protocol):
         ...
 
     def whole(self) -> Chunk | None:
-        """All rows in one chunk."""
+        """All rows in one chunk; None if unreadable."""
         ...
 
 
@@ -263,7 +263,8 @@ class Engine:
         """End what the engine runs."""
 
     def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Input embeddings `[tokens, hidden]` float32, without running the decoder."""
+        """Input embeddings `[tokens, hidden]` float32, without running the decoder. This and the next two raise NotImplementedError by
+        default."""
         raise NotImplementedError(
             f"the engine {self.name} has no embeddings: choose another index_encoder than 'model'"
         )

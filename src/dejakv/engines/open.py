@@ -35,7 +35,7 @@ class ModelChoice:
 
 
 def open_engine(choice: ModelChoice, cache: SemanticCacheConfig) -> Any:
-    """Loads the model, with what a cache of this config needs beside it. Raises ModelError or MissingExtraError."""
+    """Load the model, with the encoder registry and pruning of a cache's settings. Raises: ModelError, MissingExtraError."""
     registry = encoder_registry(cache)
     from dejakv.engines.transformers import TransformersEngine
 
@@ -80,7 +80,7 @@ def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache | None:
 
 
 def takes_pictures(choice: ModelChoice) -> bool:
-    """Whether the model reads pictures, by its configuration; true as well where that cannot be read, which loading tells."""
+    """Whether the model reads pictures, by its configuration; True if that cannot be read, which loading reports."""
     from transformers import AutoConfig
 
     from dejakv.models import resolve
@@ -97,7 +97,7 @@ def takes_pictures(choice: ModelChoice) -> bool:
 
 
 def open_templates(choice: ModelChoice) -> Any:
-    """What renders prompts for the model: its processor if it has one with a chat template, else its tokenizer."""
+    """The model's processor if it has one with a chat template, else its tokenizer: it renders prompts."""
     from transformers import AutoProcessor, AutoTokenizer
 
     from dejakv.models import resolve

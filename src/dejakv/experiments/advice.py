@@ -90,7 +90,7 @@ def verdict(found: Mapping[str, Any]) -> str:
 
 
 def parts(result: Mapping[str, Any]) -> list[Block]:
-    """What occurred before, what reuse would save, the verdict and the command that proves it."""
+    """An estimate as tables and sentences: earlier text, savings, the verdict and the command to prove it."""
     formats = ", ".join(result["formats"]) or "data set"
     read = f"{counted(result['samples'], 'request')} of {result['log']} ({formats}), {result['prompt_tokens']:,} tokens"
     of = f" of {result['model']}'s tokenizer" if result["whole_text"] else ""

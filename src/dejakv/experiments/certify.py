@@ -88,9 +88,9 @@ def certify(settings: RunSettings, watch: Progress | None = None, engine: Any = 
 def audit(
     certificate: Certificate, given: Mapping[str, Any], watch: Progress | None = None, engine: Any = None
 ) -> Audit:
-    """Run a later log with a certificate's settings, and these over them (`RunSettings.named`), and compare.
+    """Run a later log with a certificate's settings, overridden by `given` (`RunSettings.named`), and compare.
 
-    Raises: ConfigError for a model or an engine that is not the certificate's; the errors of `certify`.
+    Raises: ConfigError for another model or engine than the certificate's; the errors of `certify`.
     """
     epoch, hits, _ = _ran(_fixed(settings_of({**certificate.settings, **given})), watch or Progress(), engine)
     if epoch != certificate.epoch:

@@ -198,9 +198,9 @@ def donors_of(answer: Answer) -> tuple[str, ...]:
 
 
 def replay(pipeline: Pipeline, request: Request, ran: Outcome | None) -> None:
-    """Serves a prompt of an earlier run again, so that cache and error bound hold what they held then; one token where no label needs more.
+    """Serve a prompt of an earlier run again, to give cache and error bound the same content; one token where no label needs more.
 
-    ran  what came of it, None if that is unknown. Where it was answered exactly, for whatever reason, it is again; a bound draws as it drew
+    ran  its outcome, None: unknown. A prompt answered exactly, for whatever reason, is so again; a bound draws as it drew
     """
     assert pipeline.cache is not None
     differs = pipeline.cache.queue.differs
@@ -213,7 +213,7 @@ def replay(pipeline: Pipeline, request: Request, ran: Outcome | None) -> None:
 
 
 def shortened(request: Request) -> Request:
-    """The request with an answer of one token, which computes and keeps what the whole one does of the prompt."""
+    """The request with an answer of one token: its prompt is computed and kept in the same way."""
     return replace(request, sampling=replace(request.sampling, max_new_tokens=1))
 
 

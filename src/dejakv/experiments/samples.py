@@ -160,14 +160,14 @@ def read_samples(settings: RunSettings, beyond: int = 0, dataset: Dataset | None
 
 
 def wants_pictures(settings: RunSettings) -> bool:
-    """Whether the model is to see the pictures that records name. A folder given for a model that reads only text is told."""
+    """Whether to load the pictures of records: the model reads pictures, or a folder of them is given."""
     if model_is_missing(settings):
         return False
     return bool(settings.cache.image_root) or takes_pictures(settings)
 
 
 def repeated(samples: Sequence[Sample], times: int) -> tuple[Sample, ...]:
-    """The samples, and again from the second round on under ids of their own."""
+    """The samples `times` times; from the second round on with other ids."""
     return tuple(
         replace(sample, id=f"{sample.id}#{number}") if number > 1 else sample
         for number in range(1, times + 1)
@@ -186,7 +186,7 @@ def with_pictures(samples: Iterable[Sample], roots: Sequence[Path]) -> Iterator[
 
 
 def missing(samples: Iterable[Sample]) -> int:
-    """Samples that name a picture and have none."""
+    """Number of samples that name a picture and have none."""
     return sum(not sample.media and bool(image_id(sample)) for sample in samples)
 
 

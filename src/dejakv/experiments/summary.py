@@ -164,20 +164,20 @@ class Row:
         return cls(line["id"], line["question"], line["answer"], arms, scored, error)
 
     def correct(self, arm: str) -> bool | None:
-        """Whether the arm's answer is the right one; None where that is not known."""
+        """Whether the arm's answer is right; None if unknown."""
         return None if self.answer is None or not self.scored else same(self.arms[arm].text, self.answer)
 
     @property
     def exact(self) -> Outcome | None:
-        """What the others are compared with: the answer without reuse, or else that behind an exact prefix."""
+        """The outcome that others are compared with: without reuse, or else behind an exact prefix; None without both."""
         return exact_of(self.arms)
 
     def agrees(self, arm: str) -> bool | None:
-        """Whether the arm's answer equals the exact one."""
+        """Whether the arm's answer equals the exact one; None without both answers."""
         return None if arm not in self.arms or self.exact is None else self.arms[arm].text == self.exact.text
 
     def agrees_first(self, arm: str) -> bool | None:
-        """Whether the arm's first token equals the exact one."""
+        """Whether the arm's first token equals the exact one; None without both answers."""
         if arm not in self.arms or self.exact is None:
             return None
         return self.arms[arm].first_token == self.exact.first_token

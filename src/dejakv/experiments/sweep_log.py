@@ -157,6 +157,6 @@ def number(value: Any) -> float | None:
 
 
 def part(row: Mapping[str, Any], of: str, whole: str) -> float | None:
-    """One figure of a row over another; None if one was not measured."""
+    """Ratio of two figures of a row; None if one is missing."""
     some, every = number(row[of]), number(row[whole])
     return some / every if some is not None and every else None

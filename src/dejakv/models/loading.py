@@ -138,7 +138,7 @@ def pictures_only(kind: Any, **parts: Any) -> Any:
 
 @contextmanager
 def no_bars() -> Generator[None]:
-    """transformers' own bar over the weights would stand in the middle of a command's output."""
+    """Hide transformers' progress bar of the weights, which would stand in the middle of a command's output."""
     from transformers.utils import logging
 
     were = logging.is_progress_bar_enabled()

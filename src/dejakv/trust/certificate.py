@@ -88,7 +88,7 @@ class Certificate:
 
     @classmethod
     def read(cls, path: str | Path) -> "Certificate":
-        """Raises: ConfigError for a file that cannot be read, is none of ours, of another version, or was edited."""
+        """Read a certificate. Raises: ConfigError for a file that cannot be read, is no certificate, of another version, or edited."""
         again = "make it again with `dejakv certify`"
         try:
             found: Any = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
@@ -109,10 +109,8 @@ class Certificate:
         return [Hit(**hit) for hit in self.evidence]
 
     def again(self, settings: TrustSettings) -> "Certificate":
-        """The same evidence for another bound or confidence. Each has its confidence by itself: choose the bound before you look.
-
-        Raises: ConfigError without a bound.
-        """
+        """Certify the same evidence for another bound or confidence. Each has its confidence by itself: choose the bound before you look.
+        Raises: ConfigError without a bound."""
         if settings.error_bound is None:
             raise ConfigError(NO_BOUND)
         found = rules_of(self.hits, settings)
@@ -125,7 +123,7 @@ class Certificate:
         return self.cutoff is not None and risk <= self.cutoff and tokens <= self.longest
 
     def audit(self, hits: Sequence[Hit]) -> "Audit":
-        """Whether the hits of a later log, as many as there are, still agree."""
+        """Compare the hits of a later log, of any number, with this certificate."""
         kept = [hit for hit in hits if self.serves(hit.risk, hit.tokens)]
         low, high = interval(len(kept), _wrong(kept), self.confidence)
         verdict: Verdict = "too few hits"

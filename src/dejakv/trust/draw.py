@@ -87,7 +87,7 @@ class Pending:
             self.settle(draw, True)
 
     def ready(self) -> Iterator[tuple[Draw, bool | None]]:
-        """The labels that wait for no other one, the earliest first. Each leaves when the next is asked for."""
+        """Yield the labels that wait for no other one, the earliest first; None for a lost one. Each leaves when the next is asked for."""
         while self._draws:
             draw = next(iter(self._draws.values()))
             if draw.id not in self._outcomes:

@@ -265,8 +265,8 @@ class State:
         return replace(self, tallies=tallies, opened=opened, counts=self.counts.plus(counts))
 
     def upper(self, terms: Terms) -> float | None:
-        """Upper end of the anytime-valid interval of the error of what is served now; None while nothing is: the least share that the
-        evidence of the loosest open rule excludes."""
+        """Upper end of the anytime-valid interval of the share of wrong answers served now: the least share excluded by the evidence of the
+        loosest open rule. None: no rule is open."""
         if not self.opened:
             return None
         needed = terms.needed - math.log(weights_of(len(self.tallies))[self.opened - 1])

@@ -77,7 +77,7 @@ def _longest_new(runs: Sequence[tuple[int, int]], kept: int, tokens: int) -> int
 
 
 def orders(differs: str) -> bool:
-    """Whether it orders what is wrong by this `differs`: tokens and texts, no distributions (docs/results/trust.md)."""
+    """Whether the risk orders hits well for this `differs`: of tokens and texts, not of distributions (docs/results/trust.md)."""
     return not differs.startswith("kl:")
 
 

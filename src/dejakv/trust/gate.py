@@ -25,7 +25,8 @@ logger = logging.getLogger("dejakv.trust")
 
 
 class Gate:
-    """Thread-safe. It serves nothing until there is evidence, and nothing while evidence cannot be read or written.
+    """Decides which would-be hits are served, and which are labelled. Thread-safe. Serves nothing without evidence, or while evidence
+    cannot be read or written.
 
     ledger  where evidence is kept; None: in memory
     random  gives numbers in [0, 1) that a client can neither see nor influence

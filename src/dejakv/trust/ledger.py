@@ -121,7 +121,7 @@ class Ledger:
         self._writing(lambda connection: connection.execute(_DROP, (id,)))
 
     def missing(self) -> list[Draw]:
-        """Draws that processes noted and never told, and that have ended since."""
+        """Draws noted by processes that ended before their labels were told."""
 
         def ended(connection: sqlite3.Connection) -> list[Draw]:
             processes = [process for (process,) in connection.execute("SELECT DISTINCT process FROM drawn")]
@@ -147,7 +147,7 @@ class Ledger:
         return self._using(listing)
 
     def remove(self, *, epoch: str | None = None) -> int:
-        """Removes the evidence of a model, or all, under any terms; how many classes that were."""
+        """Remove the evidence of a model, or all, under any terms; return the number of classes."""
 
         def removing(connection: sqlite3.Connection) -> int:
             which = "(?1 IS NULL OR epoch = ?1)"
@@ -175,7 +175,7 @@ class Ledger:
             ) from error
 
     def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Does it in a transaction that no other process comes between."""
+        """Run `work` in a transaction that excludes other processes."""
 
         def writing(connection: sqlite3.Connection) -> T:
             with _transaction(connection):

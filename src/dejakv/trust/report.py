@@ -11,7 +11,9 @@ from dejakv.trust.rules import weights_of
 
 @dataclass(frozen=True)
 class RuleReport:
-    """cutoff    highest risk that the rule serves, if it is `open`
+    """One rule of a class.
+
+    cutoff    highest risk that the rule serves, if it is `open`
     labels    labelled hits under it in this round, `wrong` of them
     evidence  wealth against an error above the bound: 1 at the beginning; it opens at `needed` at the latest
     """
@@ -26,7 +28,7 @@ class RuleReport:
 
 @dataclass(frozen=True)
 class ClassReport:
-    """One class. `upper`: see `TrustReport`; `pending`: labels that this process waits for."""
+    """One class. `upper`: see `TrustReport`; `pending`: labels awaited in this process."""
 
     cls: ClassKey
     gate: str

@@ -48,7 +48,8 @@ class ImageEncoder(Protocol):
 
 
 def unit(vector: Any, dim: int, what: str = "the index") -> Vector:
-    """Returns the vector as a contiguous `[dim]` float32 array of length 1. `what` names its user in errors.
+    """Return the vector as a contiguous `[dim]` float32 array of length 1. `what` names its user in errors. Raises: ConfigError for another
+    shape, InputError for a vector without a direction.
 
     >>> unit([3, 4], 2).tolist() == [np.float32(0.6), np.float32(0.8)]
     True

@@ -41,7 +41,7 @@ class LSHIndex(FlatIndex):
         return self.compute_hash_batch(_array(embedding)[None])[0]
 
     def compute_hash_batch(self, embeddings: Any) -> list[str]:
-        """Hash `[n, dim]` vectors, in order.
+        """Hash `[n, dim]` vectors, in order. Raises: ConfigError for another shape.
 
         >>> LSHIndex(2, num_hyperplanes=4).compute_hash_batch([[0.0, 0.0]])
         ['1111']

@@ -92,7 +92,7 @@ def varying_part(text: str, window: int = 0) -> str:
 def text_encoder(
     name: str, *, embed: Callable[[str], Any] | None = None, fingerprint: str = "", threads: int = 0
 ) -> TextEncoder:
-    """The encoder that `--index-encoder` names: `model`, or a sentence-transformers name or folder.
+    """The encoder that `--index-encoder` names: `model`, or a sentence-transformers name or folder. Raises: MissingExtraError, ModelError.
 
     embed, fingerprint  `engine.embed_text` and `engine.epoch`, for `model`
     threads             torch threads of a sentence encoder; 0: one

@@ -89,7 +89,9 @@ def _mixed(values: Hashes) -> Hashes:
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """keys       `[m]` uint32
+    """Winnowed fingerprints of a text.
+
+    keys       `[m]` uint32: upper halves of the hashes
     positions  `[m]` int64, rising: where the `K` tokens of each begin
     """
 

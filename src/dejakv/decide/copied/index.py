@@ -72,7 +72,7 @@ def numbers_of(entries: Entries) -> NDArray[np.int64]:
 
 
 def merged(older: Tier, newer: Tier) -> Tier:
-    """One tier of two. The larger one is copied once and never sorted."""
+    """Merge two tiers. The larger is copied once and never sorted."""
     large, small = (older, newer) if len(older) >= len(newer) else (newer, older)
     places = np.searchsorted(large.entries, small.entries) + np.arange(len(small))
     rest = np.ones(len(large) + len(small), np.bool_)
@@ -96,7 +96,7 @@ def within_cap(keys: NDArray[Any]) -> NDArray[np.bool_]:
 class Holders:
     """Places where fingerprints stand: `[c]` each, sorted by key, then number.
 
-    keys       which of the keys that were asked for
+    keys       index among the requested keys
     numbers    segment, as `names` knows it; higher is newer
     positions  where in the segment
     """
@@ -161,7 +161,7 @@ class CopiedIndex:
         return True
 
     def holders(self, keys: NDArray[np.uint32]) -> Holders:
-        """Where these fingerprints stand (sorted, each once): at most 16 places each."""
+        """Find the places of fingerprints (sorted, each once): of each the newest 16 at most."""
         nothing = np.empty(0, np.int64)
         which, numbers, positions = [nothing], [nothing], [nothing]
         for tier in self._tiers:

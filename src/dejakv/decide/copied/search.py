@@ -54,10 +54,10 @@ class TokenRun:
 
 @dataclass(frozen=True)
 class Cover:
-    """What of a prompt stands in donors. `runs` do not overlap and are sorted by their place in the prompt.
+    """The part of a prompt that stands in donors. `runs` do not overlap and are sorted by their place in the prompt.
 
     tokens      tokens of the prompt
-    candidates  places that were compared
+    candidates  compared places
     """
 
     tokens: int
@@ -359,7 +359,7 @@ class CopiedText:
         return len(added)
 
     def remove(self, id: str) -> bool:
-        """Makes a chunk unfindable; False for one that is not held."""
+        """Make a chunk unfindable; False for an unknown one."""
         name = self._space_of.pop(id, None)
         if name is None:
             return False

@@ -103,7 +103,7 @@ class LexicalGuard(Guard):
         return Verdict("accept", self.name, "same content words, numbers, polarity and kind of question")
 
     def difference(self, one: str, other: str) -> str:
-        """The difference that makes two texts different questions, see `explain`; empty without one. Symmetric."""
+        """Why two texts are different questions (see `explain`), or "". Symmetric."""
         here, there = (read(text, self._synonyms, self._phrases) for text in (one, other))
         return explain(here, there)
 
@@ -132,8 +132,8 @@ def explain(one: "Reading", other: "Reading") -> str:
 
 @dataclass(frozen=True)
 class Reading:
-    """It keeps the order of content words, so "is A left of B" is not "is B left of A". It drops articles, the wrapping ("can you tell
-    me..."), the wording of existence and the light verbs of an attribute ("what color does it *have*").
+    """A question without its wording. Content words keep their order: "is A left of B" is not "is B left of A". Left out are articles, the
+    wrapping ("can you tell me..."), the wording of existence and the light verbs of an attribute ("what color does it *have*").
 
     kind      what, who, where, when, why, count, how:<word>, yes/no, or other (a statement or command)
     verb      the auxiliary's family and tense: "is" and "was" ask about other times, "was hit" and "did hit" differ

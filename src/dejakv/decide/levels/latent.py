@@ -42,7 +42,7 @@ def all_layers(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes)
 
 
 def any_layer(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) -> list[Match]:
-    """Donors at or above the threshold in some layer, by their best score."""
+    """Return up to 8 donors at or above the threshold in some layer, by their best score."""
     best: dict[str, tuple[str, float]] = {}
     for spec in specs:
         if spec.name not in indexes:

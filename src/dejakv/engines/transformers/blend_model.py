@@ -207,7 +207,7 @@ class BlendModel:
         return getattr(self.rotary, "rope_type", "default") in FIXED
 
     def tables(self, length: int, kind: str | None) -> Tables:
-        """cos and sin in float32, `[1, >= length tokens, d]`, as a prompt of `length` tokens is rotated. Kept for the next."""
+        """cos and sin in float32, `[1, >= length tokens, d]`, as a prompt of `length` tokens is rotated. Up to 8 are kept."""
         rows = max(512, 1 << (length - 1).bit_length()) if self.fixed else length
         held = self._tables.get((kind, rows))
         if held is None:
@@ -296,7 +296,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 @torch.no_grad()
 def blend_model_of(model: Any) -> BlendModel | ModelError:
-    """Try blending on a model and put its hooks on; or return the error that says why blending would not be exact where it must be."""
+    """Try blending on a model and put its hooks on; or return why blending would not be exact where it must be."""
     try:
         parts = _parts_of(model)
         _check(model, parts)

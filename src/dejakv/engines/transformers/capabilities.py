@@ -35,12 +35,12 @@ class Capabilities:
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def without(self, name: str, reason: str) -> "Capabilities":
-        """The same, but for what this reason speaks against; with it where the reason is empty."""
+        """The same without capability `name`, and with the reason; itself for an empty reason."""
         return replace(self, **{name: not reason}, reasons={**self.reasons, name: reason} if reason else self.reasons)
 
 
 def without_adapter_wrapper(model: Any) -> Any:
-    """The transformers model inside a PEFT wrapper: LoRA layers stay in place. Prompt learning is refused."""
+    """The transformers model inside a PEFT wrapper: LoRA layers stay in place. Raises: ModelError for prompt learning."""
     if not hasattr(model, "peft_config"):
         return model
     if getattr(model, "active_peft_config", None) is not None and model.active_peft_config.is_prompt_learning:
@@ -49,7 +49,7 @@ def without_adapter_wrapper(model: Any) -> Any:
 
 
 def check_attention(model: Any) -> str:
-    """The attention implementation. Raises: ModelError for one that cannot continue from arbitrary state."""
+    """Return the attention implementation. Raises: ModelError if it cannot continue from arbitrary state."""
     text = model.config.get_text_config(decoder=True)
     implementation = str(getattr(text, "_attn_implementation", None) or model.config._attn_implementation)
     if implementation not in ATTENTION:
@@ -61,7 +61,7 @@ def check_attention(model: Any) -> str:
 
 
 def from_config(model: Any) -> Capabilities:
-    """What the configuration already rules out. Raises: ModelError for a model that is no decoder."""
+    """The capabilities that the configuration does not rule out. Raises: ModelError for a model that is no decoder."""
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{type(model).__name__} is an encoder-decoder: only decoder language models are supported")

@@ -185,7 +185,7 @@ class FirstLogits(LogitsProcessor):
 
 
 def asking(arguments: Mapping[str, Any], accept: Accept) -> dict[str, Any]:
-    """Arguments of `generate` with which it asks."""
+    """The arguments of `generate`, with a processor that asks `accept` about the first token."""
     held = arguments.get("logits_processor") or []
     return {**arguments, "logits_processor": LogitsProcessorList([FirstLogits(accept), *held])}
 
@@ -204,7 +204,7 @@ def pruning_of(policy: PrunePolicy, model: Any) -> PruneConfig | None:
 
 
 def may_prune(request: Request) -> bool:
-    """A request that asks for exact reuse, or none, is decoded from its whole state."""
+    """Whether to decode from pruned state: not if a request asks for exact reuse, or none."""
     return request.reuse not in ("off", "exact")
 
 
@@ -218,10 +218,8 @@ def prefill_pruned(
     features: Mapping[str, Any],
     config: PruneConfig,
 ) -> PrunableDynamicCache:
-    """Computes `ids` `[1, n]` into a cache that holds the first `held`, and returns a pruned copy of all but the last token.
-
-    The last token is computed twice: here, to see what it attends to, and again from the pruned state.
-    """
+    """Compute `ids` `[1, n]` into a cache that holds the first `held`, and return a pruned copy of all but the last token. The last token
+    is computed twice: here for its attention, and again from the pruned state. Raises: ModelError if the cache cannot be pruned."""
     with AttentionProbe(config.window) as probe:
         prefill(model, ids, cache, held, positions, features)
     before = copied(cache, ids.shape[1] - 1)

@@ -142,7 +142,7 @@ class TransformersEngine(Engine):
 
     @cached_property
     def sentence_ends(self) -> Ids | None:
-        """Ids of the tokens that end a sentence."""
+        """Ids of the tokens that end a sentence; None: unknown."""
         return sentence_ends(self.tokenizer)
 
     @cached_property

@@ -170,7 +170,7 @@ class GenerateCall(Request):
 
 
 class _OwnPromptFirst(BaseStreamer):
-    """A caller's streamer that is shown another prompt than the one that ran."""
+    """Shows a caller's streamer its own prompt in place of the donor's that runs."""
 
     def __init__(self, streamer: BaseStreamer, prompt: tuple[int, ...]) -> None:
         self._streamer = streamer
@@ -257,7 +257,7 @@ def _by_tiles(pixels: torch.Tensor, runs: Sequence[int]) -> list[tuple[Picture, 
 
 
 def _bytes_of(given: Mapping[str, torch.Tensor]) -> bytes:
-    """What a picture is known by: its pixels as the processor made them, with shape and type."""
+    """Identify a picture by its pixels as the processor made them, with shape and type."""
     parts: list[bytes] = []
     for name in sorted(given):
         tensor = given[name].detach().cpu().contiguous()

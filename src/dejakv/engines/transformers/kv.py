@@ -34,9 +34,8 @@ def plain_cache() -> Cache:
 
 
 def empty_cache(layout: KVLayout | None) -> Cache:
-    """The cache that prompts of a model with this layout (`layout_of`) are computed into. A layer-condensed model's has the layers that
-    compute KV, and settles: what a fixed number of iterations leaves depends on how the prompt was divided, and could not be reused
-    exactly."""
+    """An empty cache for a prompt of a model with this layout (`layout_of`). A layer-condensed model's has the layers that compute KV, and
+    iterates until they settle: after a fixed number of iterations the state would depend on how the prompt was divided."""
     return LCKVCache(layout, settled=True) if layout is not None else plain_cache()
 
 
@@ -126,7 +125,8 @@ def _whole(parts: list[torch.Tensor]) -> torch.Tensor | None:
 
 
 def copied(cache: Cache, tokens: int) -> Cache | None:
-    """The first `tokens` rows as a cache of its own: its layers view the rows, and what is added is added beside them."""
+    """The first `tokens` rows as a cache of its own: its layers view the rows, and new rows are added beside them. None if a layer has
+    fewer rows, or is of another kind."""
     held: list[Any] = list(cache.layers)
     if any(
         not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.shape[-2] < tokens for layer in held

@@ -126,7 +126,7 @@ def _grid(sizes: Tensor) -> tuple[int, int, int]:
 
 
 def image_token_of(model: Any, processor: Any) -> tuple[str, int] | None:
-    """The placeholder a prompt carries for a picture, and the id of the tokens that stand for the tower's rows."""
+    """The placeholder of a picture in a prompt, and the id of the tokens of the tower's rows; None without one."""
     config = model.config
     token_id = getattr(config, "image_token_id", None)
     token_id = getattr(config, "image_token_index", None) if token_id is None else token_id

@@ -300,7 +300,7 @@ class Structure:
         ]
 
     def _member(self, value: Any, path: str, trusted: bool) -> Any:
-        """What stands in a class: its code, and in a trusted class its values too."""
+        """A class attribute: its code, and in a trusted class its values too."""
         if isinstance(value, staticmethod | classmethod):
             return self._member(value.__func__, path, trusted)
         if isinstance(value, property):

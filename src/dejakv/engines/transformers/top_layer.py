@@ -104,8 +104,8 @@ def plan_top_layer(
 
 
 def moved_rows(model: Any, state: torch.Tensor, taken: Ids, positions: np.ndarray) -> list[KV]:
-    """For each stored layer the donors' keys and values `[kv heads, n, dim]` in the target's order, keys turned to its positions.
-    What stands in rows that are computed is of no account.
+    """For each stored layer the donors' keys and values `[kv heads, n, dim]` in the target's order, keys turned to its positions. Rows that
+    are computed have any content.
 
     state      `[2, layers, kv heads, donor tokens, dim]`, all donors in a row
     positions  `[donor tokens]` at which each was computed

@@ -17,7 +17,7 @@ from dejakv.request import Media, for_this_request, nothing_is_kept
 
 
 class ReadyFeatures(BaseModelOutputWithPooling):
-    """What `get_image_features` returns, made from rows that were computed before."""
+    """The result of `get_image_features`, made from rows computed before."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,8 @@ class Vision:
         return book
 
     def rows(self, prepared: Prepared, start: int) -> tuple[ImageRows | None, int]:
-        """The rows of all image tokens from `start` on, and how many pictures ran through the tower for them.
-
-        Pictures whose tokens all lie before `start` are not even looked up.
-        """
+        """Rows of all image tokens from `start` on (None without any), and the number of pictures run through the tower for them. Pictures
+        before `start` are not looked up."""
         media = {item.digest: item for item in prepared.request.media}
         parts: list[torch.Tensor] = []
         for span in prepared.spans:
@@ -150,7 +148,7 @@ class Vision:
         return positions(self.base, ids, self.book.image_token_id, prepared.spans, book)
 
     def follow(self, epoch: str) -> None:
-        """The tower or the processor has another fingerprint now: pictures processed before are processed again."""
+        """Process pictures again if tower or processor have another fingerprint."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.books.clear()
@@ -163,7 +161,7 @@ class Vision:
             self.books.pop(partition, None)
 
     def take_runs(self) -> int:
-        """Runs of the tower since this was last asked."""
+        """Runs of the tower since the last call."""
         runs, self.runs = self.runs, 0
         return runs
 

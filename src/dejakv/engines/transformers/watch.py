@@ -115,7 +115,7 @@ class ModelWatch:
         return foreign or unreadable(structure.names, structure.tensors())
 
     def _process(self) -> tuple[str, ...]:
-        """What of the process decides how the model computes."""
+        """Settings of the process that decide how the model computes."""
         backends: Any = torch.backends
         products = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
         products += (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
@@ -156,8 +156,8 @@ class Tables:
         return epoch_of({"model": epoch, "tables": [_table_of(module, tokens) for module in self._modules]})
 
     def continues(self, held: int, tokens: int) -> bool:
-        """Whether the model continues a prompt of so many tokens from `held` of them. Phi-3 computes all of a prompt anew that
-        passes the limit of its short table from state that does not."""
+        """Whether the model continues a prompt of `tokens` tokens from `held` of them. Phi-3 computes a whole prompt anew once it passes
+        the limit of its short table."""
         limit = getattr(self._config, "original_max_position_embeddings", None) if self._modules else None
         return not limit or not held <= limit < tokens
 

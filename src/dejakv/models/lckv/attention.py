@@ -63,7 +63,7 @@ def rotated(states: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> t
 
 
 class LCKVAttention(nn.Module):
-    """Layers that no layer attends to have no key and value projections."""
+    """Attention of one layer to its target's KV. Layers without a layer that attends to them have no key and value projections."""
 
     def __init__(self, config: LCKVLlamaConfig, layer: int) -> None:
         super().__init__()

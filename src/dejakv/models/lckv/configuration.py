@@ -34,7 +34,7 @@ class LCKVLlamaConfig(LlamaConfig):
         super().__post_init__(**kwargs)
 
     def validate_layout(self) -> None:
-        """Called by `@strict`."""
+        """Called by `@strict`. Raises: ConfigError for a wrong layout, ValueError for wrong numbers of passes."""
         self.layout  # noqa: B018
         if self.forward_passes < 0 or self.backward_passes < 1:
             raise ValueError(

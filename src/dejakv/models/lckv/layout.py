@@ -51,7 +51,7 @@ class KVLayout:
 
     @property
     def kv_layers(self) -> tuple[int, ...]:
-        """Layers that compute KV, which is all that a cache holds."""
+        """Layers that compute KV. A cache holds no others."""
         return tuple(sorted(set(self.targets)))
 
     def attends_above(self, layer: int) -> bool:

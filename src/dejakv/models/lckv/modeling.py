@@ -67,8 +67,8 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
         output_hidden_states: bool | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states [batch, rows, hidden] behind the last norm. Rows that a similar task supplied (`LCKVCache.given`)
-        are left out: the result then has the computed rows alone, the last one last."""
+        """Hidden states [batch, rows, hidden] behind the last norm. Rows supplied by a similar task (`LCKVCache.given`) are left out: the
+        result has the computed rows alone, the last one last. Raises: ValueError for unsupported arguments."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         if output_attentions or output_hidden_states:
