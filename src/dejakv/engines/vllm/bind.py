@@ -36,10 +36,8 @@ def bound_runner(vllm_config: Any) -> Any | None:
 
 
 def bound_model(vllm_config: Any) -> Any | None:
-    """The served model, to see whether its weights change; None without the extension, which no updates of weights may go without.
-
-    Raises: ConfigError if the server was started for such updates.
-    """
+    """The served model, to watch its weights; None without the extension. Raises: ConfigError if the server was started for updates of
+    weights without it."""
     runner = bound_runner(vllm_config)
     if runner is None and vllm_config.weight_transfer_config is not None:
         raise ConfigError(

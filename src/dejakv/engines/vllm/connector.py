@@ -87,7 +87,7 @@ def make_scheduler_side(
 
 
 def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
-    """How much of one rank's state may be being stored."""
+    """The share of one rank's state that may be in saves at a time."""
     row = upstream.bytes_per_token(kv_cache_config)
     unit = math.lcm(upstream.block_tokens(kv_cache_config), BLOCK_TOKENS)
     most = max(1, settings.max_bytes // row) if settings.max_bytes else 0
@@ -102,10 +102,8 @@ def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSid
 
 
 def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> Blender:
-    """What blends with the worker's model.
-
-    Raises: ConfigError if the worker was not handed over, ModelError if keys of the model cannot be moved.
-    """
+    """Make the blender of the worker's model. Raises: ConfigError if the worker was not handed over, ModelError if keys of the model cannot
+    be moved."""
     runner = bound_runner(vllm_config)
     if runner is None:
         raise ConfigError(
@@ -130,7 +128,7 @@ def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -
 
 
 def tokenizer_of(vllm_config: Any) -> Any:
-    """The server's tokenizer. Raises ConfigError where it was told to have none."""
+    """The server's tokenizer. Raises: ConfigError if it has none."""
     from vllm.tokenizers import cached_tokenizer_from_config
 
     if vllm_config.model_config.skip_tokenizer_init:

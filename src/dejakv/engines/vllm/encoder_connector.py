@@ -73,7 +73,7 @@ class EncoderFinder:
         self._lock = threading.Lock()
 
     def ready(self, request: Any) -> bool:
-        """Starts the lookups of a request's media; True when none is running any more. `sight` then speaks of this request's."""
+        """Start the lookups of a request's media; True when none is running any more. `sight` then answers for this request."""
         self._looked_at = set()
         if _switched_off(request):
             return True
@@ -101,19 +101,19 @@ class EncoderFinder:
         return done
 
     def sight(self, identifier: str) -> Sight | None:
-        """What is known of a medium of the request that `ready` was last asked about; None if nothing, if it was not looked at, or
-        if its identifier has stood for two contents or two partitions."""
+        """The lookup's result for a medium of the request last given to `ready`; None if unknown, not looked up, or if its identifier has
+        stood for two contents or two partitions."""
         return self._sights.get(identifier) if identifier in self._looked_at else None
 
     def reset(self, epoch: str) -> None:
-        """Other weights, or weights that are not known yet: what was found before is not used."""
+        """Use another epoch: outputs found before are not used."""
         with self._lock:
             self._epoch = epoch
             self._sights.clear()
         self._lookups.clear()
 
     def forget(self, request: Any) -> None:
-        """The request is over."""
+        """Drop the lookups of a finished request."""
         for index, feature in enumerate(request.mm_features):
             self._lookups.pop((request.request_id, index), None)
             self.used(feature.identifier)
@@ -122,7 +122,7 @@ class EncoderFinder:
                     self._sights.pop(feature.identifier, None)
 
     def used(self, identifier: str) -> None:
-        """Its output is with the worker now: do not hold it here."""
+        """Release an output that the worker has by now."""
         with self._lock:
             sight = self._sights.get(identifier)
             if sight is not None and sight.embedding is not None:
@@ -149,21 +149,20 @@ class EncoderFinder:
 
 
 def keeps_nothing(request: Any) -> bool:
-    """Whether nothing of a request may be kept (`kv_transfer_params.dejakv.no_store`). What cannot be read may have asked for it."""
+    """Whether a request asks for `kv_transfer_params.dejakv.no_store`; True for unreadable parameters."""
     asked = (request.kv_transfer_params or {}).get("dejakv")
     return asked is not None and (not isinstance(asked, dict) or asked.get("no_store", False) is not False)
 
 
 def _switched_off(request: Any) -> bool:
-    """`ec_transfer_params.dejakv.mode` of a request may be `off`; whatever else it is changes nothing."""
+    """Whether `ec_transfer_params.dejakv.mode` of a request is `off`; any other value changes nothing."""
     asked = (request.ec_transfer_params or {}).get("dejakv")
     return isinstance(asked, dict) and asked.get("mode") == "off"
 
 
 @dataclass
 class EncoderOrders(ECConnectorMetadata):
-    """Scheduler to worker: outputs to use, by identifier, where those that are computed now are to be filed, and the
-    generation of weights that both are of."""
+    """Scheduler to worker: outputs to use, by identifier; places for computed ones; and the generation of weights of both."""
 
     load: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     file: dict[str, Sight] = field(default_factory=dict[str, Sight])
@@ -191,8 +190,7 @@ _managers: dict[str, "CountingManager"] = {}
 
 
 class CountingManager(EncoderCacheManager):
-    """Counts how often vLLM empties its encoder cache, as it does when weights are updated (vllm-project/vllm#33452); connectors
-    are not told."""
+    """Counts vLLM's resets of its encoder cache, at updates of weights (vllm-project/vllm#33452); connectors are not told."""
 
     resets = 0
 
@@ -208,10 +206,8 @@ class CountingManager(EncoderCacheManager):
 
 
 def count_resets(vllm_config: Any) -> None:
-    """Names that manager in vLLM's own setting, which the scheduler reads once it has made the connector.
-
-    Raises: ConfigError where there is another one.
-    """
+    """Put that manager into vLLM's setting, which the scheduler reads after it made the connector. Raises: ConfigError if another one is
+    set."""
     setting, ours = vllm_config.ec_manager_config, f"{__name__}.{CountingManager.__name__}"
     if vllm_config.model_config.is_encoder_decoder or setting.encoder_cache_manager_cls not in (None, ours):
         raise ConfigError(
@@ -332,7 +328,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
         return EncoderReport(weights, changed) if weights or changed else None
 
     def flush(self) -> None:
-        """Waits until what was computed so far is filed."""
+        """Wait until all outputs computed so far are filed."""
         wait(self._saves)
 
     def shutdown(self) -> None:

@@ -28,7 +28,7 @@ _WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where a module holds a tensor or packed weights, and what it held at the last reading."""
+    """A place in a module for a tensor or packed weights, and its content at the last reading."""
 
     owner: dict[str, Any]
     name: str
@@ -50,14 +50,14 @@ class WeightDigests:
         self._start = self._latest = self._read()
 
     def are_those_of_the_start(self) -> bool:
-        """Reads all weights; later looks compare with what they are now."""
+        """Whether all weights, read now, are those of the start. Later calls of `changed` compare with this reading."""
         self._latest = self._read()
         return self._latest == self._start
 
     def changed(self, *, waiting: bool) -> bool:
-        """Whether they are other weights than at the last reading. What only looks like a change is read in full.
+        """Whether the weights differ from the last reading. An apparent change is verified by reading all.
 
-        waiting  values on another device are looked at too, for which the device must have finished its work
+        waiting  check values on another device too, which must have finished its work
         """
         if self._unmoved() and self._same_samples(waiting):
             return False
@@ -121,7 +121,7 @@ class WeightDigests:
         return sha.digest()
 
     def _number(self, holder: Any) -> int:
-        """What stands for a holder of packed weights: a new number for each new one."""
+        """A new number for each new holder of packed weights."""
         return self._numbers.setdefault(holder, next(self._next_number))
 
     def _sums(self, words: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -166,7 +166,7 @@ RESET = "a reset: the weights may have changed"
 
 
 class Watch:
-    """One worker's. Without `weights` nothing is noticed, and nobody can say that they are those of the start."""
+    """Watches one worker's weights. Without `weights` it notices nothing, and never reports those of the start."""
 
     def __init__(self, weights: WeightDigests | None) -> None:
         self._weights = weights
@@ -188,9 +188,9 @@ class Watch:
         return CHANGED if self._changed else ""
 
     def step(self, generation: int, *, computing: bool, using: bool) -> bool:
-        """Once a step, before anything is stored or used. Whether the step begins a generation.
+        """Check the weights, once a step, before anything is stored or used. Returns whether the step begins a generation.
 
-        computing  prompt tokens are computed in this step, which may be stored later
+        computing  prompt tokens are computed in this step, and may be stored later
         using      state is stored or used in this step
         """
         begins = generation != self._generation
@@ -239,11 +239,11 @@ class Generations:
 
     @property
     def unknown(self) -> bool:
-        """Whether the workers have still to say what weights they have."""
+        """Whether answers of workers about their weights are missing."""
         return self._asked
 
     def begin(self, problem: str = "") -> None:
-        """A reset: nothing from before is used. With a problem nothing is stored or used after it either."""
+        """Begin a generation at a reset: earlier state is not used. With a `problem` nothing is stored or used in it either."""
         self.number += 1
         self.problem = problem
         self.epoch = epoch_of({"start": self._start, "generation": secrets.token_hex(16)})
@@ -251,7 +251,7 @@ class Generations:
         self._asked = True
 
     def heard(self, number: int, same: bool) -> None:
-        """A worker said whether its weights of that generation are those of the start."""
+        """Take a worker's answer: whether its weights of that generation are those of the start."""
         answers = self._answers.add(str(number), same) if number == self.number else None
         if answers is not None:
             self._asked = False

@@ -44,8 +44,8 @@ def folder_fingerprint(folder: Path, patterns: tuple[str, ...] = (*WEIGHTS, "*.j
 
 
 def weights_fingerprint(model: str, revision: str | None, load_format: str, seed: int | None) -> str:
-    """What the model's weights are. Weights that cannot be found on disk get a name of their own for this process:
-    nothing of them is found again after a restart, which is safe, and said in the log."""
+    """Fingerprint of a model's weights. Weights missing on disk get a random one for this process: none of their state is found after a
+    restart, and the log says so."""
     if load_format == "dummy":
         return f"dummy:{seed}"
     folder = model_folder(model, revision)
@@ -105,11 +105,8 @@ def partition_of(cache_salt: str | None) -> str:
 
 
 def media_digest(item: Any) -> str:
-    """SHA-256 of what the processor made of one medium: the tensors that the encoder gets.
-
-    vLLM's own identifier is not used: a client may choose it (`uuid`), and two media under one uuid must not be taken for
-    one another here.
-    """
+    """SHA-256 of a processed medium: the tensors for the encoder. vLLM's own identifier is not used: a client may choose it (`uuid`), and
+    two media under one uuid must not be taken for one another."""
     sha = hashlib.sha256()
     for name in sorted(item):
         _update(sha, name, item[name].data)
@@ -133,11 +130,11 @@ def _update(sha: Any, name: str, value: Any) -> None:
 
 
 class AnonymousMedia(Exception):
-    """A medium whose pixels are not at hand, so that nothing proves which medium it is."""
+    """A medium without pixels at hand, so that nothing proves its content."""
 
 
 def spans_of(features: Any) -> tuple[Span, ...]:
-    """Where each medium stands and what it is. Raises AnonymousMedia if a medium's data is not at hand."""
+    """Place and digest of each medium. Raises: AnonymousMedia if a medium's data is not at hand."""
     spans: list[Span] = []
     for feature in features:
         if feature.data is None:
@@ -147,7 +144,7 @@ def spans_of(features: Any) -> tuple[Span, ...]:
 
 
 def prepare(request: Any, epoch: str, ttl: float | None = None) -> Prepared:
-    """A vLLM request as the cache takes it, without text. `ttl`: its own limit of what is kept of it, in seconds."""
+    """A vLLM request as the cache takes it, without text. `ttl`: the request's limit for its state, in seconds."""
     token_ids = tuple(request.prompt_token_ids)
     ours = Request(id=request.request_id, prompt="", chunk="", partition=partition_of(request.cache_salt), ttl=ttl)
     return Prepared(ours, token_ids, spans_of(request.mm_features), epoch=epoch)
@@ -157,7 +154,7 @@ _Stamp = tuple[tuple[str, int, int, int, int], ...]
 
 
 class UnprovenAdapter(Exception):
-    """Nothing proves which weights a request's adapter has."""
+    """The weights of a request's adapter are not proven. The request runs without reuse, with the reason."""
 
 
 class Adapters:
@@ -200,10 +197,8 @@ class Adapters:
             self._mixed = len({lora is None for lora in loras}) == 2
 
     def may_store(self, lora: Any) -> bool:
-        """Whether what was computed with this adapter up to the last step is surely its state.
-
-        Once base-model rows were computed wrongly, vLLM's own prefix cache may serve them to any later base request.
-        """
+        """Whether state computed with this adapter up to the last step is surely its own. Once base-model rows were computed wrongly,
+        vLLM's own prefix cache may serve them to any later base request."""
         return not (self._mixed if lora is None else self.doubt(lora))
 
     def _bar(self, lora_id: int, bound: tuple[str, bool], mine: tuple[str, bool], why: str) -> None:

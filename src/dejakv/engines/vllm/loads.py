@@ -35,7 +35,7 @@ GONE = "the donor's state is gone or cannot be read"
 
 @dataclass(frozen=True)
 class _Fetched:
-    """Pages to copy as they are (they may be the store's own memory), or what a blend starts from."""
+    """Pages to copy as they are (they may be the store's own memory), or the draft of a blend."""
 
     state: torch.Tensor | None = None
     draft: Draft | None = None
@@ -63,18 +63,18 @@ class _Loading:
 
     @property
     def arrived(self) -> "_Fetched | str | None":
-        """What was fetched, or why nothing was; None while it is not there."""
+        """The fetched state, or why there is none; None while it is awaited."""
         return self.fetched.result() if self.fetched is not None and self.fetched.done() else None
 
     @property
     def draft(self) -> Draft | None:
-        """What its blend begins from, if that is there."""
+        """The draft of its blend, if fetched."""
         arrived = self.arrived
         return arrived.draft if isinstance(arrived, _Fetched) else None
 
     @property
     def rows(self) -> int:
-        """Rows of steps that its blend still takes, once what it begins from is there."""
+        """Rows of steps left for its blend, once its draft is there."""
         if self.draft is None or self.problem:
             return 0
         return (self.blending or Blending(self.draft, self.load.block_ids[0])).rows
@@ -94,7 +94,7 @@ class _Loading:
         return self.arrived is None or self.draft is not None
 
     def begin(self) -> None:
-        """Its blend may begin, if there is one."""
+        """Let its blend begin, if there is one."""
         if self.draft is not None and self.blending is None and not self.problem:
             self.blending = Blending(self.draft, self.load.block_ids[0])
 
@@ -131,20 +131,20 @@ class Loads:
         return self.mixer.blender if self.mixer is not None else None
 
     def order(self, loads: list[Load]) -> None:
-        """Begins to read what these loads need."""
+        """Start reading the state of these loads."""
         now = time.monotonic()
         for load in loads:
             self._loading.append(_Loading(load, now))
         self._begin()
 
     def give_up(self, why: str) -> None:
-        """None of those that are under way may be used: `finish` tells that they failed."""
+        """Fail all loads under way; `finish` reports them."""
         for item in self._loading:
             item.problem = item.problem or why
 
     def finish(self, plan: StepPlan, refused: str = "") -> list[LoadResult]:
-        """Puts what has arrived into its blocks, and computes rows of blends, as many as the step has room for; the loads that are
-        over. `refused`: why nothing may be put in."""
+        """Put arrived state into its blocks, compute rows of blends within the step's room, and return the finished loads. `refused`: why
+        nothing may be put in."""
         if plan.idle and self._loading and not any(item.ready for item in self._loading):
             self._wait()
         self._mix(plan, refused)
@@ -160,7 +160,7 @@ class Loads:
         return over
 
     def take(self) -> tuple[list[tuple[str, str]], dict[str, int], str]:
-        """What is to be told since the last call: `StepReport.fetched` and `rows`, and why blend must be switched off."""
+        """News since the last call: `StepReport.fetched` and `rows`, and why blend must be switched off."""
         told, self._told = self._told, []
         problem = ""
         if self.mixer is not None:
@@ -187,7 +187,7 @@ class Loads:
         return time.monotonic() >= (item.until or (waits if item.begun is None else item.begun) + self.timeout_s)
 
     def _begin(self) -> None:
-        """Hands to the threads what there is memory for, in order: at least one blend. Drafts are made one at a time, since they take time
+        """Hand loads to the threads, in order, as memory allows: at least one blend. Drafts are made one at a time, since they take time
         from the engine loop."""
         held = sum(self._draft_bytes(item.load) for item in self._loading if item.fetched is not None)
         for item in self._loading:
@@ -203,7 +203,7 @@ class Loads:
         return len(load.blend) * self.paged.bytes_per_token
 
     def _fetch(self, item: _Loading) -> "_Fetched | str":
-        """In a thread: the part of a state that is needed, or the draft of a blend; or why there is none."""
+        """In a thread: the needed part of a state, or the draft of a blend; or why there is none."""
         load = item.load
         now = item.begun = self._taken_up[bool(load.blend)] = time.monotonic()
         item.until = now + min(load.within, self.timeout_s) if load.within else None
@@ -258,7 +258,7 @@ class Loads:
             return f"the blend failed: {type(error).__name__}"
 
     def _mix(self, plan: StepPlan, refused: str) -> None:
-        """In the engine loop: what may begin does, and rows are computed."""
+        """In the engine loop: begin blends that may, and compute rows."""
         if self.mixer is None:
             return
         for item in self._loading:
@@ -308,5 +308,5 @@ class Loads:
 
     @property
     def _in_lockstep(self) -> bool:
-        """Whether other ranks wait for what this one says of a blend."""
+        """Whether other ranks wait for this one's answer about a blend."""
         return self.mixer is not None and self.mixer.blender.lockstep.ranks > 1

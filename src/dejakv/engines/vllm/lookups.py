@@ -32,7 +32,7 @@ LEAST_EACH = 8
 
 @dataclass
 class Pace:
-    """Planned and heard in the engine loop; any thread may ask for `costs`."""
+    """Measures the seconds of a row. Planned and heard in the engine loop; any thread may ask for `costs`."""
 
     clock: Callable[[], float] = time.monotonic
     _row: Rate | None = None
@@ -44,14 +44,15 @@ class Pace:
         return None if self._row is None else Costs(row=self._row.value)
 
     def planned(self, output: Any, *, alone: bool) -> Timed | None:
-        """A step of vLLM's scheduler, if it will tell what a row takes. `alone`: the worker does nothing beside it that takes long."""
+        """Note a step of vLLM's scheduler if its time will tell the seconds of a row; None otherwise. `alone`: the worker does no other
+        long work."""
         tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
         if not alone or output.scheduled_encoder_inputs or tokens < max(LEAST_TOKENS, LEAST_EACH * requests):
             return None
         return Timed(self.clock(), tokens)
 
     def over(self, step: Timed | None) -> None:
-        """A step is over: one that `planned` gave out, or another one (None)."""
+        """Note the end of a step from `planned`, or of another one (None)."""
         now = self.clock()
         if step is not None:  # asynchronous scheduling plans a step while the one before it runs
             self.seen((now - max(step.planned, self._last)) / step.tokens)
@@ -71,7 +72,7 @@ log = logging.getLogger("dejakv.vllm")
 class Indexing:
     """Keeps a cache's finder in step with a store that workers and other processes write to.
 
-    refresh_s  how often others' chunks are looked for; 0: never
+    refresh_s  seconds between searches for others' chunks; 0: never
     """
 
     def __init__(self, cache: HierarchicalCache, refresh_s: float) -> None:
@@ -89,17 +90,17 @@ class Indexing:
         return id in self._known
 
     def stored(self, meta: ChunkMeta) -> None:
-        """A worker confirmed that this chunk is in the store. Lookups that are submitted from now on find it."""
+        """Make a chunk findable that a worker has stored: by lookups submitted from now on."""
         self._known.add(meta.id)
         self._last = self._pool.submit(self._add, meta)
 
     def drop(self, id: str) -> None:
-        """Takes a chunk out of the store, since nobody is to find it."""
+        """Remove a chunk from the store."""
         self._pool.submit(self._cache.store.delete, id)
 
     @property
     def last(self) -> "Future[None] | None":
-        """Done when everything that was confirmed so far can be found."""
+        """Done when everything confirmed so far can be found; None: it can."""
         return self._last
 
     def close(self) -> None:
@@ -142,11 +143,11 @@ class Lookups:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-lookup")
 
     def submit(self, request: Any, wish: Wish) -> "Future[LookupResult]":
-        """Starts a lookup. Its result is never an exception: an error is a miss with its reason."""
+        """Start a lookup. Its result is never an exception: an error is a miss with its reason."""
         return self._pool.submit(self._look, request, wish, self.index.last)
 
     def rows_of(self, meta: ChunkMeta, kept: Kept) -> list[ChunkMeta]:
-        """How the new text of a blended prompt would be stored, whose exact state would be stored as `meta`."""
+        """Descriptions of a blended prompt's new text; `meta`: that of its exact state."""
         rows = ComputedRows(kept.runs, kept.donors, kept.generation, lambda first, stop: None)
         return self.cache.describe_rows(meta, rows, meta.ttl)
 

@@ -17,7 +17,7 @@ IDLE_WAIT_S = 0.004
 
 @dataclass(frozen=True)
 class Timed:
-    """A step whose time tells what a row takes: when it was planned, by the scheduler's clock, and its tokens."""
+    """A step that measures the seconds of a row: time of planning, by the scheduler's clock, and tokens."""
 
     planned: float
     tokens: int
@@ -30,7 +30,7 @@ class Load:
     donors     stored chunks it comes from, the best first; for exact state there is one
     block_ids  of each KV cache group
     blend      token ids of the whole prompt, for approximate state; empty: exact, copied as it is
-    within     of state in a bucket, seconds that its read may take: then computing is as fast; 0: no such limit
+    within     seconds for reading from a bucket, as long as computing would take; 0: no limit
     """
 
     request_id: str
@@ -69,7 +69,7 @@ class Save:
 
     @property
     def name(self) -> str:
-        """Under which it is answered."""
+        """Name in the worker's answers."""
         return f"{self.meta.id}/{self.stop}"
 
 
@@ -101,7 +101,7 @@ class StepPlan(KVConnectorMetadata):
 
 @dataclass(frozen=True)
 class Kept:
-    """What later blends may take of a blended prompt. See `engines.base.ComputedRows`."""
+    """New text of a blended prompt, for later blends. See `engines.base.ComputedRows`."""
 
     runs: tuple[tuple[int, int], ...]
     donors: tuple[str, ...]
@@ -128,7 +128,7 @@ class LoadResult:
 
     @classmethod
     def together(cls, parts: "Sequence[LoadResult]") -> "LoadResult":
-        """What the ranks say of one load, as one: all their bytes, the time of the slowest; one failure is a failure."""
+        """Join the ranks' results of one load: all bytes, the slowest time, the first failure."""
         for part in parts:
             if part.problem:
                 return part

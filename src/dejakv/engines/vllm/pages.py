@@ -24,9 +24,9 @@ class Lent:
 
 
 class Buffers:
-    """Thread-safe. What is not given back is simply freed by Python, so an error path need not bother.
+    """Lends host memory for reuse. Thread-safe. A buffer that is not given back is freed by Python.
 
-    keep_bytes  what may lie here unused; the smallest buffers go first
+    keep_bytes  maximum unused bytes; the smallest buffers go first
     """
 
     def __init__(self, keep_bytes: int) -> None:
@@ -273,8 +273,8 @@ class PagedKV:
         return any(0 in ids[start // self.block_tokens : -(-stop // self.block_tokens)] for ids in tables)
 
     def copy_pages(self, tables: Tables, tokens: int, first: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Pages of so many tokens as they are, from page `first` on, uint8, on the cache's device. Bytes of later tokens, who knows whose,
-        are 0."""
+        """Copy the pages of `tokens` tokens from page `first` on, uint8, on the cache's device. Bytes of later tokens, perhaps another
+        request's, are 0."""
         count, size = self.pages_shape(tokens)
         pages = torch.empty((count, size), dtype=torch.uint8, device=self.device) if out is None else out
         indexes = [torch.tensor(ids[first : first + count], dtype=torch.int64, device=self.device) for ids in tables]

@@ -26,8 +26,7 @@ def rank_count(vllm_config: Any) -> int:
 
 
 def settings_of_rank(settings: ConnectorSettings, rank: int, ranks: int) -> ConnectorSettings:
-    """One rank's settings: its place below `store` and `disk_dir`, and its share of budgets that are meant for all. A single rank has
-    all."""
+    """One rank's settings: its place below `store` and `disk_dir`, and its share of common budgets. A single rank has all."""
     if ranks == 1:
         return settings
 
@@ -50,14 +49,14 @@ def settings_of_rank(settings: ConnectorSettings, rank: int, ranks: int) -> Conn
 
 
 class Answers(Generic[Answer]):
-    """Collects what the ranks say about one order, since they need not say it in the same step."""
+    """Collects the ranks' answers to orders, which may come in different steps."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._heard: dict[str, list[Answer]] = {}
 
     def add(self, order: str, answer: Answer) -> list[Answer] | None:
-        """All ranks' answers with the last one's, None before it. A rank answers each order once."""
+        """Add a rank's answer; return all answers with the last one, None before. A rank answers each order once."""
         heard = self._heard.setdefault(order, [])
         heard.append(answer)
         return self._heard.pop(order) if len(heard) == self._ranks else None

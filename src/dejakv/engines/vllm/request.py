@@ -16,18 +16,18 @@ from dejakv.store.selection import DONORS
 
 @dataclass(frozen=True)
 class LookupResult:
-    """What a lookup says.
+    """Result of a lookup.
 
     method  `none`, `exact` (token for token, perhaps a prefix) or `blend`
     donors  stored chunks whose state is taken, the best first; more than one for blend alone
-    tokens  leading tokens of the prompt that the donors' state covers (for blend: all that is mapped)
-    rows    of a blend: how many tokens it computes, an estimate
-    save    how the prompt's own state would be stored; None if it must not or need not be
-    key     the prompt's exact key, empty where it could not be made
-    held    first token and length of each run of the prompt in the donors of a blend; None: not known
-    generation  how often approximate state went into what a blend makes of the donors
+    tokens  leading tokens of the prompt covered by the donors' state (for blend: all that is mapped)
+    rows    of a blend: tokens to compute, an estimate
+    save    description of the prompt's own state, to store it; None: not to be stored
+    key     the prompt's exact key, empty if it could not be made
+    held    first token and length of each run of the prompt in the donors of a blend; None: unknown
+    generation  depth of approximate state in a blend of the donors
     instead of a blend: the exact prefix to take if the blend turns out not to be possible
-    away    seconds to read the donors' state from a bucket, an estimate; 0 where it is on this machine
+    away    seconds to read the donors' state from a bucket, an estimate; 0: on this machine
     """
 
     method: str = "none"
@@ -47,12 +47,12 @@ class LookupResult:
 
     @property
     def withheld(self) -> bool:
-        """Whether a certificate does not let it be blended."""
+        """Whether a certificate forbids its blend."""
         return self.reason.startswith(CERTIFICATE)
 
     @property
     def exact(self) -> "LookupResult":
-        """What it found exactly, whatever is made of it."""
+        """Its exact part, without a blend."""
         return self if self.method != "blend" else self.instead or LookupResult()
 
     def saves(self, first: int, stop: int) -> int:
@@ -63,7 +63,7 @@ class LookupResult:
 
 
 def told(decision: Decision, instead: str = "") -> LookupResult:
-    """The decision as the scheduler takes it. `instead`: why a blend that was asked for was not looked for."""
+    """The decision as the scheduler takes it. `instead`: why no requested blend was looked for."""
     chosen = decision.plan
     reason = instead or chosen.reason
     exact = LookupResult(reason=reason or "no stored chunk begins like this prompt", key=decision.key)
@@ -119,14 +119,14 @@ class Tracked:
 
     @property
     def expected(self) -> LookupResult:
-        """What its lookup has found, as far as it may still be used."""
+        """Its lookup's result, as far as it may still be used."""
         if self.settled or self.lookup is None or not self.lookup.done():
             return LookupResult()
         return self.found or self.lookup.result()
 
     @property
     def spared(self) -> int:
-        """Tokens that nobody computes because of its load, once that is over."""
+        """Tokens saved by its load, once it is over."""
         return 0 if self.loaded is None else max(0, self.used - self.loaded.computed)
 
     @property
@@ -135,7 +135,7 @@ class Tracked:
         return self.names is not None
 
     def to_save(self) -> ChunkMeta | None:
-        """How the prompt's state is to be stored; None if it is not."""
+        """Description of the prompt's state to store; None: it is not stored."""
         if self.found is None and self.lookup is not None and self.lookup.done():
             self.found = self.lookup.result()
         return None if self.found is None else self.found.save
@@ -147,7 +147,7 @@ class Tracked:
         return self.approximate or "dejakv" in (self.request.kv_transfer_params or {})
 
     def told(self) -> dict[str, Any]:
-        """What the client is told."""
+        """Fields of `kv_transfer_params` for the client."""
         found = self.found or LookupResult()
         used = self.used
         loaded = self.loaded or LoadResult("", 0, 0.0)
@@ -171,8 +171,7 @@ class Tracked:
         }
 
     def _kept(self) -> dict[str, Any]:
-        """What is stored of its rows: first, stop and id of each run, the donors whose state they attended to, and their
-        generation."""
+        """The stored rows: first, stop and id of each run, their donors and generation."""
         if not self.kept:
             return {}
         first = self.kept[0]

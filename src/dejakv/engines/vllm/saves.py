@@ -93,10 +93,10 @@ class Saves:
     def order(
         self, tracked: Tracked, computed: int, blocks: Callable[[], Sequence[Sequence[int]]], *, release: bool = False
     ) -> bool:
-        """Has new state of a prompt stored, if it is wanted; of a blended one, when it is computed, its new text alone. Whether anything is
-        to be copied, for which the blocks wait with `release`.
+        """Order the storage of a prompt's new state, if wanted; of a blended one, once computed, of its new text alone. Returns whether a
+        copy was ordered for which, with `release`, the blocks wait.
 
-        computed  tokens whose state is in the blocks when it is copied
+        computed  tokens whose state is in the blocks at the copy
         """
         whole, before = computed >= tracked.request.num_prompt_tokens, len(self._orders)
         metas = None if tracked.saved else self._wanted(tracked, whole=whole)
@@ -112,18 +112,18 @@ class Saves:
         return len(self._orders) > before
 
     def ended(self, request_id: str, why: str) -> None:
-        """No more is ordered for a request."""
+        """Order no more for a request."""
         for saving in [one for one in self.pending.values() if one.request_id == request_id and not one.complete]:
             self._end(saving, why)
 
     def take(self) -> tuple[list[Save], frozenset[str]]:
-        """This step's orders, and requests whose blocks need not wait any more behind them."""
+        """This step's orders, and the requests whose blocks are free behind them."""
         orders, releases = self._orders, frozenset(self._releases)
         self._orders, self._releases = [], set()
         return orders, releases
 
     def heard(self, name: str, problem: str) -> None:
-        """A rank has stored its part of an increment, or has not, and why."""
+        """Take a rank's answer about an increment: "" if stored, else the problem."""
         problems = self._heard.add(name, problem)
         if problems is None:
             return
@@ -133,18 +133,18 @@ class Saves:
         self._end(saving, next(filter(None, problems), ""))
 
     def outdate(self) -> None:
-        """The weights may have changed: what is under way is not indexed."""
+        """Index nothing that is under way: the weights may have changed."""
         for saving in list(self.pending.values()):
             self._end(saving, RESET)
 
     def of_no_use(self, tracked: Tracked) -> str:
-        """Why a request's state is neither stored nor put together from what is stored; empty if it may be."""
+        """Why a request's state is neither stored nor assembled from stored state; empty if it may be."""
         if self.generations.problem:
             return self.generations.problem
         return "" if tracked.generation == self.generations.number else RESET
 
     def _wanted(self, tracked: Tracked, *, whole: bool) -> list[ChunkMeta] | None:
-        """What of a request is to be stored; None while that is not known."""
+        """Parts of a request to store; None while unknown."""
         meta, loaded = tracked.to_save(), tracked.loaded
         if tracked.approximate:
             if not whole:
@@ -159,7 +159,7 @@ class Saves:
         return [] if meta.id in self.lookups.index else [meta]
 
     def _saving(self, tracked: Tracked, meta: ChunkMeta) -> Saving | None:
-        """What is being stored for the request; None while it is stored for another one."""
+        """The save for the request; None while another one stores the same."""
         saving, request = self.pending.get(meta.id), tracked.request
         if saving is None:
             gone = tracked.loaded is not None and tracked.loaded.problem
@@ -199,7 +199,7 @@ class Saves:
         saving.ordered, saving.waiting, saving.begun = stop, saving.waiting + 1, True
 
     def _end(self, saving: Saving, why: str) -> None:
-        """Nothing more is ordered, if there is a reason. Nothing more comes of it when all of that is answered."""
+        """End a save, for a reason if there is one. It is forgotten when all its orders are answered."""
         saving.over = saving.over or why
         if saving.waiting or not (saving.over or saving.complete):
             return

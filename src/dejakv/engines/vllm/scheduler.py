@@ -68,7 +68,7 @@ class SchedulerSide:
         self._loads_heard = Answers[LoadResult](self.ranks)
 
     def new_request(self, request: Any) -> None:
-        """Starts the lookup of a request that vLLM has just taken in."""
+        """Start the lookup of a request that vLLM has just accepted."""
         wish = Wish.of(request.kv_transfer_params, self.settings)
         self.lookups.adapters.note(request.lora_request)
         tracked = Tracked(
@@ -91,7 +91,7 @@ class SchedulerSide:
         self.requests[request.request_id] = tracked
 
     def matched_tokens(self, request: Any, local: int) -> tuple[int | None, bool]:
-        """How many tokens beyond `local` are going to be loaded; None while that is not known, or vLLM is to look in its own cache again."""
+        """Number of tokens to load beyond `local`; None while unknown, or for vLLM to look in its own cache again."""
         tracked = self.requests.get(request.request_id)
         if tracked is None:
             return 0, False
@@ -124,7 +124,7 @@ class SchedulerSide:
         return gain, bool(gain)
 
     def _begin_lookup(self, tracked: Tracked) -> tuple[int | None, bool]:
-        """The lookup of a request that came before the workers had said what weights they have."""
+        """Look up a request that came before the workers' answers about their weights."""
         if not self.generations.unknown:
             tracked.lookup, tracked.deadline = self.lookups.submit(tracked.request, tracked.wish), self._deadline()
         elif time.monotonic() >= tracked.deadline:
@@ -162,7 +162,7 @@ class SchedulerSide:
         return self.names.rename(tracked, local)
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
-        """vLLM gave the request its blocks in each KV cache group: order the load that was promised."""
+        """Order the promised load, into the blocks that vLLM gave the request in each KV cache group."""
         tracked = self.requests.get(request.request_id)
         if tracked is None or tracked.settled or external <= 0 or tracked.found is None:
             return
@@ -181,7 +181,7 @@ class SchedulerSide:
         tracked.settled, tracked.used, tracked.loaded = True, external, None
 
     def room(self) -> StepRoom:
-        """What the step that vLLM is about to schedule leaves to loads and blends."""
+        """Budget of vLLM's next step to leave to loads and blends."""
         queue, keys, decoding = list[Waiting](), set[str](), 0
         for tracked in sorted(self.requests.values(), key=lambda each: each.request.priority):  # those alike by arrival
             request, found = tracked.request, tracked.expected
@@ -231,7 +231,7 @@ class SchedulerSide:
         return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases, timed)
 
     def heard(self, report: StepReport) -> None:
-        """A step is over: takes in what the worker confirmed."""
+        """Take in the worker's report of a step."""
         self.lookups.pace.over(report.timed)
         for name in report.stored:
             self.saves.heard(name, "")
@@ -253,7 +253,7 @@ class SchedulerSide:
             self.reset(CHANGED)
 
     def finished(self, request: Any, tables: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any]]:
-        """The request is over. True if its blocks must wait for a copy; and what the client is told."""
+        """End a request. Returns whether its blocks must wait for a copy, and the parameters for the client."""
         tracked = self.requests.pop(request.request_id, None)
         if tracked is None:
             return False, {}
@@ -274,7 +274,7 @@ class SchedulerSide:
         return holds, {"dejakv": {**tracked.told(), "arithmetic": self.arithmetic, "bitwise": bitwise}}
 
     def reset(self, problem: str = "") -> None:
-        """The weights may have changed: nothing that is stored, under way or being computed now is used as exact.
+        """Begin a generation: the weights may have changed, so nothing stored, under way or being computed is used as exact.
 
         problem  why nothing may be stored or used after this reset either
         """
@@ -299,7 +299,7 @@ class SchedulerSide:
 
     @staticmethod
     def _instead(tracked: Tracked) -> bool:
-        """A blend is not made. Whether there is an exact prefix to take."""
+        """Give up a blend. Returns whether there is an exact prefix to take."""
         found = tracked.found
         if found is None or found.instead is None:
             return False
@@ -307,8 +307,7 @@ class SchedulerSide:
         return True
 
     def _rows(self, blend: LookupResult) -> int:
-        """Tokens of the budget that a blend takes, an estimate: the worker knows the rows and the question when it has read the donors. 0 of an
-        exact load."""
+        """Estimate the tokens of a blend in the budget: the worker knows them once it has read the donors. 0 of an exact load."""
         if blend.method != "blend":
             return 0
         return max(1, blend.rows - self.settings.blend_tail) + blend.tokens // TOKENS_A_ROW + LONGEST_TAIL
@@ -369,7 +368,7 @@ class SchedulerSide:
         return stop - local
 
     def _within(self, found: LookupResult, first: int, stop: int) -> float:
-        """Seconds that reading the state of tokens `first` to `stop - 1` from a bucket may take; 0: it is here, or not known."""
+        """Seconds for reading the state of tokens `first` to `stop - 1` from a bucket; 0: it is on this machine, or unknown."""
         costs = self.lookups.pace.costs
         if not found.away or costs is None:
             return 0.0

@@ -54,7 +54,7 @@ class ConnectorCounts:
         self._asked = now
 
     def take(self) -> dict[str, float]:
-        """The counters, which start at nothing again."""
+        """Return the counters and start again at zero."""
         with self._lock:
             values, self._values = dict(self._values), defaultdict(float)
         return values

@@ -19,8 +19,8 @@ from dejakv.store.store import Store
 
 
 class _Shared(Store):
-    """A store that both sides of one connector hold in one process: in memory, or in a bucket without a folder for its index. It is
-    closed when the last of them closes it."""
+    """A store shared by both sides of one connector in one process: in memory, or in a bucket without a folder for its index. The last of
+    them closes it."""
 
     def __init__(self, settings: ConnectorSettings, rules: Admission) -> None:
         objects = feed = None
@@ -88,7 +88,7 @@ class EveryRank(Store):
     def find(
         self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = (), *, whole: bool = False
     ) -> tuple[PrefixHit, ChunkMeta] | None:
-        """The prefix that every rank has, of a prompt that is there."""
+        """Find the prefix stored by every rank; None without one."""
         found = [store.find(partition, epoch, token_ids, spans, whole=whole) for store in self._stores]
         hits = [hit for hit in found if hit is not None]  # a rank may have stored more of a prompt than others
         least = min(hits, key=lambda hit: hit[0].tokens) if len(hits) == len(found) else None
@@ -111,7 +111,7 @@ class EveryRank(Store):
         return (meta for meta in first.metas(partition, epoch) if all(meta.id in ids for ids in held))
 
     def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
-        """See `Store.added`. What only some ranks have yet is looked at once more with the next call."""
+        """See `Store.added`. Chunks of some ranks alone are checked again at the next call."""
         first, *others = self._stores
         before, waiting = mark if mark is not None else (None, ())
         new, after = first.added(before)

@@ -32,7 +32,7 @@ Make = Callable[[], AbstractContextManager[Chunk]]
 
 
 class Saver:
-    """Stores copies of KV one after the other, in a thread. How much may wait is the scheduler's side's to limit (`saves`)."""
+    """Stores copies of KV one after the other, in a thread. The scheduler side limits their number (`saves`)."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -41,15 +41,15 @@ class Saver:
         self._dropped: dict[str, str] = {}
 
     def drop(self, name: str, why: str) -> None:
-        """Reports a save that is not even copied."""
+        """Report a save that was not even copied."""
         self._dropped[name] = why
 
     def submit(self, name: str, make: Make) -> None:
-        """Stores a chunk, or some rows of one, that is made then."""
+        """Store a chunk, or some rows of one, made by `make` in the thread."""
         self._under_way[name] = self._pool.submit(self._put, make)
 
     def take(self) -> tuple[list[str], dict[str, str]]:
-        """Names of those that are in the store, and of those that were dropped, with the reason, since the last call."""
+        """Names of stored saves, and of dropped ones with the reason, since the last call."""
         over = {name: put.result() for name, put in self._under_way.items() if put.done()}
         for name in over:
             del self._under_way[name]
@@ -57,7 +57,7 @@ class Saver:
         return [name for name, why in over.items() if not why], dropped
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is pending; False if that took longer than `timeout` seconds."""
+        """Wait until nothing is pending; False after `timeout` seconds."""
         return not wait(list(self._under_way.values()), timeout).not_done
 
     def close(self, timeout: float = 30.0) -> None:
@@ -66,7 +66,7 @@ class Saver:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _put(self, make: Make) -> str:
-        """Why it is not in the store, empty if it is."""
+        """Store a chunk; return why it is not stored, or ""."""
         try:
             with make() as chunk:
                 return "" if self._store.put(chunk) else "refused: the store did not take it"
@@ -103,17 +103,17 @@ class WorkerSide:
 
     @property
     def blender(self) -> Blender | None:
-        """None where blend is not possible."""
+        """The blender; None if blend is not possible."""
         return self.loads.blender
 
     def ready(self, paged: PagedKV, blender: Blender | None, watch: Watch) -> None:
-        """Takes vLLM's caches and what knows its model."""
+        """Take vLLM's caches, the blender and the watch of the weights."""
         self.paged = self.loads.paged = paged
         self.loads.mixer = None if blender is None else Mixer(blender)
         self.watch = watch
 
     def start_loads(self, plan: StepPlan) -> None:
-        """Looks at the weights, then reads the chunks of this step's loads, in threads."""
+        """Check the weights, then read the chunks of this step's loads, in threads."""
         using = bool(plan.saves or plan.loads or len(self.loads))
         if self.watch.step(plan.generation, computing=plan.computing, using=using):
             self.loads.give_up(RESET)
@@ -129,7 +129,7 @@ class WorkerSide:
         self._released = plan.releases
 
     def finish(self, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
-        """Puts arrived states into their blocks. Request ids: blocks to release, loads that are over, failed ones of them."""
+        """Put arrived states into their blocks. Returns request ids: blocks to release, finished loads, failed ones of them."""
         loaded = self.loads.finish(plan, self.watch.problem)
         self._loaded += loaded
         self._timed = plan.timed
@@ -138,7 +138,7 @@ class WorkerSide:
         return set(released), {one.request_id for one in loaded}, failed
 
     def report(self) -> StepReport | None:
-        """What is confirmed since the last report; None if nothing is."""
+        """News since the last report; None without any."""
         stored, dropped = self.saver.take()
         loaded, self._loaded = self._loaded, []
         fetched, rows, problem = self.loads.take()
@@ -176,7 +176,7 @@ class WorkerSide:
         self.saver.submit(save.name, made)
 
     def _made(self, save: Save) -> Make:
-        """Copies the blocks now; what remains to be done with the copy is left to the saver's thread."""
+        """Copy the blocks now; return the rest of the work for the saver's thread."""
         assert self.paged is not None
         paged, meta, tokens = self.paged, save.meta, save.stop - save.first
         block, skip = divmod(meta.position + save.first, self.paged.block_tokens)
