@@ -95,7 +95,7 @@ class HierarchicalCache:
         return self.find(prepared, ask, costs=costs)
 
     def costs(self, engine: Engine, *, timed: bool = True) -> Costs | None:
-        """Costs of an engine's work: the setting `costs`, else `Engine.costs`."""
+        """Costs of an engine's work: the setting `costs`, else `Engine.costs`; None: unknown."""
         fixed = self.config.costs
         costs = engine.costs(timed=timed and not fixed)
         return costs.fixed(fixed) if fixed and costs is not None else costs
@@ -178,11 +178,11 @@ class HierarchicalCache:
         return submitted
 
     def prefixes(self, epoch: str) -> EpochPrefixes:
-        """What `arrange` asks: how much of a prompt is a prefix of one that is stored under this epoch (`engine.epoch`)."""
+        """Stored prefixes under an epoch (`engine.epoch`), for `arrange`."""
         return EpochPrefixes(self.store, epoch)
 
     def _keep_rows(self, decision: Decision, ran: Completion) -> None:
-        """Hands a blend's own rows to the writer, each run as a chunk."""
+        """Queue a blend's own rows for storage, each run as a chunk."""
         rows, kept = ran.rows, 0
         if rows is None:
             return
@@ -297,7 +297,7 @@ class HierarchicalCache:
 
 
 def described_rows(entry: ChunkMeta, rows: ComputedRows, first: int, stop: int, ttl: float = 0.0) -> ChunkMeta:
-    """Describe rows first..stop of a blended prompt. `entry`: see `Decision`; `ttl`: see `ChunkMeta`.
+    """Describe rows `first` to `stop - 1` of a blended prompt, to store them. `entry`: see `Decision`; `ttl`: see `ChunkMeta`.
 
     Without prompt and chunk, so no level compares them; without spans, since runs hold no media.
     """

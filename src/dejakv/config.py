@@ -83,7 +83,7 @@ def take_former(settings: object, value: str | None, former: str = "cache_dir") 
 
 
 def check_bucket(store: str | None, **settings: object) -> None:
-    """Refuse settings of a bucket where there is none. Raises: ConfigError"""
+    """Refuse settings of a bucket for a store elsewhere. Raises: ConfigError"""
     for name, value in settings.items():
         if value is not None and not (store and in_bucket(store)):
             raise ConfigError(f"{name}={shown(value)} is of a bucket, and store={shown(store)} is none: leave it out")
@@ -273,7 +273,7 @@ class KeepSettings(BudgetSettings):
 
     @property
     def own_folder(self) -> str | None:
-        """Folder on this machine for what belongs to the store; None without one."""
+        """Folder on this machine for files beside the store; None: the store is in memory, or in a bucket without `disk_dir`."""
         if self.store is None or is_memory(self.store):
             return None
         return self.disk_dir if in_bucket(self.store) else self.store

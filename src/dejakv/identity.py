@@ -19,7 +19,7 @@ DEFAULT_PARTITION = "default"
 
 @dataclass(frozen=True)
 class Span:
-    """Where one medium's tokens stand in the prompt: `[start, start + length)`, and what medium it is."""
+    """Place of a medium's tokens in the prompt, `[start, start + length)`, and the medium's digest."""
 
     start: int
     length: int
@@ -40,7 +40,7 @@ def digest_of(*parts: str | bytes) -> str:
 
 
 def check_partition(name: object) -> None:
-    """Raises: InputError for what cannot be a partition's name: no text, or text that UTF-8 cannot encode."""
+    """Refuse an invalid partition: no text, or text that UTF-8 cannot encode. Raises: InputError"""
     if not isinstance(name, str):
         raise InputError(f"a partition is named by a text, not by a {type(name).__name__}: pass a string")
     encoded(name)

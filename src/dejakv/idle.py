@@ -166,5 +166,5 @@ class Settler:
 
 
 def seen(completion: Completion) -> Seen:
-    """The part of an answer to compare."""
+    """The parts of an answer to compare."""
     return Seen(completion.text, completion.token_ids, completion.continued)

@@ -157,13 +157,13 @@ class RequestTotals:
 
 
 class CacheCollector(Collector):
-    """Reads the figures of whatever it is given when Prometheus asks.
+    """Reads figures whenever Prometheus asks.
 
     encoder   `VisualKVCache.stats`
-    stores    `Store.stats` by the name they are to have
+    stores    `Store.stats`, by exported name
     levels    counts of the levels, all partitions together
     waiting   prompts that wait for idle time
-    trust     what is known of the error bound, None without one
+    trust     report on the error bound, None without one
     requests  sums over records
     server    `outcomes` of requests and how many are `waiting`
     """

@@ -28,8 +28,8 @@ before_decoding: ContextVar[Callable[[], None] | None] = ContextVar("before_deco
 
 
 def checked(data: bytes, name: str) -> tuple[Media, int]:
-    """The bytes as a medium, and its pixels (width by height), after a look at the header and the checksums; nothing is
-    decoded. Raises: InputError for what is no still PNG, JPEG or WebP picture, or a too large one."""
+    """The bytes as a medium, and its pixels (width by height), after checks of header and checksums; nothing is decoded. Raises: InputError
+    for anything but a still PNG, JPEG or WebP picture, or a too large one."""
     with _opened(data, name) as image:
         pixels = image.width * image.height
         try:

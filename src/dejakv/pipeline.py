@@ -74,7 +74,8 @@ class Pipeline:
     def run_plans(
         self, prepared: Prepared, plans: Sequence[Plan], on_token: OnToken | None = None
     ) -> tuple[Plan, Completion]:
-        """Run plans, best first, until the engine accepts one. Returns it, with the reason of the first refusal.
+        """Run plans, best first, until the engine accepts one. Returns it, with the reason of the first refusal. Raises: ModelError if the
+        engine refuses the last.
 
         plans  the last is full computation
         """
@@ -135,7 +136,7 @@ class Pipeline:
         return self._settled(Settler.settle_one)
 
     def label_one(self) -> bool:
-        """Label the oldest would-be hit for the error bound. A failure counts as a wrong answer and is logged."""
+        """Label the oldest would-be hit for the error bound. False if none waits. A failure counts as a wrong answer and is logged."""
         return self._settled(Settler.label_one)
 
     def promote_one(self) -> bool:

@@ -51,5 +51,5 @@ class ReuseReport:
 
     @classmethod
     def of(cls, decision: Decision) -> "ReuseReport":
-        """`hit` is None where nothing of a donor is used; an exact prefix is in `decision.plan`."""
+        """Convert a decision. `hit` is None without a used donor; an exact prefix is in `decision.plan`."""
         return cls(decision.plan.match, decision.statuses)

@@ -71,7 +71,7 @@ class Record:
     def of(
         cls, prepared: Prepared, decision: Decision | None, plan: Plan, ran: Completion, clock: "Clock", stored: bool
     ) -> "Record":
-        """The record of an answer. `plan`: the plan that ran; `decision`: None where nothing was looked up."""
+        """The record of an answer. `plan`: the plan that ran; `decision`: None without a lookup."""
         tokens, match = len(prepared.token_ids), plan.match  # this prompt's own, also where a donor's ran in its place
         if plan.method == "none" and ran.computed_tokens < ran.prompt_tokens:
             plan = replace(plan, method="prefix")  # the engine holds prefixes itself
@@ -119,7 +119,7 @@ def _encoder_status(prepared: Prepared, ran: Completion) -> Status:
 
 
 class Clock:
-    """Seconds since a request came: `first` until its first token, `latency` until the last. It passes tokens on."""
+    """Seconds since a request came: `first` until its first token, `latency` until the last. Passes tokens on."""
 
     def __init__(self, on_token: OnToken | None = None) -> None:
         self._began = time.perf_counter()
@@ -134,17 +134,17 @@ class Clock:
             self._on_token(token, text)
 
     def stop(self) -> None:
-        """The answer is complete."""
+        """Note the end of the answer."""
         self.latency = time.perf_counter() - self._began
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The text, and what serving it took.
+    """The text, and the cost of serving it.
 
     cached_answer  the donor's own answer, for reports
-    completion     what the engine returned
-    decision       what it was run from, None where nothing was looked up
+    completion     the engine's result
+    decision       its decision, None without a lookup
     """
 
     text: str

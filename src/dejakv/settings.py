@@ -54,7 +54,7 @@ class _Kind:
     """What an annotation asks beyond its type."""
 
     def problem(self, value: Any) -> str | None:
-        """What is wrong with a value of the right type, and the remedy."""
+        """The fault of a value of the right type, with its remedy; None if it fits."""
         raise NotImplementedError
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
@@ -71,7 +71,7 @@ class _Kind:
 
 @dataclass(frozen=True)
 class Within(_Kind):
-    """The range of a number, both ends included; `above` leaves the lower end out, `below` the upper one."""
+    """The range of a number, both ends included; `above` excludes the lower end, `below` the upper one."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -249,7 +249,7 @@ def kinds_of(cls: type) -> dict[str, Any]:
 
 @cache
 def helps(cls: type) -> dict[str, str]:
-    """What each field is, from the docstrings of a class and its bases: lines `name  text`, continued by indented ones.
+    """Help text of each field, from the docstrings of a class and its bases: lines `name  text`, continued by indented ones.
 
     >>> from dejakv.config import LifetimeSettings
     >>> helps(LifetimeSettings)["ttl"][:30]
@@ -300,7 +300,7 @@ def _adapters(cls: type) -> dict[str, tuple["TypeAdapter[Any]", Any]]:
 
 
 def _plain(kind: Any) -> Any:
-    """The annotation for pydantic: of an object it checks the class alone, not what is in it."""
+    """The annotation for pydantic, which checks an object's class alone, not its content."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return Annotated[(_plain(arguments[0]), *arguments[1:])]
@@ -338,7 +338,7 @@ def _says(error: str, message: str, kind: Any, value: object) -> str:
 
 
 def _too_much(value: object, nul: bool) -> str | None:
-    """Of what pydantic lets pass: numbers beyond 64 bits, lone surrogates, NUL."""
+    """Fault of a value beyond pydantic's checks: numbers beyond 64 bits, lone surrogates, NUL."""
     if isinstance(value, tuple):
         for item in cast(tuple[object, ...], value):
             if (problem := _too_much(item, nul)) is not None:
@@ -376,10 +376,8 @@ def named(dotted: str, flag: str) -> Callable[..., Any]:
 
 
 def made_by(dotted: str, flag: str, has: tuple[str, ...], *args: Any, **keywords: Any) -> Any:
-    """What a factory makes of these arguments. `has`: attributes without which it is not what the flag asks for.
-
-    Raises: ConfigError naming the flag, if it cannot be called so, fails, or makes something else.
-    """
+    """Call a factory with these arguments. `has`: required attributes of its result. Raises: ConfigError naming the flag, if it cannot be
+    called so, fails, or makes something else."""
     make = named(dotted, flag)
     try:
         made = make(*args, **keywords)

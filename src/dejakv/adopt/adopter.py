@@ -27,7 +27,7 @@ log = logging.getLogger("dejakv.adopt")
 
 @dataclass(frozen=True)
 class AdoptRequest:
-    """What is compared and what must be equal.
+    """A request's compared and fixed parts.
 
     text     the part that varies (the last user message, or the prompt)
     context  everything else that shapes the prompt, as one digest: earlier messages, media by content, model, tools
@@ -43,8 +43,8 @@ class AdoptRequest:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the client is told. `method`: `adopt` or `none`; `score`: cosine, 1 for equal text. `decision`: what it comes from,
-    for `Adopter.learn`."""
+    """Origin of an answer, for the client. `method`: `adopt` or `none`; `score`: cosine, 1 for equal text. `decision`: for
+    `Adopter.learn`."""
 
     method: str = "none"
     level: str = ""
@@ -92,7 +92,7 @@ class Adopter:
             return asked.text, Provenance(reason=f"the lookup failed: {type(error).__name__}")
 
     def learn(self, asked: AdoptRequest, provenance: Provenance) -> None:
-        """After the answer: a prompt that ran as it was becomes a donor, one that another stood in for does not."""
+        """After the answer: make the prompt a donor, unless another one ran in its place."""
         decision = provenance.decision
         if decision is None or not asked.text.strip():
             return

@@ -47,14 +47,9 @@ def with_text(body: dict[str, Any], text: str) -> None:
 
 
 def own(body: dict[str, Any], partition: str) -> None:
-    """Makes the body the partition's, in place: whatever in it chooses a partition, a donor elsewhere, or a name under which
-    media are known is replaced or taken out.
-
-    Media named by a client would share vLLM's own caches with others of that name. Media hashes, which `/inference/v1/generate`
-    cannot do without, are hashed with the partition.
-
-    Raises: RefusedError for a body that cannot be made the partition's.
-    """
+    """Make the body the partition's, in place: replace or remove every choice of a partition, of a donor elsewhere, or of a name for media.
+    Media named by a client would share vLLM's own caches with others of that name. Media hashes, required by `/inference/v1/generate`, are
+    hashed with the partition. Raises: RefusedError for a body that cannot be made the partition's."""
     if body.get("previous_response_id") is not None:
         raise RefusedError(
             400, "previous_response_id names an answer that may be another client's: send the conversation itself"
@@ -65,26 +60,26 @@ def own(body: dict[str, Any], partition: str) -> None:
 
 
 def unkept(body: dict[str, Any], partition: str) -> None:
-    """Has nothing of the request kept, in place. Its blocks get a salt that no other request has, so that vLLM's prefix cache, which
-    holds them until it needs the room, gives them to nobody."""
+    """Mark the request as not to be kept, in place. Its blocks get a random salt: vLLM's prefix cache holds them until it needs the room,
+    and gives them to nobody."""
     with_wish(body, {**wish_of(body), "no_store": True})
     body["cache_salt"] = f"{partition}-{secrets.token_hex(16)}"
 
 
 def wish_of(body: dict[str, Any]) -> dict[str, Any]:
-    """What a body asks of the connector."""
+    """A body's choices for the connector (`kv_transfer_params.dejakv`); empty without any."""
     params = body.get("kv_transfer_params")
     wish = params.get("dejakv") if isinstance(params, dict) else None
     return wish if isinstance(wish, dict) else {}
 
 
 def with_wish(body: dict[str, Any], wish: dict[str, Any]) -> None:
-    """Puts it there, alone."""
+    """Set a body's choices for the connector, in place of all `kv_transfer_params`."""
     body["kv_transfer_params"] = {"dejakv": wish}
 
 
 def _own_parameters(holder: dict[str, Any], partition: str) -> None:
-    """Of what is meant for connectors, only our own part is left: the rest names blocks and hosts of others."""
+    """Remove parameters for connectors except our own: the others name blocks and hosts."""
     for name in ("cache_salt", "multi_modal_uuids"):
         holder.pop(name, None)
     for name in ("kv_transfer_params", "ec_transfer_params"):

@@ -108,7 +108,7 @@ class Registry:
             return self._hit(key)
 
     def recall(self, wanted: Wanted) -> VisualEmbeddingBlock | None:
-        """The block from disk, if it is there, and from now on in memory; counted as a hit or a miss."""
+        """Load the block from disk into memory, counted as a hit; None, counted as a miss, without one."""
         block = self._from_disk(wanted)
         with self._lock:
             if block is None:
@@ -139,7 +139,8 @@ class Registry:
             return block if self._keep(wanted.key, block) else None
 
     def encoded(self, wanted: Wanted, compute: Callable[[], Any]) -> VisualEmbeddingBlock:
-        """The block, computed on this thread where it is missing and nobody else computes it."""
+        """The block, computed on this thread if it is missing and nobody else computes it. Raises: the encoder's error; InputError if
+        `compute` asks the cache for its own key."""
         while True:
             with self._lock:
                 if (block := self._hit(wanted.key)) is not None:
@@ -225,7 +226,7 @@ class Registry:
         return (each for tier in self._memory.values() for each in tier)
 
     def _held(self, key: Key) -> VisualEmbeddingBlock | None:
-        """The block in memory, without counting a use; one that has expired leaves."""
+        """The block in memory, without counting a use; None, also for an expired one, which leaves."""
         block = self._in(key[0]).get(key)
         if block is not None and block.ttl and is_older(block.born, block.ttl, clock()):
             self._in(key[0]).drop(key)

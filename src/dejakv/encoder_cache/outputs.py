@@ -88,8 +88,7 @@ def save(store: Store, key: Key, block: VisualEmbeddingBlock) -> None:
 
 
 def load(store: Store, key: Key) -> tuple[VisualEmbeddingBlock | None, bool]:
-    """The block of exactly this key, its embedding on the CPU and the caller's own; and whether it was damaged, so that there is
-    none."""
+    """The block of exactly this key, its embedding on the CPU and the caller's own, or None; and whether it was damaged."""
     id = chunk_id(key)
     meta = store.meta(id)
     if meta is None:
@@ -184,7 +183,7 @@ def _is_finite(embedding: Any) -> bool:
 
 
 def describe(embedding: Any) -> dict[str, Any]:
-    """From which `from_raw` restores the same kind of embedding."""
+    """Description of the embedding's kind, for `from_raw`."""
     shape = [int(size) for size in embedding.shape]
     if is_torch(embedding):
         return {"framework": "torch", "dtype": str(embedding.dtype).removeprefix("torch."), "shape": shape}
@@ -192,7 +191,7 @@ def describe(embedding: Any) -> dict[str, Any]:
 
 
 def to_raw(embedding: Any) -> Tensor:
-    """The bytes of the embedding. Copies one that is not on the CPU."""
+    """The bytes of the embedding: a copy unless it is on the CPU."""
     if is_torch(embedding):
         torch = importlib.import_module("torch")
         raw = embedding.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -38,7 +38,8 @@ class VisualCacheResult:
 
 
 def compute_content_hash(raw_bytes: bytes) -> str:
-    """SHA-256 of the medium's raw bytes, 64 hexadecimal digits. InputError for empty bytes: all unread files would be the same."""
+    """SHA-256 of the medium's raw bytes, 64 hexadecimal digits. Raises: InputError for empty bytes (all unread files would be the same) and
+    for other types."""
     if not isinstance(raw_bytes, bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"a content hash needs bytes, not {type(raw_bytes).__name__}: pass the file's bytes")
     if not raw_bytes:
@@ -198,7 +199,7 @@ class EncoderView:
     def get_dp_mode_recommendation(
         self, batch_image_count: int, image_resolution: Resolution = (512, 512), encoder_depth: int = 27
     ) -> bool:
-        """The same as a plain yes or no."""
+        """Whether `dp_mode` recommends data-parallel encoding."""
         return self.dp_mode(batch_image_count, image_resolution, encoder_depth).recommended
 
     def remove(self, content_hash: str, modality: str = "image") -> bool:

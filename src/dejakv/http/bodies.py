@@ -18,11 +18,11 @@ _STRING = re.compile(
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one body. Lists and objects may stand 200 deep within one another, which is the parser's own limit.
+    """Limits of one body. Lists and objects may be nested 200 deep, the parser's own limit.
 
-    max_bytes   as it is sent
+    max_bytes   size as sent
     max_values  items of lists and fields of objects, these themselves included: parsing takes memory for each
-    seconds     until the last byte must have come
+    seconds     until the last byte has come
     """
 
     max_bytes: int = 64 * 1024**2
@@ -31,10 +31,7 @@ class Limits:
 
 
 async def read_body(scope: Mapping[str, Any], receive: Receive, limits: Limits) -> bytes:
-    """The JSON that is sent, counted but not parsed.
-
-    Raises: RefusedError with 400, 408, 413 or 415; ClientGoneError.
-    """
+    """Read a JSON body, counted but not parsed. Raises: RefusedError with 400, 408, 413 or 415; ClientGoneError."""
     _check_headers(scope, limits)
     try:
         async with asyncio.timeout(limits.seconds):
@@ -58,10 +55,8 @@ def check_values(raw: bytes, most: int) -> None:
 
 
 def parse_json(raw: bytes) -> Any:
-    """The JSON in a body that was counted. Of a name that an object has twice the last one counts.
-
-    Raises: RefusedError: 400 for what is no JSON, half of a surrogate pair and NaN included; 413 for nesting that is too deep.
-    """
+    """Parse a counted JSON body. Of a repeated name in an object the last counts. Raises: RefusedError: 400 for invalid JSON, half of a
+    surrogate pair and NaN included; 413 for nesting that is too deep."""
     try:
         return from_json(raw, allow_inf_nan=False)
     except ValueError as error:

@@ -95,17 +95,15 @@ class ApiKeys:
         return cls(keys, secret, operator)
 
     def caller(self, key: str | None) -> Caller | None:
-        """None for a missing or unknown key. It is looked up by its digest, so that the time tells nothing of the known keys."""
+        """The owner of a key; None for a missing or unknown one. Found by digest, so the time tells nothing of the known keys."""
         if not self.required:
             return Caller(DEFAULT_PARTITION, operator=True)
         return self._callers.get(_digest(key or ""))
 
 
 def key_of(scope: Mapping[str, Any]) -> str | None:
-    """The key of an `Authorization: Bearer` or, as Anthropic's clients send it, an `x-api-key` header; with both, none.
-
-    Raises: RefusedError for a header that is there twice.
-    """
+    """The key of an `Authorization: Bearer` or, as Anthropic's clients send it, an `x-api-key` header; None without a key, or with both.
+    Raises: RefusedError for a repeated header."""
     bearer, plain = header_of(scope, b"authorization"), header_of(scope, b"x-api-key")
     return None if bearer is not None and plain is not None else bearer_key(bearer) or plain
 

@@ -79,7 +79,7 @@ def caller_of(http: HttpRequest) -> Caller:
 
 
 def operator_only(http: HttpRequest) -> None:
-    """401 if API keys are required and this is not the operator's."""
+    """Refuse (401) all but the operator, if API keys are required. Raises: RefusedError"""
     if not caller_of(http).operator:
         raise RefusedError(
             401, "the operator's key is needed: send 'Authorization: Bearer DEJAKV_OPERATOR_KEY'", _BEARER

@@ -22,7 +22,7 @@ _UNION_MEMBERS = ("body", "str", "constrained-str")
 
 
 def refusal_of(error: Exception) -> RefusedError:
-    """What the client is told of an error. One that is not the client's is logged."""
+    """The response to an error. An error of the server is logged."""
     if isinstance(error, RefusedError):
         return error
     if isinstance(error, InputError):

@@ -43,8 +43,8 @@ class Timings(BaseModel):
 
 
 class Origin(BaseModel):
-    """The origin of an answer's state, by its `Record`. `reason`: why state that was found was not used, or why the prompt ran exactly;
-    empty if there is nothing to say."""
+    """The origin of an answer's state, by its `Record`. `reason`: why found state was not used, or why the prompt ran exactly; else
+    empty."""
 
     model_config = ConfigDict(from_attributes=True, populate_by_name=True)
 
@@ -61,8 +61,7 @@ class Origin(BaseModel):
 
 class Provenance(Origin):
     """The origin of an answer's state. `provenance`: `miss`, `hit (prefix)`, `hit (text:exact)`, `hit (copied)` and the like. `reason`: why
-    state that was found was not used, or why the prompt ran exactly; empty if there is nothing to say. `order`: of `parts`, as it ran;
-    empty if as given."""
+    found state was not used, or why the prompt ran exactly; else empty. `order`: of `parts`, as it ran; empty if as given."""
 
     provenance: str
     score: float | None
@@ -141,7 +140,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class _Plain(BaseModel):
-    """Leaves out what asks for nothing; every other field that is not supported is refused by its name."""
+    """Accepts unsupported fields that ask for nothing, and refuses all others by name."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -155,7 +154,7 @@ class _Plain(BaseModel):
 
     @classmethod
     def asks_nothing(cls, name: str, value: Any) -> bool:
-        """Whether a field that is not supported may be left out."""
+        """Whether an unsupported field has a value without effect."""
         return value == []
 
 
@@ -201,7 +200,7 @@ class CompletionRequest(OpenAIRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _one(cls, given: Any) -> Any:
-        """A list of one text is that text."""
+        """Take a list of one text as that text."""
         if isinstance(given, list) and len(cast(list[Any], given)) == 1 and isinstance(given[0], str):
             return given[0]
         if isinstance(given, list):

@@ -27,7 +27,7 @@ class TaskAnswer(str):
 
 
 class SimLLMInference:
-    """Serves one call at a time; others wait."""
+    """Answers prompts, one at a time, from the KV entries of similar earlier tasks."""
 
     def __init__(
         self,
@@ -111,5 +111,5 @@ class SimLLMInference:
             self._totals = dict.fromkeys(self._totals, 0)
 
     def set_similarity_threshold(self, threshold: float) -> None:
-        """Raises: ConfigError for what is no cosine."""
+        """Set the least cosine of a donor. Raises: ConfigError outside of [-1, 1]."""
         self.manager.similarity_threshold = threshold

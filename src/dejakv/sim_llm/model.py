@@ -71,7 +71,7 @@ class LlamaForCausalLMWithKVReuse:
         return cls(model.to(device), tokenizer, **own)
 
     def __getattr__(self, name: str) -> Any:
-        """What this class does not have is the model's: `config`, `device`, `dtype`, `generation_config`, ..."""
+        """Look up missing attributes in the model: `config`, `device`, `dtype`, `generation_config`, ..."""
         if name == "model" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.model, name)
@@ -125,7 +125,8 @@ class LlamaForCausalLMWithKVReuse:
         return normalized(self.embed_tokens(token_ids).mean(0))
 
     def generate_with_kv_reuse(self, input_ids: Any, task_id: str | None = None, **options: Any) -> torch.Tensor:
-        """[1, prompt + answer] token ids, as `generate` returns them, for [1, tokens] of one task."""
+        """Answer [1, tokens] token ids of one task; return [1, prompt + answer] ids, as `generate` does. Raises: InputError for another
+        shape."""
         ids = torch.as_tensor(input_ids)
         if ids.dim() != 2 or ids.shape[0] != 1:
             raise InputError(f"input_ids of shape {tuple(ids.shape)}: give one task [1, tokens]")

@@ -95,7 +95,7 @@ class InterTaskKVManager:
 
     @property
     def similarity_threshold(self) -> float:
-        """The least cosine of a task that is found. Setting it raises ConfigError for what is no cosine."""
+        """The least cosine of a donor. Setting it raises ConfigError outside of [-1, 1]."""
         return self._threshold
 
     @similarity_threshold.setter

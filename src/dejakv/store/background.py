@@ -76,7 +76,7 @@ class Worker:
         self._closed = False
 
     def submit(self, item: Queued, background: bool) -> bool:
-        """False if the queue is full, or closed: never waits. Without `background` it is done before this returns."""
+        """Queue an item; never waits. False if the queue is full or closed. `background=False`: process it before returning."""
         id = item.meta.id
         with self._lock:
             accepted, before = not self._closed, self.queued.get(id)
@@ -99,12 +99,12 @@ class Worker:
         return accepted
 
     def drop(self, id: str) -> bool:
-        """Takes back what is not stored yet; False if there is nothing of this id."""
+        """Take back an item not stored yet; False without one."""
         with self._lock:
             return self.queued.pop(id, None) is not None
 
     def leave(self, item: Queued) -> bool:
-        """Takes an item out of what waits. True if it was dropped before."""
+        """Remove an item from the queue. True if it was dropped before."""
         with self._lock:
             known = self.queued.get(item.meta.id)
             if known is item:

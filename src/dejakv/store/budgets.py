@@ -22,7 +22,7 @@ _REMEMBERED = 65_536
 
 
 class NoRoom(Exception):
-    """What is put does not fit the budget, whatever leaves."""
+    """The entry does not fit the budget, whatever leaves."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Parts:
         return self.partitions > 1 or bool(self.named)
 
     def of(self, partition: str) -> Part:
-        """The part of one partition, as large as that of each other one without a name."""
+        """The part of a partition. All without a name have equal parts."""
         own = self.named.get(partition, Part())
         nbytes = own.max_bytes or self._equal(self.max_bytes, [part.max_bytes for part in self.named.values()])
         entries = own.max_entries or self._equal(self.max_entries, [part.max_entries for part in self.named.values()])
@@ -168,7 +168,7 @@ class Budget:
             raise ConfigError(f"eviction policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}")
 
     def limits(self, partition: str) -> list[tuple[str | None, int, int]]:
-        """Partition (None: all), bytes and entries of each limit that holds for what is put into this partition."""
+        """Partition (None: all), bytes and entries of each limit for entries of this partition."""
         part = self.parts.of(partition)
         own: list[tuple[str | None, int, int]] = []
         if self.parts.divided:
@@ -196,7 +196,7 @@ clock, or this one was set back since."""
 
 
 def is_older(created: float, seconds: float, now: float) -> bool:
-    """Whether what was made at `created` is `seconds` old, or of an unknown age because it is from the future."""
+    """Whether an entry made at `created` is `seconds` old, or from the future and so of an unknown age."""
     return not -SKEW <= now - created < seconds
 
 
@@ -205,7 +205,7 @@ def is_expired(meta: ChunkMeta, now: float) -> bool:
 
 
 def remaining(meta: ChunkMeta, now: float) -> float:
-    """Seconds that an entry has left, 0 for one without a limit; never less than a tiny time for one with a limit."""
+    """Seconds left to an entry, at least a tiny time; 0: no limit."""
     return max(1e-9, meta.created + meta.ttl - now) if meta.ttl else 0.0
 
 

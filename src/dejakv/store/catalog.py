@@ -181,7 +181,7 @@ class Catalog:
     # What is there
 
     def longest(self, keys: Keys, most: int, now: float, *, further: bool = True) -> list[Piece]:
-        """The longest prefix of at most `most` tokens that is stored without a gap, first rows first.
+        """The longest stored prefix of at most `most` tokens without a gap, first rows first.
 
         further  also rows inside the block where the prompt leaves all others, of prompts without media
         """
@@ -264,7 +264,7 @@ class Catalog:
         return pieces[::-1]
 
     def pieces(self, record: int) -> list[Piece]:
-        """What the rows of a record, by its number, are in, first rows first; none once another has replaced it."""
+        """The pieces of a record, by its number, first rows first; none if another has replaced it."""
         query = (
             "SELECT s.n, s.name, l.start, l.stop, s.stop, s.due, s.record FROM links l JOIN segments s ON s.n = l.segment"
             f" WHERE l.record = ? AND s.kind != '{RECORD}' ORDER BY l.start"
@@ -298,7 +298,7 @@ class Catalog:
                 yield RecordRow(*row)
 
     def next_due(self) -> float | None:
-        """When the next entry expires."""
+        """Time at which the next entry expires, in seconds since 1970; None: none does."""
         query = "SELECT min(due) FROM (SELECT min(due) AS due FROM records WHERE due < 1e18 UNION ALL SELECT min(due) FROM segments WHERE due < 1e18)"
         return self.read(query)[0][0]
 
@@ -308,11 +308,11 @@ class Catalog:
             return totals(sql, partition)
 
     def leaving(self) -> list[str]:
-        """Names of objects that are to be deleted, as far as `deleted` has not been told of them."""
+        """Names of objects to delete, until `deleted` is called for them."""
         return [name for (name,) in self.read("SELECT name FROM leaving") if name not in self._deleted]
 
     def deleted(self, names: Iterable[str]) -> None:
-        """Objects that have been deleted: the next transaction strikes them off."""
+        """Note deleted objects, for the next transaction to strike off."""
         self._deleted.update(names)
 
     def removed_elsewhere(self) -> tuple[list[tuple[str, bool]], bool]:
@@ -364,7 +364,7 @@ def reason_of(error: sqlite3.Error) -> str:
 
 
 def alive(table: str, now: str = "?", latest: str = "?") -> str:
-    """What is not expired: a value for the present, and one for the latest time at which it can have been made."""
+    """Condition for entries that are not expired, with two values: the present time, and the latest possible time of their making."""
     return f"({table}.due > {now} AND ({table}.due >= 1e18 OR {table}.created <= {latest}))"
 
 

@@ -40,7 +40,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Torn:
-    """The segment number `n`, of which records that stay have the rows up to `stop`. `record`: id of one that has all of these."""
+    """Segment number `n`, whose rows up to `stop` other records need. `record`: id of one that has all of these."""
 
     n: int
     name: str
@@ -73,8 +73,8 @@ def add_record(
     due: float,
     pieces: Sequence[Piece],
 ) -> Gone:
-    """Adds the record (id, partition, epoch, kind) that consists of these pieces; what leaves with the one that it replaces, whose
-    uses it takes over."""
+    """Add the record (id, partition, epoch, kind) of these pieces. Returns what leaves with the record that it replaces, whose uses it
+    takes over."""
     before, hits = sql.execute("SELECT n, hits FROM records WHERE id = ?", (columns[0],)).fetchone() or (0, 0)
     query = "SELECT l.segment, s.hits FROM links l JOIN segments s ON s.n = l.segment WHERE l.record = ?"
     held = dict(sql.execute(query, (before,)).fetchall())
@@ -115,16 +115,15 @@ def evict(sql: sqlite3.Connection, segments: Iterable[int]) -> Gone:
 
 
 def descriptions(sql: sqlite3.Connection, segments: Iterable[int]) -> list[int]:
-    """Segments that hold the descriptions of the prompts that need these."""
+    """Segments with the descriptions of prompts that need these segments."""
     own = set(_linked(sql, "segment", "record", _linked(sql, "record", "segment", segments)))
     query = "SELECT 1 FROM segments WHERE n = ? AND kind = ?"
     return [n for n in own if sql.execute(query, (n, RECORD)).fetchone()]
 
 
 def remove(sql: sqlite3.Connection, records: Iterable[int], segments: Iterable[int] = (), *, tear: bool = True) -> Gone:
-    """Removes records with their segments, but for those that other records have all of; and segments with their records.
-
-    Records that had some rows of what leaves are gone too (see `torn`), unless `tear` is False."""
+    """Remove records with their segments, except segments that other records have all of; and segments with their records. Records that had
+    some rows of these are removed too (see `torn`), unless `tear` is False."""
     gone_records, gone_segments = set(records), set(segments)
     fresh = set(gone_records)
     gone_records |= (more := set(_linked(sql, "record", "segment", gone_segments)))
@@ -200,7 +199,7 @@ def expired(sql: sqlite3.Connection, now: float) -> tuple[list[int], list[int]]:
 
 
 def below(sql: sqlite3.Connection, segments: Iterable[int]) -> set[int]:
-    """Segments that go on where these end, or inside of them, and those that go on there, without those that records need."""
+    """Segments that begin where these end, or inside of them, and their own continuations, without those that records need."""
     found: set[int] = set()
     waiting = list(segments)
     while waiting:
@@ -224,9 +223,9 @@ def needed(sql: sqlite3.Connection, segment: int, without: Collection[int]) -> b
 
 
 class Notes:
-    """Noted in batches, so that reading waits for no writer: a killed process loses the last ones. Thread-safe.
+    """Notes uses and damage in batches, so that reading waits for no writer: a killed process loses the last ones. Thread-safe.
 
-    left  called with what has left, after the commit
+    left  called with the removed entries, after the commit
     """
 
     def __init__(
@@ -242,7 +241,7 @@ class Notes:
         self.lost: set[str] = set()
 
     def used(self, id: str, segments: Sequence[int], *, here: bool = True) -> None:
-        """Notes a use of a record and of the segments that it consists of. `here`: others are to be told of it."""
+        """Note a use of a record and its segments. `here`: tell other machines."""
         with self._lock:
             use = (id, tuple(segments))
             if here and len(self._untold) < _MOST_UNTOLD:
@@ -255,7 +254,7 @@ class Notes:
             self.settle(wait=False)
 
     def take_untold(self) -> list[str]:
-        """Ids of what was used since the last call, in the order of the last uses."""
+        """Ids used since the last call, in the order of the last uses."""
         with self._lock:
             untold, self._untold = self._untold, {}
         return list(untold)
@@ -279,8 +278,7 @@ class Notes:
         self.settle(wait=False)
 
     def missing(self, segment: int) -> None:
-        """The same for one without an object. It is counted when its row is found to be there still: another may just be removing
-        both."""
+        """Note a segment without an object. It is counted only if its row is still there then: another process may be removing both."""
         with self._lock:
             self._condemned.setdefault(segment, "")
         self.settle(wait=False)
@@ -294,7 +292,7 @@ class Notes:
             return None
 
     def lose(self, id: str, segments: Iterable[int]) -> None:
-        """Counts a record as lost that needs a condemned segment: what replaces it takes its id out again."""
+        """Count a record as lost that needs a condemned segment, until another replaces it."""
         with self._lock:
             if any(segment in self._condemned for segment in segments):
                 self.lost.add(id)
@@ -304,7 +302,7 @@ class Notes:
             self.lost.discard(id)
 
     def settle(self, *, wait: bool) -> None:
-        """Writes what is noted. Without `wait` only if nobody else writes."""
+        """Write the notes. Without `wait` only if nobody else writes."""
         uses, condemned = self.take_uses(), dict(self._condemned)
         if not uses and not condemned:
             return

@@ -86,7 +86,7 @@ def own_folder(path: Path) -> Path:
 
 
 def refuse_network(folder: Path) -> None:
-    """Raises: StoreError for a folder, there or not yet, on a file system that other machines may use too."""
+    """Refuse a folder, existing or not, on a file system that other machines may use. Raises: StoreError"""
     kind = kind_of(folder)
     if kind in NETWORKS:
         raise StoreError(
@@ -96,7 +96,7 @@ def refuse_network(folder: Path) -> None:
 
 
 def kind_of(folder: Path) -> str:
-    """The type of the file system on which the folder is, or will be, as the kernel calls it; empty where the system does not tell."""
+    """Type of the (future) folder's file system, as the kernel names it; empty if unknown."""
     try:
         path = folder.resolve()
         device = next(one for one in (path, *path.parents) if one.exists()).stat().st_dev

@@ -28,7 +28,7 @@ class Counters:
         self._counts: Counter[tuple[str | None, str, str]] = Counter()
 
     def add(self, figure: str, partition: str | None = None, reason: str = "") -> None:
-        """Counts one more for a figure of `StoreStats`. Without a partition (of an unknown id) only the total counts it."""
+        """Count one more of a figure of `StoreStats`. Without a partition (of an unknown id) only the total counts it."""
         with self._lock:
             for of in {None, partition}:
                 self._counts[of, figure, reason] += 1

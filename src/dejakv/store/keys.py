@@ -72,12 +72,12 @@ def ends_of(start: int, stop: int, spans: Sequence[Span]) -> list[int]:
 
 
 def prefix_id(tokens: int, key: bytes) -> str:
-    """Names a prefix that no stored prompt consists of."""
+    """Name a prefix, as an id apart from all stored prompts'."""
     return f"{PREFIX}{tokens}-{key.hex()}"
 
 
 def prefix_of(id: str) -> tuple[int, bytes] | None:
-    """Length and key of a prefix that `prefix_id` named."""
+    """Length and key of a prefix named by `prefix_id`; None for another id."""
     if not id.startswith(PREFIX):
         return None
     try:

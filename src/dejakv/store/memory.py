@@ -52,7 +52,7 @@ class MemoryTier(Generic[Key, Value]):
         return ((key, item.value) for key, item in self._items.items())
 
     def get(self, key: Key) -> Value | None:
-        """The value, without a use of it."""
+        """Return a value without counting a use; None if it is not held."""
         item = self._items.get(key)
         return None if item is None else item.value
 

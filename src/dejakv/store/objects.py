@@ -37,7 +37,7 @@ class Missing(Exception):
 
 
 class Unknown(Exception):
-    """It cannot be told whether there is one, or it cannot be written now. `reason`: `full`, `read_only` or `error`."""
+    """The object's presence cannot be told, or it cannot be written now. `reason`: `full`, `read_only` or `error`."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -46,19 +46,19 @@ class Unknown(Exception):
 
 
 class Late(Exception):
-    """It was not there in time."""
+    """The deadline of a read has passed."""
 
 
 class Objects(Protocol):
-    """Where segments are kept. Thread-safe; each method raises `Unknown`, and those that read `Missing` and `CorruptChunk`.
+    """Where segments are kept. Thread-safe; each method raises `Unknown`, and reading ones `Missing` and `CorruptChunk`.
 
-    shared  whether others write and remove objects whom no catalog tells of it
+    shared  whether others write and remove objects without a word to this catalog
     """
 
     shared: bool
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
-        """Writes an object from buffers, all of it or nothing; False if there is one of this name, which stays."""
+        """Write an object from buffers, all of it or nothing; False if the name is taken, whose object stays."""
         ...
 
     def get(self, name: str) -> Bytes:
@@ -66,11 +66,11 @@ class Objects(Protocol):
         ...
 
     def head(self, name: str, size: int) -> tuple[bytes, int]:
-        """The first bytes, at most `size`, and how many there are."""
+        """The first bytes, at most `size`, and the size of the object."""
         ...
 
     def delete(self, names: Sequence[str]) -> None:
-        """Removes those that are there."""
+        """Remove objects; missing ones are ignored."""
         ...
 
     def list(self) -> Iterator[str]:

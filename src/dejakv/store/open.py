@@ -114,7 +114,7 @@ def open_store(
 
 
 def in_service(url: str, feed: str | None, compress: bool = False) -> tuple[Objects, Feed | None]:
-    """The objects in a bucket, and the feed by which their changes are told. Raises: StoreError as `Bucket` and `Feed`"""
+    """The objects in a bucket, and the feed of their changes; None without one. Raises: StoreError as `Bucket` and `Feed`"""
     from dejakv.store.remote.bucket import Bucket
 
     bucket = Bucket(url, compress)

@@ -105,7 +105,7 @@ def reconcile(
 
 
 def is_there(objects: Objects, name: str) -> bool:
-    """Whether there is an object, as far as it can be told."""
+    """Whether an object exists; True if that cannot be told."""
     try:
         objects.head(name, 8)
     except Missing:
@@ -127,7 +127,8 @@ def _local(objects: Objects, present: set[str], sql: sqlite3.Connection) -> tupl
 def _shared(
     objects: Objects, catalog: Catalog, news: News | None, told: Mapping[str, Segment]
 ) -> tuple[list[int], Unlisted]:
-    """The same outside of a transaction. What has a row before the listing, and is not listed, has left. `told`: descriptions that are known."""
+    """As `_local`, outside of a transaction: a row older than the listing whose object is not listed has left. `told`: known
+    descriptions."""
     if news is None:
         rows, present = dict(catalog.read("SELECT name, n FROM segments")), set(objects.list())
         loose, gone = dict(catalog.read(_LOOSE)).keys(), rows.keys() - present
@@ -188,7 +189,7 @@ def _read_again(sql: sqlite3.Connection, number: int) -> tuple[str, Segment] | N
 
 
 def _index(sql: sqlite3.Connection, catalog: Catalog, name: str, segment: Segment, now: float) -> Gone:
-    """Adds the row of an object, and its record if the object describes one; what leaves for it. Raises: CorruptChunk"""
+    """Add the row of an object, and its record if the object describes one; return what leaves for it. Raises: CorruptChunk"""
     if segment.name != name:
         raise CorruptChunk("it is another one")
     row = sql.execute("SELECT n FROM segments WHERE name = ?", (name,)).fetchone()
@@ -216,7 +217,7 @@ def _index(sql: sqlite3.Connection, catalog: Catalog, name: str, segment: Segmen
 
 
 def _is_older(sql: sqlite3.Connection, meta: ChunkMeta, name: str) -> bool:
-    """Whether another object describes the same, and counts. All replicas choose the same one of two."""
+    """Whether another object with the same description is preferred. All replicas choose alike."""
     query = (
         "SELECT r.created, max(s.name) FROM records r JOIN links l ON l.record = r.n JOIN segments s ON s.n = l.segment"
         f" WHERE r.id = ? AND s.kind != '{KV}' AND s.name != ?"  # a put may have indexed it meanwhile

@@ -49,13 +49,13 @@ def encode_meta(meta: ChunkMeta) -> bytes:
 
 
 def seconds_text(seconds: float) -> str:
-    """A number of seconds in a text of always the same length, so that sizes tell nothing of times."""
+    """Seconds as a text of constant length, so that sizes tell nothing of times."""
     return f"{seconds:026.9f}"
 
 
 @lru_cache(128)
 def decode_meta(blob: bytes) -> ChunkMeta:
-    """The meta in a blob of `encode_meta`. Raises: CorruptChunk."""
+    """Decode a blob of `encode_meta`. Raises: CorruptChunk for a damaged one, or another version's."""
     content = blob[_DIGEST:]
     if len(content) < 4 or hashlib.blake2b(content, digest_size=_DIGEST).digest() != blob[:_DIGEST]:
         raise CorruptChunk("the description of a chunk is damaged")

@@ -26,8 +26,8 @@ class _DryRun(Exception):
 
 
 def remove(objects: Objects, catalog: Catalog, choose: Choose, *, dry_run: bool = False) -> Gone:
-    """Removes the records and segments that `choose` names, with the rows that no other record has. What others share of a segment
-    that leaves is stored anew for them. Raises: sqlite3.Error, Unknown"""
+    """Remove the records and segments that `choose` names, with the rows of no other record. Rows that others share with a leaving segment
+    are stored anew. Raises: sqlite3.Error, Unknown"""
     kept: dict[Torn, Segment | None] = {}
     try:
         return _remove(objects, catalog, choose, kept, dry_run)
@@ -81,7 +81,7 @@ def _remove(
 def loose(
     sql: sqlite3.Connection, selection: Selection, ids: Sequence[str], records: Collection[int], now: float
 ) -> list[int]:
-    """Segments that no record needs and a purge of these records takes: of prompts that have left, or were never finished."""
+    """Segments without a record that a purge of these records takes: of prompts that have left, or were never finished."""
     free = "NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
     if not selection.donors and not selection.media:
         rows = sql.execute(f"SELECT n, partition, epoch, created FROM segments s WHERE {free}").fetchall()
@@ -96,7 +96,7 @@ def loose(
 
 
 def _store_beginning(objects: Objects, torn: Torn) -> Segment | None:
-    """A new object with the rows that others have; None if there can be none."""
+    """Store the rows of other records as a new object; None if that is impossible."""
     try:
         whole, tensor = opened(objects.get(torn.name), torn.name)
         ends = [end for end in ends_of(whole.start, whole.stop, whole.spans) if end <= torn.stop]

@@ -91,7 +91,7 @@ class Segment:
 
     @property
     def row(self) -> tuple[str, str, bytes, bytes]:
-        """What it is of, as a catalog has it: partition, epoch, keys, and tokens where there are no media."""
+        """Partition, epoch, keys and, without media, tokens, as a catalog has them."""
         return self.partition, self.epoch, b"".join(dict.fromkeys(self.keys)), b"" if self.spans else self.ids
 
 

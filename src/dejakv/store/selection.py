@@ -105,8 +105,7 @@ class Purged:
 
 
 def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list[ChunkMeta]:
-    """The entries that a purge removes. With a prompt everything that was made from it leaves, and with a named donor also what
-    begins with it."""
+    """The entries that a purge removes: with a prompt everything made from it, and with a named donor also prompts that begin with it."""
     fit = {meta.id: meta for meta in metas if selection.takes(meta.partition, meta.epoch, meta.created, now)}
     if selection.donors or selection.media:
         named = set(selection.donors)
@@ -125,7 +124,7 @@ def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list
 
 
 def counted(metas: Iterable[ChunkMeta]) -> Purged:
-    """What the removal of these entries amounts to, but for bytes."""
+    """Count the removal of these entries, but for bytes."""
     metas = list(metas)
     kinds = Counter(meta.kind if meta.kind in (KV, ROWS) else "" for meta in metas)
     media = frozenset((meta.partition, span.digest) for meta in metas for span in meta.spans)
@@ -133,8 +132,8 @@ def counted(metas: Iterable[ChunkMeta]) -> Purged:
 
 
 def derived(metas: Iterable[ChunkMeta], *sources: str) -> list[str]:
-    """Ids of the chunks of rows that hold text of these prompts or were computed from their state, directly or through others,
-    each before those made from it."""
+    """Ids of rows that hold text of these prompts or were computed from their state, directly or through others, each before those made
+    from it."""
     made_from: dict[str, list[str]] = {}
     for meta in metas:
         if meta.kind == ROWS:

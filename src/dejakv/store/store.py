@@ -259,10 +259,8 @@ class Store:
     def find(
         self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Any] = (), *, whole: bool = False
     ) -> tuple[PrefixHit, ChunkMeta] | None:
-        """Find the longest stored prefix, of at least a block and at most `len(token_ids) - 1` tokens (`whole`: one more).
-
-        Returns it with the description of its prompt; of the prefix alone, if that prompt has left. Notes no use.
-        """
+        """Find the longest stored prefix, of at least a block and at most `len(token_ids) - 1` tokens (`whole`: one more). Returns it with
+        the description of its prompt, or of the prefix alone if that prompt has left; None without one. Notes no use."""
         most = len(token_ids) - (not whole)
         best: tuple[PrefixHit, ChunkMeta] | None = None
         for item in reversed(list(self._worker.queued.values())):
@@ -402,7 +400,8 @@ class Store:
     # Removing
 
     def delete(self, id: str) -> bool:
-        """Remove an entry with the rows of no other prompt; of a prefix from `find`, its last segment."""
+        """Remove an entry with the rows of no other prompt; of a prefix from `find`, its last segment. False if missing, or if that
+        failed."""
         prefix = prefix_of(id)
         if prefix is not None:
             for piece in self._catalog.chain(*prefix, self._clock())[-1:]:
@@ -585,12 +584,12 @@ class Store:
         return None
 
     def _pieces(self, id: str) -> list[Piece]:
-        """What the rows of a chunk or a prefix are in."""
+        """The pieces of a chunk or a prefix."""
         prefix = prefix_of(id)
         return self._named(id, *prefix)[1] if prefix else self._catalog.pieces(self._described(id)[0])
 
     def _share_uses(self, heard: Sequence[str]) -> Sequence[str]:
-        """Note what others used, and return what was used here."""
+        """Note other machines' uses, and return the uses here."""
         for id in heard:
             self.touch(id, here=False)
         self._notes.settle(wait=False)
@@ -703,7 +702,7 @@ class Store:
 
 
 def _with_rows(pieces: Sequence[Piece], rows: Rows | None) -> list[Piece]:
-    """Those that hold some of these rows; None: all."""
+    """Pieces with some of these rows; None: all."""
     if rows is None:
         return list(pieces)
     return [piece for piece in pieces if not piece.stop or any(a < piece.stop and piece.start < b for a, b in rows)]

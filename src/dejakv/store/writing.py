@@ -29,7 +29,7 @@ class Refused(StoreError):
 
 
 class TryAgain(Exception):
-    """What a transaction builds on has left."""
+    """Something that a transaction builds on has left."""
 
 
 Written = tuple[Gone, list[tuple[str, str]]]
@@ -38,7 +38,7 @@ Written = tuple[Gone, list[tuple[str, str]]]
 
 @dataclass(frozen=True)
 class _Work:
-    """What is to be written: a record (None: of a prompt whose last part has not come), the pieces that are there and the new ones."""
+    """A record to write (None: of a prompt whose last part has not come), its present pieces and the new ones."""
 
     meta: ChunkMeta
     about: bytes | None
@@ -50,11 +50,8 @@ class _Work:
 def write(
     objects: Objects, catalog: Catalog, budget: Budget, chunk: Chunk, now: float, uses: Uses, purges: int = 0
 ) -> Written:
-    """Stores a chunk, of a prompt's exact state only what no stored prefix has, and notes `uses`. Nothing has changed if it raises.
-    `purges`: see `Segment`.
-
-    Raises: Refused, NoRoom, sqlite3.Error, Unknown, and StoreError or InputError for a chunk that is none.
-    """
+    """Store a chunk, of a prompt's exact state only the part behind stored prefixes, and note `uses`. Nothing has changed if it raises.
+    `purges`: see `Segment`. Raises: Refused, NoRoom, sqlite3.Error, Unknown, and StoreError or InputError for an invalid chunk."""
     check(chunk.tensor)
     meta = replace(chunk.meta, nbytes=chunk.tensor.nbytes, created=chunk.meta.created or now)
     if chunk.rows is not None and not _is_exact(chunk):
@@ -82,7 +79,7 @@ def write(
 
 
 def _is_exact(chunk: Chunk) -> bool:
-    """Whether it is exact state of the prompt that its id names, row by row: only such state is shared."""
+    """Whether it is exact state of the prompt named by its id, row by row: only such state is shared."""
     meta, shape = chunk.meta, chunk.tensor.shape
     if meta.kind != KV or meta.position or meta.generation or len(shape) != 5 or not meta.token_ids:
         return False
@@ -97,7 +94,7 @@ def _is_exact(chunk: Chunk) -> bool:
 
 
 def _unit(chunk: Chunk) -> int:
-    """Rows at whose multiples its state may be cut: pages, in blocks that have names."""
+    """Number of rows at whose multiples its state may be cut: pages, in blocks with names."""
     return math.lcm(chunk.tensor.page, BLOCK_TOKENS) if chunk.tensor.page > 1 else 1
 
 
@@ -183,8 +180,7 @@ def _due(meta: ChunkMeta) -> float:
 
 
 def undo(objects: Objects, catalog: Catalog, segments: Iterable[Segment]) -> None:
-    """Removes objects of a change that did not come about. If that is not known, they are indexed or removed at the next
-    opening."""
+    """Remove objects of a failed change. If its outcome is unknown, they are indexed or removed at the next opening."""
     try:
         query = "SELECT 1 FROM segments WHERE name = ?"
         if left := [one.name for one in segments if not catalog.read(query, (one.name,))]:

@@ -24,7 +24,7 @@ TEXT = " ".join(f"the {colour} {thing} is in the {place} ." for colour, thing, p
 
 
 class EngineTests:
-    """What every engine must do. `make` is called once for the class; greedy answers must not depend on what ran before.
+    """Tests of every engine. `make` is called once for the class; greedy answers must not depend on earlier runs.
 
     text(topic)  prompts of some dozens of tokens that all begin alike and end differently
     """

@@ -23,7 +23,7 @@ BRANCHES = [(*LONG[:500], *range(first, first + 40)) for first in range(100, 900
 
 
 class Ahead:
-    """A clock that a test sets: so many seconds ahead of the real one."""
+    """A clock set by a test: so many seconds ahead of the real one."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -224,7 +224,7 @@ class StoreTests:
 
 
 class PersistentStoreTests(StoreTests):
-    """Also: a store that is opened again has what the closed one had, and the time went on."""
+    """Tests of stores that outlive their process: content and time go on."""
 
     def test_it_is_there_after_a_restart(self, tmp_path: Path, clock: Ahead) -> None:
         chunks = [make_chunk(number, vectors={"text": np.full(3, number, np.float32)}) for number in range(3)]

@@ -35,10 +35,10 @@ Part = Literal["exact", "blend", "pictures", "run"]
 
 @dataclass(frozen=True)
 class Use:
-    """What is taken of one class or function of vLLM's.
+    """One use of a class or function of vLLM's.
 
     where   a module, or `module:name` of a class or function in it
-    names   what the module has, attributes of the class's instances, or parameters of the function
+    names   used names of the module, attributes of the class's instances, or parameters of the function
     breaks  what does not work without it
     part    what needs it; all need `exact`
     seen    oldest and newest version that it was seen to work with
@@ -51,7 +51,7 @@ class Use:
     seen: str = "0.31.0 to 0.33.0"
 
     def missing(self) -> list[str]:
-        """What this vLLM does not have of it, by name."""
+        """Names that this vLLM lacks."""
         module, _, name = self.where.partition(":")
         try:
             found: Any = importlib.import_module(module)
@@ -128,7 +128,7 @@ USES = (
 
 
 def _has(kind: Any, name: str) -> bool:
-    """Whether instances of a class have it: of the class, a field, or set by `__init__`; or a function takes it."""
+    """Whether instances of a class have the attribute (of the class, a field, or set by `__init__`), or a function the parameter."""
     if hasattr(kind, name) or name in getattr(kind, "__annotations__", {}):
         return True
     if inspect.isfunction(kind):
@@ -145,16 +145,13 @@ def vllm_version() -> str:
 
 
 def is_tested() -> bool:
-    """Whether all that is used of vLLM was seen to work with the installed version."""
+    """Whether every use was seen to work with the installed version."""
     return vllm_version() in TESTED
 
 
 def usable(part: Part, version: str | None = None) -> str:
-    """Why `blend` is switched off with this vLLM, empty if it is not. `exact` runs with any version of the range, with a line in the log
-    where it was not tested.
-
-    Raises: ConfigError for other versions, for the other parts with an untested one, and with what is missing.
-    """
+    """Why `blend` is switched off with this vLLM, empty if it is not. `exact` runs with any version of the range; the log names untested
+    ones. Raises: ConfigError for versions outside of it, for other parts with an untested one, and for missing names."""
     version, tested = version or vllm_version(), ", ".join(TESTED)
     new, install = version not in TESTED, f"Install one of: {tested}"
     if not RANGE[0] <= tuple(map(int, version.split(".")[:2])) < RANGE[1]:
@@ -183,8 +180,8 @@ def usable(part: Part, version: str | None = None) -> str:
 
 
 def calling_scheduler() -> Any:
-    """The scheduler that is making this connector, whose budget leaves room to blends: the one object that vLLM hands out nowhere, so that
-    it is taken from the calling frames. Raises ConfigError where none makes it."""
+    """The scheduler that is making this connector, from the calling frames: vLLM hands it out nowhere. Its budget leaves room to blends.
+    Raises: ConfigError without one."""
     from vllm.v1.core.sched.interface import SchedulerInterface
 
     frame = inspect.currentframe()
@@ -197,7 +194,7 @@ def calling_scheduler() -> Any:
 
 
 def engine_transfer() -> Any | None:
-    """The engine's KV transfer settings where it makes a worker's connector, whatever that is a part of; None elsewhere
+    """The engine's KV transfer settings while it makes a worker's connector, also below MultiConnector; None elsewhere
     (`v1/worker/worker_base.py`)."""
     from vllm.config import get_current_vllm_config_or_none
 
@@ -206,12 +203,11 @@ def engine_transfer() -> Any | None:
 
 
 def leave_room(scheduler: Any, room: Callable[[], tuple[int, int]]) -> None:
-    """Has each call of `schedule` leave tokens of its budget free, and compute so many of one prompt at most (0: as it was), as `room` says. Both
-    are attributes that `schedule` copies first of all (`v1/core/sched/scheduler.py`). They are what they were when the call is over, whatever was
-    raised.
+    """Let each call of `schedule` leave tokens of its budget free and limit the tokens of one prompt (0: as before), by `room`. Both are
+    attributes that `schedule` copies first of all (`v1/core/sched/scheduler.py`). They are restored after the call, whatever was raised.
 
-    The method of one scheduler is wrapped, and no class given for `--scheduler-cls`. Users would have to name that, one for synchronous and one
-    for asynchronous scheduling, and vLLM promises the base classes as little. Both change the same attributes.
+    The method of one scheduler is wrapped, and no class given for `--scheduler-cls`. Users would have to name that, one for synchronous and
+    one for asynchronous scheduling, and vLLM promises the base classes as little. Both change the same attributes.
     """
     schedule, config = scheduler.schedule, scheduler.scheduler_config
 
@@ -229,8 +225,8 @@ def leave_room(scheduler: Any, room: Callable[[], tuple[int, int]]) -> None:
 
 
 def register(connector: type) -> None:
-    """Makes a connector known by its name: MultiConnector looks up the classes of statistics by that alone
-    (`v1/multi_connector.py`), and an unknown one ends the server."""
+    """Make a connector known by its name: MultiConnector looks up the classes of statistics by name (`v1/multi_connector.py`), and an
+    unknown one ends the server."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     try:
@@ -240,8 +236,8 @@ def register(connector: type) -> None:
 
 
 def was_aborted(request: Any) -> bool:
-    """Whether a finished request was ended from outside. A pause ends all and resets the prefix cache at once, so that none of
-    their blocks may be held for a copy (`v1/engine/core.py`)."""
+    """Whether a finished request was ended from outside. A pause ends all and resets the prefix cache at once: their blocks may not be held
+    for a copy (`v1/engine/core.py`)."""
     from vllm.v1.request import RequestStatus
 
     return request.status == RequestStatus.FINISHED_ABORTED
@@ -255,7 +251,7 @@ def prefix_cache_is_empty(kv_cache_manager: Any) -> bool:
 
 
 def hash_block_tokens(kv_cache_config: Any) -> int:
-    """Tokens behind one entry of `Request.block_hashes`; it may be fewer than a KV block's. 0.31, which blends nothing, does not tell."""
+    """Tokens of one entry of `Request.block_hashes`, perhaps fewer than a KV block's. 0.31, which blends nothing, does not tell."""
     return getattr(kv_cache_config, "hash_block_size", None) or block_tokens(kv_cache_config)
 
 
@@ -265,7 +261,7 @@ def block_tokens(kv_cache_config: Any) -> int:
 
 
 def bytes_per_token(kv_cache_config: Any) -> int:
-    """Bytes of KV for one token in all layers, on one rank."""
+    """Bytes of a token's KV in all layers, on one rank."""
     total = 0
     for group in kv_cache_config.kv_cache_groups:
         count = 1 if hasattr(group.kv_cache_spec, "kv_cache_specs") else len(group.layer_names)
@@ -280,7 +276,7 @@ def groups_of(kv_cache_config: Any) -> dict[str, int]:
 
 
 def specs(kv_cache_config: Any) -> list[Any]:
-    """Of each layer, or of all layers of a group where they are alike."""
+    """Cache specification of each layer, or of all layers of a group if they are alike."""
     found = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     return [one for spec in found for one in getattr(spec, "kv_cache_specs", {"": spec}).values()]
 
@@ -292,8 +288,8 @@ def drops_blocks(kv_cache_config: Any) -> bool:
 
 
 def page_layout(kv_cache_config: Any) -> list[str]:
-    """What decides which byte of a page is which, beside backend, device and dtype of the cache (`v1/kv_cache_interface.py`): the order of
-    axes, and of each group its layers and what a block holds for each. Kernel blocks follow from these, scales from the weights."""
+    """The layout of a page's bytes, beside backend, device and dtype of the cache (`v1/kv_cache_interface.py`): order of axes, and of each
+    group its layers and each one's part of a block. Kernel blocks follow from these, scales from the weights."""
     order = str(getattr(kv_cache_config, "kv_cache_layout", None))  # 0.31 has one order
     return [order, *(f"{group.layer_names}:{group.kv_cache_spec}" for group in kv_cache_config.kv_cache_groups)]
 
@@ -308,8 +304,8 @@ class RenamedBlocks:
     """Files one request's blocks from hash block `first` on under `name(hash)`, those of its answer too.
 
     `KVCacheManager.allocate_slots` ends in `cache_blocks`, which files every full block under `Request.block_hashes`, and a request finds
-    what is filed under its own: approximate state would be served to exact requests. vLLM's hash of a block chains from the one before it
-    (`Request._block_hasher`), so that its own hashes are kept here.
+    blocks under its own: approximate state would be served to exact requests. vLLM's hash of a block chains from the one before it
+    (`Request._block_hasher`), so its own hashes are kept here.
     """
 
     def __init__(self, request: Any, first: int, name: Callable[[bytes], bytes]) -> None:
@@ -329,12 +325,12 @@ class RenamedBlocks:
         return [self._name(block_hash) for block_hash in new]
 
     def move(self, request: Any, first: int) -> None:
-        """Blocks before hash block `first` are filed under their own hashes."""
+        """File blocks before hash block `first` under their own hashes."""
         self.first = first
         request.block_hashes[:] = [*self._own[:first], *map(self._name, self._own[first:])]
 
     def restore(self, request: Any) -> None:
-        """All of them are, and vLLM hashes the next ones."""
+        """File all blocks under their own hashes; vLLM hashes the next ones."""
         request.block_hashes[:] = self._own
         request._block_hasher = self._hasher
 
@@ -345,8 +341,8 @@ def is_cached(kv_cache_manager: Any, block_hash: bytes) -> bool:
 
 
 def hide_events(kv_cache_manager: Any, hidden: Callable[[bytes | int], bool]) -> None:
-    """Takes blocks whose hash is `hidden` out of the KV events that vLLM publishes. It gathers them while it schedules and, of answers,
-    after a step (`v1/core/sched/async_scheduler.py`). In an event such blocks come last: those of a prompt after its exact ones."""
+    """Remove blocks whose hash is `hidden` from vLLM's published KV events. vLLM gathers events while it schedules and, of answers, after a
+    step (`v1/core/sched/async_scheduler.py`). In an event such blocks come last: those of a prompt after its exact ones."""
     pool = kv_cache_manager.block_pool
     take = pool.take_events
 
@@ -364,8 +360,8 @@ def hide_events(kv_cache_manager: Any, hidden: Callable[[bytes | int], bool]) ->
 
 
 def device_name() -> str:
-    """The kind of device that computes: `cuda:NVIDIA H200`, or `cpu:cpu:AVX512:False` with the instructions by which kernels and the order of
-    a page's bytes differ, the last of which are AMX (`platforms`, `v1/attention/backends/cpu_attn.py`)."""
+    """The kind of computing device: `cuda:NVIDIA H200`, or `cpu:cpu:AVX512:False` with the instructions (the last is AMX) by which kernels
+    and the order of a page's bytes differ (`platforms`, `v1/attention/backends/cpu_attn.py`)."""
     import torch
     from vllm.platforms import current_platform
 
@@ -376,8 +372,8 @@ def device_name() -> str:
 
 
 def attention_backend(vllm_config: Any) -> str:
-    """The attention backend that vLLM selects for this model, and how it is configured. The layers themselves are in the worker, which may
-    be another process (`v1/attention/selector.py`)."""
+    """vLLM's attention backend for this model, and its configuration. The layers themselves are in the worker, perhaps another process
+    (`v1/attention/selector.py`)."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.selector import get_attn_backend
 
@@ -404,8 +400,7 @@ def arithmetic(vllm_config: Any) -> str:
 
 
 def is_batch_invariant() -> bool:
-    """Whether a token's state has the same bits whatever is computed beside it (`model_executor/determinism`); CUDA's kernels alone have
-    such a mode."""
+    """Whether a token's state has the same bits in any batch (`model_executor/determinism`): a mode of CUDA's kernels alone."""
     from vllm import envs
     from vllm.platforms import current_platform
 
@@ -427,7 +422,7 @@ def rank() -> int:
 
 
 def adapters_applied(vllm_config: Any) -> dict[str, object]:
-    """What decides, beside its files, what a LoRA adapter does to the model (`config/lora.py`)."""
+    """Settings that decide, beside its files, the effect of a LoRA adapter (`config/lora.py`)."""
     lora = vllm_config.lora_config
     names = ("lora_dtype", "target_modules", "enable_moe_shared_loras", "enable_mixed_moe_lora_format")
     applied: dict[str, object] = {} if lora is None else {name: str(getattr(lora, name)) for name in names}
@@ -442,11 +437,8 @@ def adapters_change_at_runtime() -> bool:
 
 
 def adapters_leak(vllm_config: Any) -> bool:
-    """Whether a base-model request computes with an adapter when a step has both.
-
-    `lora/ops/torch_ops` takes index -1, no adapter, for the last adapter (vllm-project/vllm#48421); the Triton kernels skip
-    such rows. Kernels that were not read count as the former.
-    """
+    """Whether a base-model request computes with an adapter when a step has both. `lora/ops/torch_ops` takes index -1, no adapter, for the
+    last adapter (vllm-project/vllm#48421); the Triton kernels skip such rows. Unread kernels count as the former."""
     from vllm.platforms import current_platform
 
     return vllm_config.lora_config is not None and not current_platform.get_punica_wrapper().endswith(
@@ -455,11 +447,8 @@ def adapters_leak(vllm_config: Any) -> bool:
 
 
 def without_adapters(model: Any) -> Any:
-    """The model with its layers as they are below their LoRA wrappers (`lora/layers`); the model itself if it has none.
-
-    A wrapper adds the adapters of the rows of the step that vLLM is about to run, which are not the rows that a blend
-    computes. Weights and everything that is not wrapped are shared with the model.
-    """
+    """The model with the layers below its LoRA wrappers (`lora/layers`); itself if it has none. A wrapper adds the adapters of vLLM's next
+    step, whose rows are not the blend's. Weights and everything unwrapped are shared with the model."""
     from vllm.lora.layers import BaseLayerWithLoRA
 
     if isinstance(model, BaseLayerWithLoRA):
@@ -474,8 +463,8 @@ def without_adapters(model: Any) -> Any:
 
 @contextmanager
 def watched(layer: Any, update: Callable[..., None], attend: Callable[..., Any]) -> Generator[None]:
-    """Has a layer's attention call these in place of its own methods, which they are given first (`v1/attention/backend.py`). The layer's own
-    are back afterwards, whatever happens.
+    """Let a layer's attention call these in place of its own methods, which are their first argument (`v1/attention/backend.py`). The
+    layer's own are restored afterwards, whatever happens.
 
     update  writes K and V: `(update, layer, key, value, cache, slots)`
     attend  `(forward, layer, query, ...)`
@@ -491,7 +480,7 @@ def watched(layer: Any, update: Callable[..., None], attend: Callable[..., Any])
 
 
 def attention_of(layer: Any) -> str:
-    """The name of what a layer attends with."""
+    """Name of a layer's attention implementation."""
     return type(getattr(layer, "impl", layer)).__name__
 
 
@@ -567,18 +556,18 @@ def forward_rows(runner: Any, model: Any, layers: Mapping[str, Any], batch: Any)
 
 
 def write_rows(layer: Any, cache: "torch.Tensor", keys: "torch.Tensor", values: "torch.Tensor", slots: Any) -> None:
-    """Has a layer's attention write K (rotated) and V, `[tokens, kv_heads, head_dim]`, to slots of its cache."""
+    """Write K (rotated) and V, `[tokens, kv_heads, head_dim]`, to slots of a layer's cache."""
     layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
 
 
 def scale_and_cap(layer: Any) -> tuple[float, float]:
-    """What a layer multiplies its scores with, and how it caps them softly (0.0: not at all)."""
+    """The factor of a layer's scores, and their soft cap (0.0: none)."""
     return layer.impl.scale, getattr(layer.impl, "logits_soft_cap", None) or 0.0
 
 
 def rotary_tables(model: Any, layers: Iterable[Any]) -> Iterator[tuple[Any, bool] | None]:
-    """Of each layer the table of cosines and sines `[positions, 2 * half]` that the model rotates its keys with, and whether the partner of
-    a number lies half a head apart or beside it; None without one."""
+    """Yield each layer's table of cosines and sines `[positions, 2 * half]` for its keys, and whether the partner of a number lies half a
+    head apart (else beside it); None without a table."""
     holder = {id(child): module for module in model.modules() for child in module.children()}
     for layer in layers:
         rotary = getattr(holder.get(id(layer)), "rotary_emb", None)
@@ -592,5 +581,5 @@ def connector_of(llm: Any) -> Any:
 
 
 def has_work(llm: Any) -> bool:
-    """Whether an offline `LLM` in this process has requests, or orders of the connector, to step for (`v1/engine/core_client.py`)."""
+    """Whether an offline `LLM` in this process has requests, or orders of the connector, left (`v1/engine/core_client.py`)."""
     return llm.llm_engine.engine_core.engine_core.scheduler.has_requests()

@@ -25,7 +25,7 @@ class Breaker:
         self._since: float | None = None
 
     def allows(self) -> bool:
-        """Call `worked` or `failed` after each call that was allowed."""
+        """Whether to ask the service now. Call `worked` or `failed` after each allowed call."""
         with self._lock:
             if self._failures < FAILURES:
                 return True

@@ -174,7 +174,7 @@ class Bucket:
             raise Missing(name) from error
 
     def _ask(self, call: Callable[[], Any]) -> Any:
-        """What the service answers. Raises: FileNotFoundError, the error of an object that exists, Unknown"""
+        """Ask the service. Raises: FileNotFoundError, the error of an object that exists, Unknown"""
         if not self.breaker.allows():
             raise Unknown(OSError(errno.EIO, f"the service of {self.url} fails: it is asked again in a moment"))
         try:

@@ -88,9 +88,9 @@ class Feed:
         return 0.0 if since is None else time.monotonic() - since
 
     def tell(self, what: str, names: Sequence[str], header: Header | None = None) -> None:
-        """Tells the others that objects were `put` or `removed`, or that they are to list them. What cannot be told now is told with the next.
+        """Tell the others that objects were `put` or `removed`, or that they must list them. If that fails, it is told with the next call.
 
-        header  of the one that was put
+        header  of the object that was put
         """
         packed = _packed(*header) if header is not None else b""
         with self._lock:
@@ -116,8 +116,8 @@ class Feed:
                 self._missed(error)
 
     def hear(self) -> Heard | None:
-        """What others told since the last call, waited for half a second; None if some may have been missed: then all objects are
-        listed. Raises: Away"""
+        """Return the others' news since the last call, after up to half a second; None if some may have been missed: then list all objects.
+        Raises: Away"""
         try:
             if self._unsure or (self._last != "0-0" and not self._client.xrange(self._stream, self._last, self._last)):
                 self._last, self._unsure = self._newest(), False
@@ -198,7 +198,7 @@ class Announced:
         return made
 
     def delete(self, names: Sequence[str]) -> None:
-        """What others have removed is neither removed nor told again."""
+        """Remove and announce objects, but for those that others have removed."""
         own = [name for name in names if name not in self._feed.left]
         self._objects.delete(own)
         if own:

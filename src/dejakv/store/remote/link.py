@@ -30,7 +30,7 @@ class Link:
         self._trip_at = self._bytes_at = clock()
 
     def seconds(self, count: int, nbytes: int) -> float:
-        """Estimate of a read of so many objects and bytes."""
+        """Estimate the seconds of a read of so many objects and bytes."""
         now = self._clock()
         if now > self._trip_at + _FORGET_SECONDS:
             self._trips = []
@@ -39,7 +39,7 @@ class Link:
         return math.ceil(count / AT_ONCE) * self._trip + nbytes * median(self._bytes or [0.0])
 
     def read(self, count: int, nbytes: int, seconds: float) -> None:
-        """Observe a read, or one that was given up after `seconds`."""
+        """Observe a read, or one given up after `seconds`."""
         rounds = math.ceil(count / AT_ONCE)
         if nbytes < _LARGE:
             self._trips = [*self._trips, seconds / rounds][-_SEEN:]

@@ -79,7 +79,7 @@ def beginning(head: bytes, size: int) -> tuple[bytes, int]:
 
 
 def _begins(head: bytes) -> tuple[int, int] | None:
-    """Bytes of the description, and of the whole when it is not packed; None of an object that is not."""
+    """Bytes of the description, and of the whole before packing; None for an unpacked object."""
     if len(head) < MORE:
         return None
     magic, length, size = _FRAME.unpack(head)

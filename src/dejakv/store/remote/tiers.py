@@ -27,7 +27,7 @@ from dejakv.store.segment import opened
 class Copies(Folder):
     """Copies in a folder; several processes may share it.
 
-    max_bytes  beyond it those leave that were not read for the longest time; 0: no limit
+    max_bytes  above it the copies unread for the longest time leave; 0: no limit
     """
 
     def __init__(self, root: Path, max_bytes: int) -> None:
@@ -54,7 +54,7 @@ class Copies(Folder):
         return False
 
     def find(self, name: str) -> Bytes | None:
-        """A copy, verified; a damaged one is removed."""
+        """Return a verified copy; None without one. A damaged one is removed."""
         try:
             found = self.get(name)
             opened(found, name)
@@ -77,7 +77,7 @@ class Copies(Folder):
                     self.delete([name])
 
     def _make_room(self) -> None:
-        """Looks at what is there, and again when half of what is free then has been written: others write too."""
+        """Meet the budget now, and again when half of the free part has been written: other processes write too."""
         found: list[tuple[int, int, str]] = []
         for name in self.list():
             with suppress(OSError, Missing):
@@ -125,16 +125,15 @@ class Tiers:
         return near if near is not None else self._read(name)
 
     def away(self, sizes: Mapping[str, int]) -> float:
-        """Estimated seconds to read what of these, by name with bytes, has no copy here; 0 if all have."""
+        """Estimate the seconds to read those of these objects (bytes by name) without a copy here; 0 if all have one."""
         far = [size for name, size in sizes.items() if not self._is_near(name)]
         return self._link.seconds(len(far), sum(far)) if far and self._link is not None else 0.0
 
     def fetch(self, sizes: Mapping[str, int], until: float | None) -> Callable[[str], Bytes]:
-        """Read what of these has no copy here, all at once. Returns `get`, which raises what the read raised.
+        """Read those of these objects without a copy here, all at once. Returns `get`, which raises the read's errors. Other names are
+        `Missing`: they were removed meanwhile.
 
-        Others than these are `Missing`: they were removed meanwhile.
-
-        until  of `time.monotonic`; reads go on behind it, for the next who asks
+        until  of `time.monotonic`; later reads go on, for the next caller
 
         Raises: Late
         """
@@ -214,7 +213,7 @@ class Tiers:
         (self._disk or self._objects).sweep()
 
     def _hold(self, name: str, data: Bytes, *, mapped: bool) -> Bytes:
-        """What is kept in memory: the data, or of a mapped file a copy, if it fits."""
+        """Keep data in memory if it fits, of a mapped file a copy, and return it."""
         if data.size > self._most:
             return data
         data = data.copy() if mapped else data

@@ -30,11 +30,11 @@ class NumberedObjects(Protocol):
     def numbers(self) -> Iterable[int]: ...
 
     def note(self, number: int) -> bytes:
-        """Raises: Missing"""
+        """Content of an object. Raises: Missing"""
         ...
 
     def write_note(self, number: int, body: bytes) -> bool:
-        """False if there is one."""
+        """Create an object; False if the number is taken."""
         ...
 
     def drop_notes(self, numbers: Iterable[int]) -> None: ...
@@ -42,7 +42,7 @@ class NumberedObjects(Protocol):
 
 @dataclass(frozen=True)
 class Tombstone:
-    """One purge. `ends`: ids of the prefixes that purged prompts are (`prefix_id`), by which those that begin with them are known."""
+    """One purge. `ends`: ids of the purged prompts as prefixes (`prefix_id`), to know prompts that begin with them."""
 
     number: int
     selection: Selection
@@ -64,7 +64,7 @@ class Tombstone:
         return cls(number, selection, frozenset(said["ends"]))
 
     def takes(self, found: Iterable[Segment]) -> Iterator[str]:
-        """Names of those that were being stored when it was written."""
+        """Yield names of segments whose writing began before this purge, and that it takes."""
         named = self.selection.donors or self.selection.media
         late = [one for one in found if one.purges < self.number and self._in_scope(one)]
         ids, keys = set(self.selection.donors), {prefix[1] for end in self.ends if (prefix := prefix_of(end))}
@@ -85,10 +85,10 @@ class Tombstone:
 
 
 class Tombstones:
-    """The tombstones that a machine knows.
+    """The tombstones known to this machine.
 
-    number  of the last one that was carried out here; 0: none
-    clock   seconds that only grow
+    number  of the last one carried out here; 0: none
+    clock   monotonic seconds
     """
 
     def __init__(self, notes: NumberedObjects, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,7 +113,7 @@ class Tombstones:
         return [] if first else new
 
     def write(self, selection: Selection, purged: Iterable[ChunkMeta] = ()) -> Tombstone:
-        """Writes the next one. `purged`: prompts that the selection names. Raises: Unknown"""
+        """Write and return the next one. `purged`: prompts named by the selection. Raises: Unknown"""
         ends = {prefix_id(one.num_tokens, _key(one, one.num_tokens)) for one in purged if one.num_tokens}
         number = max([self.number, *self._notes.numbers()])
         while True:
@@ -124,7 +124,7 @@ class Tombstones:
                 return made
 
     def since(self, number: int) -> list[Tombstone]:
-        """Those after `number` that are known."""
+        """Known ones after `number`."""
         return [one for n, (one, _) in sorted(self._known.items()) if n > number]
 
     def buried(self, found: Iterable[Segment]) -> set[str]:

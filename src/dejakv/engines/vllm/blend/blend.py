@@ -88,14 +88,12 @@ class Blender:
         buffers: Buffers,
         gone: Sequence[str] = (),
     ) -> Draft:
-        """Of a whole prompt, of which vLLM holds the tokens before `first` and computes those from `stop` on. To be called in a thread.
+        """Draft the blend of a prompt whose tokens before `first` vLLM holds and from `stop` on vLLM computes. Call it in a thread.
 
-        The token map is made of the donors' token ids alone. Then donor by donor is read, what the map takes of it is copied into memory
-        that is lent, and the donor is let go of: one is held at a time. One that cannot be read, or is of another model, is left out, and
-        the map is made of the rest. `gone`: why donors that were planned too are not among the donors.
-
-        Raises: InputError for a prompt that has too little in common with the donors that are left, is cheaper from its exact prefix,
-        or has a question that no step has room for.
+        The token map needs the donors' token ids alone. Then each donor is read, its mapped rows are copied into lent memory, and it is
+        released: one is held at a time. A donor that is unreadable or of another model is left out, and the map made of the rest. `gone`:
+        why planned donors are missing. Raises: InputError for a prompt that has too little in common with the donors left, is cheaper from
+        its exact prefix, or has a question without room in any step.
         """
         ids = np.asarray(token_ids, dtype=np.int64)
         usable, left_out = list(donors), list(gone)
@@ -151,7 +149,7 @@ class Blender:
         read: Read,
         buffers: Buffers,
     ) -> "_Filled | _Useless":
-        """The donors' rows of the tokens from `first` on, in target order; or the first donor that cannot be used."""
+        """The donors' rows of the tokens from `first` on, in target order; or the first unusable donor."""
         lent: Lent | None = None
         device, dtype = self.paged.device, self.paged.dtype
         # What other ranks have checked by now is not known in a thread, and all must check the same.
@@ -199,15 +197,12 @@ class Blender:
         return self.paged.entries(state[0, 0, 0, low:high], min(part.first + high * block, part.stop) - start), start
 
     def rows_checked(self, draft: Draft, block_ids: tuple[int, ...]) -> int:
-        """How many rows `check` computes at most."""
+        """Maximum rows computed by `check`."""
         return self.model_check.rows(draft.proof, self._own(draft, block_ids))
 
     @torch.inference_mode()
     def check(self, draft: Draft, block_ids: tuple[int, ...]) -> None:
-        """Checks the model with a donor, in blocks that are the request's own.
-
-        Raises: ModelError if blends would be wrong.
-        """
+        """Check the model with a donor, in blocks of the request's own. Raises: ModelError if blends would be wrong."""
         draft.wait()
         problem = self.model_check.check(draft.proof, self._own(draft, block_ids))
         if problem:
@@ -223,8 +218,8 @@ class Blender:
 
     @torch.inference_mode()
     def begin(self, draft: Draft, block_ids: tuple[int, ...]) -> Mixing:
-        """Puts the donors' state into the blocks and chooses the rows; of several ranks the first one does. Tokens before
-        `draft.plan.first`, whose blocks others may share, stand as vLLM holds them."""
+        """Put the donors' state into the blocks and choose the rows; of several ranks the first one does. Tokens before `draft.plan.first`,
+        whose blocks others may share, stay as vLLM holds them."""
         plan = draft.plan
         draft.wait()
         self.paged.scatter(block_ids, plan.first, draft.state[:, :, :, plan.first : plan.end])
@@ -238,7 +233,7 @@ class Blender:
 
     @torch.inference_mode()
     def advance(self, blends: Sequence[Mixing], room: int) -> int:
-        """Computes the next rows of these blends, at most `room` of them, in one forward of the model; how many it computed."""
+        """Compute the next rows of these blends, at most `room`, in one forward of the model; return their number."""
         parts: list[BlendPart] = []
         runs = self.forward.most_runs
         for mixing in blends:

@@ -53,12 +53,12 @@ class Draft:
 
     @property
     def tokens(self) -> int:
-        """How many tokens' state goes into blocks."""
+        """Number of tokens whose state goes into blocks."""
         return self.plan.end - self.plan.first
 
     @property
     def asks(self) -> int:
-        """How many rows are computed at most for the question, to choose the others."""
+        """Maximum rows computed for the question, to choose the others."""
         return self.tail if self.plan.asks else 0
 
     def wait(self) -> None:

@@ -32,12 +32,12 @@ class Blending:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to compute."""
+        """Whether nothing is left to compute."""
         return bool(self.problem) or (self.mixing is not None and not len(self.mixing.rows))
 
     @property
     def rows(self) -> int:
-        """How much of the steps' room it still takes."""
+        """Rows of steps that it still takes."""
         if self.mixing is not None:
             return len(self.mixing.rows)
         draft = self.draft
@@ -55,9 +55,9 @@ class Mixer:
     problem: str = ""
 
     def mix(self, blends: Sequence[Blending], room: int, refused: str = "") -> None:
-        """Computes at most `room` rows: checks of the model, questions, and the rows of all that have begun, in one forward.
+        """Compute at most `room` rows: checks of the model, questions, and the rows of all begun blends, in one forward.
 
-        refused  why nothing may be put into blocks by this rank
+        refused  why this rank may put nothing into blocks
         """
         if not blends:
             return
@@ -73,8 +73,8 @@ class Mixer:
             self._agree(begun)
 
     def _begun(self, blends: Sequence[Blending], room: int) -> int:
-        """Checks and begins blends, in order, as far as there is room beside the rows of those that have begun; how much room that took.
-        It counts the same where this rank fails: the others have gone on."""
+        """Check and begin blends, in order, within the room beside the rows of begun ones; return the room taken. It counts the same if
+        this rank fails: the others have gone on."""
         blender, spent, moved = self.blender, 0, 0
         waiting = [blend for blend in blends if blend.mixing is None]
         for blend in waiting:
@@ -102,7 +102,7 @@ class Mixer:
         blend.mixing = self.blender.begin(blend.draft, blend.block_ids)
 
     def _agree(self, blends: Sequence[Blending]) -> None:
-        """What one rank could not do, none has done."""
+        """Fail on all ranks the blends that failed on one."""
         for blend, fine in zip(
             blends, self.blender.lockstep.each([not blend.problem for blend in blends]), strict=True
         ):

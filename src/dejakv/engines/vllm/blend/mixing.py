@@ -33,8 +33,8 @@ class Mixing:
         self._every = self.rows
 
     def next(self, room: int, most_runs: int | None) -> "BlendPart":
-        """Takes the next rows away: at most `room`, in at most `most_runs` contiguous runs. Rows that offsets compare stay
-        together where they can."""
+        """Take the next rows: at most `room`, in at most `most_runs` contiguous runs. Rows that offsets compare stay together if
+        possible."""
         count = min(room, len(self.rows))
         if most_runs is not None:
             runs = contiguous(self.rows[:count].cpu().numpy())
@@ -47,7 +47,7 @@ class Mixing:
 
     @property
     def kept(self) -> Kept | None:
-        """What later blends may take of the prompt, of the rows that vLLM computes by itself too; None if nothing is new."""
+        """New text for later blends, with the rows computed by vLLM itself; None without any."""
         draft = self.draft
         if draft.fresh is None:
             return None
@@ -81,10 +81,10 @@ class Mixing:
 
 @dataclass(frozen=True)
 class BlendPart:
-    """Rows of a blend that one forward computes.
+    """Rows of a blend for one forward.
 
-    moves  what they show about the rows between them that are not computed (`blend.offsets`)
-    slots  of those
+    moves  corrections by these rows for the rows between them (`blend.offsets`)
+    slots  of the corrected rows
     """
 
     draft: Draft
@@ -93,7 +93,7 @@ class BlendPart:
     slots: torch.Tensor | None = None
 
     def moved(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> More | None:
-        """The rows that move with these, if any do. `keys`, `values`: the computed ones' `[kv_heads, rows, head_dim]`."""
+        """The corrected rows; None without any. `keys`, `values`: the computed ones' `[kv_heads, rows, head_dim]`."""
         if not layer or self.slots is None:  # the first layer's K and V depend on the token alone
             return None
         held, fresh = self.draft.state[:, layer], torch.stack((keys, values))

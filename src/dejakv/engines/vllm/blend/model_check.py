@@ -42,14 +42,14 @@ class ModelCheck:
     _moves: bool = False
 
     def rows(self, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> int:
-        """How many rows a check with this state computes at most; 0 if there is nothing to check."""
+        """Maximum rows computed by a check with this state; 0 if there is nothing to check."""
         if self.problem or not state or self._count(state, block_ids) <= self.checked:
             return 0
         return CHECKED_ROWS if self._moves else 2 * CHECKED_ROWS
 
     def check(self, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> str:
-        """Checks with a stored, exact state, given by parts, if it is longer than all that were checked: what a model or a backend does only
-        far into a prompt shows there alone. `block_ids` are overwritten."""
+        """Check with a stored, exact state, given by parts, if longer than all checked ones: faults far into a prompt show there alone.
+        Returns the problem, or "". `block_ids` are overwritten."""
         if not self.rows(state, block_ids):
             return self.problem
         count = self._count(state, block_ids)

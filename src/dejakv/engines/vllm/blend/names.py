@@ -61,16 +61,17 @@ class Names:
     _prune_at: int = _LEAST_NOTES
 
     def cached(self, tracked: Tracked, local: int) -> tuple[int, int]:
-        """How many tokens behind `local`, where its exact blocks end, a request would find under approximate names, and their generation."""
+        """Number of tokens behind `local`, the end of its exact blocks, that a request would find under approximate names, and their
+        generation."""
         if not self.most:
             return 0, 0
         found = list(takewhile(self.is_cached, map(self._naming(tracked), self._hashes(tracked.request, local))))
         return len(found) * self.block_tokens, self._generation(found)
 
     def held(self, tracked: Tracked) -> int:
-        """How many first tokens of a prompt vLLM's prefix cache has under the names that the request has now.
+        """Number of first tokens of a prompt that vLLM's prefix cache has under the request's present names.
 
-        The queue asks in each step for each prompt, so it looks where it ended before: vLLM evicts a prompt's last blocks first.
+        The queue asks in each step for each prompt, so the search starts where it ended before: vLLM evicts a prompt's last blocks first.
         """
         names = self._hashes(tracked.request, 0)
         held = min(tracked.held, len(names))
@@ -82,7 +83,7 @@ class Names:
         return held * self.block_tokens
 
     def awaits(self, tracked: Tracked, there: int) -> bool:
-        """Whether another request is making the block behind the tokens that are `there`. Its time is over after `load_timeout_s`."""
+        """Whether another request is making the block behind the first `there` tokens, within `load_timeout_s`."""
         stop = (there // self.block_tokens + 1) * self.block_tokens
         if stop >= tracked.request.num_prompt_tokens:  # vLLM computes that one
             return False
@@ -95,7 +96,7 @@ class Names:
         return now < tracked.shares_until
 
     def rename(self, tracked: Tracked, local: int) -> bool:
-        """Files the request's blocks behind `local` under their approximate names; False if there is none."""
+        """File the request's blocks behind `local` under their approximate names; False without any."""
         first = local // self.hash_tokens
         if tracked.names is None and first < len(tracked.request.block_hashes):
             tracked.names = RenamedBlocks(tracked.request, first, self._naming(tracked))
@@ -104,7 +105,7 @@ class Names:
         return tracked.names is not None
 
     def settle(self, tracked: Tracked, local: int, *, blends: bool) -> None:
-        """vLLM takes the blocks up to `local` for the request, and blends those behind it or computes them."""
+        """Note that vLLM takes the blocks up to `local`, and blends or computes those behind it."""
         if tracked.names is None or tracked.used:
             return
         first = tracked.names.first
@@ -116,7 +117,7 @@ class Names:
             tracked.names = None
 
     def makes(self, tracked: Tracked) -> None:
-        """The request's blocks are being blended: others that want the same wait for them, unless these may not serve them."""
+        """Note a blend of the request's blocks: others that want the same wait for them, unless these may not serve them."""
         self._note(tracked)
         if tracked.names is None or tracked.blended > self.most:
             return
@@ -124,11 +125,11 @@ class Names:
             self._makers.setdefault(name, tracked.request.request_id)
 
     def made(self, request_id: str) -> None:
-        """What the request made is there, which vLLM files before it asks for any request that waits, or nothing comes of it."""
+        """Note that a request's blocks are filed (vLLM files them before it asks for a waiting request), or will not come."""
         self._makers = {name: maker for name, maker in self._makers.items() if maker != request_id}
 
     def over(self, tracked: Tracked, *, answered: bool) -> None:
-        """The request is over, and its answer's blocks are filed too. What it was making is so when the worker has said so (`made`)."""
+        """Note the end of a request; its answer's blocks are filed by then. Its blend ends when the worker says so (`made`)."""
         self._note(tracked)
         if answered and tracked.approximate and tracked.found is not None:
             self._served[tracked.found.key] = None
@@ -140,7 +141,7 @@ class Names:
         return bool(key) and key in self._served
 
     def _hashes(self, request: Any, local: int) -> Sequence[bytes]:
-        """Of its blocks behind `local`, but for those with its last token, which vLLM computes."""
+        """Hashes of its blocks behind `local`, without those of its last token, which vLLM computes."""
         stride = self.block_tokens // self.hash_tokens
         last = (request.num_prompt_tokens - 1) // self.block_tokens * stride
         return request.block_hashes[local // self.hash_tokens : last][stride - 1 :: stride]

@@ -41,10 +41,10 @@ class Waiting(NamedTuple):
 
 
 class StepRoom(NamedTuple):
-    """What a step leaves free.
+    """Part of a step left free.
 
     tokens   of vLLM's budget
-    longest  that vLLM computes of one prompt; 0: any number
+    longest  maximum tokens of one prompt in the step; 0: any number
     """
 
     tokens: int = 0
@@ -75,7 +75,7 @@ class Queue:
 
     @property
     def lead(self) -> int:
-        """How many tokens less than without loads there are to compute."""
+        """Tokens to compute less than without loads."""
         return max(0, self._saved - self._rows)
 
     def share_out(self, queue: Sequence[Waiting], decoding: int = 0) -> StepRoom:
@@ -127,25 +127,27 @@ class Queue:
         return StepRoom(room, max(1, left - sum(due), left // 2) if due else 0)  # in vLLM, what runs comes first
 
     def pays(self, request_id: str, rows: int, last: int) -> bool | None:
-        """Whether a load is to begin in the step that was shared out: a blend where its first token is no later than computed in full, nor
-        anybody's; an exact load where it saves more than it costs the others. None if it was not in the queue."""
+        """Whether to begin a load in the step shared out: a blend if neither its own first token nor another's comes later than computed in
+        full; an exact load if it saves more than it costs the others. None for a request outside the queue."""
         if request_id not in self._planned:
             return None
         each, ahead, lead = self._planned[request_id]
         return self._pays(each._replace(rows=rows, last=last), ahead, lead)
 
     def promised(self, tokens: int, rows: int) -> None:
-        """A load of so many tokens was promised, which vLLM does not compute, and of which a blend recomputes `rows`."""
+        """Note a promised load of `tokens` tokens, of which a blend recomputes `rows`."""
         self._saved += tokens
         self._rows += rows
 
     def failed(self, tokens: int) -> None:
-        """So many tokens are not saved: their load failed, or a server without loads need not compute them either."""
+        """Note tokens that are not saved: their load failed, or a server without loads need not compute them either."""
         self._saved = max(0, self._saved - tokens)
 
     def stepped(self, scheduled: int) -> int:
-        """vLLM computes so many tokens in the step; how many blends may recompute beside them. A server without loads would have used all
-        of the budget; in a short step it does nothing but for what was not kept free before."""
+        """Note the tokens that vLLM computes in the step; return the rows that blends may compute beside them.
+
+        A server without loads would have used all of the budget; in a short step it only computes what was not kept free before.
+        """
         self._full = scheduled >= self._given
         if self._short is None:
             self._saved = max(0, self._saved - (self.budget - scheduled))

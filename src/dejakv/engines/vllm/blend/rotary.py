@@ -22,7 +22,7 @@ class Rotary:
 
     @classmethod
     def of(cls, model: torch.nn.Module, attention: Sequence[Any]) -> "Rotary":
-        """From the modules that hold the attention layers. Raises ModelError where one has no rotary table."""
+        """Tables of the modules that hold the attention layers. Raises: ModelError if one has no rotary table."""
         found: list[tuple[torch.Tensor, bool]] = []
         for number, table in enumerate(upstream.rotary_tables(model, attention)):
             if table is None:

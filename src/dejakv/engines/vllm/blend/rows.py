@@ -40,8 +40,7 @@ class PromptRows:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a forward takes, on the host but for `of_prompt`. Short runs come first: backends that treat single rows as decoding
-    expect that.
+    """Input of a forward, on the host but for `of_prompt`. Short runs come first: backends that treat single rows as decoding expect that.
 
     ids, positions, slots  `[tokens]`
     starts, lengths        of the sequences: `[sequences + 1]` and `[sequences]`, int32
@@ -160,7 +159,7 @@ class RowForward:
     def _watched(
         self, number: int, layer: Any, batch: Batch, written: Written | None, asked: Asked | None
     ) -> AbstractContextManager[None]:
-        """Has a layer's attention tell what it writes and asks, and the last one end the forward."""
+        """Record a layer's K, V and queries, and end the forward at the last layer."""
         last = number == len(self._layers) - 1
 
         def updating(

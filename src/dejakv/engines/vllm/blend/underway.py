@@ -32,13 +32,13 @@ class UnderWay:
         self.rows[request_id] = 0
 
     def remain(self, rows: dict[str, int]) -> None:
-        """A rank reported how many rows of these blends remain, which it has fetched what they start from."""
+        """Note a rank's report of the rows left in these blends, whose drafts it has fetched."""
         for request_id, count in rows.items():
             if request_id in self.rows and (self.ranks == 1 or self.rows[request_id]):
                 self.rows[request_id] = count
 
     def fetched(self, request_id: str, mark: str) -> None:
-        """A rank has fetched what a blend starts from (`Draft.mark`), or has failed to (empty). One rank alone does not tell."""
+        """Note that a rank has fetched a blend's draft (`Draft.mark`), or has failed to (empty). A single rank does not tell."""
         marks = self._heard.add(request_id, mark)
         if marks is None:
             return
@@ -49,16 +49,16 @@ class UnderWay:
             self._drop[request_id] = NOT_ALIKE
 
     def abandoned(self, request_id: str) -> None:
-        """The request is over. A blend of it that is under way is dropped, since its rows would serve nobody."""
+        """Drop the blend of a finished request, whose rows would serve nobody."""
         if request_id in self.rows:
             self._drop[request_id] = ABANDONED
 
     def ended(self, request_id: str) -> None:
-        """All ranks said what became of it."""
+        """Forget a blend that all ranks have reported as over."""
         self.rows.pop(request_id, None)
 
     def orders(self) -> tuple[list[str], dict[str, str]]:
-        """What all ranks are to begin in the step, and what to drop, with the reason."""
+        """Requests for all ranks to begin in the step, and those to drop, with the reason."""
         begin, self._begin = self._begin, []
         drop, self._drop = self._drop, {}
         return begin, drop
