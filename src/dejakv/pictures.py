@@ -40,7 +40,7 @@ def checked(data: bytes, name: str) -> tuple[Media, int]:
 
 
 def decoded(media: Media) -> "Image":
-    """The picture in RGB. Raises: InputError for what `checked` refuses, and for a picture that ends early."""
+    """The picture in RGB. Raises: InputError as `checked`, and for a truncated picture."""
     name = media.name or f"picture {media.digest[:12]}"
     if media.modality != "image":
         raise InputError(f"{name}: {media.modality} is not supported here, give pictures (PNG, JPEG or WebP)")

@@ -1,4 +1,4 @@
-"""What happened to one request. Everything that is printed, exported or plotted is computed from these."""
+"""The record of one request. Everything printed, exported or plotted is computed from records."""
 
 import time
 from collections.abc import Mapping

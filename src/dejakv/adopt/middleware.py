@@ -170,7 +170,7 @@ class AdoptMiddleware:
 
 
 class _Choice(BaseModel):
-    """What a request chooses in `kv_transfer_params.dejakv`."""
+    """A request's choices in `kv_transfer_params.dejakv`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 

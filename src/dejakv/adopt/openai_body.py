@@ -1,4 +1,4 @@
-"""What adopt needs of an OpenAI request body: the part that varies, and a digest of all that must be equal."""
+"""The parts of an OpenAI request body for adopt: the varying text, and a digest of everything that must be equal."""
 
 import json
 import secrets
@@ -39,7 +39,7 @@ def asked_of(body: dict[str, Any], partition: str) -> AdoptRequest | str:
 
 
 def with_text(body: dict[str, Any], text: str) -> None:
-    """Puts another text where the varying one stands."""
+    """Replace the varying text."""
     place = _varying(body)
     assert not isinstance(place, str)
     holder, key = place

@@ -103,7 +103,7 @@ def _sentinels(count: int, salt: int) -> Ids:
 
 
 class _padded:
-    """Donor ids with walls between donors, so that no window crosses from one into the next."""
+    """Donor ids with separators between donors: no window crosses from one into the next."""
 
     def __init__(self, donors: Donors) -> None:
         parts: list[Ids] = []

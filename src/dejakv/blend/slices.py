@@ -34,7 +34,7 @@ def sliced(places: Ids, group: Ids | None = None) -> tuple[list[tuple[int, int]]
 
 
 def ranges_of(places: Ids) -> list[tuple[int, int]]:
-    """Ranges `[start, stop)` that hold these places, ascending. Those less than `GAP` apart are one."""
+    """Ranges `[start, stop)` around these places, ascending. Gaps below `GAP` are filled."""
     held = np.unique(places)
     if not held.size:
         return []

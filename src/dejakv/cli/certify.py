@@ -92,7 +92,7 @@ def _certify(
 
 
 def _refuse_others(given: dict[str, Any], assigned: list[str] | None, taken: tuple[str, ...], why: str) -> None:
-    """Raises: ConfigError for options that would change nothing."""
+    """Refuse options without an effect. Raises: ConfigError"""
     from dejakv.errors import ConfigError
 
     if others := [name for name in given if name not in taken] + ["set"] * bool(assigned):

@@ -20,7 +20,7 @@ LOG_SECONDS = 10.0
 def watching(
     console: Console, *, log_samples: bool = False, seconds: float = LOG_SECONDS, counts: str = "samples"
 ) -> Generator[Progress, None, None]:
-    """A watch that prints to the console, at most every `seconds` in a stage. `counts`: the noun of what is done one after the other."""
+    """Make a progress display on the console, updated at most every `seconds` in a stage. `counts`: noun of the counted units."""
     if not console.is_terminal:
         yield _Lines(console, log_samples, seconds, counts)
         return

@@ -206,7 +206,7 @@ def _shape(begin: str) -> Literal["array", "table", "lines"]:
 
 
 def _whole_line(lines: io.TextIOBase) -> str:
-    """The next line; of one that is too long the beginning, which is no request."""
+    """The next line; of a too long one the beginning, which is no request."""
     line = rest = lines.readline(LONGEST_LINE)
     while len(rest) == LONGEST_LINE and not rest.endswith("\n"):
         rest = lines.readline(LONGEST_LINE)

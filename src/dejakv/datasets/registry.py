@@ -93,7 +93,7 @@ def samples(dataset: Dataset, most: int | None = None, shuffle_seed: int | None 
 
 
 def told(path: str | None, read: int, more: bool) -> list[str]:
-    """What was read of a file of one's own, if that is not all of it."""
+    """Sentences on the unread part of a user's file."""
     if path is None or not more:
         return []
     return [f"read: {read:,} samples of {Path(path).name}, which has more: --max-samples N reads further"]

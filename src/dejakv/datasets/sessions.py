@@ -79,7 +79,7 @@ class SessionsDataset:
 
 
 def compacted(history: Sequence[Message], keep: int | None) -> list[Message]:
-    """The history with all but the last `keep` tool results replaced by one line that gives their length."""
+    """The history with a line on its length in place of each tool result but the last `keep`."""
     results = [place for place, message in enumerate(history) if message.tool]
     old = set(results if keep == 0 else results[:-keep]) if keep is not None else set[int]()
     line = "<tool_response>\n({} characters, left out)\n</tool_response>"

@@ -42,5 +42,5 @@ def kept_answer(meta: ChunkMeta, sampling: Sampling | None) -> KeptAnswer | None
 
 
 def _of(sampling: Sampling) -> list[Any]:
-    """What a greedy answer depends on beside the prompt."""
+    """Settings that decide a greedy answer, beside the prompt."""
     return [sampling.max_new_tokens, sampling.num_beams, list(sampling.stop)]

@@ -70,7 +70,7 @@ class QueueingController:
     """Allows every eviction. Subclass it to keep a minimum of entries."""
 
     def get_minimum_stable_blocks(self) -> int:
-        """The fewest entries that evictions may leave. Called, under the cache's lock, for each output that is stored."""
+        """The fewest entries that evictions may leave. Called for each stored output, under the cache's lock."""
         return 0
 
 

@@ -288,7 +288,7 @@ class VisualKVCache(Registry, EncoderView):
         encoder_epoch: str,
         partition: str = DEFAULT_PARTITION,
     ) -> EncoderView:
-        """The cache as one encoder of one partition sees it; see EncoderView. Views are cheap and keep no state."""
+        """View of one encoder and partition, see `EncoderView`. Views are cheap and keep no state."""
         return EncoderView(self, encoder_epoch, partition)
 
     def get_cache_stats(self, partition: str | None = None) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What runs the model: `transformers` in this process, or vLLM."""
+"""Engines, which run the model: `transformers` in this process, or vLLM."""

@@ -169,7 +169,7 @@ def _seen(outcome: Outcome) -> Seen:
 
 
 def _fixed(settings: RunSettings) -> RunSettings:
-    """The settings with answers as long as the comparison needs. Raises: ConfigError for one that needs distributions."""
+    """The settings, with answers long enough for the comparison. Raises: ConfigError for a comparison of distributions."""
     differs = differs_of(settings.cache.differs)
     if differs.logits:
         raise ConfigError(

@@ -106,7 +106,7 @@ def verdict(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _answers(summary: Mapping[str, Any]) -> list[str]:
-    """How many answers are full computation's, and what bf16 alone changes where that was measured."""
+    """Share of answers equal to full computation's, and changes by bf16 alone, if measured."""
     if summary["agreement"] is None:
         return []
     count, approximate = summary["samples"], summary["by_method"].keys() & APPROXIMATE
@@ -124,7 +124,7 @@ def _answers(summary: Mapping[str, Any]) -> list[str]:
 
 
 def bound_in_words(trust: Mapping[str, Any] | None) -> list[str]:
-    """What came of the error bound; nothing without a bound."""
+    """Result of the error bound; nothing without a bound."""
     if trust is None:
         return []
     rules = f", {trust['rules']} rules" if trust["rules"] else ""

@@ -176,8 +176,7 @@ def repeated(samples: Sequence[Sample], times: int) -> tuple[Sample, ...]:
 
 
 def with_pictures(samples: Iterable[Sample], roots: Sequence[Path]) -> Iterator[Sample]:
-    """Each sample with the picture that its record names. One whose picture is missing or unreadable stays without; see
-    `missing`."""
+    """Each sample with its record's picture, if readable; see `missing`."""
     for sample in samples:
         try:
             yield replace(sample, media=sample.media or pictures_of(sample, roots))

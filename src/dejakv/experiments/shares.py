@@ -124,7 +124,7 @@ class _HashSet:
         return found
 
     def add(self, hashes: Hashes) -> None:
-        """Adds hashes that the set does not hold; one may be given twice."""
+        """Add new hashes; repeated ones count once."""
         if not len(hashes):
             return
         merged = np.sort(hashes)

@@ -99,8 +99,7 @@ def logged(path: str | Path) -> list[dict[str, Any]]:
 def log_line(
     name: str, summary: Mapping[str, Any] | None, notes: str, settings: RunSettings, error: str = ""
 ) -> dict[str, Any]:
-    """One experiment as one line of the log. Figures that were not measured are None, an empty cell. Without a summary it has failed,
-    with an `error`."""
+    """A line of the log. Unmeasured figures are None, an empty cell. Without a summary the experiment has failed, with an `error`."""
     own = {
         "name": name,
         "model": settings.model,
@@ -124,7 +123,7 @@ def log_line(
 
 
 def parts(lines: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """A row an experiment, what its columns mean, and the errors of those that failed."""
+    """A table of the experiments, an explanation of its columns, and the errors of failed ones."""
     return [
         sheet(lines),
         "agreement: answers equal to those of full computation; false hits: with another answer; computed: share of the prompts' tokens "

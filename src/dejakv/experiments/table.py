@@ -143,7 +143,7 @@ def changed_answers(rows: Iterable[Row]) -> list[Row]:
 
 
 def _changed(rows: Sequence[Row]) -> list[Sheet]:
-    """The first changed answers, each beside that of full computation."""
+    """The first changed answers, each beside full computation's."""
     cells = [
         [
             f"{row.sample_id}: {short(row.question, _LONGEST)}", row.exact.text if row.exact is not None else "",

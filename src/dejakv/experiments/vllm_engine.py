@@ -116,7 +116,7 @@ class VLLMEngine(Engine):
 
     @property
     def context(self) -> int:
-        """Tokens that prompt and answer may have together."""
+        """Maximum tokens of prompt and answer together."""
         return int(self._llm.llm_engine.vllm_config.model_config.max_model_len)
 
     def for_arm(self, arm: str, name: str = "") -> "VLLMEngine":

@@ -45,7 +45,7 @@ def route_path(scope: Mapping[str, Any]) -> str:
 
 
 def replayed(raw: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives a whole body first."""
+    """A `receive` that returns a whole body first."""
     sent = False
 
     async def replay() -> MutableMapping[str, Any]:

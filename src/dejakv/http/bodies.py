@@ -44,10 +44,7 @@ async def read_body(scope: Mapping[str, Any], receive: Receive, limits: Limits) 
 
 
 def check_values(raw: bytes, most: int) -> None:
-    """Counts the values of a text that may be JSON; a parser rejects what is none.
-
-    Raises: RefusedError (413).
-    """
+    """Count the values of a text that may be JSON; invalid JSON is left to the parser. Raises: RefusedError (413)."""
     # Far more strings than values are no JSON, and would take time. Quotes in strings have a backslash before them.
     many = raw.count(b'"') - raw.count(b'\\"') > 4 * most + 4
     if many or sum(map(_STRING.sub(b"", raw).count, (b",", b"[", b"{"))) > most:

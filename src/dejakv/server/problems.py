@@ -58,7 +58,7 @@ def install(app: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError) -> RefusedError:
-    """Names the innermost field that does not fit: of a field that may be a text or a list, it is what is wrong with the list."""
+    """Names the innermost wrong field: of a field for a text or a list, the fault of the list."""
     first = max(error.errors(), key=lambda one: len(one["loc"]))
     parts = [str(part) for part in first["loc"]]
     where = ".".join(part for part in parts if part not in _UNION_MEMBERS and "[" not in part)[:_LONGEST_MESSAGE]

@@ -200,7 +200,7 @@ class CompletionRequest(OpenAIRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _one(cls, given: Any) -> Any:
-        """Take a list of one text as that text."""
+        """Unpack a list with a single text."""
         if isinstance(given, list) and len(cast(list[Any], given)) == 1 and isinstance(given[0], str):
             return given[0]
         if isinstance(given, list):

@@ -106,7 +106,7 @@ class InterTaskKVManager:
 
     @property
     def epoch(self) -> str:
-        """Fingerprint of the model whose tasks are found. Setting it indexes the stored tasks of that one."""
+        """Fingerprint of the donors' model. Setting it indexes the stored tasks of that model."""
         return self._epoch or ""
 
     @epoch.setter

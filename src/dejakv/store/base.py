@@ -190,7 +190,8 @@ def consecutive(parts: Sequence[Chunk], start: int, stop: int) -> list[Tensor]:
 
 
 def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
-    """`consecutive` views as one tensor; a view if one part has all, None if a row is missing. Of pages, `start` begins one."""
+    """`consecutive` views as one tensor: a view if a single part has all, None if a row is missing. `start` begins a page, if there are
+    pages."""
     views = consecutive(parts, start, stop)
     if len(views) < 2:
         return views[0] if views else None

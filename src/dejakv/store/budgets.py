@@ -217,8 +217,7 @@ def shortest(*lifetimes: float | None) -> float:
 class SteadyClock:
     """Seconds since 1970 that never go back while the process lives. Thread-safe.
 
-    A clock that is set forward is followed. One that is set back is not: the seconds go on from where they were, so that
-    nothing becomes younger.
+    The clock is followed forward. When it is set back, the seconds go on from where they were: nothing becomes younger.
     """
 
     def __init__(self, wall: Clock = time.time, elapsed: Clock = time.monotonic) -> None:

@@ -49,7 +49,7 @@ class Torn:
 
 
 def add_segment(sql: sqlite3.Connection, segment: Segment) -> int:
-    """Indexes a segment that exists; its number. Where another has the same block, the newer one counts."""
+    """Index an existing segment and return its number. Of two with the same block, the newer counts."""
     partition, epoch, keys, ids = segment.row
     values = (
         segment.name, partition, epoch, segment.kind, segment.start, segment.stop, segment.prefix, keys, ids,
@@ -161,7 +161,7 @@ def make_room(
     keep: Collection[int] = (),
     keep_record: str = "",
 ) -> Gone:
-    """Evicts until a budget is met. Raises: NoRoom if that takes what is to be kept."""
+    """Evict until a budget is met. Raises: NoRoom if `keep` or `keep_record` would have to leave."""
     gone = Gone()
     of = "(?1 IS NULL OR partition = ?1)"
     alone = f"(kind != '{RECORD}' OR NOT EXISTS (SELECT 1 FROM links WHERE segment = segments.n))"  # others leave with their record
@@ -260,7 +260,7 @@ class Notes:
         return list(untold)
 
     def take_uses(self) -> Uses:
-        """The uses, for a transaction that notes them."""
+        """Take the uses, to write them in a transaction."""
         with self._lock:
             uses, self._uses = self._uses, {}
         return uses

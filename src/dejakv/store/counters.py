@@ -1,4 +1,4 @@
-"""What a store counts, by partition, and listeners for entries that left."""
+"""Counters of a store, by partition, and listeners for entries that left."""
 
 import logging
 import threading

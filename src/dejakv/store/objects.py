@@ -1,7 +1,7 @@
-"""Objects by name: written whole or not at all, never changed, and removed only by who knows that nobody needs them.
+"""Objects by name: written whole or not at all, never changed, and removed only once nobody needs them.
 
-A read has three answers: the bytes, `Missing`, or `Unknown`. Only what is missing or damaged may be forgotten for it: a store
-that took a disk that is away for one that is empty would remove all that it has.
+A read has three answers: the bytes, `Missing`, or `Unknown`. Only missing or damaged objects may be forgotten: a store that took an
+unreachable disk for an empty one would remove everything.
 """
 
 import errno
@@ -264,7 +264,7 @@ class Folder:
 
 
 def _created(path: Path) -> int:
-    """A descriptor of a new file, locked so that no other process takes it for a left one."""
+    """Create a file and return its descriptor, locked: no other process removes it as left behind."""
     while True:
         descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -173,7 +173,7 @@ def _described(objects: Objects, name: str, first: int = HEAD) -> tuple[str, Seg
 
 
 def _read_again(sql: sqlite3.Connection, number: int) -> tuple[str, Segment] | None:
-    """The segment of a description, from the record that was made of it; None for a damaged one."""
+    """The segment of a description, rebuilt from its record; None for a damaged one."""
     query = (
         "SELECT s.name, s.partition, s.epoch, r.created, r.about FROM segments s JOIN links l ON l.segment = s.n"
         " JOIN records r ON r.n = l.record WHERE s.n = ?"

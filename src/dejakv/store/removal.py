@@ -50,7 +50,7 @@ def _remove(
     dry_run: bool,
     full: bool = False,
 ) -> Gone:
-    """See `remove`. `kept`: what was stored anew; None if that failed. `full`: the disk has no room for the commit."""
+    """See `remove`. `kept`: segments stored anew; None if that failed. `full`: the disk has no room for the commit."""
     gone = Gone()
     while True:
         try:

@@ -29,7 +29,7 @@ class Refused(StoreError):
 
 
 class TryAgain(Exception):
-    """Something that a transaction builds on has left."""
+    """A transaction's basis has left the store."""
 
 
 Written = tuple[Gone, list[tuple[str, str]]]

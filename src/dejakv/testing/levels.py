@@ -12,7 +12,7 @@ from dejakv.request import Request
 
 
 class LevelTests:
-    """What every level must do. `query(topic)` gives queries that match exactly where the topics are equal."""
+    """Tests of every level. Queries of `query(topic)` match exactly if their topics are equal."""
 
     def make(self) -> Level:
         raise NotImplementedError("a conformance suite needs `make`: return an empty level")

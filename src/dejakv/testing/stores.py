@@ -154,7 +154,7 @@ class StoreTests:
         assert (store.stats().entries, gone) == (1, [])
 
     def size(self, folder: Path, chunk: Chunk) -> int:
-        """Bytes that a chunk counts for in an empty store."""
+        """Bytes of a chunk by the count of an empty store."""
         with closing(self.make_store(folder)) as store:
             assert store.put(chunk)
             held = store.stats().bytes

@@ -135,7 +135,7 @@ def fingerprint(settings: TrustSettings) -> str:
 
 @dataclass(frozen=True)
 class Tally:
-    """Labels and wrong ones among them: of one band, and of the rule that ends with it, by weight."""
+    """Labels and wrong ones among them, by weight: of a band, and of the rule ending with it."""
 
     band: int = 0
     band_wrong: int = 0

@@ -85,7 +85,7 @@ class Ledger:
             raise StoreError(f"{folder} cannot keep evidence: it is no folder; give one that you may write to")
 
     def read(self, cls: ClassKey) -> State | None:
-        """The state of a class; None of an unknown one."""
+        """The state of a class; None for an unknown one."""
         return self._using(lambda connection: self._row(connection, cls))
 
     def change(self, cls: ClassKey, change: Callable[[State], State], *, told: Draw | None = None) -> State:
@@ -275,7 +275,7 @@ def _digest(text: str) -> str:
 
 
 def _unsealed(row: object) -> dict[str, Any]:
-    """Raises: sqlite3.DatabaseError for a row that was changed."""
+    """Check a row's digest and return its values. Raises: sqlite3.DatabaseError for a changed row."""
     text = row[16:] if isinstance(row, str) else ""
     if not isinstance(row, str) or _digest(text) != row[:16]:
         raise sqlite3.DatabaseError("a row differs from what was written")

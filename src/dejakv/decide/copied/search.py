@@ -66,7 +66,7 @@ class Cover:
 
     @cached_property
     def covered(self) -> int:
-        """Tokens of the prompt that stand in a donor."""
+        """Number of the prompt's tokens in donors."""
         return sum(run.length for run in self.runs)
 
     @cached_property
@@ -115,7 +115,7 @@ def candidates(target: Ids, index: CopiedIndex, most: int) -> tuple[Windows, Hol
 
 
 def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Windows:
-    """Joins windows of one diagonal that touch. A run goes on for less than a window beyond its outer fingerprints."""
+    """Join touching windows of one diagonal. A run extends less than a window beyond its outer fingerprints."""
     if not len(numbers):
         return Windows(numbers, diagonals, places, places)
     order = _order(numbers, diagonals, places, n)
@@ -314,7 +314,7 @@ def fingerprints_of(metas: Sequence[ChunkMeta]) -> list[Fingerprints]:
 
 
 class _Space:
-    """The index of one space, and the token ids that its searches compared last."""
+    """The index of one space, with the token ids compared last."""
 
     def __init__(self) -> None:
         self.index = CopiedIndex()

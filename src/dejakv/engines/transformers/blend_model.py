@@ -149,7 +149,7 @@ class BlendCache(Cache):
         return made
 
     def _refuse_padding(self, mask: Tensor) -> None:
-        """A token that cannot even see itself is padding, and padding shifts positions that the donor's keys rely on."""
+        """Refuse padding, which shifts positions that the donor's keys rely on. A token that cannot see itself is padding."""
         own = mask.diagonal(dim1=-2, dim2=-1)
         seen = own if own.dtype == torch.bool else own >= 0
         if not bool(seen.all()):

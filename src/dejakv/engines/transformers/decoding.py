@@ -121,10 +121,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def generate(model: Any, ids: torch.Tensor, cache: Cache | None, arguments: Mapping[str, Any], steps: Steps) -> Any:
-    """Continues `ids` `[1, n]` from a cache that holds its first tokens (None: the model's own); what `generate` returns.
-
-    It is the class's `generate` that is called: the object's own may be the one that called this (see `attach`).
-    """
+    """Continue `ids` `[1, n]` from a cache of its first tokens (None: the model's own); return the result of `generate`. Calls the class's
+    `generate`: the object's own may be the caller (see `attach`)."""
     criteria = StoppingCriteriaList([*(arguments.get("stopping_criteria") or []), steps])
     held = {"past_key_values": cache} if cache is not None else {}
     return type(model).generate(model, input_ids=ids, **{**arguments, **held, "stopping_criteria": criteria})
@@ -155,7 +153,7 @@ def special_tokens(model: Any, tokenizer: Any) -> dict[str, Any]:
 
 
 def width(model: Any, arguments: Mapping[str, Any]) -> int:
-    """Rows that `generate` makes of one prompt: the larger of beams and returned sequences."""
+    """Rows of one prompt in `generate`: the larger of beams and returned sequences."""
     configs = (arguments.get("generation_config"), model.generation_config)
 
     def setting(name: str) -> int:

@@ -56,9 +56,9 @@ _SEE_PADDING = (
 
 
 class Arguments:
-    """One call's arguments over the given configuration over the model's own.
+    """Arguments of a call of `generate`, over the given configuration, over the model's own.
 
-    mask  the attention mask: that of the call, or the one that transformers infers from padding tokens
+    mask  the call's attention mask, or the one inferred by transformers from padding tokens
     """
 
     def __init__(self, arguments: Mapping[str, Any], model: Any) -> None:
@@ -247,7 +247,7 @@ def _by_grid(pixels: torch.Tensor, grids: torch.Tensor, total: int) -> list[tupl
 
 
 def _by_tiles(pixels: torch.Tensor, runs: Sequence[int]) -> list[tuple[Picture, dict[str, torch.Tensor]]]:
-    """Pictures of one or more tiles of equal size (LLaVA, InternVL); those without text between count as one."""
+    """Pictures of equal tiles (LLaVA, InternVL); tiles without text between them are one picture."""
     tiles, total = pixels.shape[0], sum(runs)
     rows = total // tiles if tiles else 0
     if not rows or rows * tiles != total or any(run % rows for run in runs):

@@ -1,4 +1,4 @@
-"""A prompt's KV as one framework-free tensor, and back into a cache that a model continues from."""
+"""A prompt's KV as one framework-free tensor, and back as a cache for a model."""
 
 from collections.abc import Sequence
 from typing import Any

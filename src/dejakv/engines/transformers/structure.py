@@ -335,7 +335,7 @@ def _counts(name: Any, leave: Leave | None = None) -> bool:
 
 
 class _Watched:
-    """A dictionary or a list, and the items that it had."""
+    """A dictionary or a list, with its former items."""
 
     def __init__(self, held: Any, leave: Leave | None) -> None:
         self.held, self.leave = held, leave
@@ -343,7 +343,7 @@ class _Watched:
         self.was = [list(view) for view in self.views]
 
     def same(self) -> bool:
-        """Whether the items that count are what they were: plain values by type and value, all others by identity."""
+        """Whether all counted items are unchanged: plain values by type and value, all others by identity."""
         if len(self.views) == 1:
             return len(self.held) == len(self.was[0]) and all(map(_same, self.held, self.was[0]))
         was = {name: value for name, value in zip(*self.was, strict=True) if _counts(name, self.leave)}
@@ -356,7 +356,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _Watcher:
-    """Tells whether all containers hold what they held: one pass over the identities of their items."""
+    """Compares all containers with their former content: one pass over the identities of their items."""
 
     def __init__(self, watched: list[_Watched]) -> None:
         self._restless = [one for one in watched if one.leave is not None]

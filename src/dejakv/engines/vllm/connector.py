@@ -87,7 +87,7 @@ def make_scheduler_side(
 
 
 def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
-    """The share of one rank's state that may be in saves at a time."""
+    """Limits of one rank's saves."""
     row = upstream.bytes_per_token(kv_cache_config)
     unit = math.lcm(upstream.block_tokens(kv_cache_config), BLOCK_TOKENS)
     most = max(1, settings.max_bytes // row) if settings.max_bytes else 0
@@ -139,7 +139,7 @@ def tokenizer_of(vllm_config: Any) -> Any:
 
 
 class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
-    """Raises at start, with the reason: ConfigError for what is not supported, StoreError for a store that is unusable."""
+    """vLLM's KV connector. Raises, at start: ConfigError for unsupported settings, StoreError for an unusable store."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

@@ -45,7 +45,7 @@ MOST_SAVES = 64
 
 @dataclass(frozen=True)
 class Sight:
-    """One medium of one request: where its output is filed, and the output if somebody has it."""
+    """One medium of one request: the key of its output, and the output if it was found."""
 
     epoch: str
     digest: str
@@ -55,10 +55,10 @@ class Sight:
 
 
 class EncoderFinder:
-    """Thread-safe.
+    """Finds stored outputs for vLLM's requests. Thread-safe.
 
-    view_of    the registry as one partition sees it in one epoch
-    epoch      under which outputs are looked for and filed; `reset` sets another one
+    view_of    gives a partition's view of the registry in one epoch
+    epoch      of the outputs to find and to file; `reset` changes it
     timeout_s  a lookup that takes longer is a miss
     """
 
@@ -218,7 +218,7 @@ def count_resets(vllm_config: Any) -> None:
 
 
 class DejaKVEncoderConnector(ECConnectorBase):
-    """Raises ConfigError at start for settings that do not fit or a vLLM that is not supported."""
+    """Reuses encoder outputs. Raises, at start: ConfigError for settings that do not fit or an unsupported vLLM."""
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)

@@ -36,9 +36,9 @@ class _Slot:
 
 
 class WeightDigests:
-    """The weights of one worker's model. Used by one thread at a time, between the writes of others.
+    """Digests of the weights of one worker's model. For one thread at a time, between others' writes.
 
-    A tensor that was replaced is kept alive until the next look.
+    A replaced tensor is kept alive until the next check.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

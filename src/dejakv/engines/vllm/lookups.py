@@ -181,7 +181,7 @@ class Lookups:
         return replace(found, key=decision.key, save=self._to_save(prepared, decision, wish))
 
     def _placed(self, found: LookupResult) -> LookupResult:
-        """With the time that reading its state takes."""
+        """Add the seconds for reading its state."""
         away, instead = sum(self.cache.store.away(id, [(0, found.tokens)]) for id in found.donors), found.instead
         return replace(found, away=away, instead=None if instead is None else self._placed(instead))
 

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""What the scheduler side and the worker side of the connector tell each other. Plain values: they may cross processes."""
+"""Messages between the scheduler side and the worker side of the connector. Plain values: they may cross processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -35,7 +35,7 @@ class Buffers:
         self._lock = threading.Lock()
 
     def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> Lent:
-        """A contiguous tensor in host memory: the smallest free buffer that is large enough, or a new one."""
+        """Lend a contiguous tensor in host memory: the smallest free buffer that fits, or a new one."""
         nbytes = math.prod(shape) * dtype.itemsize
         with self._lock:
             fitting = [index for index, memory in enumerate(self._free) if memory.numel() >= nbytes]

@@ -1,4 +1,4 @@
-"""What is refused when the server starts, and why: everything that was not shown to be exact."""
+"""Refusals at the server's start, with reasons: everything that was not shown to be exact."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dejakv.errors import ConfigError
 
 @dataclass(frozen=True)
 class Unsupported:
-    """One thing that is not supported. `found(vllm_config, kv_cache_config)` is true where it is configured."""
+    """An unsupported feature. `found(vllm_config, kv_cache_config)`: whether it is configured."""
 
     what: str
     why: str
@@ -151,7 +151,7 @@ def refuse_beside_others(vllm_config: Any, engine: Any | None, settings: Connect
 
 
 def refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
-    """Raises ConfigError naming everything configured here that is not supported."""
+    """Raises: ConfigError with everything configured here that is unsupported."""
     found = [f"{item.what} ({item.why})" for item in REFUSALS if item.found(vllm_config, kv_cache_config)]
     if found:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the connector's scheduler side knows of one live request, and what a lookup said of it."""
+"""The scheduler side's state of one live request, and the result of its lookup."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -56,7 +56,7 @@ class LookupResult:
         return self if self.method != "blend" else self.instead or LookupResult()
 
     def saves(self, first: int, stop: int) -> int:
-        """Tokens from `first` to `stop` that need not be computed."""
+        """Tokens from `first` to `stop` without a need to compute them."""
         if self.held is None:
             return max(0, stop - first)
         return sum(max(0, min(begin + length, stop) - max(begin, first)) for begin, length in self.held)

@@ -25,13 +25,14 @@ TOO_LARGE = "too large: the prompt's state is larger than max_bytes"
 
 @dataclass(frozen=True)
 class Room:
-    """What may be ordered.
+    """Limits of saves.
 
-    tokens  under way at a time, but where there are none, which may be a unit or rows of a blend
+    tokens  maximum under way; without any, a unit or rows of a blend may always begin
     unit    an increment begins at a multiple of this: of a KV block, and of a block of the store's index of prefixes
     most    tokens that the store's budget has room for, 0: no limit
-    at_once vLLM drops blocks outside of a window: what a step computes is copied behind that step, and else behind the next one, when its
-            tokens are out
+    at_once vLLM drops blocks outside of a window: a step's tokens are copied behind that step; else behind the next one, when its tokens
+    are
+            out
     """
 
     tokens: int = 0
@@ -49,11 +50,11 @@ class Room:
 
 @dataclass
 class Saving:
-    """A prompt, or rows of a blend, that are stored for one request.
+    """A prompt, or rows of a blend, in storage for one request.
 
     ordered  tokens before this one are stored or ordered
     begun    there was an order
-    waiting  orders that are not answered
+    waiting  unanswered orders
     over     why nothing more is ordered; empty while it is
     """
 

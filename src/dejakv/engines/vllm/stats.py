@@ -61,7 +61,7 @@ class ConnectorCounts:
 
 
 def _short(label: str) -> str:
-    """A label without what differs from case to case (after a colon), so that the number of series stays small."""
+    """A label cut at a colon, before its variable part: the number of series stays small."""
     return label.split(":")[0][:60]
 
 

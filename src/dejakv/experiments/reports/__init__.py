@@ -1,1 +1,1 @@
-"""What runs, sweeps and estimates are shown as: pages, curves, results on one screen, explanations."""
+"""Outputs of runs, sweeps and estimates: pages, curves, results on one screen, explanations."""

@@ -79,7 +79,7 @@ def paragraph(*sentences: str) -> str:
 
 
 def _marked(words: str) -> str:
-    """Words as HTML, with what stands in backticks as code."""
+    """Words as HTML; backticks become code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", text(words))
 
 

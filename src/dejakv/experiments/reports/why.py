@@ -32,7 +32,7 @@ CANDIDATES = 3
 
 @dataclass(frozen=True)
 class Candidate:
-    """A donor that a level found. `verdicts`: what each guard said; `trusted`: no guard rejects it."""
+    """A donor found by a level. `verdicts`: the guards' answers; `trusted`: no guard rejects it."""
 
     level: str
     sample: str
@@ -44,9 +44,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Why:
-    """donors    the samples whose state is used, best first; one that gave several chunks is named as often
-    decision  what was considered, and the exact prefix and copied text that were found
-    recorded  what the run noted, empty where it had no cache
+    """The explanation of one sample.
+
+    donors    the samples whose state is used, best first; repeated for each of their chunks
+    decision  everything considered, with the exact prefix and copied text found
+    recorded  the run's own record, empty if it had no cache
     """
 
     sample: str
@@ -192,7 +194,7 @@ def to_html(found: Why) -> str:
 
 
 def parts(found: Why) -> list[Block]:
-    """The question, the candidates, and what was decided."""
+    """The question, the candidates and the decision."""
     rows = [
         [one.level, f"{one.score:.3f}", "yes" if one.trusted else "no", f"{one.sample}: {short(one.chunk, 200)}", "\n".join(one.verdicts)]
         for one in found.candidates

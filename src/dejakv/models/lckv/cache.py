@@ -24,7 +24,7 @@ class GivenRows:
     rows: torch.Tensor
 
     def widened(self, batch: int) -> "GivenRows":
-        """The same for `batch` prompts where it is for one: beams, or several samples of one prompt."""
+        """Repeat the rows of one prompt for `batch`: beams, or several samples."""
         if self.rows.shape[0] == batch:
             return self
 

@@ -59,7 +59,7 @@ class KVLayout:
 
     @property
     def loop(self) -> range:
-        """Layers from the first condensed one to the highest target: those that a prefill iterates. Empty without any."""
+        """Layers iterated by a prefill: from the first condensed one to the highest target. Empty without any."""
         above = [i for i in range(self.layers) if self.attends_above(i)]
         return range(above[0], max(self.targets[i] for i in above) + 1) if above else range(0)
 

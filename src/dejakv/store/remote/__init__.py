@@ -1,1 +1,1 @@
-"""Objects in a bucket, copies of them in front, and what machines of one bucket tell each other."""
+"""Objects in a bucket, copies of them in front, and messages between the machines of a bucket."""

@@ -1,4 +1,4 @@
-"""A service that fails is left alone for a while, so that nobody waits for it again and again."""
+"""Leaves a failing service alone for a while: nobody waits for it again and again."""
 
 import random
 import threading

@@ -128,7 +128,7 @@ class Tombstones:
         return [one for n, (one, _) in sorted(self._known.items()) if n > number]
 
     def buried(self, found: Iterable[Segment]) -> set[str]:
-        """Names of the objects among these that a purge takes."""
+        """Names of those objects that a purge takes."""
         segments = list(found)
         return {name for one in self.since(0) for name in one.takes(segments)}
 

@@ -50,8 +50,8 @@ class _Filled:
 class Blender:
     """Blends with one model.
 
-    max_positions  places that the model knows
-    step_rows      rows that a step computes at most
+    max_positions  number of the model's positions
+    step_rows      maximum rows of a step
     ends           ids of tokens that end a sentence
     lockstep       the ranks that compute the same rows, each its own heads
     """

@@ -102,7 +102,7 @@ class Mixer:
         blend.mixing = self.blender.begin(blend.draft, blend.block_ids)
 
     def _agree(self, blends: Sequence[Blending]) -> None:
-        """Fail on all ranks the blends that failed on one."""
+        """Fail a blend on all ranks if one rank failed it."""
         for blend, fine in zip(
             blends, self.blender.lockstep.each([not blend.problem for blend in blends]), strict=True
         ):

@@ -27,8 +27,8 @@ TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 class ModelCheck:
     """The checks of one worker's model.
 
-    lockstep  the ranks that check their parts together: what one finds is found by all
-    checked   tokens of the longest state that was checked
+    lockstep  the ranks, which check their parts together: a fault of one is a fault of all
+    checked   tokens of the longest checked state
     problem   why blend is off, empty if it is not
     """
 

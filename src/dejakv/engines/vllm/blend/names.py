@@ -157,7 +157,7 @@ class Names:
         return tracked.request.block_hashes[names.first + tracked.shared // self.hash_tokens :]
 
     def _generation(self, names: Sequence[bytes]) -> int:
-        """The highest of what is noted of these blocks."""
+        """The highest noted generation of these blocks."""
         known = [self._generations[name] for name in names if name in self._generations]
         return max(known, default=self.most)
 

@@ -1,4 +1,4 @@
-"""Keys that were rotated for one place, turned to another, as each layer of the served model rotates them."""
+"""Turns rotated keys to other positions, as each layer of the served model rotates them."""
 
 from collections.abc import Sequence
 from typing import Any
