@@ -75,10 +75,11 @@ class QueueingController:
 
 
 class Registry:
-    """Thread-safe. Keys carry the partition, so that nothing is found, counted or cleared across partitions.
+    """Encoder outputs in memory and on disk, by key. Thread-safe. Keys hold the partition: nothing is found, counted or cleared across
+    partitions.
 
-    parts    of the budget in memory; it is shared where they are not divided
-    disk     what outlives the process, and what other processes have
+    parts  of the budget in memory; None or undivided: shared
+    disk   store of outputs that outlive the process, shared with other processes; None: memory alone
     """
 
     def __init__(

@@ -155,7 +155,7 @@ def _warm_up(engine: Any, chosen: Sequence[Sample], prompter: Prompter, sampling
 
 
 def check_ran(errors: Mapping[str, str], of: int) -> None:
-    """Raises: InputError if of so many samples none could run: then it is no fault of single ones."""
+    """Raises: InputError if none of the samples could run."""
     if of and len(errors) == of:
         first, reason = next(iter(errors.items()))
         raise InputError(f"sample {first} could not run{f', nor any other of {of}' if of > 1 else ''}: {reason}")

@@ -30,7 +30,7 @@ class Conversation:
 
 
 def conversation(messages: list[ChatMessage]) -> Conversation:
-    """Raises InputError for messages without text, or a part without its picture."""
+    """Convert messages. Raises: InputError for messages without text, or a part without its picture."""
     asked = Conversation([], [], [])
     for message in messages:
         content = message.content

@@ -25,9 +25,11 @@ _OWN = ("matching", "tail")
 
 @dataclass(frozen=True)
 class TaskResult:
-    """tokens    the answer's token ids, up to and with the end token
+    """Answer to one task.
+
+    tokens    the answer's token ids, up to and with the end token
     donor     task whose state was used; None on a miss
-    computed  prompt rows that went through the condensed layers
+    computed  prompt rows through the condensed layers
     """
 
     tokens: tuple[int, ...]

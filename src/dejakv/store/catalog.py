@@ -99,8 +99,8 @@ class RecordRow:
 
 
 class Catalog:
-    """Thread-safe: one connection for reading and one for writing, so that no reader waits for a writer, of this or another
-    process. Methods raise `sqlite3.Error`. Those that take `sql` are used within a `transaction`.
+    """The rows of segments and records. Thread-safe: one connection for reading and one for writing, so that no reader waits for a writer,
+    of this or another process. Methods raise `sqlite3.Error`. Those that take `sql` are used within a `transaction`.
 
     path          None: in memory
     noted_damage  see `Connection`

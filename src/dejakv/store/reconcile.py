@@ -34,11 +34,14 @@ Unlisted = Iterable[tuple[str, Segment | None]]
 
 @dataclass
 class Changed:
-    """gone     records, segments and objects to delete
+    """Result of `reconcile`.
+
+    gone     records, segments and objects to delete
     evicted  partition and exceeded limit of each evicted record
     arrived  ids of newly indexed records
     damaged  number of damaged objects
-    untrue   number of announced headers without such an object"""
+    untrue   number of announced headers without such an object
+    """
 
     gone: Gone
     evicted: list[tuple[str, str]]

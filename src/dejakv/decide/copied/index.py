@@ -26,7 +26,9 @@ _HALF = np.uint64(32)
 
 @dataclass(frozen=True)
 class Tier:
-    """entries    `[m]` sorted: fingerprint (upper half) and segment number (lower half, higher is newer)
+    """Sorted places of fingerprints.
+
+    entries    `[m]` sorted: fingerprint (upper half) and segment number (lower half, higher is newer)
     positions  `[m]` uint32: where in the segment
     """
 

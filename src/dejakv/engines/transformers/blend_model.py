@@ -67,7 +67,7 @@ class BlendLayer(DynamicLayer):
 
 
 class BlendCache(Cache):
-    """Single use: one prefill of exactly the planned tokens, then ordinary decoding.
+    """Donors' state, for one prefill of exactly the planned tokens, then ordinary decoding. Single use.
 
     rows    the recomputed tokens, ascending; None for all
     inside  the layer that runs: hooks of a second engine on the same model leave it alone

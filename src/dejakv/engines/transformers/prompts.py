@@ -55,7 +55,7 @@ class PictureBook:
         return PictureBook(self.processor, self.image_token, self.image_token_id, self.held)
 
     def get(self, media: Media) -> Picture:
-        """Raises: InputError if the bytes are no readable picture."""
+        """Look up a picture, decoded at first sight. Raises: InputError if the bytes are no readable picture."""
         found = self._known.get(media.digest)
         if found is None:
             self.pixels(media)

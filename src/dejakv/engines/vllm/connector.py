@@ -51,7 +51,7 @@ _RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING lets other weights be loaded behind
 def make_scheduler_side(
     vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: ConnectorCounts
 ) -> SchedulerSide:
-    """Raises ConfigError, StoreError or MissingExtraError."""
+    """Make the scheduler side. Raises: ConfigError, StoreError, MissingExtraError."""
     base = server_epoch(vllm_config, kv_cache_config)
     adapters = Adapters(
         base,
@@ -95,7 +95,7 @@ def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
 
 
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:
-    """Raises ConfigError or StoreError."""
+    """Make the worker side. Raises: ConfigError, StoreError."""
     settings = settings_of_rank(settings, upstream.rank(), rank_count(vllm_config))
     store = open_store(settings, vllm_config, writing=True)
     return WorkerSide(store, Saver(store), settings.load_timeout_s, settings.max_pending_bytes)

@@ -63,7 +63,7 @@ class Answers(Generic[Answer]):
 
 
 class Lockstep:
-    """To be called by all ranks, in the engine loop, in the same order. This one is of a single rank, which agrees with itself."""
+    """Agreement of all ranks, which call it in the engine loop, in the same order. This class is for a single rank."""
 
     ranks = 1
 

@@ -34,16 +34,16 @@ FAR = "no gain: the state is in a bucket, and computing takes less time than rea
 
 @dataclass
 class SchedulerSide:
-    """One instance in the scheduler.
+    """The connector in vLLM's scheduler, one instance.
 
     names        under which blended blocks are shared
     no_blend     why blend is not possible here, empty if it is
-    max_tokens   tokens that vLLM computes in a step at most
-    save_room    how much may be being stored
+    max_tokens   maximum tokens of a step of vLLM
+    save_room    limits of saves
     arithmetic   dtype of the model and of its state: `fp32`, `bf16` or `fp16`
     bitwise      exact state has the same bits as if it were computed now (`upstream.is_batch_invariant`)
-    whole        states are used that leave a single token to compute (`upstream.decodes_alone_behind`)
-    ranks        workers that each carry out every order for their part of the heads, and answer it
+    whole        use only states that leave a single token to compute (`upstream.decodes_alone_behind`)
+    ranks        workers that each carry out and answer every order, for their part of the heads
     """
 
     settings: ConnectorSettings

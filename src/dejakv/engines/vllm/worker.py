@@ -82,7 +82,7 @@ KEEP_BYTES = 128 << 20
 
 @dataclass
 class WorkerSide:
-    """One instance in the worker.
+    """The connector in a worker, one instance.
 
     paged   set by `ready`, before any request runs
     """

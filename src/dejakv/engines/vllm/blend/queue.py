@@ -53,13 +53,13 @@ class StepRoom(NamedTuple):
 
 @dataclass
 class Queue:
-    """Used in the engine loop alone.
+    """Shares out steps between vLLM, loads and blends. For the engine loop alone.
 
-    It is compared with the queue of a server without loads, which would have `lead` tokens more to compute. The deadline of a load is the
+    It compares itself with the queue of a server without loads, which would have `lead` tokens more to compute. A load's deadline is the
     step in which that server would have computed its prompt.
 
     budget    tokens of a step
-    reserved  tokens of the step that was shared out that are for a short one behind it
+    reserved  tokens of the step kept for a short one behind it
     """
 
     budget: int

@@ -14,10 +14,10 @@ ABANDONED = "the request ended before its blend"
 
 @dataclass
 class UnderWay:
-    """Used in the engine loop alone.
+    """The blends under way and their remaining rows. For the engine loop alone.
 
     ranks  workers that each blend their part of the heads
-    rows   of each blend, how many are still to be recomputed; 0 until all ranks have fetched what it starts from
+    rows   rows left in each blend; 0 until all ranks have fetched its draft
     """
 
     ranks: int
