@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from research.many_machines.proxy import CALM, Faults, Proxy
 from tests.services import ValkeyServer, wait_until
 
 from dejakv.engines.vllm.settings import EncoderSettings
@@ -20,7 +21,8 @@ from dejakv.errors import ConfigError, StoreError
 from dejakv.store import Store, open_store
 from dejakv.store.base import KV, NUMPY_DTYPES, Tensor
 from dejakv.store.keys import Keys, ends_of
-from dejakv.store.remote import feed, replicas
+from dejakv.store.remote import breaker, feed, replicas
+from dejakv.store.remote.breaker import FAILURES
 from dejakv.store.remote.bucket import Bucket
 from dejakv.store.segment import described, encode
 from dejakv.store.selection import Selection
@@ -129,6 +131,34 @@ def test_more_than_can_be_kept_until_the_return_is_listed(
             assert one.put(chunk)
         server.start()
         wait_until(lambda: knows(other, *chunks), "all of them")
+
+
+def test_nobody_waits_again_and_again_for_a_feed_that_does_not_answer(
+    bucket: str, valkey_server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was stored meanwhile is told after its return."""
+    monkeypatch.setattr(breaker, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(breaker, "LONGEST_PAUSE", 3600.0)
+    chunks = [prompt_chunk((*LONG, number)) for number in range(4)]
+    with closing(Proxy(int(valkey_server.url[:-2].rpartition(":")[2]))) as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}/0"
+        with closing(open_store(bucket, feed=url, background=False)) as one:
+            told = one._feed
+            assert told is not None
+            proxy.faults = Faults(lost=1.0)
+            for chunk in chunks:
+                assert one.put(chunk)
+            assert one.delete(chunks[0].meta.id)
+            assert proxy.done["lost"] == FAILURES
+            assert one.stats().feed_away_seconds > 0
+            proxy.faults = CALM
+            with closing(open_store(bucket, feed=valkey_server.url)) as other:
+                assert knows(other, *chunks[1:])
+                assert one.put(chunks[0])
+                told.hear()
+                told.tell(feed.USED, ())
+                wait_until(lambda: knows(other, *chunks), "the news")
+            assert one.stats().feed_away_seconds == 0
 
 
 def test_nobody_removes_what_another_removed(bucket: str, valkey_server: ValkeyServer) -> None:

@@ -377,9 +377,9 @@ class Store:
 
     def absences(self) -> dict[str, float]:
         """For how long the bucket and the feed have failed, as in `StoreStats`."""
-        breaker = self._far.breaker if self._far is not None else None
-        services = {"bucket_away_seconds": breaker, "feed_away_seconds": self._feed}
-        return {name: one.away_seconds for name, one in services.items() if one is not None}
+        services = {"bucket_away_seconds": self._far, "feed_away_seconds": self._feed}
+        breakers = {name: one.breaker for name, one in services.items() if one is not None}
+        return {name: one.away_seconds for name, one in breakers.items() if one is not None}
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         """Call `listener(id)` after an entry left the store (evicted, deleted, corrupt), by any process."""

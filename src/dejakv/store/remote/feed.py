@@ -9,7 +9,6 @@ keeps the latest events alone, and a server that is away or has lost everything 
 
 import secrets
 import threading
-import time
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from cachetools import FIFOCache
 from dejakv.errors import MissingExtraError, StoreError
 from dejakv.settings import shown
 from dejakv.store.counters import logger
+from dejakv.store.remote.breaker import Breaker
 
 if TYPE_CHECKING:
     from dejakv.store.remote.bucket import Bucket
@@ -65,7 +65,7 @@ class Feed:
             raise MissingExtraError("redis", "remote", "the feed") from error
         self._errors = (redis.RedisError, OSError)
         self._stream, self._own = f"dejakv:{name}", secrets.token_hex(8)
-        self._since: float | None = None
+        self.breaker = Breaker()
         self._lock = threading.Lock()
         self._unsent = deque[tuple[str, str]](maxlen=_UNSENT)
         self._unsure = False
@@ -81,14 +81,9 @@ class Feed:
                 f"feed={shown(url)} cannot be used ({error}): see that Redis or Valkey answers there, or leave the feed out"
             ) from error
 
-    @property
-    def away_seconds(self) -> float:
-        """For how long the server has not answered; 0: it does."""
-        since = self._since
-        return 0.0 if since is None else time.monotonic() - since
-
     def tell(self, what: str, names: Sequence[str], header: Header | None = None) -> None:
-        """Tell the others that objects were `put` or `removed`, or that they must list them. If that fails, it is told with the next call.
+        """Tell the others that objects were `put` or `removed`, or that they must list them. What fails, and what comes in the
+        pauses of `breaker`, is told with a later call.
 
         header  of the object that was put
         """
@@ -100,6 +95,8 @@ class Feed:
                 self._unsent.clear()
                 names, what = [""], LIST
             self._unsent.extend((what, name) for name in names)
+            if not self.breaker.allows():
+                return
             try:
                 pipeline = self._client.pipeline()
                 if what == "put" and 0 < len(packed) <= _MOST_HEADER:
@@ -111,17 +108,17 @@ class Feed:
                         pipeline.unlink(self._key(name))
                 pipeline.execute()
                 self._unsent.clear()
-                self._since = None
+                self.breaker.worked()
             except self._errors as error:
                 self._missed(error)
 
     def hear(self) -> Heard | None:
         """Return the others' news since the last call, after up to half a second; None if some may have been missed: then list all objects.
-        Raises: Away"""
+        Asks in pauses too: nobody waits for it. Raises: Away"""
         try:
             if self._unsure or (self._last != "0-0" and not self._client.xrange(self._stream, self._last, self._last)):
                 self._last, self._unsure = self._newest(), False
-                self._since = None
+                self.breaker.worked()
                 self.tell("", ())  # what is unsent
                 return None
             found = self._client.xread({self._stream: self._last}, count=_BATCH, block=_WAIT_MS)
@@ -132,7 +129,8 @@ class Feed:
             self._unsure = True
             self._missed(error)
             raise Away(str(error)) from error
-        self._last, self._since = events[-1][0] if events else self._last, None
+        self._last = events[-1][0] if events else self._last
+        self.breaker.worked()
         return {name: _unpacked(packed) for name, packed in zip(put, headers, strict=True)}, removed, used
 
     def _sorted(self, events: Sequence[dict[str, str]]) -> tuple[list[str], set[str], list[str]]:
@@ -152,7 +150,7 @@ class Feed:
         return list(put), removed, used
 
     def _missed(self, error: Exception) -> None:
-        self._since = self._since or time.monotonic()
+        self.breaker.failed()
         logger.info("the feed is away: %s", error)
 
     def _key(self, name: str) -> str:
