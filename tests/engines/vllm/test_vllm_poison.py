@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
+from dejakv.engines.vllm.blend import names
 from dejakv.engines.vllm.blend.queue import Queue
 
 LENGTH = 345
@@ -60,11 +61,15 @@ def _blend(engine, prompt, donor, **options):
     return output
 
 
-def _ladder(engine, truth):
-    """Climbs the ladder; the names of the wrong answers, and the levels of those that were approximate."""
-    single, batch, _ = truth
+def _donor():
     (donor,) = [meta.id for meta in worker_side().store.metas() if list(meta.token_ids) == A]
-    wrong = []
+    return donor
+
+
+def _ladder(engine, truth):
+    """Climbs the ladder; the names of the wrong answers."""
+    single, _, _ = truth
+    donor, wrong = _donor(), []
 
     def check(name, prompt):
         (output,) = engine.ask([prompt], max_tokens=8, wish={"mode": "exact", "no_store": True})
@@ -84,7 +89,13 @@ def _ladder(engine, truth):
     check("local", LOCAL)
     check("C", C)
     check("B", NEAR[0])
+    return wrong
 
+
+def _mixed(engine, truth):
+    """200 requests under memory pressure: the wrong answers, and the levels of those that were approximate."""
+    _, batch, _ = truth
+    donor, wrong = _donor(), []
     wishes = [{**BLEND, "donors": [donor]} if blended else {"no_store": True} for _, _, blended in MIX]
     prompts = [prompt + TAIL if longer else prompt for prompt, longer, _ in MIX]
     outputs = engine.ask(prompts, max_tokens=24, wish=wishes)
@@ -103,8 +114,15 @@ def every_blend_is_made(monkeypatch):
 def test_poisoning_ladder(engine, truth):
     """0 wrong answers, on every rung and in 200 mixed requests under memory pressure."""
     before = engine.metrics()["vllm:num_preemptions"]
-    wrong, levels = _ladder(engine, truth)
+    assert _ladder(engine, truth) == []
+    wrong, levels = _mixed(engine, truth)
     assert wrong == []
     assert len(levels) >= 10
     assert "prefix" in levels, "some take blended blocks of others"
     assert engine.metrics()["vllm:num_preemptions"] > before
+
+
+def test_without_approximate_names_the_ladder_finds_wrong_answers(engine, truth, monkeypatch):
+    """Its control: blended blocks filed under the hashes of their text are served to exact requests."""
+    monkeypatch.setattr(names, "approximate_name", lambda setting, block_hash: block_hash)
+    assert "B" in _ladder(engine, truth)
