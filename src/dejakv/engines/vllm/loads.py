@@ -105,7 +105,8 @@ class Loads:
 
     timeout_s        a load fails whose data takes longer to read. The time in which it waits for a thread while these take up others, or a blend
                      for its share of steps, does not count
-    max_draft_bytes  memory of blends that wait for their turn in the engine loop; further ones are not begun until then
+    max_draft_bytes  memory of blends that wait for their turn in the engine loop; further ones are not begun until then, and no larger one is
+                     ordered
     mixer            None where blend is not possible
     """
 
@@ -187,14 +188,14 @@ class Loads:
         return time.monotonic() >= (item.until or (waits if item.begun is None else item.begun) + self.timeout_s)
 
     def _begin(self) -> None:
-        """Hand loads to the threads, in order, as memory allows: at least one blend. Drafts are made one at a time, since they take time
+        """Hand loads to the threads, in order, as memory allows. Drafts are made one at a time, since they take time
         from the engine loop."""
         held = sum(self._draft_bytes(item.load) for item in self._loading if item.fetched is not None)
         for item in self._loading:
             if item.fetched is not None:
                 continue
             more = self._draft_bytes(item.load)
-            if not more or not held or held + more <= self.max_draft_bytes:
+            if not more or held + more <= self.max_draft_bytes:
                 held += more
                 item.fetched = (self._drafting if more else self._pool).submit(self._fetch, item)
 

@@ -31,6 +31,9 @@ NO_GAIN = "no gain under load: full computation is done before it, or costs hard
 FAR = "no gain: the state is in a bucket, and computing takes less time than reading it"
 """Why nothing is loaded."""
 
+TOO_LONG = "too long: what a blend starts from would be larger than max_pending_bytes"
+"""Why a prompt is not blended."""
+
 
 @dataclass
 class SchedulerSide:
@@ -39,7 +42,7 @@ class SchedulerSide:
     names        under which blended blocks are shared
     no_blend     why blend is not possible here, empty if it is
     max_tokens   maximum tokens of a step of vLLM
-    save_room    limits of saves
+    save_room    limits of saves; a blend's draft is no larger
     arithmetic   dtype of the model and of its state: `fp32`, `bf16` or `fp16`
     bitwise      exact state has the same bits as if it were computed now (`upstream.is_batch_invariant`)
     whole        use only states that leave a single token to compute (`upstream.decodes_alone_behind`)
@@ -348,24 +351,29 @@ class SchedulerSide:
                 tracked, "this attention backend computes a single token behind stored ones, and more are left"
             )
         if found.away * gain > self._within(found, local, stop) * stop > 0:
-            tracked.reason = FAR
-            return self._loadable(tracked, request, local) if self._instead(tracked) else self._no(tracked, FAR)
+            return self._exactly(tracked, request, local, FAR)
         pays = self.queue.pays(request.request_id, self._rows(found), request.num_prompt_tokens - stop)
         if found.method != "blend" and pays is False:
             return self._no(tracked, NO_GAIN)
         if found.method == "blend":
             if self.no_blend:
                 return self._no(tracked, self.no_blend)
-            if pays is None:  # looked up since the step's budget was shared out
+            too_long = request.num_prompt_tokens > self.save_room.tokens
+            if pays is None and not too_long:  # looked up since the step's budget was shared out
                 return None
-            if not pays:
-                self.counts.add("blends_refused", NO_GAIN)
-                tracked.reason = NO_GAIN
-                return self._loadable(tracked, request, local) if self._instead(tracked) else self._no(tracked, NO_GAIN)
+            if too_long or not pays:
+                why = TOO_LONG if too_long else NO_GAIN
+                self.counts.add("blends_refused", why)
+                return self._exactly(tracked, request, local, why)
             if not self.names.rename(tracked, local):
                 return self._no(tracked, "no full block lies beyond the local prefix")
         tracked.reason = tracked.reason or found.reason  # why an exact prefix is loaded and no blend made
         return stop - local
+
+    def _exactly(self, tracked: Tracked, request: Any, local: int, why: str) -> int | None:
+        """As `_loadable`, of the exact prefix that may be taken instead."""
+        tracked.reason = why
+        return self._loadable(tracked, request, local) if self._instead(tracked) else self._no(tracked, why)
 
     def _within(self, found: LookupResult, first: int, stop: int) -> float:
         """Seconds for reading the state of tokens `first` to `stop - 1` from a bucket; 0: it is on this machine, or unknown."""

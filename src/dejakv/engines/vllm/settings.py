@@ -55,7 +55,8 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     modes              modes open to requests; by default `off`, `exact` and `mode`
     min_tokens         least tokens of a prompt to look up or store
     min_new_tokens     least tokens not stored yet for a prompt to be stored
-    max_pending_bytes  saves under way; what is beyond it is saved in a later step, or not and counted
+    max_pending_bytes  saves under way; what is beyond it is saved in a later step, or not and counted. As much for the state that blends start
+                       from; a longer prompt is not blended
     refresh_s          seconds between searches for other processes' chunks; 0 never
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load whose data takes longer to read is a miss
@@ -227,8 +228,8 @@ class Wish:
         if mode not in settings.allowed:
             return refuse(f"mode {mode!r} is not allowed here: the server allows {', '.join(sorted(settings.allowed))}")
         threshold = asked.get("threshold")
-        if threshold is not None and not (_is_number(threshold) and -1.0 <= threshold <= 1.0):
-            return refuse(f"threshold {threshold!r} is no cosine: give a number from -1 to 1")
+        if threshold is not None and not (_is_number(threshold) and 0.0 <= threshold <= 1.0):
+            return refuse(f"threshold {threshold!r} is no share of a prompt: give a number from 0 to 1")
         no_store = asked.get("no_store", False)
         if not isinstance(no_store, bool):
             return refuse(f"no_store {no_store!r} is neither true nor false")

@@ -141,6 +141,22 @@ def test_a_request_says_how_alike_is_enough(engine: Engine) -> None:
     assert ask(engine, MOVED, {**BLEND, "threshold": 1.0}).told["method"] == "none"
 
 
+@pytest.mark.parametrize(("prompt", "method"), [(MOVED, "none"), (LATE, "exact")])
+def test_a_draft_beyond_its_limit_is_not_made(
+    engine: Engine, truth: Any, prompt: list[int], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is ordered from the worker but the exact prefix, where there is one; the rest is computed."""
+    side, before = engine.connector.scheduler_side, engine.metrics().get("vllm:dejakv_blends_refused", 0)
+    monkeypatch.setattr(side, "save_room", replace(side.save_room, tokens=len(prompt)))
+    assert ask(engine, prompt).told["method"] == "blend"
+    monkeypatch.setattr(side, "save_room", replace(side.save_room, tokens=len(prompt) - 1))
+    output = ask(engine, prompt)
+    assert (output.told["method"], output.told["approximate"]) == (method, False)
+    assert output.told["reason"].startswith("too long: ")
+    assert output.tokens == truth[tuple(prompt)]
+    assert engine.metrics()["vllm:dejakv_blends_refused"] == before + 1
+
+
 def test_partitions_do_not_see_each_other(engine: Engine, truth: Any) -> None:
     other = ask(engine, MOVED, salt="two")
     assert (other.told["method"], other.told["donor"], other.cached) == ("none", None, 0)

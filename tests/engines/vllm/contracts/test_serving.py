@@ -93,8 +93,9 @@ def test_off_is_off_and_what_is_not_to_be_kept_is_not(toy: Start) -> None:
     [
         ({"mode": "fuzzy"}, "unknown mode 'fuzzy'"),
         ({"mode": "blend"}, "mode 'blend' is not allowed here"),
-        ({"threshold": 1.5}, "threshold 1.5 is no cosine"),
-        ({"threshold": "high"}, "threshold 'high' is no cosine"),
+        ({"threshold": 1.5}, "threshold 1.5 is no share of a prompt"),
+        ({"threshold": -0.1}, "threshold -0.1 is no share of a prompt"),
+        ({"threshold": "high"}, "threshold 'high' is no share of a prompt"),
         ({"no_store": "yes"}, "no_store 'yes' is neither true nor false"),
         ({"ttl": 0}, "ttl 0 is no time"),
         ({"donor": "a"}, "unknown field 'donor'"),
