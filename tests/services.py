@@ -51,9 +51,10 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = 120.0) -> N
 
 
 class ValkeyServer:
-    """Valkey in memory. It can be stopped, and started again without what it held."""
+    """Valkey in memory, with more arguments. It can be stopped, and started again without what it held."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more: str) -> None:
+        self._more = more
         self._port = free_ports(1)[0]
         self.url = f"redis://127.0.0.1:{self._port}/0"
         self._process: subprocess.Popen[bytes] | None = None
@@ -71,6 +72,7 @@ class ValkeyServer:
             "",
             "--appendonly",
             "no",
+            *self._more,
         ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         wait_until(self._answers, "Valkey")
@@ -85,7 +87,7 @@ class ValkeyServer:
         try:
             with socket.create_connection(("127.0.0.1", self._port), timeout=1) as one:
                 one.sendall(b"PING\r\n")
-                return one.recv(16).startswith(b"+PONG")
+                return one.recv(16).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 

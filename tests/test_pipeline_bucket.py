@@ -65,7 +65,10 @@ def test_attach_and_the_server_open_a_bucket(docs_engine: Any, bucket: str) -> N
         assert wanted in json.dumps(answer), answer
 
 
-def test_the_commands_look_after_a_bucket(docs_engine: Any, bucket: str) -> None:
+def test_the_commands_look_after_a_bucket(
+    docs_engine: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One who may only read sees it, and an address without a cache is told, and left as it is."""
     config = replace(EXACT, store=bucket)
     with closing(build_cache(config, docs_engine)) as cache:
         Pipeline(docs_engine, cache).answer(request(wordings()[0]))
@@ -75,9 +78,21 @@ def test_the_commands_look_after_a_bucket(docs_engine: Any, bucket: str) -> None
         assert done.exit_code == 0, done.output
         return " ".join(done.output.split())
 
-    assert "1 prompt, " in run("show", bucket)
+    def refused(*words: str) -> str:
+        done = CliRunner().invoke(typer_app, ["cache", *words])
+        return str(done.exception)
+
+    with monkeypatch.context() as reader:
+        reader.setenv("AWS_ACCESS_KEY_ID", "reader")
+        assert "1 prompt, " in run("show", bucket)
     assert run("purge", "--store", bucket, "--all").startswith("removed 1 prompt, ")
     assert "0 prompts, " in run("show", bucket)
+    for words in (["show", f"{bucket}-typo"], ["purge", "--all", "--store", f"{bucket}-typo"]):
+        for _ in range(2):
+            assert f"{bucket}-typo holds no cache" in refused(*words)
+    (tmp_path / "cache").mkdir()
+    feed = ["--feed", "redis://127.0.0.1:1/0"]
+    assert "is of a bucket" in refused("purge", "--all", "--store", str(tmp_path / "cache"), *feed)
 
 
 @pytest.mark.parametrize("former", ["cache_dir", "store_dir"])

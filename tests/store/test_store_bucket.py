@@ -339,7 +339,11 @@ def test_a_folder_is_a_store_or_holds_copies_of_one_bucket(bucket: str, tmp_path
         (None, {"AWS_ACCESS_KEY_ID": "reader"}, "AccessDenied.*they must let you read, write, delete and list"),
         (None, {"AWS_ACCESS_KEY_ID": "blind"}, "AccessDenied.*they must let you read, write, delete and list"),
         (None, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "see that the service answers.*AWS_ENDPOINT_URL"),
-        ("az://container/cache", {}, "Account must be specified.*no credentials were found"),
+        (
+            "az://container/cache",
+            {},
+            "Account must be specified.*no credentials were found.*AZURE_STORAGE_ACCOUNT_NAME",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_at_the_start(
@@ -353,26 +357,43 @@ def test_what_is_wrong_is_told_at_the_start(
     assert len(str(found.value)) < 700
 
 
-@pytest.mark.parametrize("service", ["old", "elsewhere", "newer", "late"])
-def test_services_that_cannot_serve_are_named_at_the_start(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "service", ["old", "elsewhere", "newer", "late", "full", "no quota", "locked", "full, with a store"]
+)
+def test_services_that_cannot_serve_are_named_at_the_start(
+    service: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """One that does not know puts that only create, one whose bucket is in another region, and a store of a newer version."""
-    held: dict[str, bytes] = {}
+    held = {"/dejakv/cache/dejakv-store.json": b'{"format": 3}'} if service == "full, with a store" else {}
+    refusals = {
+        "elsewhere": (400, b"AuthorizationHeaderMalformed</Code><Message>the region is wrong"),
+        "late": (403, b"RequestTimeTooSkewed</Code><Message>too large"),
+        "full": (507, b"XMinioStorageFull</Code><Message>Storage backend has reached its minimum free drive threshold"),
+        "no quota": (403, b"QuotaExceeded</Code><Message>The quota set for the bucket is exceeded"),
+        "locked": (
+            400,
+            b"InvalidRequest</Code><Message>Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object "
+            b"requests with Object Lock parameters",
+        ),
+    }
+    refusals["full, with a store"] = refusals["full"]
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._answer(200, held[self.path]) if self.path in held else self._answer(404, b"<Code>NoSuchKey</Code>")
+            if "list-type" in self.path:
+                self._answer(200, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+            elif self.path in held:
+                self._answer(200, held[self.path])
+            else:
+                self._answer(404, b"<Code>NoSuchKey</Code>")
 
         def do_PUT(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            if service == "elsewhere":
-                said = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>the region is wrong</Message></Error>"
-                return self._answer(400, said)
-            if service == "late":
-                return self._answer(
-                    403, b"<Error><Code>RequestTimeTooSkewed</Code><Message>too large</Message></Error>"
-                )
+            if service in refusals:
+                status, said = refusals[service]
+                return self._answer(status, b"<Error><Code>" + said + b"</Message></Error>")
             if service == "newer" and self.path in held:
                 return self._answer(412, b"<Code>PreconditionFailed</Code>")
             held[self.path] = body if service == "old" else b'{"format": 99}'
@@ -394,6 +415,10 @@ def test_services_that_cannot_serve_are_named_at_the_start(service: str, monkeyp
         "elsewhere": "the region is wrong.*set AWS_REGION",
         "newer": "is not the marker of format 3",
         "late": "RequestTimeTooSkewed.*clock differs from the service's: set it",
+        "full": "XMinioStorageFull.*it is full: make room in it or raise its quota",
+        "no quota": "QuotaExceeded.*it is full: make room in it or raise its quota",
+        "locked": "use a bucket without object lock",
+        "full, with a store": "",
     }[service]
     server = http.server.ThreadingHTTPServer(("127.0.0.1", free_ports(1)[0]), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -402,8 +427,14 @@ def test_services_that_cannot_serve_are_named_at_the_start(service: str, monkeyp
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "x")
-        with pytest.raises(StoreError, match=said):
-            open_store("s3://dejakv/cache")
+        if said:
+            with pytest.raises(StoreError, match=said):
+                open_store("s3://dejakv/cache")
+            return
+        with closing(open_store("s3://dejakv/cache", background=False)) as store:
+            assert store.put(prompt_chunk(LONG)) is False
+            assert store.stats().refused == {"full": 1}
+        assert "is full: its content is served" in caplog.text
     finally:
         server.shutdown()
         server.server_close()
@@ -427,7 +458,7 @@ def test_ranks_are_below_a_store(bucket: str) -> None:
     for rank in range(2):
         with closing(open_store(f"{bucket}/tp-{rank}-of-2", background=False)) as store:
             assert store.put(make_chunk(rank))
-    assert list(stores_in(bucket)) == [bucket, f"{bucket}/tp-0-of-2", f"{bucket}/tp-1-of-2"]
+    assert list(stores_in(bucket)) == [f"{bucket}/tp-0-of-2", f"{bucket}/tp-1-of-2"]
     assert purge_place(bucket) == 2
     with closing(open_store(f"{bucket}/tp-0-of-2", background=False)) as store:
         assert ids(store) == set()

@@ -1,6 +1,7 @@
 """Machines with a feed on one bucket: what one stores and removes the others know at once, and whatever happens to the feed."""
 
 import random
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -249,10 +250,41 @@ def test_a_listing_that_takes_long_comes_seldom(monkeypatch: pytest.MonkeyPatch)
     assert 2 <= len(listings) <= 1 + 100_000 / (replicas.SHARE * took)
 
 
-@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "redis://127.0.0.1:port/0"])
-def test_a_feed_that_does_not_answer_is_told_at_the_start(bucket: str, url: str) -> None:
-    with pytest.raises(StoreError, match=r"cannot be used.*see that Redis or Valkey answers"):
-        open_store(bucket, feed=url)
+def test_what_is_wrong_with_a_feed_is_told_at_the_start(bucket: str) -> None:
+    """No server, no or another password, no right to write, no such database."""
+    server = ValkeyServer("--requirepass", "secret")
+    server.start()
+    here = server.url.removeprefix("redis://")
+    try:
+        with closing(redis.Redis.from_url(f"redis://:secret@{here}")) as client:
+            client.acl_setuser("reader", enabled=True, passwords="+secret", keys="*", categories=["+@read"])
+        for url, said in {
+            "redis://127.0.0.1:1/0": "see that Redis or Valkey answers there",
+            "redis://127.0.0.1:port/0": "see that Redis or Valkey answers there",
+            f"redis://{here}": "give a user who may read and write there",
+            f"redis://:guessed@{here}": "give a user who may read and write there",
+            f"redis://reader:secret@{here}": "give a user who may read and write there",
+            f"redis://:secret@{here[:-1]}99": "give a database that the server has",
+        }.items():
+            with pytest.raises(StoreError, match=f"cannot be used.*: {said}.*, or leave the feed out$") as found:
+                open_store(bucket, feed=url)
+            assert "secret" not in str(found.value)
+        open_store(bucket, feed=f"redis://:secret@{here}").close()
+    finally:
+        server.stop()
+
+
+def test_a_feed_that_is_too_old_is_told_at_the_start(bucket: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as old, ThreadPoolExecutor(1) as threads:
+
+        def serve() -> None:
+            with old.accept()[0] as caller:
+                while caller.recv(4096):
+                    caller.sendall(b"-ERR unknown command 'HELLO'\r\n")
+
+        threads.submit(serve)
+        with pytest.raises(StoreError, match="use Redis 6 or newer, or Valkey, or leave"):
+            open_store(bucket, feed=f"redis://127.0.0.1:{old.getsockname()[1]}/0")
 
 
 def test_what_one_uses_the_others_keep(bucket: str, valkey_server: ValkeyServer) -> None:

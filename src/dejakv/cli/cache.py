@@ -26,12 +26,12 @@ def show_command(store: Annotated[str, typer.Argument(help="Folder or address of
 
     from dejakv.experiments.table import Sheet
     from dejakv.store.base import ChunkMeta
-    from dejakv.store.open import open_store, stores_in
+    from dejakv.store.open import open_found, stores_in
 
     found: defaultdict[tuple[str, str, str], list[ChunkMeta]] = defaultdict(list)
     entries = size = 0
     for place in stores_in(store):
-        with closing(open_store(place)) as one:
+        with closing(open_found(place)) as one:
             for meta in one.metas():
                 found[meta.partition, meta.epoch, meta.kind].append(meta)
             stats = one.stats()
@@ -81,14 +81,17 @@ def purge_command(
     store meanwhile."""
     from contextlib import ExitStack, closing
 
+    from dejakv.config import check_bucket
     from dejakv.errors import ConfigError
+    from dejakv.settings import in_bucket
     from dejakv.store.claim import FORMAT, purge_folder
-    from dejakv.store.open import open_store, stores_in
+    from dejakv.store.open import open_found, stores_in
     from dejakv.store.selection import Purged, Selection
 
     selection = Selection(partition, epoch, tuple(donor or ()), older_than)
     if selection == Selection() and not everything:
         raise ConfigError("nothing is selected: give --partition, --epoch, --donor or --older-than, or --all")
+    check_bucket(next(filter(in_bucket, store), store[0]), feed=feed)
     purged = Purged()
     with ExitStack() as stack:
         # All of them are opened before anything is removed: one that is no cache is a mistake in the command.
@@ -97,7 +100,7 @@ def purge_command(
             for place in [place for place, format in places.items() if format != FORMAT]:
                 typer.echo(f"removed {counted(purge_folder(place), 'file')} of an older format from {place}")
                 del places[place]
-        stores = [stack.enter_context(closing(open_store(place, feed=feed))) for place in places]
+        stores = [stack.enter_context(closing(open_found(place, feed))) for place in places]
         for number, one in enumerate(stores):
             wanted = selection.of_others(purged) if number else selection
             purged += one.purge(wanted, dry_run=dry_run)

@@ -113,11 +113,14 @@ def open_store(
     )
 
 
-def in_service(url: str, feed: str | None, compress: bool = False) -> tuple[Objects, Feed | None]:
-    """The objects in a bucket, and the feed of their changes; None without one. Raises: StoreError as `Bucket` and `Feed`"""
+def in_service(url: str, feed: str | None, compress: bool = False, make: bool = True) -> tuple[Objects, Feed | None]:
+    """The objects in a bucket (`compress`, `make`: see `Bucket`), and the feed of their changes; None without one.
+
+    Raises: StoreError as `Bucket` and `Feed`.
+    """
     from dejakv.store.remote.bucket import Bucket
 
-    bucket = Bucket(url, compress)
+    bucket = Bucket(url, compress, make)
     if feed is None:
         return bucket, None
     told = Feed(feed, bucket.url)
@@ -155,8 +158,10 @@ def stores_in(place: str | Path) -> dict[str | Path, int]:
     if in_bucket(str(place)):
         from dejakv.store.remote.bucket import Bucket
 
-        bucket = Bucket(str(place))
-        return dict.fromkeys([bucket.url, *bucket.ranks()], FORMAT)
+        stores = Bucket(str(place), make=False).stores()
+        if not stores:
+            raise StoreError(f"{place} holds no cache: give the address of one")
+        return dict.fromkeys(stores, FORMAT)
     folder = Path(place).expanduser()
     found: dict[str | Path, int] = {}
     try:
@@ -172,6 +177,14 @@ def stores_in(place: str | Path) -> dict[str | Path, int]:
     return found
 
 
+def open_found(place: str | Path, feed: str | None = None) -> Store:
+    """Open a store that is there (see `stores_in`); that of a bucket is not written to by this. Raises: StoreError as `open_store`"""
+    if not in_bucket(str(place)):
+        return open_store(place)
+    objects, told = in_service(str(place), feed, make=False)
+    return Store(Tiers(objects, 0), feed=told)
+
+
 def purge_place(place: str) -> int:
     """Empty a store with those of its ranks, wherever it is; returns the number of removed files or objects. Raises: StoreError"""
     if not in_bucket(place):
@@ -179,8 +192,8 @@ def purge_place(place: str) -> int:
     from dejakv.store.remote.bucket import Bucket
 
     removed = 0
-    for one in stores_in(place):
-        bucket = Bucket(str(one))
+    for one in Bucket(place, make=False).stores():
+        bucket = Bucket(one)
         bucket.tombstones.write(Selection())
         names = list(bucket.list())
         bucket.delete(names)

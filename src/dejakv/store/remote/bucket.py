@@ -21,6 +21,7 @@ import numpy as np
 from dejakv.errors import MissingExtraError, StoreError
 from dejakv.store.base import CorruptChunk
 from dejakv.store.claim import FORMAT, MARKER, RANK, SEGMENT, SEGMENTS
+from dejakv.store.counters import logger
 from dejakv.store.objects import Bytes, Missing, Unknown
 from dejakv.store.remote.breaker import Breaker
 from dejakv.store.remote.link import Link
@@ -39,9 +40,12 @@ _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _FULL = re.compile(r"507 Insufficient|QuotaExceeded|StorageFull|InsufficientStorage")
 _REMEDIES = (
     (_NO_BUCKET, "make the bucket, or name another"),
+    (_FULL, "it is full: make room in it or raise its quota"),
+    (re.compile(r"Object Lock"), "use a bucket without object lock: what is stored must be removable"),
     (
         re.compile(r"169\.254\.\d|metadata\.google|Account must be specified|token request"),
-        "no credentials were found: set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        "no credentials were found: set them in the environment (s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; gs: "
+        "GOOGLE_APPLICATION_CREDENTIALS; az: AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY)",
     ),
     (
         re.compile(r"301 Moved|PermanentRedirect|AuthorizationHeaderMalformed|region"),
@@ -62,13 +66,14 @@ class Bucket:
 
     url       `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`
     compress  what is put is packed; what is packed is read in either case
+    make      False: nothing is written at the start, and there may be no store
 
     Raises: MissingExtraError without obstore, or zstandard for `compress`; StoreError if the bucket cannot be used, with what to change.
     """
 
     shared = True
 
-    def __init__(self, url: str, compress: bool = False) -> None:
+    def __init__(self, url: str, compress: bool = False, make: bool = True) -> None:
         try:
             import obstore.store
             from obstore.exceptions import AlreadyExistsError, BaseError
@@ -85,7 +90,7 @@ class Bucket:
         try:
             options: Any = {"client_options": _CLIENT, "retry_config": _RETRY}
             self._store: Any = obstore.store.from_url(self.url, **options)
-            self._check()
+            self._check(make)
         except (*self._errors, Unknown, Missing, CorruptChunk) as error:
             said = str(error.__cause__ or error).partition("\n\nDebug source")[0]
             remedy = next(remedy for pattern, remedy in _REMEDIES if pattern.search(said))
@@ -126,10 +131,11 @@ class Bucket:
     def drop_notes(self, numbers: Iterable[int]) -> None:
         self._delete([f"{_TOMBSTONES}/{number}" for number in numbers])
 
-    def ranks(self) -> Sequence[str]:
-        """The addresses of stores of tensor-parallel ranks below this one."""
-        below = self._store.list_with_delimiter("")["common_prefixes"]
-        return [f"{self.url}/{name}" for name in sorted(below) if RANK.fullmatch(name)]
+    def stores(self) -> Sequence[str]:
+        """The addresses of this store, if it was made, and of those of tensor-parallel ranks below it."""
+        found = self._store.list_with_delimiter("")
+        own = [self.url] if any(one["path"] == MARKER for one in found["objects"]) else []
+        return own + [f"{self.url}/{name}" for name in sorted(found["common_prefixes"]) if RANK.fullmatch(name)]
 
     def sweep(self) -> None:
         pass  # an upload that was broken off leaves nothing
@@ -188,7 +194,7 @@ class Bucket:
         self.breaker.worked()
         return answer
 
-    def _check(self) -> None:
+    def _check(self, make: bool) -> None:
         """Finds or makes the marker, and sees that the bucket can be listed and creates only. Raises: StoreError and others"""
         marker = json.dumps({"format": FORMAT}).encode()
 
@@ -198,17 +204,25 @@ class Bucket:
         try:
             said = self._read(read, MARKER)
         except Missing:
-            self._create(MARKER, marker)
-            said = self._read(read, MARKER)
-        if self._create(MARKER, marker):
-            raise StoreError(
-                f"the service of {self.url} writes over objects that it is told to create only (If-None-Match), so that replicas would "
-                "destroy each other's: use a newer version of it, or another service"
-            )
+            if make:
+                self._create(MARKER, marker)
+            said = self._read(read, MARKER) if make else marker
         if said != marker:
             raise StoreError(
                 f"{self.url}/{MARKER} is not the marker of format {FORMAT}: another version of DejaKV, or another program, made it; "
                 "give another prefix"
+            )
+        try:
+            overwritten = make and self._create(MARKER, marker)
+        except Unknown as error:
+            if error.reason != "full":
+                raise
+            logger.warning("%s is full: its content is served, and nothing is stored", self.url)
+            overwritten = False
+        if overwritten:
+            raise StoreError(
+                f"the service of {self.url} writes over objects that it is told to create only (If-None-Match), so that replicas would "
+                "destroy each other's: use a newer version of it, or another service"
             )
         next(self.list(), None)
 

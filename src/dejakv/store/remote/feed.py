@@ -55,7 +55,7 @@ class Feed:
     url   `redis://HOST:PORT/DB`, or `rediss://`
     name  of the store, for the name of the stream
 
-    Raises: MissingExtraError without the client; StoreError if the server does not answer.
+    Raises: MissingExtraError without the client; StoreError if the server does not answer, or refuses this user.
     """
 
     def __init__(self, url: str, name: str) -> None:
@@ -76,10 +76,16 @@ class Feed:
             self._bytes: Any = client.from_url(url, socket_timeout=5, socket_connect_timeout=1)
             self._client: Any = client.from_url(url, socket_timeout=5, socket_connect_timeout=1, decode_responses=True)
             self._last: str = self._newest()
+            self._client.xtrim(self._stream, maxlen=_KEPT, approximate=True)  # who may not write learns it now
         except (*self._errors, ValueError) as error:
-            raise StoreError(
-                f"feed={shown(url)} cannot be used ({error}): see that Redis or Valkey answers there, or leave the feed out"
-            ) from error
+            remedy = "see that Redis or Valkey answers there"
+            if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
+                remedy = "give a user who may read and write there, as redis://USER:PASSWORD@HOST:PORT/DB"
+            elif "unknown command" in str(error):
+                remedy = "use Redis 6 or newer, or Valkey"
+            elif "DB index" in str(error):
+                remedy = "give a database that the server has"
+            raise StoreError(f"feed={shown(url)} cannot be used ({error}): {remedy}, or leave the feed out") from error
 
     def tell(self, what: str, names: Sequence[str], header: Header | None = None) -> None:
         """Tell the others that objects were `put` or `removed`, or that they must list them. What fails, and what comes in the
