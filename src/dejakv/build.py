@@ -56,7 +56,7 @@ def build_cache(
 
 
 def check_config(config: SemanticCacheConfig) -> None:
-    """Raise what `build_cache` would of names and layers, before a model is loaded. Raises: ConfigError."""
+    """Check names and layers as `build_cache` does, before a model is loaded. Raises: ConfigError."""
     if config.embedding_layers:
         EmbeddingCache(config.embedding_layers, config.embedding_match, index=config.index)
     for dotted, what in (

@@ -226,7 +226,8 @@ class HierarchicalCache:
             engine.weights_changed()
 
     def stats(self, partition: str | None) -> CacheCounts:
-        """Copy of a partition's counters; None sums over all, for the operator of the process."""
+        """Copy of a partition's counters; None sums over all, for the operator of the process. Raises: InputError for an invalid
+        partition."""
         check_scope(partition)
         return self.finder.counts.of(partition)
 

@@ -80,7 +80,8 @@ def kept_rows(weights: Tensor, layer: int, layers: int, config: PruneConfig) -> 
 
 
 class PrunedLayer(DynamicLayer):
-    """K and V of the kept tokens. `logical`: number of positions seen, the position of the next token."""
+    """K and V of the kept tokens. `logical`: number of positions seen, the position of the next token. Raises: InputError for more than one
+    token at a time."""
 
     keys: Any
     values: Any

@@ -87,7 +87,7 @@ def compacted(history: Sequence[Message], keep: int | None) -> list[Message]:
 
 
 def windowed(history: Sequence[Message], window: int) -> list[Message]:
-    """The system messages at the beginning and the last `window` messages, starting with a user's."""
+    """The system messages at the beginning and the last `window` messages (0: all), starting with a user's."""
     start = next((place for place, message in enumerate(history) if message.role != "system"), len(history))
     tail = list(history[start:])
     if window and len(tail) > window:

@@ -35,7 +35,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(settings: ServerSettings | None = None, engine: Any = None) -> FastAPI:
-    """The server. `engine`: an engine that is already loaded; it is not closed.
+    """The server. `settings`: None reads the environment. `engine`: a loaded engine, which is not closed; None loads the settings' model.
 
     Raises: ConfigError for wrong settings, ModelError for the model, StoreError for the folder: at start, not at the first request.
     """

@@ -186,7 +186,8 @@ def open_found(place: str | Path, feed: str | None = None) -> Store:
 
 
 def purge_place(place: str) -> int:
-    """Empty a store with those of its ranks, wherever it is; returns the number of removed files or objects. Raises: StoreError"""
+    """Empty a store with those of its ranks, wherever it is; returns the number of removed files or objects. Raises: StoreError;
+    ConfigError for another address"""
     if not in_bucket(place):
         return purge_folder(os.path.expanduser(place))
     from dejakv.store.remote.bucket import Bucket
