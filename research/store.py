@@ -1,4 +1,4 @@
-"""What a store costs: opening, lookups, levels and memory over many prompts; bytes and load of a conversation of 40 parts.
+"""What a store costs: opening, lookups, levels and memory over many prompts; bytes and load of a conversation of 40 parts; KV entries in 8 bits.
 
     python -m research.store [--entries 100000] [--folder DIR] [--json FILE]
 
@@ -34,6 +34,7 @@ from dejakv.identity import exact_key
 from dejakv.request import Request
 from dejakv.store import open_store
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.segment import dequantized, quantized
 from dejakv.vectors.base import Vector
 from dejakv.vectors.spaces import LayerSpec
 from research.machine import machine, versions
@@ -189,6 +190,25 @@ def conversation(folder: str, times: int) -> Row:
     return row | alone(loads, folder, last, distinct, times)
 
 
+def in_8_bits(times: int) -> Row:
+    """Bytes by exact's, and MB of exact state a second of processor time there and back, of 512 tokens in the shape of SmolLM2."""
+    values = np.random.default_rng(0).standard_normal((2, 30, 3, 512, 64), np.float32)
+    made: Row = {}
+    for state in (Tensor(values, "F32"), Tensor((values.view("<u4") >> 16).astype("<u2"), "BF16")):
+        there: list[float] = []
+        back: list[float] = []
+        for _ in range(times):
+            began = time.process_time()
+            small = quantized(state)
+            middle = time.process_time()
+            dequantized(small)
+            there.append(state.nbytes / 1e6 / (middle - began))
+            back.append(state.nbytes / 1e6 / (time.process_time() - middle))
+            made[f"{state.dtype}_bytes_ratio"] = small.nbytes / state.nbytes
+        made |= {f"{state.dtype}_there_mb_s": spread(there), f"{state.dtype}_back_mb_s": spread(back)}
+    return made
+
+
 def alone(measure: Callable[..., Row], *given: Any) -> Row:
     """In a process of its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
@@ -237,8 +257,9 @@ def main() -> None:
         result["exact"] = together([alone(opened, folder, entries) for _ in range(given.openings)])
         result["levels"] = together([alone(filled, folder, entries) for _ in range(given.fillings)])
         result["conversation"] = conversation(f"{temporary}/turns", given.loads)
+        result["int8"] = alone(in_8_bits, given.loads)
     result |= {"entries": entries, "versions": versions(), "date": time.strftime("%Y-%m-%d")}
-    for part in ("exact", "levels", "conversation"):
+    for part in ("exact", "levels", "conversation", "int8"):
         for name, value in result[part].items():
             print(f"| {part}: {name} | {text(value)} |")
     if given.json:

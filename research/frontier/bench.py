@@ -22,6 +22,7 @@ from dejakv.engines.transformers.kv import captured, plain_cache
 from dejakv.errors import ModelError
 from dejakv.request import Request
 from dejakv.store.base import Tensor
+from dejakv.store.segment import dequantized, quantized
 from dejakv.trust.differs import divergence
 from research.frontier.cases import Case
 from research.frontier.cells import Cell, at_random, by_deviation, first_of_runs
@@ -88,6 +89,8 @@ class Bench:
         if isinstance(model, ModelError):
             raise model
         donors = Donors.of(*case.donors)
+        if cell.quantized:
+            states = [dequantized(quantized(state)) for state in states]
         begun = time.perf_counter()
         found, needed = self.find(case, donors, cell)
         searched = time.perf_counter() - begun

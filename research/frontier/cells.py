@@ -25,6 +25,7 @@ class Cell:
               fit into the share, then the selector; `need`: all changed rows, even beyond the share
     quality   `strict`, `default` or `loose`, if it is one of them; then also the cell's name
     offsets, surroundings  see BlendConfig
+    quantized  from donors in 8 bits (the setting `kv_quantization`); then the name is `int8`
     """
 
     map: str
@@ -34,9 +35,12 @@ class Cell:
     quality: str = ""
     offsets: bool = False
     surroundings: bool = False
+    quantized: bool = False
 
     @property
     def name(self) -> str:
+        if self.quantized:
+            return "int8"
         parts = [name for name in ("offsets", "surroundings") if getattr(self, name)]
         return self.quality or "/".join([self.map, self.selector, self.budget, f"{self.share:g}", *parts])
 
@@ -58,6 +62,7 @@ CELLS = (
         Cell(MAP, quality.selector, quality.share, "need", name, offsets=True, surroundings=True)
         for name, quality in QUALITIES.items()
     ),
+    Cell(MAP, "prophet", 0.2, "need", offsets=True, surroundings=True, quantized=True),
     *(Cell(MAP, "prophet", share, "need", offsets=True, surroundings=True) for share in (0.1, 0.3, 0.5)),
     *(
         Cell(MAP, selector, 0.2, "need", offsets=offsets)
@@ -71,7 +76,7 @@ CELLS = (
     Cell(MAP, "similarity", 0.0, "need"),
     Cell(MAP, "value", 1.0),
 )
-"""The qualities, other shares of their way, and what each of its parts does alone; at the default's share the ways of EPIC (`first`) and
+"""The qualities, the default from donors in 8 bits, other shares of their way, and what each of its parts does alone; at the default's share the ways of EPIC (`first`) and
 CacheBlend (`value`, `kv`) on DejaKV's map; SemShareKV's pair; the question's rows alone, the changed ones alone, all."""
 
 

@@ -24,8 +24,8 @@ from dejakv.decide.plan import Ask, Decision, Observer, Plan
 from dejakv.decide.queue import SettlingQueue
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
-from dejakv.identity import check_partition, check_scope, rows_key
-from dejakv.store.base import ROWS, ChunkMeta, Tensor
+from dejakv.identity import check_partition, check_scope, digest_of, rows_key
+from dejakv.store.base import INT8, ROWS, ChunkMeta, Tensor
 from dejakv.store.budgets import now, remaining, shortest
 from dejakv.store.selection import DONORS, PROMPT, Purged, Selection
 from dejakv.store.store import Store
@@ -121,7 +121,7 @@ class HierarchicalCache:
 
         plan  the plan that ran
 
-        After a blend, only rows computed in every layer are stored, for later blends alone.
+        After a blend, only rows computed in every layer are stored, for later blends alone; with `kv_quantization` nothing else ever is.
         """
         if self.off:
             return False
@@ -132,17 +132,20 @@ class HierarchicalCache:
         if plan.approximate:
             self._keep_rows(decision, ran)
             return False
-        return self.keep_exact(decision, ran, answer=ran.text)
+        return self.keep_exact(decision, ran, answer=ran.text) and not self.config.quantizes
 
     def keep_exact(
         self, decision: Decision, ran: Completion, *, answer: str | None = None, begun: int | None = None
     ) -> bool:
-        """Queue a prompt's exact state for storage. False if it is stored already, unwanted, or the queue is full.
+        """Queue a prompt's exact state for storage, with `kv_quantization` in 8 bits. False if it is stored already, unwanted, or the queue is
+        full.
 
         begun  `queue.mark()` at the start of work in idle time: after a later removal the state is not stored
         """
         query, asked = decision.query, self.finder.asked(decision.statuses)
         entry = replace(decision.entry, answer=answer, created=now())
+        if self.config.quantizes:
+            entry = in_8_bits(entry)
         if asked:
             entry = replace(entry, vectors=dict(self.finder.vectors(query)))
         if answer is not None and self.config.answers == "keep":
@@ -209,7 +212,8 @@ class HierarchicalCache:
             return []
         donors = [meta for meta in map(self.store.meta, rows.donors) if meta is not None]
         lives = (ttl, self.config.lifetime(self.config.ttl_rows), *(remaining(meta, now()) for meta in donors))
-        return [described_rows(entry, rows, first, stop, shortest(*lives)) for first, stop in rows.runs]
+        kind = INT8 if self.config.quantizes else ROWS
+        return [described_rows(entry, rows, first, stop, shortest(*lives), kind) for first, stop in rows.runs]
 
     def serves(self, engine: Engine) -> None:
         """Register an engine, weakly, and measure its costs before the first request.
@@ -297,8 +301,16 @@ class HierarchicalCache:
             self.fusion.store.close()
 
 
-def described_rows(entry: ChunkMeta, rows: ComputedRows, first: int, stop: int, ttl: float = 0.0) -> ChunkMeta:
-    """Describe rows `first` to `stop - 1` of a blended prompt, to store them. `entry`: see `Decision`; `ttl`: see `ChunkMeta`.
+def in_8_bits(entry: ChunkMeta) -> ChunkMeta:
+    """Describe a prompt's state in 8 bits. It has another id than the exact state, and its rounding is a first generation."""
+    key = digest_of(INT8, entry.id)[:40]
+    return replace(entry, id=key, kind=INT8, generation=1, metadata={**entry.metadata, PROMPT: entry.id})
+
+
+def described_rows(
+    entry: ChunkMeta, rows: ComputedRows, first: int, stop: int, ttl: float = 0.0, kind: str = ROWS
+) -> ChunkMeta:
+    """Describe rows `first` to `stop - 1` of a blended prompt, to store them. `entry`: see `Decision`; `kind`, `ttl`: see `ChunkMeta`.
 
     Without prompt and chunk, so no level compares them; without spans, since runs hold no media.
     """
@@ -310,7 +322,7 @@ def described_rows(entry: ChunkMeta, rows: ComputedRows, first: int, stop: int, 
         token_ids=token_ids,
         prompt="",
         chunk="",
-        kind=ROWS,
+        kind=kind,
         created=now(),
         metadata={"request": entry.metadata["request"], PROMPT: entry.id, DONORS: list(rows.donors)},
         position=first,

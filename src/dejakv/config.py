@@ -48,6 +48,7 @@ ReuseMethod = Literal["exact", "adopt", "blend", "top_layer"]
 Answers = Literal["compute", "keep"]
 PrunePolicy = Literal["none", "attention", "snapkv"]
 EvictionPolicy = Literal["lru", "lfu"]
+KVQuantization = Literal["none", "int8"]
 
 OFF = "DEJAKV_OFF"
 
@@ -237,6 +238,7 @@ class BudgetSettings(LifetimeSettings):
 class KeepSettings(BudgetSettings):
     """Storage of state and encoder outputs, and its division.
 
+    kv_quantization      `int8`: store KV entries in 8 bits, for blends alone; nothing is reused exactly
     max_cached_blocks    maximum entries of the store; 0: no limit
     partitions           number of parts of the budgets, quotas included; each partition is limited to one part and evicts only its own
                          entries; 1: one budget for all
@@ -252,6 +254,7 @@ class KeepSettings(BudgetSettings):
     image_root           folder of the samples' pictures
     """
 
+    kv_quantization: KVQuantization = "none"
     max_cached_blocks: Count = 0
     partitions: Positive = 1
     quotas: tuple[str, ...] = ()
@@ -265,6 +268,11 @@ class KeepSettings(BudgetSettings):
     encoder_bytes: Count = 1024**3
     image_root: Folder | None = None
     cache_dir: InitVar[str | None] = None
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether KV entries are stored in fewer bits."""
+        return self.kv_quantization != "none"
 
     @property
     def parts(self) -> Parts:
@@ -308,6 +316,8 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
             needed = self.reuse in ("adopt", "top_layer") or (self.reuse == "blend" and not self.copied_text)
             object.__setattr__(self, "semantic_text", needed or self.index_encoder != DEFAULT_ENCODER)
         self._check_reuse()
+        if self.quantizes:
+            self._check_quantization()
         _ = self.parts  # raises where a partition has none
         if self.media == "similar" and not any(layer.split(":")[0] == "vision" for layer in self.embedding_layers):
             raise ConfigError(
@@ -331,6 +341,20 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
                 "of a byte loaded and of a token blended, or none to measure them"
             )
 
+    def _check_quantization(self) -> None:
+        needed = {"reuse": "blend", "copied_text": True, "answers": "compute"}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
+                raise ConfigError(
+                    f"kv_quantization={self.kv_quantization} keeps donors of blends alone, found by copied text, and "
+                    f"{name}={getattr(self, name)}: set {name} to {value}, or leave kv_quantization out"
+                )
+        if not self.max_generation:
+            raise ConfigError(
+                f"kv_quantization={self.kv_quantization} keeps state of generation 1 and more, and max_generation=0 allows none: leave one of "
+                "them out"
+            )
+
     def _check_bound(self) -> None:
         self.groups()
         differs_of(self.differs)
@@ -338,6 +362,10 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
             raise ConfigError(
                 f"error_bound and certificate are bounds on reuse, and prune={self.prune} changes answers without any: leave one out"
             )
+
+    @property
+    def finds_prefixes(self) -> bool:
+        return self.exact_prefix and not self.quantizes
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SemanticCacheConfig":

@@ -65,7 +65,7 @@ class Pipeline:
             plan, ran = self.run_plans(prepared, decision.plans, clock)
             clock.stop()
             stored = cache.keep(prepared, decision, plan, ran)
-            if self.promotes and plan.approximate and plan.answer is None:
+            if self.promotes and plan.approximate and plan.answer is None and not cache.config.quantizes:
                 cache.queue.promote(decision)
         record = Record.of(prepared, decision, plan, ran, clock, stored)
         cached = plan.donors[0].answer if plan.match is not None else None
@@ -115,7 +115,7 @@ class Pipeline:
     def _order(self, request: Request) -> Arrangement | None:
         """Order a prompt's parts for the longest stored prefix."""
         cache, epoch = self.cache, self.engine.epoch
-        if cache is None or cache.off or not (cache.config.free_order and cache.config.exact_prefix) or not epoch:
+        if cache is None or cache.off or not (cache.config.free_order and cache.config.finds_prefixes) or not epoch:
             return None
 
         def tokenize(text: str) -> tuple[int, ...]:

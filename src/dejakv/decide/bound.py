@@ -92,6 +92,7 @@ def setting_of(method: Method, config: SemanticCacheConfig) -> str:
     """Settings of a method's approximate plans: evidence on one setting says nothing about another."""
     if method == "blend":
         made = [config.blend_map, config.blend.told, f"generation {config.max_generation}"]
+        made += [config.kv_quantization] if config.quantizes else []
     elif method == "top_layer":
         made = [f"tail {config.top_layer_tail}", f"donors {config.blend_donors}"]
     else:

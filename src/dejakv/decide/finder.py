@@ -118,7 +118,7 @@ class Finder:
         own = self._known(entry.id, prepared)
         found = self._find(query, own, prepared, ask, statuses)
         tokens = len(prepared.token_ids)
-        if self.config.exact_prefix:
+        if self.config.finds_prefixes:
             prefix = (PrefixHit(entry.id, tokens - 1), own) if own is not None else self._longest_prefix(prepared)
             found = replace(found, prefix=prefix)
         same = bool(found.donors) and found.donors[0].id == entry.id
@@ -240,7 +240,7 @@ class Finder:
 
     def _add_copied(self, metas: Sequence[ChunkMeta]) -> None:
         copied = self._copied
-        metas = [meta for meta in metas if serves_blends(meta, self.config.max_generation)]
+        metas = [meta for meta in metas if serves_blends(meta, self.config)]
         if copied is None or not metas:
             return
         found = fingerprints_of(metas)
@@ -395,14 +395,15 @@ class Finder:
     def _donors(self, ids: Iterable[str], prepared: Prepared, ask: Ask) -> tuple[ChunkMeta, ...]:
         """Chunks that may serve the request."""
         metas = (self._known(id, prepared, ask.method) for id in ids)
-        return tuple(meta for meta in metas if meta is not None and serves_blends(meta, self.config.max_generation))
+        return tuple(meta for meta in metas if meta is not None and serves_blends(meta, self.config))
 
     def _known(self, id: str, prepared: Prepared, method: Method = "exact") -> ChunkMeta | None:
         """Describe a chunk of the request's partition and epoch: exact state, or rows for a blend."""
         meta = self.store.meta(id)
         if meta is None or (meta.partition, meta.epoch) != (prepared.request.partition, prepared.epoch):
             return None
-        return meta if meta.kind == KV or method == "blend" else None
+        exact = meta.kind == KV and not self.config.quantizes
+        return meta if exact or method == "blend" else None
 
     def _longest_prefix(self, prepared: Prepared) -> tuple[PrefixHit, ChunkMeta] | None:
         return self.store.find(prepared.request.partition, prepared.epoch, prepared.token_ids, prepared.spans)

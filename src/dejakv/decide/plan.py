@@ -17,7 +17,7 @@ from dejakv.decide.guards.base import Verdict
 from dejakv.decide.levels.base import Match, Query, Status
 from dejakv.request import Prepared, Request, ReuseMode, Sampling, reusable
 from dejakv.settings import MAX_SHARE
-from dejakv.store.base import KV, ROWS, ChunkMeta, PrefixHit
+from dejakv.store.base import INT8, KV, ROWS, ChunkMeta, PrefixHit
 from dejakv.trust.draw import Draw
 
 Method = Literal["none", "prefix", "exact", "adopt", "blend", "top_layer"]
@@ -250,9 +250,12 @@ class Decision:
         return f"{', '.join(map(str, self.considered))}: {ran.name}"
 
 
-def serves_blends(meta: ChunkMeta, most: int) -> bool:
-    """Whether a blend may take a chunk's rows: exact state, or rows of a blend of at most the generation `most`."""
-    return meta.kind == KV or (meta.kind == ROWS and meta.generation <= most)
+def serves_blends(meta: ChunkMeta, config: SemanticCacheConfig) -> bool:
+    """Whether a blend may take a chunk's rows: exact state, or rows of a blend of at most `max_generation`; with `kv_quantization` state in 8
+    bits, and nothing else."""
+    if config.quantizes:
+        return meta.kind == INT8 and meta.generation <= config.max_generation
+    return meta.kind == KV or (meta.kind == ROWS and meta.generation <= config.max_generation)
 
 
 def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:

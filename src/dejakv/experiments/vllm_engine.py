@@ -38,7 +38,7 @@ from dejakv.engines.base import (
 )
 from dejakv.engines.open import ModelChoice, connector_place
 from dejakv.engines.vllm.bind import EXTENSION
-from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.engines.vllm.settings import NOT_QUANTIZED, ConnectorSettings
 from dejakv.errors import ConfigError, DejaKVError, InputError, MissingExtraError, ModelError, requirements_of
 from dejakv.identity import Span, exact_key
 from dejakv.models import resolve
@@ -379,6 +379,8 @@ def open_vllm(choice: ModelChoice, cache: SemanticCacheConfig) -> VLLMEngine:
             "--error-bound with --reuse blend is of the transformers engine: vLLM holds a prompt's exact state by the time its blend would be "
             "compared with it; give --engine transformers, or --reuse adopt"
         )
+    if cache.quantizes:
+        raise ConfigError(NOT_QUANTIZED)
     settings = connector_settings(cache)
     return VLLMEngine.from_pretrained(choice.model, choice.dtype, choice.trust_remote_code, settings)
 

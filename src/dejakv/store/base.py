@@ -16,6 +16,9 @@ KV = "kv"
 ROWS = "rows"
 """Kind of a chunk with rows of a blended prompt that were computed in every layer. They serve later blends alone."""
 
+INT8 = "int8"
+"""Kind of a chunk whose KV entries are stored in 8 bits: of a prompt, or rows of a blend. They serve blends alone."""
+
 Rows = Sequence[tuple[int, int]]
 """Ranges of rows `[start, stop)`, of the whole prompt."""
 
@@ -36,11 +39,13 @@ class Tensor:
     data   C-contiguous array of the element size of `dtype` (bfloat16 as uint16 bit patterns); may be a memory map
     dtype  safetensors name: "F32", "BF16", "F16", "U8", "I64"
     page   rows of a state behind one index of `AXIS`: more than 1 where it consists of an engine's pages
+    of     dtype of the KV entries that it holds in 8 bits (`segment.quantized`); empty: it is as it was given
     """
 
     data: NDArray[Any]
     dtype: str
     page: int = 1
+    of: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dejakv.errors import StoreError
 from dejakv.identity import BLOCK_TOKENS, Span
-from dejakv.store.base import KV, NUMPY_DTYPES, ChunkMeta, CorruptChunk, Tensor, check
+from dejakv.store.base import AXIS, INT8, KV, NUMPY_DTYPES, ChunkMeta, CorruptChunk, Tensor, check
 from dejakv.store.keys import SIZE, Keys, ends_of
 from dejakv.store.records import seconds_text
 
@@ -43,6 +44,9 @@ _BLOCK_ROWS = 256
 _TEXT = ("name", "partition", "epoch", "kind", "record", "checksum")
 _JSON = ("start", "stop", "spans", "position", "generation", "lineage")
 _SECONDS = ("created", "ttl")
+_FLOATS = ("F32", "F16", "BF16")
+_SCALE = 4
+"""Bytes of a scale."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Segment:
     about        of other kinds than `kv`: the whole description (`records.encode_meta`)
     page         rows in each page of its state (`Tensor.page`); said where it is not 1
     purges       how many purges of shared objects its writer knew when its put began; said where there were some
+    of           of kind `int8`: dtype of its state before it was quantized
     due          when it may not be used any more, in seconds since 1970
     """
 
@@ -84,6 +89,7 @@ class Segment:
     nbytes: int = 0
     page: int = 1
     purges: int = 0
+    of: str = ""
 
     @property
     def due(self) -> float:
@@ -130,13 +136,16 @@ def encode(segment: Segment, tensor: Tensor) -> tuple[Segment, list[NDArray[np.u
     check(tensor)
     data = np.ascontiguousarray(tensor.data, dtype=NUMPY_DTYPES[tensor.dtype])
     shape, flat = list(tensor.data.shape), data.reshape(-1).view(np.uint8)
-    segment = replace(segment, checksum=_sum_of(flat, segment.name, tensor.dtype, shape), page=tensor.page)
+    segment = replace(
+        segment, checksum=_sum_of(flat, segment.name, tensor.dtype, shape), page=tensor.page, of=tensor.of
+    )
     keys = b"".join(segment.keys)
     meta = {name: getattr(segment, name) for name in _TEXT}
     meta |= {name: json.dumps(getattr(segment, name)) for name in _JSON if name != "spans"}
     meta |= {name: seconds_text(getattr(segment, name)) for name in _SECONDS}
     meta |= {"page": str(segment.page)} if segment.page > 1 else {}
     meta |= {"purges": str(segment.purges)} if segment.purges else {}
+    meta |= {"of": segment.of} if segment.of else {}
     meta["spans"] = json.dumps([[span.start, span.length, span.digest] for span in segment.spans])
     meta |= {"format": FORMAT, "prefix": segment.prefix.hex(), "about": base64.b64encode(segment.about).decode()}
     meta["index"] = _digest(meta, keys, segment.ids)
@@ -198,7 +207,7 @@ def described(read: Callable[[int], tuple[bytes, int]], first: int = HEAD) -> tu
             **{name: meta[name] for name in _TEXT}, **plain, prefix=bytes.fromhex(meta["prefix"]),
             keys=tuple(keys[at : at + SIZE] for at in range(0, len(keys), SIZE)), ids=ids,
             about=base64.b64decode(meta["about"]), nbytes=size, page=int(meta.get("page", "1")),
-            purges=int(meta.get("purges", "0")),
+            purges=int(meta.get("purges", "0")), of=meta.get("of", ""),
         )  # fmt: skip
         kind = np.dtype(NUMPY_DTYPES[dtype])
         if math.prod(shape) * kind.itemsize != s1 - s0:
@@ -208,6 +217,9 @@ def described(read: Callable[[int], tuple[bytes, int]], first: int = HEAD) -> tu
         raise CorruptChunk(f"the description is damaged: {error}") from error
     if len(found.keys) not in (0, len(ends)) or (found.keys and found.kind != KV):
         raise CorruptChunk("the keys do not fit the rows")
+    quantized = dtype == "U8" and len(shape) == 5 and shape[AXIS] == found.stop - found.start and shape[-1] > _SCALE
+    if not (found.of in _FLOATS and quantized) if found.kind == INT8 else found.of:
+        raise CorruptChunk("the state is of another codec, or has another number of scales than rows")
     return found, dtype, shape, base + s0
 
 
@@ -221,7 +233,48 @@ def opened(buffer: NDArray[np.uint8], name: str) -> tuple[Segment, Tensor]:
         raise CorruptChunk(f"object {name}: the checksum differs")
     data = flat.view(np.dtype(NUMPY_DTYPES[dtype])).reshape(shape)
     data.flags.writeable = False
-    return segment, Tensor(data, dtype, segment.page)
+    return segment, Tensor(data, dtype, segment.page, segment.of)
+
+
+def quantized(tensor: Tensor) -> Tensor:
+    """KV entries `[2, layers, kv_heads, rows, head_dim]` in 8 bits, `[2, layers, kv_heads, rows, head_dim + 4]` uint8: of each token and head
+    the entries as int8 by a scale, and behind them the scale, a 127th of their absmax, as a float32.
+
+    Raises: StoreError for what is no finite KV entries.
+    """
+    if tensor.dtype not in _FLOATS or tensor.data.ndim != 5:
+        raise StoreError(f"a state of {tensor.dtype} {tensor.shape} is no KV entries: leave out kv_quantization")
+    *outer, rows, width = tensor.shape
+    made = np.empty((*outer, rows, width + _SCALE), np.uint8)
+    for head in np.ndindex(*outer):
+        values = _floats(tensor.data[head], tensor.dtype)
+        scale = (np.abs(values).max(1, keepdims=True, initial=0.0) / 127).astype("<f4")
+        if not np.isfinite(scale).all():
+            raise StoreError("KV entries that are not finite cannot be quantized: leave out kv_quantization")
+        made[head][:, :width] = np.rint(values / np.where(scale, scale, 1)).astype(np.int8).view(np.uint8)
+        made[head][:, width:] = scale.view(np.uint8)
+    return Tensor(made, "U8", of=tensor.dtype)
+
+
+def dequantized(tensor: Tensor) -> Tensor:
+    """KV entries in the dtype that they had before `quantized`; a tensor that is not quantized as it is."""
+    if not tensor.of:
+        return tensor
+    *outer, rows, width = tensor.shape
+    made = np.empty((*outer, rows, width - _SCALE), NUMPY_DTYPES[tensor.of])
+    for head in np.ndindex(*outer):
+        entries, scale = np.split(tensor.data[head], [-_SCALE], axis=1)
+        values = entries.view(np.int8) * np.ascontiguousarray(scale).view("<f4")
+        if tensor.of == "BF16":  # to the nearest, of two the even one
+            bits = values.view("<u4")
+            values = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        made[head] = values
+    made.flags.writeable = False
+    return Tensor(made, tensor.of)
+
+
+def _floats(data: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    return (data.astype("<u4") << 16).view("<f4") if dtype == "BF16" else data.astype("<f4")
 
 
 def _sum_of(octets: NDArray[np.uint8], name: str, dtype: str, shape: list[int]) -> str:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from dejakv import errors
 from dejakv.errors import InputError
 from dejakv.identity import common_prefix
-from dejakv.store.base import KV, ROWS, ChunkMeta
+from dejakv.store.base import INT8, KV, ROWS, ChunkMeta
 from dejakv.store.budgets import is_older
 
 DONORS = "donors"
 """Entry of the `metadata` of rows: ids of the chunks whose state went into them."""
 PROMPT = "prompt"
-"""Entry of the `metadata` of rows: key of the prompt that was blended, whose own text they hold."""
+"""Entry of the `metadata` of rows: key of the prompt that was blended, whose own text they hold; and of a prompt's state in 8 bits."""
 
 Medium = tuple[str, str]
 """Partition and digest of a picture, sound or clip."""
@@ -110,7 +110,7 @@ def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list
     if selection.donors or selection.media:
         named = set(selection.donors)
         roots = [meta for id, meta in fit.items() if id in named]
-        roots += [meta for root in roots if root.kind == KV for meta in _continuing(fit.values(), root)]
+        roots += [meta for root in roots if _is_prompt(root) for meta in _continuing(fit.values(), root)]
         sources = named | {meta.id for meta in roots}
         roots += [meta for meta in fit.values() if _belongs(meta, sources, selection.media)]
         fit = {meta.id: meta for meta in roots}
@@ -126,7 +126,7 @@ def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list
 def counted(metas: Iterable[ChunkMeta]) -> Purged:
     """Count the removal of these entries, but for bytes."""
     metas = list(metas)
-    kinds = Counter(meta.kind if meta.kind in (KV, ROWS) else "" for meta in metas)
+    kinds = Counter(KV if _is_prompt(meta) else ROWS if meta.kind in (ROWS, INT8) else "" for meta in metas)
     media = frozenset((meta.partition, span.digest) for meta in metas for span in meta.spans)
     return Purged(kinds[KV], kinds[ROWS], 0, kinds[""], ids=frozenset(meta.id for meta in metas), media=media)
 
@@ -136,7 +136,7 @@ def derived(metas: Iterable[ChunkMeta], *sources: str) -> list[str]:
     from it."""
     made_from: dict[str, list[str]] = {}
     for meta in metas:
-        if meta.kind == ROWS:
+        if meta.kind in (ROWS, INT8):
             for source in (*meta.metadata.get(DONORS, ()), meta.metadata.get(PROMPT, "")):
                 made_from.setdefault(source, []).append(meta.id)
     found: dict[str, None] = {}
@@ -149,13 +149,17 @@ def derived(metas: Iterable[ChunkMeta], *sources: str) -> list[str]:
     return list(found)
 
 
+def _is_prompt(meta: ChunkMeta) -> bool:
+    return meta.kind == KV or (meta.kind == INT8 and DONORS not in meta.metadata)
+
+
 def _continuing(metas: Iterable[ChunkMeta], source: ChunkMeta) -> list[ChunkMeta]:
     """The prompts of its partition and epoch that begin with all of it: they hold its text, and their first rows are its."""
     length = source.num_tokens
     return [
         meta
         for meta in metas
-        if meta.kind == KV
+        if _is_prompt(meta)
         and (meta.partition, meta.epoch) == (source.partition, source.epoch)
         and meta.num_tokens > length
         and common_prefix(
@@ -167,7 +171,7 @@ def _continuing(metas: Iterable[ChunkMeta], source: ChunkMeta) -> list[ChunkMeta
 
 def _belongs(meta: ChunkMeta, prompts: set[str], media: frozenset[Medium]) -> bool:
     """Whether a record is an encoder output of these media or a fusion state of these prompts."""
-    if meta.kind in (KV, ROWS):
+    if meta.kind in (KV, ROWS, INT8):
         return False
     about = meta.metadata
     return (meta.partition, about.get("content_hash")) in media or about.get("chunk") in prompts

@@ -44,7 +44,7 @@ from dejakv.store.remote.feed import LIST, Feed
 from dejakv.store.remote.replicas import Follower
 from dejakv.store.remote.tiers import Tiers
 from dejakv.store.removal import Choose, loose, remove
-from dejakv.store.segment import opened
+from dejakv.store.segment import dequantized, opened
 from dejakv.store.selection import Purged, Selection, chosen, counted
 from dejakv.store.writing import Refused, write
 
@@ -565,7 +565,7 @@ class Store:
             data = get(piece.name)
             known = self._verified.get(piece.name)
             if known is not None and known[0] is data:
-                return known[1]
+                return dequantized(known[1])
             segment, tensor = opened(data, piece.name)
             if (segment.start, segment.stop) != (piece.start, piece.end):
                 raise CorruptChunk(f"object {piece.name} has other rows")
@@ -573,7 +573,7 @@ class Store:
             if row and row[0] != segment.row:
                 raise CorruptChunk(f"object {piece.name} is of another prompt than was told")
             self._verified[piece.name] = (data, tensor)
-            return tensor
+            return dequantized(tensor)
         except Missing:
             if not again:
                 self._notes.missing(piece.n)

@@ -11,7 +11,7 @@ import numpy as np
 from dejakv.errors import InputError, StoreError
 from dejakv.identity import BLOCK_TOKENS, exact_key
 from dejakv.store import changes
-from dejakv.store.base import AXIS, KV, Chunk, ChunkMeta, Tensor, check
+from dejakv.store.base import AXIS, INT8, KV, Chunk, ChunkMeta, Tensor, check
 from dejakv.store.budgets import POLICIES, Budget, NoRoom
 from dejakv.store.catalog import Catalog, Piece
 from dejakv.store.changes import Gone, Uses
@@ -20,7 +20,7 @@ from dejakv.store.keys import Keys
 from dejakv.store.objects import Objects, Unknown
 from dejakv.store.reconcile import is_there
 from dejakv.store.records import encode_meta
-from dejakv.store.segment import NEVER, RECORD, Segment, cut, encode
+from dejakv.store.segment import NEVER, RECORD, Segment, cut, encode, quantized
 from dejakv.store.selection import DONORS, PROMPT
 
 
@@ -99,15 +99,17 @@ def _unit(chunk: Chunk) -> int:
 
 
 def _alone(meta: ChunkMeta, chunk: Chunk) -> _Work:
-    """Rows of a blend, or a named tensor: one segment without keys."""
+    """Rows of a blend, state in 8 bits, or a named tensor: one segment without keys."""
+    tensor = quantized(chunk.tensor) if meta.kind == INT8 else chunk.tensor
+    meta = replace(meta, nbytes=tensor.nbytes)
     about = encode_meta(meta)
-    count = chunk.tensor.shape[AXIS] if len(chunk.tensor.shape) > AXIS else 0
+    count = tensor.shape[AXIS] if len(tensor.shape) > AXIS else 0
     segment = Segment(
         "", meta.partition, meta.epoch, meta.kind, 0, count, record=meta.id, position=meta.position,
         generation=meta.generation, lineage=(*meta.metadata.get(DONORS, ()), meta.metadata.get(PROMPT, "")),
         created=meta.created, ttl=meta.ttl, about=about,
     )  # fmt: skip
-    return _Work(meta, about, [], [segment], [chunk.tensor])
+    return _Work(meta, about, [], [segment], [tensor])
 
 
 def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float, shared: bool) -> _Work:

@@ -46,6 +46,11 @@ LEFT_HERE: dict[str, str] = {
 }  # fmt: skip
 """Keys of earlier versions, and what took the place of each."""
 
+NOT_QUANTIZED = (
+    "kv_quantization is of the transformers engine: vLLM's blends are checked with stored exact state, and there would be none. Leave it "
+    "out; compress, and vLLM's --kv-cache-dtype with mode exact, take fewer bytes too"
+)
+
 
 @dataclass(frozen=True)
 class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
@@ -138,6 +143,8 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> "ConnectorSettings":
         """Read `kv_connector_extra_config`. Raises: ConfigError for an unknown key, listing the known, or a removed one."""
+        if "kv_quantization" in extra:
+            raise ConfigError(NOT_QUANTIZED)
         return from_mapping(cls, extra, "kv_connector_extra_config", {**LEFT, **LEFT_HERE})
 
 
