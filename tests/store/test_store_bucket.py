@@ -7,12 +7,15 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.services import S3Server, free_ports, wait_until
 
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.engines.vllm.stores import open_store as open_for_vllm
 from dejakv.errors import StoreError
 from dejakv.store import Store, open_store
 from dejakv.store.base import joined
@@ -185,6 +188,17 @@ def test_damaged_and_foreign_objects_are_counted_misses(
         assert third.put(chunk)
         check_whole(third, [chunk])
     assert s3_server.request("GET", f"/dejakv/{bucket[12:]}/segments/notes.txt") == b"another program's"
+
+
+def test_vllm_packs_as_well_without_a_folder(bucket: str, s3_server: S3Server) -> None:
+    chunk = prompt_chunk(LONG, width=64)
+    own = SimpleNamespace(distributed_executor_backend=None), SimpleNamespace(engine_id=bucket)
+    config = SimpleNamespace(parallel_config=own[0], kv_transfer_config=own[1])
+    with closing(open_for_vllm(ConnectorSettings(store=bucket, compress=True), config)) as store:
+        assert store.put(chunk)
+        check_whole(store, [chunk])
+    sizes = [len(s3_server.request("GET", f"/dejakv/{path}")) for path in objects_of(s3_server, bucket)]
+    assert sum(sizes) < chunk.tensor.nbytes
 
 
 @pytest.mark.parametrize("damage", ["", "cut", "flipped", "description"])

@@ -25,7 +25,7 @@ class _Shared(Store):
     def __init__(self, settings: ConnectorSettings, rules: Admission) -> None:
         objects = feed = None
         if settings.store is not None and in_bucket(settings.store):
-            service, feed = in_service(settings.store, settings.feed)
+            service, feed = in_service(settings.store, settings.feed, settings.compress)
             objects = Tiers(service, settings.memory_bytes, "read")
         super().__init__(objects, budget=Budget(settings.max_bytes, policy=settings.policy), admission=rules, feed=feed)
         self.holders = 0
