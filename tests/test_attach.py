@@ -98,6 +98,18 @@ def test_pictures_are_part_of_the_identity(name: str) -> None:
     assert len(records) == 6
 
 
+def test_encoder_outputs_outlive_an_attachment_where_the_config_names_a_place(tmp_path: Path) -> None:
+    name = tiny.IMAGES[0]
+    model, processor = tiny.image_model(name)
+    inputs = picture_inputs(processor, [f"{START} {tiny.PLACEHOLDER[name]} what colour"], [[tiny.picture(1, 24, 16)]])
+    records: list[Record] = []
+    for _ in range(2):
+        config = SemanticCacheConfig(fusion_cache_dir=str(tmp_path))
+        with dejakv.attach(model, processor, config, on_record=records.append):
+            model.generate(**inputs, max_new_tokens=2, pad_token_id=1)
+    assert [(record.method, record.encoder_runs) for record in records] == [("none", 1), ("none", 0)]
+
+
 def test_adopt_answers_from_a_similar_prompt_with_the_callers_own_tokens_in_front() -> None:
     model, tokenizer = text()
     config = SemanticCacheConfig(

@@ -9,7 +9,7 @@ Changes only this object's attribute `generate`, and always restores it.
 
 import threading
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import count
 from typing import Any, cast
 
@@ -17,8 +17,8 @@ import torch
 
 from dejakv.build import build_cache
 from dejakv.cache import HierarchicalCache
-from dejakv.config import SemanticCacheConfig, switched_off
-from dejakv.encoder_cache import VisualKVCache
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.open import encoder_registry
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.generate_call import Arguments, GenerateCall, joined
 from dejakv.errors import ConfigError, InputError
@@ -51,7 +51,7 @@ def attach(
     model                   a causal or image-text model of transformers, or its PEFT wrapper
     processor_or_tokenizer  for image-text models the processor
     cache                   used instead of a new one made from `config`, and left open
-    encoder_cache           a `VisualKVCache` to share; by default one of `config.encoder_bytes`
+    encoder_cache           a `VisualKVCache` to share; by default one by `config`
     on_record               called with the record of every prompt served
     trusted                 modules or packages whose classes, hooks and functions may be part of the model, by name
                             ("my_package", "__main__"). Their code is part of the model's fingerprint, global variables that it
@@ -73,25 +73,19 @@ def attach(
         raise ConfigError(
             "answers=keep returns texts, and generate of an attached model returns more: use Pipeline or `dejakv serve`, or leave it out"
         )
-    registry = encoder_cache
-    if registry is None and settings.encoder_bytes and not switched_off():
-        registry = VisualKVCache(
-            max_entries=1_000_000, max_vram_bytes=settings.encoder_bytes, ttl=settings.lifetime(settings.ttl_encoder)
-        )
     check_partition(partition)
     model = getattr(model, "_orig_mod", model)  # what `torch.compile` wraps is what generates
     processor = processor_or_tokenizer if hasattr(processor_or_tokenizer, "image_processor") else None
     tokenizer = processor.tokenizer if processor is not None else processor_or_tokenizer
-    original = model.generate
-    engine = TransformersEngine(model, tokenizer, processor, encoder_cache=registry, trusted=trusted)
-    used = cache if cache is not None else build_cache(settings, engine)
-    own["generate"] = _Generate(original, Pipeline(engine, used), engine, partition, on_record)
-    try:
+    original, registry = model.generate, encoder_cache
+    with ExitStack() as ours:
+        if registry is None and settings.encoder_bytes and (registry := encoder_registry(settings)) is not None:
+            ours.callback(registry.close)
+        engine = TransformersEngine(model, tokenizer, processor, encoder_cache=registry, trusted=trusted)
+        used = cache if cache is not None else ours.enter_context(closing(build_cache(settings, engine)))
+        own["generate"] = _Generate(original, Pipeline(engine, used), engine, partition, on_record)
+        ours.callback(own.pop, "generate")
         yield used
-    finally:
-        del own["generate"]
-        if cache is None:
-            used.close()
 
 
 class _Generate:

@@ -117,7 +117,7 @@ def build_fusion(config: SemanticCacheConfig, engine: Any) -> FusionStates | Non
         return None
     provider = made_by(config.fusion_provider, "fusion_provider (--fusion-provider)", ("capture", "inject"))
     if folder := config.fusion_states_dir:
-        store = open_store(folder)
+        store = open_store(folder, feed=config.feed)
     else:
         most = max(1, config.encoder_bytes)
         store = Store(budget=Budget(most, parts=config.parts.scaled(most)))

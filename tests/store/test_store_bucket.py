@@ -163,7 +163,7 @@ def test_an_object_that_leaves_between_lookup_and_load_is_a_counted_miss(two: tu
     assert one.purge(Selection()).prompts == 1
     assert other.get_parts(hit[0].donor) is None
     assert other.find("p", "e", LONG) is None
-    assert (other.stats().misses, other.stats().hits) == (1, 0)
+    assert (other.stats().misses, other.stats().hits, other.stats().corrupt) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "foreign"])

@@ -8,12 +8,15 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.asking import EXACT, request, uncached, wordings
 from tests.services import wait_until
 
 from dejakv.cache import HierarchicalCache
 from dejakv.decide.levels.exact import ExactTextCache
+from dejakv.decide.levels.fusion import FusionCache, FusionState
+from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.base import LATE
 from dejakv.pipeline import Pipeline
 from dejakv.store import Store
@@ -165,14 +168,17 @@ def test_a_link_is_estimated_from_its_reads() -> None:
     assert link.seconds(1, 10) == 0.01
 
 
-@pytest.mark.parametrize("asked", ["equal", "longer"])
+@pytest.mark.parametrize("asked", ["equal", "longer", "copied"])
 def test_state_that_comes_too_late_is_computed(far: Far, docs_engine: Any, asked: str) -> None:
     """The same answer, and a counted miss; where reading is known to take longer, nothing is asked."""
     first = request(wordings()[0])
     wanted = replace(first if asked == "equal" else request(wordings()[1]), no_store=True)
     truth = uncached(docs_engine, wanted)
+    config = replace(EXACT, costs=(1e-3, 0.0, 0.0, 0.0))
+    if asked == "copied":
+        config = replace(config, reuse="blend", semantic_text=False, exact_prefix=False)
     with opened(far) as store:
-        cache = HierarchicalCache(store, [ExactTextCache()], config=replace(EXACT, costs=(1e-3, 0.0, 0.0, 0.0)))
+        cache = HierarchicalCache(store, [ExactTextCache()], config=config)
         pipeline = Pipeline(docs_engine, cache)
         pipeline.answer(first)
         cache.flush()
@@ -187,4 +193,26 @@ def test_state_that_comes_too_late_is_computed(far: Far, docs_engine: Any, asked
         store._far._link = Link()
         far.answers.set()
         hit = pipeline.answer(wanted)
-        assert (hit.record.method, hit.token_ids) == ("exact" if asked == "equal" else "prefix", truth.token_ids)
+        assert hit.record.method == {"equal": "exact", "longer": "prefix", "copied": "blend"}[asked]
+        assert hit.token_ids == truth.token_ids
+
+
+def test_encoder_and_fusion_outputs_have_deadlines(far: Far) -> None:
+    """The time that the encoder took, and the time that the plan gains."""
+    output = np.ones((4, 8), np.float32)
+    states = FusionState("c", {"fusion_output": output})
+    with opened(far) as store, VisualKVCache(disk=store) as cache:
+        cache.view("an encoder").store("ab" * 32, "image", output, encoder_seconds=0.05)
+        cache.flush()
+        fusion = FusionCache(None, store, "model")
+        assert fusion.save(states)
+        with VisualKVCache(disk=store) as other:
+            assert other.view("an encoder").lookup("ab" * 32) is None
+            store._far._link = Link()
+            assert fusion.load("c", 0.05) is None
+            assert store.stats().late == 2
+            known = len(far.asked)
+            store._far._link.read(1, 10, 3600.0)
+            assert other.view("an encoder").lookup("ab" * 32) is None
+            assert fusion.load("c", 0.05) is None
+            assert (len(far.asked), store.stats().late, store.stats().corrupt) == (known, 2, 0), "not asked"

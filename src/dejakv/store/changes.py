@@ -225,16 +225,23 @@ def needed(sql: sqlite3.Connection, segment: int, without: Collection[int]) -> b
 class Notes:
     """Notes uses and damage in batches, so that reading waits for no writer: a killed process loses the last ones. Thread-safe.
 
-    left  called with the removed entries, after the commit
+    left    called with the removed entries, after the commit
+    shared  whether others remove objects without a word to this catalog, so that a missing one is no damage
     """
 
     def __init__(
-        self, catalog: Catalog, counters: Counters, left: Callable[[Gone], object], lock: threading.Lock
+        self,
+        catalog: Catalog,
+        counters: Counters,
+        left: Callable[[Gone], object],
+        lock: threading.Lock,
+        shared: bool,
     ) -> None:
         self._catalog = catalog
         self._counters = counters
         self._left = left
         self._lock = lock
+        self._shared = shared
         self._uses = Uses()
         self._untold: dict[str, None] = {}
         self._condemned: dict[int, str] = {}
@@ -322,7 +329,7 @@ class Notes:
                 self._condemned.pop(n, None)
             if not self._condemned:
                 self.lost.clear()
-        for _ in missing:
+        for _ in () if self._shared else missing:
             logger.warning("a segment is removed: its object is missing")
             self._counters.add("corrupt")
         self._left(gone)

@@ -92,7 +92,8 @@ class Store:
         self._listeners = Listeners()
         self._arrivals = Listeners()
         self._worker = Worker(self._work, self._tick, queue)
-        self._notes = Notes(self._catalog, self._counters, partial(self._left, read=True), self._lock)
+        left = partial(self._left, read=True)
+        self._notes = Notes(self._catalog, self._counters, left, self._lock, self._objects.shared)
         self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
         self._closed = self._warned = self._traces = False
         self._feed = feed

@@ -5,6 +5,7 @@ under the store's budget, lifetime and purges.
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -102,23 +103,34 @@ class FusionCache:
         )  # fmt: skip
         return self._store.put(Chunk(meta, Tensor(data, "U8")))
 
-    def load(self, chunk_id: str) -> FusionState | None:
-        """Return the state of a chunk, None if missing."""
-        chunk = self._store.get(self._id(chunk_id))
+    def load(self, chunk_id: str, within: float | None = None) -> FusionState | None:
+        """Return the state of a chunk, None if missing, or if it cannot be read `within` so many seconds."""
+        id = self._id(chunk_id)
+        if within is not None and self._store.away(id) > within:
+            return None
+        chunk = self._store.get(id, None if within is None else time.monotonic() + within)
         if chunk is None:
             return None
         tensors = load(chunk.tensor.data.tobytes())
         about = chunk.meta.metadata
         return FusionState(chunk_id, {name: tensors[name] for name in about["names"]}, about["metadata"])
 
-    def inject(self, *, llm: Any, request_id: str, state: FusionState | None = None, chunk_id: str = "") -> Status:
-        """Put a state back into the model: the given one, or the chunk's.
+    def inject(
+        self,
+        *,
+        llm: Any,
+        request_id: str,
+        state: FusionState | None = None,
+        chunk_id: str = "",
+        within: float | None = None,
+    ) -> Status:
+        """Put a state back into the model: the given one, or the chunk's (`within`: see `load`).
 
         Returns its status: `hit`, `miss` (none stored, or the model did not take it) or `skip` (no provider).
         """
         if self.provider is None:
             return "skip"
-        found = state if state is not None else self.load(chunk_id)
+        found = state if state is not None else self.load(chunk_id, within)
         if found is None:
             return "miss"
         try:
@@ -152,7 +164,8 @@ class FusionStates(Observer):
         plan, row = decision.plan, "miss"
         if plan.match is not None and plan.donors:
             donor = plan.donors[0].id
-            row = self._of(prepared).inject(llm=self._engine, request_id=prepared.request.id, chunk_id=donor)
+            states, request = self._of(prepared), prepared.request.id
+            row = states.inject(llm=self._engine, request_id=request, chunk_id=donor, within=plan.within)
         return replace(decision, statuses={**decision.statuses, "fusion": row})
 
     def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: object) -> None:

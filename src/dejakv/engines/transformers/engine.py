@@ -211,7 +211,10 @@ class TransformersEngine(Engine):
         if plan.method in PIECEWISE:
             until = deadline(plan.within)
             donors = [StoredDonor(store, meta, until) for meta in plan.donors]
-            return self.blend(prepared, donors, settings_of(plan), on_token=on_token, accept=plan.accept)
+            ran = self.blend(prepared, donors, settings_of(plan), on_token=on_token, accept=plan.accept)
+            if plan.away and isinstance(ran, Refusal) and ran.reason == UNREADABLE:
+                return replace(ran, reason=unread(until))
+            return ran
         began, told, donor = time.perf_counter(), decoding.Told(on_token), plan.donors[0]
         tokens = plan.reused if plan.method == "prefix" else len(donor.token_ids) - 1
         until = deadline(plan.within)

@@ -60,7 +60,7 @@ class Feed:
 
     def __init__(self, url: str, name: str) -> None:
         try:
-            import redis
+            import redis.exceptions
         except ImportError as error:
             raise MissingExtraError("redis", "remote", "the feed") from error
         self._errors = (redis.RedisError, OSError)
