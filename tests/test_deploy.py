@@ -1,4 +1,4 @@
-"""What deploy/ holds: the parsers of Compose and Helm take it, and its names are those of the code. Alerts are tested by deploy/alerts_test.yaml."""
+"""What deploy/ holds: the parsers of Compose and Helm take it, and its names are those of the code. deploy/alerts_test.yaml, which tests the alerts, needs promtool."""
 
 import json
 import os

@@ -50,11 +50,12 @@ class TestBucketBehindMemoryAndDisk(TestBucket):
 
 
 class TestBucketWithFeed(TestBucket):
-    """What one machine tells the others changes nothing for itself."""
+    """With copies on disk, as `deploy/` has it. What one machine tells the others changes nothing for itself."""
 
     @pytest.fixture(autouse=True)
     def _feed(self, valkey_server: ValkeyServer) -> None:
         self.feed = valkey_server.url
 
     def make_store(self, folder: Path, **settings: Any) -> Store:
-        return open_store(f"{self.url}/{folder.name}", memory_bytes=20_000, feed=self.feed, **settings)
+        tiers = {"memory_bytes": 20_000, "disk_dir": folder, "disk_bytes": 50_000}
+        return open_store(f"{self.url}/{folder.name}", **tiers, feed=self.feed, **settings)

@@ -247,7 +247,34 @@ def test_a_listing_that_takes_long_comes_seldom(monkeypatch: pytest.MonkeyPatch)
     finally:
         ended.set()
         follower.close()
-    assert 2 <= len(listings) <= 1 + 100_000 / (replicas.SHARE * took)
+    assert 2 <= len(listings) <= 1 + 100_000 / (0.8 * replicas.SHARE * took)
+
+
+def test_machines_whose_feed_is_back_do_not_list_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for a random part of 20 listings' time, at most ten seconds: here for none of it."""
+    now, ended, drawn = [0.0], threading.Event(), list[float]()
+
+    class Gaps:
+        def hear(self) -> None: ...
+
+        def tell(self, what: str, names: object) -> None: ...
+
+    def listed(news: object) -> None:
+        now[0] += 0.1 * 10 ** len(drawn)
+        if len(drawn) > 4:
+            ended.set()
+
+    def uniform(least: float, most: float) -> float:
+        drawn.append(most)
+        return least
+
+    monkeypatch.setattr(replicas, "LIST_SECONDS", 10.0)
+    monkeypatch.setattr(replicas, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(replicas, "random", SimpleNamespace(uniform=uniform))
+    follower = replicas.Follower(listed, lambda used: [], Gaps())  # type: ignore[arg-type]
+    assert ended.wait(60)
+    follower.close()
+    assert drawn[:5] == [0.0, 1.2, 10.0, 1.2, 10.0]
 
 
 def test_what_is_wrong_with_a_feed_is_told_at_the_start(bucket: str) -> None:

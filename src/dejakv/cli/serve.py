@@ -13,7 +13,7 @@ GROUPS = {
     "Model": ("model", "dtype", "device", "trust_remote_code"),
     "Service": ("host", "port", "api_keys_file", "max_queue", "max_body_bytes", "max_new_tokens"),
     "Reuse": ("reuse", "allow_approximate", "blend_quality", "similarity_threshold", "prune", "error_bound"),
-    "Storage": ("store", "max_items", "max_bytes", "ttl", "quotas"),
+    "Storage": ("store", "disk_dir", "feed", "max_items", "max_bytes", "ttl", "quotas"),
 }
 SECRETS = ("api_keys", "partition_secret", "operator_key")
 """Settings without an option: other users of a machine see command lines."""

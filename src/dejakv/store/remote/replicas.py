@@ -1,5 +1,6 @@
 """Follows what other machines put into and take out of shared objects."""
 
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,8 @@ from dejakv.store.reconcile import News
 from dejakv.store.remote.feed import USED, Away, Feed
 
 LIST_SECONDS = 10.0
-"""Seconds between two listings; 20 times as long as a listing takes where that is more, since services charge for them."""
+"""Mean seconds between two listings; 20 times as long as a listing takes where that is more, since services charge for them. They are drawn
+at random, so that machines do not list at once."""
 SHARE = 20
 FEED_SECONDS = 300.0
 """The same at least where there is a feed, for who changes a bucket without it."""
@@ -30,6 +32,7 @@ class Follower:
         feed: Feed | None = None,
     ) -> None:
         self._catch_up, self._share, self._feed = catch_up, share, feed
+        self._took = 0.0
         self._heard = time.monotonic()
         self._next = self._heard + LIST_SECONDS
         self._closed = threading.Event()
@@ -61,6 +64,8 @@ class Follower:
                     if time.monotonic() < max(self._heard + FEED_SECONDS, self._next):
                         return
                     news = None
+                if heard is None:  # all machines miss what their feed has lost
+                    self._closed.wait(random.uniform(0.0, min(LIST_SECONDS, SHARE * self._took)))
             except Away:
                 self._closed.wait(_AWAY_SECONDS)
                 if time.monotonic() < self._next:
@@ -71,5 +76,5 @@ class Follower:
         self._catch_up(news)
         if news is None:
             now = time.monotonic()
-            self._heard = now
-            self._next = now + max(LIST_SECONDS, SHARE * (now - began))
+            self._heard, self._took = now, now - began
+            self._next = now + max(LIST_SECONDS, SHARE * self._took) * random.uniform(0.8, 1.2)
