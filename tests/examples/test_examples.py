@@ -1,10 +1,14 @@
 """The examples run as they are documented, and show what they claim."""
 
+import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -86,3 +90,34 @@ def test_a_mistake_names_the_cause() -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
     assert "every layer attends to its own KV" in done.stderr
+
+
+def test_settling_sends_the_prompt_that_was_asked_and_stores_no_more_than_it_may() -> None:
+    """What shapes the prompt is sent as it is, what shapes the answer is not; the request's choices hold."""
+    sent = list[dict[str, Any]]()
+
+    def server(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/metrics":
+            return httpx.Response(200, text='vllm:num_requests_running{engine="0"} 0.0')
+        sent.append({"path": request.url.path, **json.loads(request.content)})
+        return httpx.Response(200, json={})
+
+    prompt = {
+        "model": "m", "messages": [{"role": "user", "content": "hello"}], "cache_salt": "tenant",
+        "chat_template_kwargs": {"enable_thinking": False}, "documents": [{"text": "a"}],
+    }  # fmt: skip
+    bodies = [
+        {**prompt, "stream": True, "n": 4, "kv_transfer_params": {"dejakv": {"mode": "blend", "ttl": 60}}},
+        {**prompt, "kv_transfer_params": {"dejakv": {"no_store": True}}},
+        {**prompt, "kv_transfer_params": {"dejakv": "no_store"}},
+        {"model": "m", "prompt": "hello", "max_completion_tokens": 9},
+    ]
+    settle = runpy.run_path(str(EXAMPLES / "vllm_settle.py"))["settle"]
+    with httpx.Client(base_url="http://server", transport=httpx.MockTransport(server)) as client:
+        assert settle(client, bodies) == 2
+        chosen = {"max_tokens": 1, "kv_transfer_params": {"dejakv": {"mode": "exact", "ttl": 60}}}
+        assert sent[0] == {"path": "/v1/chat/completions", **prompt, **chosen}
+        chosen["kv_transfer_params"] = {"dejakv": {"mode": "exact"}}
+        assert sent[1] == {"path": "/v1/completions", "model": "m", "prompt": "hello", **chosen}
+        settle(client, bodies[-1:], priority=7)
+        assert sent[2]["priority"] == 7

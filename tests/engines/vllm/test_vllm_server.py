@@ -1,8 +1,10 @@
 """The OpenAI server in processes of its own: the flags, the middleware, what the client is told, and /metrics."""
 
 import json
+import os
 import re
-import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -21,6 +23,7 @@ FIRST = f"{DOCUMENT}where does mara live?"
 NEAR = f"{DOCUMENT}and where does mara live?"
 
 
+NO_STORE = {"dejakv": {"no_store": True}}
 STORE = "s3://dejakv/servers"
 
 
@@ -30,7 +33,8 @@ def server(tmp_path_factory, s3_server):
     adopt = {"index_encoder": "model", "model": str(DOCS), "similarity_threshold": 0.9, "lexical_guard": False}
     environment = {"DEJAKV_ADOPT": json.dumps(adopt), "DEJAKV_API_KEYS": "one,two"}
     environment |= s3_server.environment
-    with serving(folder, server_flags({"store": STORE, "disk_dir": str(folder / "kv")}), environment) as address:
+    flags = [*server_flags({"store": STORE, "disk_dir": str(folder / "kv")}), "--scheduling-policy", "priority"]
+    with serving(folder, flags, environment) as address:
         yield address
 
 
@@ -89,15 +93,23 @@ def test_a_request_is_explained(server, tmp_path):
     assert "the answer is that of full computation" in said[-1]
 
 
-def test_a_client_settles_prompts(server, tmp_path):
-    """examples/vllm_settle.py, on a prompt of which nothing is stored."""
-    settle = runpy.run_path(str(ROOT / "examples" / "vllm_settle.py"))["settle"]
-    prompt = FIRST.replace("mara", "hugo")
-    with httpx.Client(base_url=server, timeout=None, headers={"authorization": "Bearer one"}) as client:
-        assert settle(client, [{"model": "docs", "prompt": prompt, "max_tokens": 40, "stream": True}]) == 1
+def test_a_client_settles_prompts(server):
+    """examples/vllm_settle.py, behind whoever comes meanwhile, on prompts of which nothing is stored."""
+    unkept, kept = FIRST.replace("mara", "nina"), FIRST.replace("mara", "hugo")
+    bodies = [{"model": "docs", "prompt": prompt, "max_tokens": 40, "stream": True} for prompt in (unkept, kept)]
+    bodies[0]["kv_transfer_params"] = NO_STORE
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "vllm_settle.py"), server, "--priority", "1"],
+        input="\n".join(map(json.dumps, bodies)),
+        env={**os.environ, "DEJAKV_API_KEY": "one"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "settled 1\n", done.stderr
     told = {"method": "none"}
     while told["method"] != "exact":  # it is stored behind its answer
-        _, _, told = _complete(server, prompt, kv_transfer_params={"dejakv": {"no_store": True}})
+        _, _, told = _complete(server, kept, kv_transfer_params=NO_STORE)
+    assert _complete(server, unkept, kv_transfer_params=NO_STORE)[2]["method"] == "none"
 
 
 def test_another_engine_has_what_the_server_computed(server, s3_server, monkeypatch):
