@@ -16,7 +16,7 @@ from vllm_harness import EXTENSION, Engine, greedy, running, tokens, worker_side
 
 from dejakv.engines.vllm.blend.queue import CUT, Queue
 from dejakv.engines.vllm.loads import Loads
-from dejakv.engines.vllm.scheduler import SchedulerSide
+from dejakv.engines.vllm.scheduler import NO_GAIN, SchedulerSide
 from dejakv.store.store import Store
 
 BUDGET, BLENDS, AHEAD = 2048, 12, 3
@@ -156,6 +156,24 @@ def test_donors_that_are_read_slowly_hold_nobody_up(engine: Engine, monkeypatch:
                 there.set()
     assert sum(count < BUDGET for count in counted[:filled]) <= 1
     assert told.count("blend") >= 2
+
+
+def test_a_blend_that_does_not_pay_leaves_the_exact_prefix(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is told, the refusal counted, and the answer is that of full computation."""
+    engine.settle()
+    prompt = DONORS[0][:300] + tokens(20, 600) + DONORS[1][40:] + tokens(24, 601)
+    (truth,) = engine.ask([prompt], wish={"mode": "off", "no_store": True}, salt="truth")
+    engine.reset_prefix_cache()
+    before = engine.metrics().get("vllm:dejakv_blends_refused", 0)
+    monkeypatch.setattr(Queue, "_pays", lambda queue, each, *_: not each.rows)
+    (refused,) = engine.ask([prompt], wish={"mode": "blend", "no_store": True})
+    assert (refused.told["method"], refused.told["reason"]) == ("exact", NO_GAIN)
+    assert (refused.told["tokens_reused"], refused.told["approximate"]) == (refused.cached, False)
+    assert refused.cached >= 288
+    assert refused.tokens == truth.tokens
+    assert engine.metrics()["vllm:dejakv_blends_refused"] == before + 1
+    (alone,) = engine.ask([PROMPTS[5]], wish={"mode": "blend", "no_store": True})
+    assert (alone.told["method"], alone.told["reason"]) == ("none", NO_GAIN), "there is no prefix to take"
 
 
 def stepped_to_the_end(llm: Any) -> None:
