@@ -24,12 +24,13 @@ Cells = Sequence[tuple[str, Cell]]
 
 
 def text(result: Mapping[str, Any], name: str) -> str:
-    """The page. `name`: the JSON's, which stands beside it."""
+    """The page. `name`: the JSON's, which stands beside it. Its `notes`, if somebody wrote some, are paragraphs of the page."""
     cells = [(workload, load, cell) for workload, some in result["workloads"].items() for load, cell in some.items()]
     at_once = [(workload, cell) for workload, load, cell in cells if load == ALL_AT_ONCE]
     under = [(f"{workload}, {load}%", cell) for workload, load, cell in cells if load != ALL_AT_ONCE]
-    strangers = [(name, {**cell, **cell["strangers"]}) for name, cell in under if "strangers" in cell]
-    lines = [ABOUT, _where(result, name), "\n## Capacity\n"]
+    every = [*under, *((f"{workload}, all at once", cell) for workload, cell in at_once)]
+    strangers = [(name, {**cell, **cell["strangers"]}) for name, cell in every if "strangers" in cell]
+    lines = [ABOUT, _where(result, name), *(f"\n{line}" for line in result.get("notes", ())), "\n## Capacity\n"]
     lines += _table(("workload", "prefix: requests a second", "arm", "by prefix", *_SERVED), _capacity(at_once))
     lines += ["\n## Latency\n", *_table((*_LATENCY, *_SERVED), _latency(under))]
     if strangers:

@@ -218,6 +218,10 @@ def test_strangers_are_apart_from_the_others() -> None:
     cell = figures([*rows, *ROWS[3:]])["rag"]["80"]
     assert cell["ttft_p95_by_prefix"]["blend"] == pytest.approx(0.25)
     assert cell["strangers"]["ttft_p95_by_prefix"]["blend"] == pytest.approx(1.0)
+    at_once = {"rag": {ALL_AT_ONCE: {**figures(ROWS)["rag"][ALL_AT_ONCE], "strangers": cell["strangers"]}}}
+    text = page.text({**TOLD, "notes": ["Measured before."], "workloads": at_once}, "load.json")
+    assert "| rag, all at once | 9,000, 9,000 | blend | 1.00 | 1.00 |" in text
+    assert "\nMeasured before.\n" in text
 
 
 def test_the_page_has_the_figures(tmp_path: Path) -> None:
