@@ -96,6 +96,14 @@ def test_a_similar_prompt_is_run_instead(app, server):
     assert server.bodies[1]["stream"]
 
 
+def test_a_latent_level_finds_by_the_prompts_vector():
+    adopter = _adopter(semantic_text=False, embedding_layers=["prompt:512:0.8"], embedding_hook="prompt")
+    app = AdoptMiddleware(_Server(), adopter, api_keys=("one",))
+    assert _post(app, _chat(FIRST), "one")[1]["method"] == "none"
+    told = _post(app, _chat(NEAR), "one")[1]
+    assert (told["method"], told["level"]) == ("adopt", "embedding:prompt")
+
+
 def test_a_prompt_whose_answer_failed_is_no_donor():
     app = AdoptMiddleware(_Server(500), _adopter(), api_keys=("one",))
     for text in (FIRST, NEAR):
