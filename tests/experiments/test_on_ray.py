@@ -57,6 +57,9 @@ def test_an_estimate_is_that_of_one_process(cluster: Cluster, tmp_path: Path, mo
     assert found == wanted
     assert (found["samples"], found["broken"]) == (9, 1)
     assert {row["level"] for row in found["rows"]} == {"exact", "exact_text", "semantic_text"}
+    told = [CliRunner().invoke(typer_app, ["estimate", *more, str(log)]) for more in ([], ["--ray"])]
+    assert told[0].output == told[1].output
+    assert "prefixes of earlier prompts" in told[0].output
 
 
 def test_a_data_set_is_not_read_in_parts(cluster: Cluster) -> None:
@@ -126,6 +129,22 @@ def test_a_worker_that_dies_and_a_missing_extra_are_errors_of_ours(cluster: Clus
 
 def _without_an_extra() -> None:
     raise MissingExtraError("usearch", "hnsw", "an index")
+
+
+def test_a_cluster_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: Any, **more: Any) -> None:
+        raise ConnectionError("no cluster there")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refused)
+    for command in (
+        ["estimate", "--ray", "auto", "log.jsonl"],
+        ["run", "--ray", "auto"],
+        ["sweep", "--ablation", "--ray", "auto"],
+    ):
+        result = CliRunner().invoke(typer_app, command)
+        assert isinstance(result.exception, ConfigError), command
+        assert "--ray 'auto' cannot be reached (ConnectionError: no cluster there): start it" in str(result.exception)
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,25 @@ def test_an_object_that_leaves_between_lookup_and_load_is_a_counted_miss(two: tu
     assert (other.stats().misses, other.stats().hits, other.stats().corrupt) == (1, 0, 0)
 
 
+def test_the_smallest_budget_on_a_prefix_holds_for_all(bucket: str) -> None:
+    """What its machine evicts others miss, and count."""
+    chunks = [make_chunk(number, nbytes=10_000) for number in range(4)]
+    with (
+        closing(open_store(bucket, max_bytes=1 << 20, background=False)) as large,
+        closing(open_store(bucket, max_bytes=30_000, background=False)) as small,
+    ):
+        for chunk in chunks:
+            assert large.put(chunk)
+        assert small.catch_up()
+        assert small.put(make_chunk(4, nbytes=10_000))
+        assert small.stats().bytes <= 30_000
+        for chunk in chunks[:3]:
+            assert large.get(chunk.meta.id) is None
+        assert (large.stats().misses, large.stats().corrupt) == (3, 0)
+        assert large.catch_up()
+        check_whole(large, [chunks[3], make_chunk(4, nbytes=10_000)])
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "foreign"])
 def test_damaged_and_foreign_objects_are_counted_misses(
     damage: str, two: tuple[Store, Store], s3_server: S3Server, bucket: str
