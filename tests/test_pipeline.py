@@ -14,7 +14,7 @@ from dejakv.decide.plan import FULL, Plan
 from dejakv.engines.base import Completion, Engine
 from dejakv.errors import InputError
 from dejakv.pipeline import Pipeline
-from dejakv.request import Prepared, Request, Sampling
+from dejakv.request import Prepared, Request
 from dejakv_models.docs import ask
 
 
@@ -92,15 +92,6 @@ def test_a_request_may_switch_reuse_off_for_itself(served: Any) -> None:
     assert pipeline.answer(request(one, reuse="off")).record.method == "exact"
 
 
-def test_partitions_and_documents_do_not_meet(served: Any) -> None:
-    pipeline, question = served(EXACT), wordings()[0]
-    pipeline.answer(request(question))
-    elsewhere = pipeline.answer(request(question, partition="other"))
-    assert elsewhere.record.method == "none"
-    other = pipeline.answer(request(question, OTHER.text))
-    assert other.record.method == "none"
-
-
 def test_questions_on_one_document_share_its_rows_and_hit_exactly_after_a_restart(
     docs_engine: Any, tmp_path: Path
 ) -> None:
@@ -122,13 +113,6 @@ def test_questions_on_one_document_share_its_rows_and_hit_exactly_after_a_restar
             assert answer.token_ids == uncached(docs_engine, wanted).token_ids
         found = cache.find(replace(docs_engine.prepare(asked[0]), epoch="another epoch")).found
         assert (found.match, found.prefix) == (None, None)
-
-
-def test_sampling_with_a_seed_is_the_same_from_a_hit(docs_engine: Any, served: Any) -> None:
-    wanted = replace(request(wordings()[0]), sampling=Sampling(8, temperature=1.5, seed=4))
-    pipeline = served(EXACT)
-    answers = [uncached(docs_engine, wanted), pipeline.answer(wanted), pipeline.answer(wanted)]
-    assert len({answer.token_ids for answer in answers}) == 1
 
 
 def test_an_empty_prompt_is_refused(served: Any) -> None:

@@ -53,17 +53,6 @@ def test_no_way_of_reuse_finds_expired_state(
     pipeline.cache.close()
 
 
-def test_a_requests_own_time_can_only_be_shorter(docs_engine: Any, clock: Ahead) -> None:
-    for own in (30.0, 90.0, None):
-        pipeline = pipeline_of(docs_engine, replace(EXACT, ttl=60.0), clock)
-        clock.seconds = 0
-        pipeline.answer(request(QUESTION, ttl=own))
-        (meta,) = pipeline.cache.store.metas()
-        assert meta.ttl == min(60.0, own or 60.0)
-        clock.seconds = 61
-        assert pipeline.answer(request(QUESTION)).record.method == "none"
-
-
 def test_classes_have_their_own_time(docs_engine: Any, clock: Ahead) -> None:
     config = replace(BLEND, ttl_prompts=0.0, ttl_rows=40.0, semantic_text=False)
     pipeline = pipeline_of(docs_engine, config, clock)

@@ -13,7 +13,6 @@ from dejakv.decide.plan import Ask
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
 from dejakv.store.base import KV, ROWS, ChunkMeta
-from dejakv.store.selection import Selection
 from dejakv_models.docs import ask
 
 BLEND = replace(EXACT, reuse="blend", semantic_text=False)
@@ -180,26 +179,6 @@ def test_damaged_rows_are_a_miss(docs_engine: Any, tmp_path: Path) -> None:
     assert cache.store.stats().corrupt == len(damaged)
     assert not rows_in(cache)
     cache.close()
-
-
-def test_a_purged_donor_takes_the_rows_of_its_blends_along(served: Any) -> None:
-    pipeline = served(BLEND)
-    answer, rows = holding(pipeline)
-    pipeline.answer(joined(THIRD, SECOND))  # a second generation
-    assert max(meta.generation for meta in rows_in(pipeline.cache)) == 2
-    purged = pipeline.purge(Selection(donors=(answer.record.donor,)))
-    assert purged.rows > len(rows)
-    assert rows_in(pipeline.cache) == []
-    assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "none"
-
-
-def test_a_purged_prompt_that_was_only_blended_takes_its_own_text_along(served: Any) -> None:
-    pipeline = served(BLEND)
-    answer, rows = holding(pipeline)
-    purged = pipeline.purge(Selection(donors=(answer.record.key,)))
-    assert (purged.prompts, purged.rows) == (0, len(rows))
-    assert rows_in(pipeline.cache) == []
-    assert pipeline.answer(joined(DOCUMENT.text)).record.method == "exact"
 
 
 def test_rows_of_a_blend_are_not_kept_when_its_donor_was_purged_meanwhile(served: Any) -> None:

@@ -75,15 +75,6 @@ def test_bytes_are_bounded_and_one_large_request_waits_alone(monkeypatch: pytest
     assert (len(waiting), lost(gate)) == (2, 2)
 
 
-def test_an_answer_is_kept_only_of_the_way_that_was_drawn() -> None:
-    gate = exploring()
-    waiting = labels(gate)
-    waiting.answered(noted(waiting), ANSWER, approximate=False)
-    item = waiting.take_label()
-    assert item is not None
-    assert item.answer == ANSWER
-
-
 def test_a_served_hit_that_ran_exactly_in_the_end_is_lost() -> None:
     """A blend may find too little to take. The bound is on answers that are approximate."""
     gate = opened()

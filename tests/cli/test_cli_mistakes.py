@@ -134,6 +134,7 @@ MISTAKES = [
     ("cache purge --cache-dir folder --all", "holds other files"),
     ("cache purge --cache-dir file --all", "file"),
     ("cache purge --cache-dir missing --all", "No such file"),
+    ("cache purge --all --store redis://cache.example:6379/0", "is no address of a store: give a folder"),
     ("cache purge --cache-dir folder --older-than -1", "older_than=-1"),
     ("cache purge --cache-dir folder --older-than nan", "no age"),
     ("explain", "give the id of a sample and --run"),

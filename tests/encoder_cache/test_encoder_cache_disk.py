@@ -24,7 +24,14 @@ def opened(folder, **settings):
     return VisualKVCache(disk=folder, **settings)
 
 
-@pytest.mark.parametrize("make", [picture, lambda: torch.ones(4, 8, dtype=torch.bfloat16)], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.arange(32.0).reshape(4, 8).T.astype(">f2", order="F"),
+        lambda: torch.arange(24).reshape(2, 3, 4).transpose(1, 2).to(torch.bfloat16),
+    ],
+    ids=["numpy", "torch"],
+)
 def test_a_restart_keeps_the_outputs(tmp_path, make):
     with opened(tmp_path / "c") as cache:
         first = cache.view("e", "p").get_or_compute("h", "image", make, resolution=(9, 7))
@@ -32,7 +39,7 @@ def test_a_restart_keeps_the_outputs(tmp_path, make):
         view = cache.view("e", "p")
         again = view.get_or_compute("h", "image", pytest.fail)
         assert type(again) is type(first)
-        assert again.dtype == first.dtype
+        assert (again.dtype, again.shape) == (first.dtype, first.shape)
         assert bool((again == first).all())
         block = view.lookup("h")
         assert block.resolution == (9, 7)
@@ -40,15 +47,6 @@ def test_a_restart_keeps_the_outputs(tmp_path, make):
         stats = view.stats()
         assert (stats.hits, stats.misses, stats.disk_hits, stats.encoder_runs) == (2, 0, 1, 0)
         assert stats.encoder_seconds_saved > 0
-
-
-def test_what_memory_evicted_comes_back_from_disk(tmp_path):
-    with opened(tmp_path / "c", max_entries=1) as cache:
-        view = cache.view("e", "p")
-        view.store("a", "image", picture(1))
-        view.store("b", "image", picture(2))
-        cache.flush()
-        assert view.get_or_compute("a", "image", pytest.fail)[0, 0] == 1
 
 
 @pytest.mark.parametrize("damage", ["flip a bit", "truncate", "empty", "remove"])

@@ -1,4 +1,4 @@
-"""torch and numpy embeddings: real bytes, nothing kept alive besides, and back from raw bytes as they were."""
+"""torch and numpy embeddings: real bytes, nothing kept alive besides, and raw bytes that are not taken for what they are not."""
 
 import numpy as np
 import pytest
@@ -7,40 +7,6 @@ import torch
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.encoder_cache.outputs import describe, from_raw, owned, size_of, to_raw
 from dejakv.errors import InputError
-
-
-def stored(embedding):
-    return from_raw(to_raw(embedding), describe(embedding))
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.float8_e4m3fn, torch.bool]
-)
-@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
-def test_torch_round_trip(dtype, shape):
-    embedding = (torch.arange(np.prod(shape)).reshape(shape) % 5).to(dtype)
-    back = stored(embedding)
-    assert back.dtype == dtype
-    assert back.shape == embedding.shape
-    assert torch.equal(back.view(torch.uint8), embedding.view(torch.uint8))
-    back.zero_()
-
-
-@pytest.mark.parametrize("dtype", ["<f4", "<f2", "<f8", ">f4", "|u1", "<i8", "|b1"])
-@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8), (1, 1)])
-def test_numpy_round_trip(dtype, shape):
-    embedding = (np.arange(np.prod(shape)).reshape(shape) % 7).astype(dtype)
-    back = stored(embedding)
-    assert back.dtype == embedding.dtype
-    np.testing.assert_array_equal(back, embedding)
-    back[:] = 0
-
-
-def test_a_transposed_tensor_round_trip():
-    embedding = torch.arange(12.0).reshape(3, 4).T
-    assert torch.equal(stored(embedding), embedding)
-    array = np.arange(12.0).reshape(3, 4).T
-    np.testing.assert_array_equal(stored(array), array)
 
 
 @pytest.mark.parametrize("change", [{"shape": [9, 9]}, {"dtype": "nn"}])

@@ -9,31 +9,9 @@ from dejakv.encoder_cache import (
 )
 from dejakv.errors import ConfigError, InputError
 
-PICTURE = b"\x89PNG not really"
-
 
 def picture(rows=4, value=1.0):
     return np.full((rows, 8), value, np.float32)
-
-
-def test_encoder_seconds_saved_are_those_the_encoder_took():
-    cache = VisualKVCache()
-    cache.store("a", "image", picture(), encoder_seconds=0.25)
-    for _ in range(4):
-        cache.lookup("a")
-    cache.store("b", "image", picture())
-    cache.lookup("b")
-    assert cache.stats().encoder_seconds_saved == 1.0
-
-
-def test_an_entry_larger_than_the_budget_is_refused_and_nothing_leaves():
-    cache = VisualKVCache(max_vram_bytes=256)
-    cache.store("a", "image", picture())
-    for name in ("big", "a"):
-        assert cache.store(name, "image", picture(100)) is None
-    assert cache.lookup("a").embedding.shape == (4, 8)
-    assert cache.stats().refusals == {"oversized": 2}
-    assert cache.get_or_compute("big", "image", lambda: picture(100)).shape == (100, 8)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
-"""Copied text in the finder: donors of a blend, from as many prompts as hold it."""
+"""Copied text in the finder: donors of a blend, from as many prompts, and rows of blended prompts, as hold it."""
 
-from dataclasses import replace
+import numpy as np
+from tests.find.finders import WORDS, copied, described, finder_of, id_of, similar
 
-from tests.find.finders import WORDS, copied, finder_of, id_of, similar
-
+from dejakv.decide.finder import Finder
 from dejakv.decide.levels.base import Match
 from dejakv.decide.plan import Ask
+from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor
 
 
 def test_a_blend_takes_state_from_all_prompts_that_hold_its_text() -> None:
@@ -35,25 +36,29 @@ def test_a_prompt_with_too_much_new_text_is_computed_and_so_becomes_a_donor() ->
     assert (decision.plan.method, decision.statuses["copied"]) == ("none", "miss")
 
 
-def test_copied_text_of_another_tenant_or_model_is_not_found() -> None:
-    stored = copied((1, 2, 3), WORDS[:100])
-    made = finder_of(stored)
+def rows_of(made: Finder, tokens: tuple[int, ...], generation: int = 1, name: str = "rows") -> ChunkMeta:
+    """Stores rows of a blended prompt; their description."""
+    meta = ChunkMeta(name, "p", "e", tokens, "", "", kind=ROWS, position=700, generation=generation)
+    made.store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, len(tokens), 1), np.float32), "F32")))
+    made.add(meta)
+    return meta
+
+
+def test_of_equal_runs_the_least_generation_is_taken() -> None:
+    made = finder_of(max_generation=3)
+    names = [rows_of(made, WORDS[:100], generation=g, name=f"rows {g}").id for g in (2, 1, 3)]
     asked = copied((7, 8), WORDS[:100])
-    assert made.decide(asked, Ask("blend")).plan.method == "blend"
-    foreign = [replace(asked, epoch="f"), replace(asked, request=replace(asked.request, partition="q"))]
-    for other in foreign:
-        assert made.decide(other, Ask("blend")).plan.method == "none"
-    made.remove(id_of(stored))
-    assert made.decide(asked, Ask("blend")).plan.method == "none"
+    assert [meta.id for meta in made.decide(asked, Ask("blend")).plan.donors] == [names[1]]
+    exact = copied((1, 2, 3), WORDS[:100])
+    made.store.put(Chunk(described(exact), Tensor(np.zeros((2, 1, 1, 103, 1), np.float32), "F32")))
+    made.add(described(exact))
+    assert [meta.id for meta in made.decide(asked, Ask("blend")).plan.donors] == [id_of(exact)]
 
 
-def test_copied_text_can_be_switched_off() -> None:
-    made = finder_of(copied((1, 2, 3), WORDS[:100]), copied_text=False)
-    decision = made.decide(copied((7, 8), WORDS[:100]), Ask("blend"))
-    assert (decision.plan.method, "copied" in decision.statuses) == ("none", False)
-
-
-def test_an_exact_prefix_that_holds_the_copied_text_is_preferred() -> None:
-    made = finder_of(copied(WORDS[:100]))
-    chosen = made.decide(copied(WORDS[:100], tuple(range(2000, 2040))), Ask("blend")).plan
-    assert (chosen.method, chosen.reused) == ("prefix", 100)
+def test_rows_are_found_where_the_index_of_copied_text_is_made_late() -> None:
+    made = finder_of()
+    late = rows_of(made, WORDS[:100])
+    other = ChunkMeta("other", "p", "e", WORDS[100:300], "", "", kind="encoder output")
+    made.store.put(Chunk(other, Tensor(np.zeros((2, 1, 1, 200, 1), np.float32), "F32")))
+    assert [meta.id for meta in made.decide(copied((7, 8), WORDS[:100]), Ask("blend")).plan.donors] == [late.id]
+    assert made.decide(copied((7, 8), WORDS[100:300]), Ask("blend")).plan.method == "none"

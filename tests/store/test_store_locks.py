@@ -1,4 +1,5 @@
-"""SQLite's locks of a process stay whole, over openings by other processes and over forks; and reading waits for nobody."""
+"""SQLite's locks of a process stay whole, over openings by other processes and over forks; reading waits for nobody, and finds nothing that others
+removed."""
 
 import os
 import random
@@ -238,3 +239,29 @@ def test_the_log_stays_short_where_much_is_indexed_at_once(tmp_path: Path) -> No
                     keys = tuple(rng.randbytes(SIZE) for _ in range(16))
                     changes.add_segment(sql, Segment(rng.randbytes(16).hex(), "p", "e", KV, 0, 256, keys=keys))
         assert tmp_path.joinpath("catalog.sqlite-wal").stat().st_size < path.stat().st_size
+
+
+@pytest.mark.parametrize("entries", [3, 300])
+def test_what_another_process_clears_is_not_served_from_memory(
+    tmp_path: Path, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when more was cleared than the journal names."""
+    monkeypatch.setattr(changes, "_JOURNAL_ROWS", 100)
+    one = open_store(tmp_path / "store", memory_bytes=1 << 24)
+    told: list[str] = []
+    one.on_evict(told.append)
+    mine = [make_chunk(number, nbytes=64, partition="a") for number in range(entries)]
+    kept = make_chunk(0, nbytes=64, partition="b")
+    for chunk in (*mine, kept):
+        assert one.put(chunk)
+        assert one.get(chunk.meta.id) is not None
+    two = open_store(tmp_path / "store")
+    assert two.clear("a") == entries
+    assert one.get(mine[0].meta.id) is None
+    assert one.meta(mine[1].meta.id) is None
+    assert [meta.id for meta in one.metas()] == [kept.meta.id]
+    assert one.get(kept.meta.id) is not None
+    assert set(told) <= {chunk.meta.id for chunk in mine}
+    assert entries > 3 or len(set(told)) == entries, "all that the journal names"
+    two.close()
+    one.close()

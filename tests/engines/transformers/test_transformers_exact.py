@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.running import asking, begun
@@ -11,7 +10,6 @@ from tiny_transformers import PLACEHOLDER, TEXT, WAYS, chunk_of, image_engine, p
 
 from dejakv.engines.base import Prepared, Refusal
 from dejakv.engines.transformers import TransformersEngine
-from dejakv.engines.transformers.kv import filled_cache
 from dejakv.request import Sampling
 from dejakv.store.base import Chunk, Tensor
 
@@ -63,27 +61,6 @@ def test_answers_equal_those_of_transformers(name: str, sampling: Sampling) -> N
     chunk = chunk_of(engine, prepared, whole)
     for tokens in (4, len(prepared.token_ids) - 1):
         assert begun(engine, prepared, chunk, tokens).token_ids == whole.token_ids
-
-
-def test_state_survives_numpy_and_back_bit_for_bit(tmp_path: Any) -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        engine = text_engine("qwen2", dtype)
-        prepared = engine.prepare(request(" ".join([PROMPT] * 12)))
-        whole = engine.run(prepared)
-        tensor = whole.capture()
-        assert tensor is not None
-        assert tensor.shape == (2, 2, 2, len(prepared.token_ids), 8)
-        np.save(tmp_path / "state.npy", tensor.data)
-        mapped = Tensor(np.load(tmp_path / "state.npy", mmap_mode="r"), tensor.dtype)
-        assert not mapped.data.flags.writeable
-        cache = filled_cache([mapped], tensor.shape[3], torch.device("cpu"), dtype)
-        first = [layer.keys.clone() for layer in cache.layers]
-        again = begun(engine, prepared, chunk_of(engine, prepared, whole, mapped), tensor.shape[3] - 1).capture()
-        assert again is not None
-        n = tensor.shape[3] - 1
-        np.testing.assert_array_equal(again.data[..., :n, :], tensor.data[..., :n, :])
-        np.testing.assert_array_equal(np.asarray(mapped.data), tensor.data)
-        assert all(torch.equal(a, layer.keys) for a, layer in zip(first, cache.layers, strict=True))
 
 
 @pytest.mark.shows("exact", model="llama")

@@ -29,13 +29,6 @@ def test_the_papers_iterations_come_near(ids):
     assert near < 0.01 * exact.std() < far
 
 
-def test_a_prompt_in_two_parts_equals_the_whole(model, ids):
-    model.config.forward_passes = 30
-    cache = LCKVCache(model.model.layout)
-    parts = [logits(model, part, past_key_values=cache, use_cache=True) for part in (ids[:, :11], ids[:, 11:])]
-    assert torch.allclose(torch.cat(parts, 1), logits(model, ids), atol=TOLERANCE)
-
-
 def test_left_padding_changes_nothing(model, ids):
     model.config.forward_passes = 30
     padded = torch.cat([torch.zeros(2, 5, dtype=torch.long), ids], 1)
@@ -56,26 +49,6 @@ def test_the_first_token_sees_nothing_in_condensed_layers(ids):
             layer.self_attn.o_proj.weight.mul_(100)
     assert torch.equal(logits(model, ids[:, :1]), reference)
     assert not torch.equal(before, reference)
-
-
-def given_from(cache, layout, rows):
-    held = {layer: (cache.layers[s].keys, cache.layers[s].values) for layer, s in cache.slots.items()}
-    return GivenRows({layer: held[layer] for layer in layout.task_layers}, rows)
-
-
-def test_rows_given_exactly_give_the_same_logits(model, ids):
-    """An identical task: the donor's KV is what would have been computed, so every later token comes out equal."""
-    exact, donor = sequential_prefill(model, ids)
-    layout = model.model.layout
-    model.config.forward_passes = 30
-    for rows in ([ids.shape[1] - 1], [3, 9, 10, ids.shape[1] - 1]):
-        index = torch.tensor(rows).expand(2, -1)
-        cache = LCKVCache(layout, given_from(donor, layout, index))
-        got = logits(model, ids, past_key_values=cache, use_cache=True)
-        assert got.shape[1] == len(rows)
-        assert torch.allclose(got, exact[:, rows], atol=TOLERANCE)
-        for slot in range(len(cache.layers)):
-            assert torch.allclose(cache.layers[slot].keys, donor.layers[slot].keys, atol=TOLERANCE)
 
 
 def test_what_stands_in_computed_rows_is_not_used(ids):
