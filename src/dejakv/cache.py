@@ -243,14 +243,11 @@ class HierarchicalCache:
         return self.gate.known(partition) if self.gate is not None else None
 
     def clear(self, partition: str) -> int:
-        """Remove a partition's chunks and return their number."""
+        """Remove a partition's entries (see `purge`) and counters, and return their number. Raises: StoreError."""
         check_partition(partition)
-        self.queue.removing(partition)
-        self.store.flush()
-        removed = self.store.clear(partition)
+        purged = self.purge(Selection(partition))
         self.finder.counts.clear(partition)
-        self.queue.clear(partition)
-        return removed
+        return len(purged.ids)
 
     def _found(self, id: str) -> None:
         """Another machine stored it."""

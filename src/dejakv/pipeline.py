@@ -1,6 +1,7 @@
 """Serve one request: prepare, decide, run the best plan that works, store the state, record."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from dejakv.engines.base import Completion, Engine, OnToken
 from dejakv.errors import ModelChangedError, ModelError
 from dejakv.idle import Settler
 from dejakv.records import Answer as Answer
-from dejakv.records import Clock, Record
+from dejakv.records import Record
 from dejakv.request import Prepared, Request, keeping, reusable
 from dejakv.store.selection import Purged, Selection
 
@@ -44,43 +45,44 @@ class Pipeline:
 
         Raises: InputError for an invalid request. The cache never makes a request fail.
         """
-        clock = Clock(on_token)
+        began = time.perf_counter()
         with keeping(no_store=request.no_store, ttl=request.ttl):
             for _ in range(_TRIES):
                 try:
-                    return self._answer(self._prepared(request), clock)
+                    return self._answer(self._prepared(request), began, on_token)
                 except ModelChangedError:  # nothing was computed; a changed processor counts otherwise
                     continue
-            return self._answer(replace(self.engine.prepare(request), epoch=""), clock)
+            return self._answer(replace(self.engine.prepare(request), epoch=""), began, on_token)
 
-    def _answer(self, prepared: Prepared, clock: Clock) -> Answer:
+    def _answer(self, prepared: Prepared, began: float, on_token: OnToken | None) -> Answer:
         cache = self.cache
         if cache is None or not prepared.epoch:
             unidentified = self.engine.unidentified if cache is not None else ""
-            plan, ran = self.run_plans(prepared, (replace(FULL, reason=unidentified),), clock)
-            clock.stop()
+            waited = time.perf_counter() - began
+            plan, ran = self.run_plans(prepared, (replace(FULL, reason=unidentified),), on_token)
             decision, stored = None, False
         else:
             decision = cache.decide(prepared, self.engine)
-            plan, ran = self.run_plans(prepared, decision.plans, clock)
-            clock.stop()
+            waited = time.perf_counter() - began
+            plan, ran = self.run_plans(prepared, decision.plans, on_token)
             stored = cache.keep(prepared, decision, plan, ran)
             if self.promotes and plan.approximate and plan.answer is None and not cache.config.quantizes:
                 cache.queue.promote(decision)
-        record = Record.of(prepared, decision, plan, ran, clock, stored)
+        record = Record.of(prepared, decision, plan, ran, waited, stored)
         cached = plan.donors[0].answer if plan.match is not None else None
         return Answer(ran.text, ran.token_ids, record, cached, ran, decision)
 
     def run_plans(
         self, prepared: Prepared, plans: Sequence[Plan], on_token: OnToken | None = None
     ) -> tuple[Plan, Completion]:
-        """Run plans, best first, until the engine accepts one. Returns it, with the reason of the first refusal. Raises: ModelError if the
-        engine refuses the last.
+        """Run plans, best first, until the engine accepts one. Returns it, with the reason of the first refusal; the completion's times count
+        from this call. Raises: ModelError if the engine refuses the last.
 
         plans  the last is full computation
         """
-        store, reason = self.cache.store if self.cache is not None else None, ""
+        store, reason, began = self.cache.store if self.cache is not None else None, "", time.perf_counter()
         for plan in plans:
+            waited = time.perf_counter() - began
             if (kept := plan.answer) is not None:
                 if on_token is not None and kept.token_ids:
                     on_token(kept.token_ids[0], kept.text)
@@ -90,6 +92,7 @@ class Pipeline:
                 )
             ran = self.engine.run(prepared, plan, store, on_token=on_token)
             if isinstance(ran, Completion):
+                ran = replace(ran, ttft_s=waited + ran.ttft_s, latency_s=waited + ran.latency_s)
                 if ran.exactly:  # vLLM's connector finds out by itself that a blend is not worth it
                     full = ran.computed_tokens == len(prepared.token_ids)
                     plan, reason = FULL if full else next(each for each in plans if not each.approximate), ran.exactly

@@ -1,13 +1,12 @@
 """The record of one request. Everything printed, exported or plotted is computed from records."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dejakv.decide.levels.base import Status
 from dejakv.decide.plan import Decision, Method, Plan, settled
-from dejakv.engines.base import Completion, OnToken
+from dejakv.engines.base import Completion
 from dejakv.request import Prepared
 
 LONGEST_REASON = 200
@@ -69,14 +68,18 @@ class Record:
 
     @classmethod
     def of(
-        cls, prepared: Prepared, decision: Decision | None, plan: Plan, ran: Completion, clock: "Clock", stored: bool
+        cls, prepared: Prepared, decision: Decision | None, plan: Plan, ran: Completion, waited: float, stored: bool
     ) -> "Record":
-        """The record of an answer. `plan`: the plan that ran; `decision`: None without a lookup."""
+        """The record of an answer.
+
+        decision  None without a lookup
+        plan      the plan that ran
+        waited    seconds from the request to the first plan's run
+        """
         tokens, match = len(prepared.token_ids), plan.match  # this prompt's own, also where a donor's ran in its place
         if plan.method == "none" and ran.computed_tokens < ran.prompt_tokens:
             plan = replace(plan, method="prefix")  # the engine holds prefixes itself
         prefix = plan.method == "prefix"
-        provenance = f"hit ({match.provenance})" if match else "hit (prefix)" if prefix else "miss"
         statuses = settled(decision.statuses, plan) if decision else {}
         if statuses.get("fusion") == "skip":
             statuses["fusion"] = _encoder_status(prepared, ran)
@@ -85,7 +88,7 @@ class Record:
             key=decision.key if decision else "",
             method=plan.method,
             level=match.level if match else "prefix" if prefix else "",
-            provenance=provenance,
+            provenance=plan.provenance,
             donor=plan.donors[0].id if plan.donors else None,
             score=match.score if match else None,
             reason=plan.reason,
@@ -95,8 +98,8 @@ class Record:
             reused_tokens=max(0, tokens - ran.computed_tokens),
             output_tokens=len(ran.token_ids),
             encoder_runs=ran.encoder_runs,
-            ttft_ms=1e3 * (clock.first if clock.first is not None else clock.latency),
-            latency_ms=1e3 * clock.latency,
+            ttft_ms=1e3 * (waited + ran.ttft_s),
+            latency_ms=1e3 * (waited + ran.latency_s),
             lookup_ms=1e3 * (prepared.order_s + (decision.seconds if decision else 0.0)),
             inject_ms=1e3 * ran.inject_s,
             bytes_loaded=ran.bytes_loaded,
@@ -116,26 +119,6 @@ def _encoder_status(prepared: Prepared, ran: Completion) -> Status:
     if all(span.start + span.length <= held for span in prepared.spans):
         return "skip"
     return "miss" if ran.encoder_runs else "hit"
-
-
-class Clock:
-    """Seconds since a request came: `first` until its first token, `latency` until the last. Passes tokens on."""
-
-    def __init__(self, on_token: OnToken | None = None) -> None:
-        self._began = time.perf_counter()
-        self._on_token = on_token
-        self.first: float | None = None
-        self.latency = 0.0
-
-    def __call__(self, token: int, text: str) -> None:
-        if self.first is None:
-            self.first = time.perf_counter() - self._began
-        if self._on_token is not None:
-            self._on_token(token, text)
-
-    def stop(self) -> None:
-        """Note the end of the answer."""
-        self.latency = time.perf_counter() - self._began
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 from dejakv.cli.main import app
 from dejakv.errors import ModelError
-from dejakv.models.hub import without_network
+from dejakv.models.loading import without_network
 from dejakv.vectors.text import text_encoder
 
 DOT = base64.b64decode(
@@ -215,7 +215,7 @@ def test_a_hub_that_cannot_be_reached_is_given_up_at_once(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("dejakv.models.hub.getproxies", dict)
+    monkeypatch.setattr("dejakv.models.loading.getproxies", dict)
     without_network.cache_clear()
     code, error = said(shlex.split("run --model nobody/nothing --dataset docs"), monkeypatch, capsys)
     assert code == 2

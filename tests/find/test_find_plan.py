@@ -217,8 +217,8 @@ def test_state_in_a_bucket_is_read_where_that_beats_computing_and_until_then(
 def test_a_blend_of_donors_in_a_bucket_is_made_where_it_beats_the_exact_prefix_that_is_here() -> None:
     found = Found(MATCH, (meta("donor"),), PREFIX, held=((0, 90),))
 
-    def away(donor: ChunkMeta, held: int) -> float:
-        return 0.015 if donor.id == "donor" else 0.0
+    def away(donor: str, _: object) -> float:
+        return 0.015 if donor == "donor" else 0.0
 
     for row, method in ((1e-3, "blend"), (1e-4, "prefix")):
         chosen = best(100, found, Ask("blend"), costs=Costs(row=row), away=away)

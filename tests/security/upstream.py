@@ -5,7 +5,7 @@ import json
 
 from hypothesis import settings
 
-from dejakv.adopt.adopter import Adopter, AdoptRequest, Provenance
+from dejakv.adopt.adopter import Adopter, AdoptRecord, AdoptRequest
 from dejakv.adopt.middleware import AdoptMiddleware
 from dejakv.adopt.routes import CLIENT
 
@@ -20,10 +20,10 @@ class Nothing(Adopter):
     def __init__(self) -> None:
         pass
 
-    def find(self, asked: AdoptRequest) -> tuple[str, Provenance]:
-        return asked.text, Provenance()
+    def find(self, asked: AdoptRequest) -> tuple[str, AdoptRecord]:
+        return asked.text, AdoptRecord()
 
-    def learn(self, asked: AdoptRequest, provenance: Provenance) -> None:
+    def learn(self, asked: AdoptRequest, provenance: AdoptRecord) -> None:
         pass
 
 

@@ -20,7 +20,7 @@ from dejakv.errors import StoreError
 from dejakv.store import Store, open_store
 from dejakv.store.base import joined
 from dejakv.store.remote import replicas
-from dejakv.store.remote.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from dejakv.store.remote.health import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from dejakv.store.selection import Selection
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, make_chunk, prompt_chunk
 

@@ -21,7 +21,7 @@ from dejakv.engines.base import LATE
 from dejakv.pipeline import Pipeline
 from dejakv.store import Store
 from dejakv.store.objects import Bytes, Memory, Missing
-from dejakv.store.remote.link import AT_ONCE, Link
+from dejakv.store.remote.health import AT_ONCE, Link
 from dejakv.store.remote.tiers import Tiers
 from dejakv.testing.chunks import check_whole, prompt_chunk
 

@@ -22,9 +22,9 @@ from dejakv.errors import ConfigError, StoreError
 from dejakv.store import Store, open_store
 from dejakv.store.base import KV, NUMPY_DTYPES, Tensor
 from dejakv.store.keys import Keys, ends_of
-from dejakv.store.remote import breaker, feed, replicas
-from dejakv.store.remote.breaker import FAILURES
+from dejakv.store.remote import feed, health, replicas
 from dejakv.store.remote.bucket import Bucket
+from dejakv.store.remote.health import FAILURES
 from dejakv.store.segment import described, encode
 from dejakv.store.selection import Selection
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, prompt_chunk
@@ -138,8 +138,8 @@ def test_nobody_waits_again_and_again_for_a_feed_that_does_not_answer(
     bucket: str, valkey_server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what was stored meanwhile is told after its return."""
-    monkeypatch.setattr(breaker, "FIRST_PAUSE", 3600.0)
-    monkeypatch.setattr(breaker, "LONGEST_PAUSE", 3600.0)
+    monkeypatch.setattr(health, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(health, "LONGEST_PAUSE", 3600.0)
     chunks = [prompt_chunk((*LONG, number)) for number in range(4)]
     with closing(Proxy(int(valkey_server.url[:-2].rpartition(":")[2]))) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}/0"

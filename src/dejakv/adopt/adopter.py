@@ -42,7 +42,7 @@ class AdoptRequest:
 
 
 @dataclass(frozen=True)
-class Provenance:
+class AdoptRecord:
     """Origin of an answer, for the client. `method`: `adopt` or `none`; `score`: cosine, 1 for equal text. `decision`: for
     `Adopter.learn`."""
 
@@ -82,16 +82,16 @@ class Adopter:
         self._store = open_store(max_entries=max_donors)
         self._cache = build_cache(prompts_alone, embeddings, store=self._store, background=False)
 
-    def find(self, asked: AdoptRequest) -> tuple[str, Provenance]:
+    def find(self, asked: AdoptRequest) -> tuple[str, AdoptRecord]:
         """The text to run, and why. Never raises: an error is a miss with its reason."""
         try:
             with keeping(no_store=asked.no_store):
                 return self._find(asked)
         except Exception as error:
             log.debug("a lookup failed", exc_info=True)
-            return asked.text, Provenance(reason=f"the lookup failed: {type(error).__name__}")
+            return asked.text, AdoptRecord(reason=f"the lookup failed: {type(error).__name__}")
 
-    def learn(self, asked: AdoptRequest, provenance: Provenance) -> None:
+    def learn(self, asked: AdoptRequest, provenance: AdoptRecord) -> None:
         """After the answer: make the prompt a donor, unless another one ran in its place."""
         decision = provenance.decision
         if decision is None or not asked.text.strip():
@@ -102,16 +102,16 @@ class Adopter:
     def __len__(self) -> int:
         return self._store.stats().entries
 
-    def _find(self, asked: AdoptRequest) -> tuple[str, Provenance]:
+    def _find(self, asked: AdoptRequest) -> tuple[str, AdoptRecord]:
         ask = Ask("adopt", asked.threshold, (asked.donor,) if asked.donor is not None else (), asked.no_store)
         decision = self._cache.find(_prepared(asked), ask)
         chosen = decision.plan
         if chosen.method == "adopt" and chosen.match is not None:
             donor = chosen.donors[0]
             self._store.touch(donor.id)
-            return donor.prompt, Provenance("adopt", chosen.match.level, donor.id, chosen.match.score, "", decision)
+            return donor.prompt, AdoptRecord("adopt", chosen.match.level, donor.id, chosen.match.score, "", decision)
         same = "this very prompt ran before: vLLM's prefix cache has it" if chosen.method == "exact" else ""
-        return asked.text, Provenance(reason=same or chosen.reason or "no donor", decision=decision)
+        return asked.text, AdoptRecord(reason=same or chosen.reason or "no donor", decision=decision)
 
 
 def _prepared(asked: AdoptRequest) -> Prepared:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dejakv.adopt.adopter import Adopter, AdoptRequest, InputEmbeddings, Provenance
+from dejakv.adopt.adopter import Adopter, AdoptRecord, AdoptRequest, InputEmbeddings
 from dejakv.adopt.openai_body import asked_of, own, unkept, wish_of, with_text, with_wish
 from dejakv.adopt.routes import ADOPTING, CLIENT, audience
 from dejakv.config import SemanticCacheConfig
@@ -95,29 +95,29 @@ class AdoptMiddleware:
 
     async def _rewrite(
         self, body: dict[str, Any], partition: str, scope: Scope, no_store: bool
-    ) -> tuple[AdoptRequest | None, Provenance]:
+    ) -> tuple[AdoptRequest | None, AdoptRecord]:
         """Changes the body in place. Raises RefusedError."""
         wish = wish_of(body)
         own(body, partition)
         if route_path(scope) not in ADOPTING:
-            return None, Provenance(reason="adopt is not for this path")
+            return None, AdoptRecord(reason="adopt is not for this path")
         mode = wish.get("mode", self.mode)
         if mode == "blend":
             with_wish(body, {"mode": "blend", **wish})
         elif wish.get("mode") == "adopt":  # the connector behind us knows nothing of it
             with_wish(body, {"mode": "exact", "no_store": wish.get("no_store") is True})
         if mode != "adopt":
-            return None, Provenance(reason=f"mode is {mode}")
+            return None, AdoptRecord(reason=f"mode is {mode}")
         if body.get("prompt_logprobs") is not None:
-            return None, Provenance(reason="prompt_logprobs are of the very prompt that is sent")
+            return None, AdoptRecord(reason="prompt_logprobs are of the very prompt that is sent")
         try:
             choice = _Choice.model_validate(wish)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            return None, Provenance(reason=f"{first['loc'][0]}: {first['msg']}")
+            return None, AdoptRecord(reason=f"{first['loc'][0]}: {first['msg']}")
         asked = asked_of(body, partition)
         if isinstance(asked, str):
-            return None, Provenance(reason=asked)
+            return None, AdoptRecord(reason=asked)
         no_store = no_store or choice.no_store
         asked = replace(asked, threshold=choice.threshold, donor=choice.donor, no_store=no_store)
         text, note = await asyncio.to_thread(self.adopter.find, asked)
@@ -125,7 +125,7 @@ class AdoptMiddleware:
             with_text(body, text)
         return asked, note
 
-    def _noting(self, send: Send, asked: AdoptRequest | None, note: Provenance) -> Send:
+    def _noting(self, send: Send, asked: AdoptRequest | None, note: AdoptRecord) -> Send:
         """Adds the headers; a prompt whose answer was complete becomes a donor."""
         status = 0
 
@@ -142,7 +142,7 @@ class AdoptMiddleware:
 
         return noting
 
-    def _learn(self, asked: AdoptRequest, note: Provenance) -> None:
+    def _learn(self, asked: AdoptRequest, note: AdoptRecord) -> None:
         try:
             self.adopter.learn(asked, note)
         except Exception:
@@ -180,7 +180,7 @@ class _Choice(BaseModel):
     donor: str | None = None
 
 
-def _headers(note: Provenance) -> list[tuple[bytes, bytes]]:
+def _headers(note: AdoptRecord) -> list[tuple[bytes, bytes]]:
     values = {"method": note.method, "level": note.level, "donor": note.donor, "reason": note.reason}
     if note.score is not None:
         values["score"] = f"{note.score:.4f}"

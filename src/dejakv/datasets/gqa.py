@@ -12,7 +12,7 @@ from typing import Any
 from dejakv.datasets.base import Dataset, Sample
 from dejakv.datasets.files import read_json
 from dejakv.errors import DatasetError, MissingExtraError
-from dejakv.models.hub import without_network
+from dejakv.models.loading import without_network
 from dejakv.request import Media
 
 HUB_ID = "lmms-lab/GQA"

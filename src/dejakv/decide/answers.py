@@ -29,10 +29,9 @@ def answer_note(
     return {_NOTE: [_of(sampling), list(token_ids), arithmetic, bitwise]} if sampling.greedy else {}
 
 
-def kept_answer(meta: ChunkMeta, sampling: Sampling | None) -> KeptAnswer | None:
-    """The stored answer for this sampling. None without one, for another sampling, for a note that is damaged, and where no stored
-    answer is asked for (`sampling` is None)."""
-    if sampling is None or not sampling.greedy or meta.answer is None:
+def kept_answer(meta: ChunkMeta, sampling: Sampling) -> KeptAnswer | None:
+    """The stored answer for this sampling. None without one, for another sampling, and for a note that is damaged."""
+    if not sampling.greedy or meta.answer is None:
         return None
     match meta.metadata.get(_NOTE):
         case [of, [*ids], dtype, bitwise] if of == _of(sampling) and all(isinstance(each, int) for each in ids):

@@ -125,9 +125,8 @@ class Finder:
         if not same:
             found = self._estimated(found, prepared, ask, exactly=costs is not None)
         plans, considered = choose(
-            tokens, found, ask, self.config, same=same, costs=costs, piece=prepared.piece,
-            away=lambda meta, held: self.store.away(meta.id, [(0, held)]),
-        )  # fmt: skip
+            tokens, found, ask, self.config, same=same, costs=costs, piece=prepared.piece, away=self.store.away
+        )
         seconds = time.perf_counter() - began
         return Decision(entry, ask, plans, found, query, settled(statuses, plans[0]), seconds, considered)
 

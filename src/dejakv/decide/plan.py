@@ -3,6 +3,7 @@
 Approximate plans must be asked for. Without costs, one that saves enough comes before the exact prefix, and that before full computation.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from dejakv.decide.guards.base import Verdict
 from dejakv.decide.levels.base import Match, Query, Status
 from dejakv.request import Prepared, Request, ReuseMode, Sampling, reusable
 from dejakv.settings import MAX_SHARE
-from dejakv.store.base import INT8, KV, ROWS, ChunkMeta, PrefixHit
+from dejakv.store.base import INT8, KV, ROWS, ChunkMeta, PrefixHit, Rows
 from dejakv.trust.draw import Draw
 
 Method = Literal["none", "prefix", "exact", "adopt", "blend", "top_layer"]
@@ -34,8 +35,8 @@ COPIED = "copied"
 COSTS = "costs"
 """How the reason begins where an approximate plan may run and an exact one takes less time."""
 
-Away = Callable[[ChunkMeta, int], float]
-"""Seconds to read the first rows of a chunk, so many, from a bucket; 0 where they are on this machine."""
+Away = Callable[[str, Rows], float]
+"""Seconds to read rows of a chunk, by its id, from a bucket; 0 where they are on this machine (`Store.away`)."""
 
 Accept = Callable[[NDArray[np.float32]], str]
 """Sees the log probabilities `[vocabulary]` of an answer's first token before anybody gets it. Returns why the plan is refused, or ""."""
@@ -170,6 +171,18 @@ class Plan:
             return "blend behind the exact prefix"
         return {"none": "full", "prefix": "exact prefix", "top_layer": "top layer"}.get(self.method, self.method)
 
+    @property
+    def provenance(self) -> str:
+        """Name in logs and reports: `hit (text:exact)`, `hit (text:semantic)`, `hit (embedding:prompt)`, `hit (prefix)`, `miss`."""
+        if self.match is None:
+            return "hit (prefix)" if self.method == "prefix" else "miss"
+        names = {"exact_text": "text:exact", "semantic_text": "text:semantic"}
+        return f"hit ({names.get(self.match.level, self.match.level)})"
+
+    def deadline(self) -> float | None:
+        """When to give up a read from a bucket that begins now, by `time.monotonic`; None: never."""
+        return None if self.within is None else time.monotonic() + self.within
+
     def loaded(self, tokens: int) -> int:
         """Tokens of state to load for a prompt of `tokens` tokens: a blend loads only the rows it uses."""
         held = sum(meta.num_tokens for meta in self.donors)
@@ -288,7 +301,7 @@ def choose(
     same: bool = False,
     costs: Costs | None = None,
     piece: int = 1,
-    away: Away = lambda meta, held: 0.0,
+    away: Away = lambda id, rows: 0.0,
 ) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
     """Choose plans for a prompt of `tokens` tokens. Returns those that may run, best first, and all considered.
 
@@ -297,18 +310,19 @@ def choose(
     piece   see `Prepared`
     away    see `Away`
     """
-    ways = _bounded([_brought(way, way.reused, away) for way in exact_plans(tokens, found, costs, piece)])
+    ways = _bounded([_brought(way, way.reused, away) for way in _exact_plans(tokens, found, costs, piece)])
     exact, tried, reason = _cheapest(ways), (), found.refused
     others = (FULL,) if exact.donors else ()
     if found.match is None or not found.donors:
         pass
     elif same:
         donor, own = found.donors[0], ways[-1]
-        if (answer := kept_answer(donor, ask.answers)) is not None:
+        answer = kept_answer(donor, ask.answers) if ask.answers is not None else None
+        if answer is not None:
             own = Plan("exact", (donor,), found.match, tokens, seconds=_nothing(costs), answer=answer)
         elif found.prefix is None or found.prefix[0].donor != donor.id:
             found = replace(found, prefix=(PrefixHit(donor.id, tokens - 1), donor))
-            own = _bounded([*ways, _brought([*exact_plans(tokens, found, costs, piece)][-1], tokens - 1, away)])[-1]
+            own = _bounded([*ways, _brought(_exact_plans(tokens, found, costs, piece)[-1], tokens - 1, away)])[-1]
         if own.donors and own.away and _cheapest([*ways, own]) is not own:
             reason = f"{COSTS}: {', '.join(map(str, (*ways, own)))}: {exact.name}"
         elif own.donors:
@@ -366,7 +380,7 @@ def _brought(plan: Plan, held: int, away: Away) -> Plan:
     """The plan with the time to read state from a bucket, of at most `held` tokens of each donor."""
     if plan.seconds is None or not plan.donors:
         return plan
-    took = sum(away(meta, min(held, meta.num_tokens)) for meta in plan.donors)
+    took = sum(away(donor.id, [(0, held)]) for donor in plan.donors)
     return replace(plan, seconds=plan.seconds + took, away=took) if took else plan
 
 
@@ -389,14 +403,16 @@ def _cheapest(plans: Sequence[Plan]) -> Plan:
     return min(plans, key=lambda plan: plan.seconds or 0.0)
 
 
-def exact_plans(tokens: int, found: Found, costs: Costs | None, piece: int = 1) -> Iterator[Plan]:
+def _exact_plans(tokens: int, found: Found, costs: Costs | None, piece: int) -> list[Plan]:
     """Plans in full and behind the exact prefix. `piece`: see `Prepared`."""
-    yield replace(FULL, seconds=costs.full(tokens) if costs else None)
+    behind: list[Plan] = []
     if found.prefix is not None:
         hit, meta = found.prefix
         held = reusable(hit.tokens, tokens, piece, meta.spans)
         if held:
-            yield Plan("prefix", (meta,), None, held, seconds=costs.prefix(held, tokens) if costs else None)
+            seconds = costs.prefix(held, tokens) if costs else None
+            behind.append(Plan("prefix", (meta,), None, held, seconds=seconds))
+    return [replace(FULL, seconds=costs.full(tokens) if costs else None), *behind]
 
 
 def _approximate_plans(
@@ -405,7 +421,8 @@ def _approximate_plans(
     """Plans with the donors, by the method asked for. Arguments: see `choose`."""
     donors = found.donors
     if ask.method == "adopt":  # the donor's own prompt runs, from its own state
-        if (answer := kept_answer(donors[0], ask.answers)) is not None:
+        answer = kept_answer(donors[0], ask.answers) if ask.answers is not None else None
+        if answer is not None:
             yield Plan("adopt", donors, found.match, tokens, seconds=_nothing(costs), answer=answer)
             return
         length = donors[0].num_tokens

@@ -37,11 +37,6 @@ LATE = "the deadline of reading the donor's state from the bucket has come"
 """Why a prompt is not run from state in a bucket: by then it would have been computed."""
 
 
-def deadline(within: float | None) -> float | None:
-    """The end, by `time.monotonic`, of a read that begins now and may take `within` seconds; None: no end."""
-    return None if within is None else time.monotonic() + within
-
-
 def unread(until: float | None, otherwise: str = UNREADABLE) -> str:
     """Why awaited state was not read: its deadline `until` has passed, or `otherwise`."""
     return otherwise if until is None or time.monotonic() < until else LATE
@@ -101,6 +96,7 @@ class Completion:
     prompt_tokens    of the prompt that ran: a donor's, if it ran in the request's place
     computed_tokens  prompt tokens (rows) through the decoder; for blend the mean over layers, rounded up
     encoder_runs     pictures through the vision tower
+    ttft_s, latency_s  seconds from the run's begin to the first and to the last token
     capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if unsupported;
                      costs a copy: call it after the answer
     approximate      decoded from less than the prompt's whole state (pruning); `capture` still returns the whole

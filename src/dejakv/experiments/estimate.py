@@ -203,9 +203,7 @@ def asked_of(samples: Iterable[Sample], settings: RunSettings) -> Iterator[Asked
         yield Asked(replace(prepared, epoch=_EPOCH), sample.answer)
 
 
-def labelled_by(
-    model: str, samples: Sequence[Sample], watch: Progress, *, max_new_tokens: int = 16, raw_prompts: bool = False
-) -> list[Sample]:
+def labelled_by(model: str, samples: Sequence[Sample], watch: Progress, *, raw_prompts: bool = False) -> list[Sample]:
     """The samples with the model's greedy answers, computed in full, as their right ones; None where it cannot read the prompt.
 
     Raises: ModelError for a model that cannot be loaded.
@@ -215,7 +213,7 @@ def labelled_by(
     with opened(settings) as engine:
         prompter = Prompter(open_templates(settings), raw=raw_prompts)
         pipeline = Pipeline(engine)
-        sampling = Sampling(max_new_tokens)
+        sampling = Sampling()
         known: dict[str, str | None] = {}
         labelled: list[Sample] = []
         watch.stage(f"{model} answers the prompts")
@@ -358,7 +356,7 @@ def _line(decision: Decision, right: bool | None) -> dict[str, Any]:
     plan, match = decision.plan, decision.plan.match  # a prefix has no match
     donor = plan.donors[0] if match else None
     return {
-        "provenance": f"hit ({match.provenance})" if match else "miss",
+        "provenance": plan.provenance,
         "level": match.level if match else "",
         "score": match.score if match else None,
         "donor": donor.chunk if donor else None,

@@ -2,17 +2,21 @@
 
 import difflib
 import inspect
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from dejakv.errors import ModelError
 from dejakv.models.gguf import SUFFIX, load_gguf
-from dejakv.models.hub import without_network
 from dejakv.models.lckv import register
 from dejakv.models.table import known, names, path
 
+CONNECT_SECONDS = 5.0
 _OPTIONAL = ("video_processor", "audio_tokenizer")
 
 
@@ -134,6 +138,22 @@ def pictures_only(kind: Any, **parts: Any) -> Any:
     PicturesOnly.__name__ = kind.__name__
     absent = {name: None for name in _OPTIONAL if name in inspect.signature(kind.__init__).parameters}
     return PicturesOnly(**{**absent, **parts})
+
+
+@cache
+def without_network() -> bool:
+    """Whether only the hub's cache on this machine can be read: HF_HUB_OFFLINE is set, or the hub cannot be reached, in which case the
+    client is told so. With a proxy it is taken as reachable."""
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE and not getproxies():
+        address = urlsplit(constants.ENDPOINT)
+        port = address.port or (80 if address.scheme == "http" else 443)
+        try:
+            socket.create_connection((address.hostname or "", port), CONNECT_SECONDS).close()
+        except OSError:
+            constants.HF_HUB_OFFLINE = True
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 @contextmanager

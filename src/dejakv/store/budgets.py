@@ -220,17 +220,15 @@ class SteadyClock:
     The clock is followed forward. When it is set back, the seconds go on from where they were: nothing becomes younger.
     """
 
-    def __init__(self, wall: Clock = time.time, elapsed: Clock = time.monotonic) -> None:
-        self._wall = wall
-        self._elapsed = elapsed
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last = wall()
-        self._at = elapsed()
+        self._last = time.time()
+        self._at = time.monotonic()
 
     def __call__(self) -> float:
         with self._lock:
-            at = self._elapsed()
-            self._last = max(self._wall(), self._last + at - self._at)
+            at = time.monotonic()
+            self._last = max(time.time(), self._last + at - self._at)
             self._at = at
             return self._last
 

@@ -36,7 +36,7 @@ from dejakv.store.budgets import now as steady
 from dejakv.store.catalog import Catalog, Piece, reason_of
 from dejakv.store.changes import Gone, Notes
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
-from dejakv.store.keys import Keys, prefix_id, prefix_of
+from dejakv.store.keys import PREFIX, Keys, prefix_id, prefix_of
 from dejakv.store.objects import Bytes, Late, Memory, Missing, Objects, Unknown
 from dejakv.store.reconcile import News, reconcile
 from dejakv.store.records import decode_meta
@@ -223,13 +223,8 @@ class Store:
             return (waiting,)
         meta = None
         try:
-            prefix, record = prefix_of(id), 0
             for again in (True, False):
-                if prefix:
-                    meta, pieces = self._named(id, *prefix)
-                else:
-                    record, meta = self._described(id)
-                    pieces = self._catalog.pieces(record)
+                meta, pieces = self._found(id)
                 if meta is None:
                     break
                 parts = self._load(meta, pieces, rows, again, until) if pieces else None
@@ -238,7 +233,7 @@ class Store:
                     self._counters.add("hits", meta.partition)
                     return parts
             if meta is not None:
-                self._notes.lose(id, [piece.n for piece in self._catalog.pieces(record)])
+                self._notes.lose(id, [piece.n for piece in self._found(id)[1]])
         except Late:
             self._counters.add("late", meta.partition if meta is not None else None)
         except sqlite3.Error as error:
@@ -252,7 +247,7 @@ class Store:
         if self._far is None or self._usable(id) is not None:
             return 0.0
         try:
-            return self._far.away(self._catalog.sizes(_with_rows(self._pieces(id), rows)))
+            return self._far.away(self._catalog.sizes(_with_rows(self._found(id)[1], rows)))
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
             return 0.0
@@ -297,8 +292,7 @@ class Store:
         if item is not None:
             return item.meta
         try:
-            prefix = prefix_of(id)
-            return self._named(id, *prefix)[0] if prefix else self._described(id)[1]
+            return self._found(id, rows=False)[0]
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
             return None
@@ -363,7 +357,7 @@ class Store:
     def touch(self, id: str, *, here: bool = True) -> None:
         """Note a use without a read. `here`: other machines are to be told of it."""
         try:
-            self._notes.used(id, [piece.n for piece in self._pieces(id)], here=here)
+            self._notes.used(id, [piece.n for piece in self._found(id)[1]], here=here)
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
 
@@ -526,14 +520,18 @@ class Store:
 
     # How it is read
 
-    def _described(self, id: str) -> tuple[int, ChunkMeta | None]:
-        """Number and description of a record. The number names its rows; a replacing record has another. Raises: sqlite3.Error"""
+    def _found(self, id: str, *, rows: bool = True) -> tuple[ChunkMeta | None, list[Piece]]:
+        """Description of a chunk, or of a prefix as far as it is known, and with `rows` its pieces. Raises: sqlite3.Error"""
+        if id.startswith(PREFIX):
+            return self._prefix(id)
         if id in self._notes.lost:
-            return 0, None
+            return None, []
         self.notice()
         row = self._catalog.record(id, self._clock())
         meta = self._notes.decoded(row.n, row.about) if row is not None else None
-        return (0, None) if row is None or meta is None else (row.n, meta)
+        if row is None or meta is None:
+            return None, []
+        return meta, self._catalog.pieces(row.n) if rows else []  # by its number: what replaces it has another
 
     def _load(
         self, meta: ChunkMeta, pieces: Sequence[Piece], rows: Rows | None, again: bool, until: float | None
@@ -546,7 +544,7 @@ class Store:
             tensor = self._tensor(piece, again, get)
             if tensor is None:
                 return None
-            if len(pieces) == 1 and piece.stop == piece.end and not prefix_of(meta.id):
+            if len(pieces) == 1 and piece.stop == piece.end and not meta.id.startswith(PREFIX):
                 parts.append(Chunk(meta, tensor))
                 continue
             if piece.stop < piece.end:
@@ -584,11 +582,6 @@ class Store:
             logger.warning("object %s cannot be read: %s", piece.name, error)
         return None
 
-    def _pieces(self, id: str) -> list[Piece]:
-        """The pieces of a chunk or a prefix."""
-        prefix = prefix_of(id)
-        return self._named(id, *prefix)[1] if prefix else self._catalog.pieces(self._described(id)[0])
-
     def _share_uses(self, heard: Sequence[str]) -> Sequence[str]:
         """Note other machines' uses, and return the uses here."""
         for id in heard:
@@ -596,8 +589,8 @@ class Store:
         self._notes.settle(wait=False)
         return self._notes.take_untold()
 
-    def _named(self, id: str, tokens: int, key: bytes) -> tuple[ChunkMeta | None, list[Piece]]:
-        """Description of a prefix, as far as it is known, and its pieces."""
+    def _prefix(self, id: str) -> tuple[ChunkMeta | None, list[Piece]]:
+        tokens, key = prefix_of(id) or (0, b"")
         pieces = self._catalog.chain(tokens, key, self._clock())
         if not pieces:
             return None, []

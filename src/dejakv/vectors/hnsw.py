@@ -17,19 +17,10 @@ class HNSWIndex(FlatIndex):
     """A flat index until it has `flat_below` entries, then a graph of bfloat16 vectors (scores are off by up to 0.001 at 384 dimensions,
     more at few). Needs the extra `hnsw`.
 
-    connectivity  links of a node; more is better recall, more memory and slower insertion
-    breadth       candidates a search examines; more is better recall and slower; it may be changed at any time
+    breadth  candidates a search examines; more is better recall and slower; it may be changed at any time
     """
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        connectivity: int = 16,
-        breadth: int = 32,
-        build_breadth: int = 128,
-        flat_below: int = FLAT_BELOW,
-    ) -> None:
+    def __init__(self, dim: int, *, breadth: int = 32, flat_below: int = FLAT_BELOW) -> None:
         try:
             import usearch.index as usearch
         except ImportError as error:
@@ -39,8 +30,8 @@ class HNSWIndex(FlatIndex):
             ndim=dim,
             metric="ip",
             dtype="bf16",
-            connectivity=connectivity,
-            expansion_add=build_breadth,
+            connectivity=16,  # links of a node; more is better recall, more memory and slower insertion
+            expansion_add=128,
             expansion_search=self.breadth,
         )
         self.breadth = breadth

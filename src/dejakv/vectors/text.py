@@ -122,7 +122,7 @@ def load_sentence_transformer(name_or_path: str, device: str, setting: str = "in
     if (known := _loaded.get(key)) is not None:
         return known
     if not Path(name_or_path).expanduser().exists():
-        from dejakv.models.hub import without_network
+        from dejakv.models.loading import without_network
 
         without_network()
     try:

@@ -37,12 +37,6 @@ class Match:
         """The deciding latent layer, empty for levels without layers."""
         return self.level.partition("embedding:")[2]
 
-    @property
-    def provenance(self) -> str:
-        """Name in logs and reports: `text:exact`, `text:semantic`, `embedding:prompt`."""
-        names = {"exact_text": "text:exact", "semantic_text": "text:semantic"}
-        return names.get(self.level, self.level)
-
 
 @dataclass(frozen=True)
 class Query:

@@ -46,14 +46,13 @@ class Detokenizer:
 class Told:
     """Passes tokens on, and knows whether there was any."""
 
-    def __init__(self, on_token: OnToken | None) -> None:
+    def __init__(self, on_token: OnToken) -> None:
         self._on_token = on_token
         self.any = False
 
     def __call__(self, token: int, text: str) -> None:
         self.any = True
-        if self._on_token is not None:
-            self._on_token(token, text)
+        self._on_token(token, text)
 
 
 class Steps(StoppingCriteria):
@@ -69,8 +68,8 @@ class Steps(StoppingCriteria):
         self.rows, self._pieces, self._on_token = rows, Detokenizer(tokenizer), on_token
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        self.first = self.first or time.perf_counter()
         if self.rows == 1:
+            self.first = self.first or time.perf_counter()
             self.tell(int(input_ids[0, -1]))
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 

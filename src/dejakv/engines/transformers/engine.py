@@ -37,7 +37,6 @@ from dejakv.engines.base import (
     Prepared,
     Refusal,
     StoredDonor,
-    deadline,
     settings_of,
     unread,
 )
@@ -209,15 +208,16 @@ class TransformersEngine(Engine):
         if not plan.donors or store is None:
             return self.compute(prepared, on_token=on_token)
         if plan.method in PIECEWISE:
-            until = deadline(plan.within)
+            until = plan.deadline()
             donors = [StoredDonor(store, meta, until) for meta in plan.donors]
             ran = self.blend(prepared, donors, settings_of(plan), on_token=on_token, accept=plan.accept)
             if plan.away and isinstance(ran, Refusal) and ran.reason == UNREADABLE:
                 return replace(ran, reason=unread(until))
             return ran
-        began, told, donor = time.perf_counter(), decoding.Told(on_token), plan.donors[0]
+        began, donor = time.perf_counter(), plan.donors[0]
+        told = decoding.Told(on_token) if on_token is not None else None
         tokens = plan.reused if plan.method == "prefix" else len(donor.token_ids) - 1
-        until = deadline(plan.within)
+        until = plan.deadline()
         parts = store.get_parts(donor.id, [(0, tokens)], until)
         if not parts:
             return Refusal(unread(until) if plan.away else UNREADABLE)
@@ -227,7 +227,7 @@ class TransformersEngine(Engine):
         try:
             done = self.compute(prepared, parts, tokens, on_token=told)
         except (ModelError, InputError, CorruptChunk) as error:
-            if told.any:  # the client has seen a part of this answer
+            if told is not None and told.any:  # the client has seen a part of this answer
                 raise
             store.delete(donor.id)  # or it would stand in the way of a right one for ever
             return Refusal(f"the donor's state does not fit: {error}")
@@ -245,7 +245,7 @@ class TransformersEngine(Engine):
         accept: Accept | None = None,
     ) -> Completion | Refusal:
         """See `Engine.blend`."""
-        began, told = time.perf_counter(), decoding.Told(on_token)
+        began, told = time.perf_counter(), decoding.Told(on_token) if on_token is not None else None
         report = BlendReport(len(prepared.token_ids), reason=UNREADABLE)
         partial: PlannedBlend | PlannedTopLayer | None = None
         try:
@@ -262,7 +262,7 @@ class TransformersEngine(Engine):
         except Declined as declined:
             return Refusal(str(declined), {"blend": replace(report, reason=str(declined))})
         except ModelError as error:
-            if told.any:
+            if told is not None and told.any:
                 raise
             method = "top_layer" if isinstance(config, TopLayerConfig) else "blend"
             return Refusal(f"{method}: {error}", {"blend": report})

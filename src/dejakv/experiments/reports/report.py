@@ -105,8 +105,8 @@ def drawn(blocks: Iterable[Block]) -> str:
     return "".join(table(block) if isinstance(block, Sheet) else paragraph(block) for block in blocks)
 
 
-def facts(values: Mapping[str, Any], title: str = "") -> str:
-    return table(Sheet(title, ("", ""), [(name, str(value)) for name, value in values.items()]))
+def facts(values: Mapping[str, Any]) -> str:
+    return table(Sheet("", ("", ""), [(name, str(value)) for name, value in values.items()]))
 
 
 def make_report(sources: Sequence[Path], output: Path) -> None:

@@ -23,8 +23,7 @@ from dejakv.store.base import CorruptChunk
 from dejakv.store.claim import FORMAT, MARKER, RANK, SEGMENT, SEGMENTS
 from dejakv.store.counters import logger
 from dejakv.store.objects import Bytes, Missing, Unknown
-from dejakv.store.remote.breaker import Breaker
-from dejakv.store.remote.link import Link
+from dejakv.store.remote.health import Breaker, Link
 from dejakv.store.remote.packed import MORE, beginning, check_zstd, packed, unpacked
 from dejakv.store.remote.tombstones import Tombstones
 

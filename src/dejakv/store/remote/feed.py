@@ -19,7 +19,7 @@ from cachetools import FIFOCache
 from dejakv.errors import MissingExtraError, StoreError
 from dejakv.settings import shown
 from dejakv.store.counters import logger
-from dejakv.store.remote.breaker import Breaker
+from dejakv.store.remote.health import Breaker
 
 if TYPE_CHECKING:
     from dejakv.store.remote.bucket import Bucket

@@ -18,8 +18,7 @@ from dejakv.store.base import CorruptChunk
 from dejakv.store.counters import logger
 from dejakv.store.memory import MemoryTier
 from dejakv.store.objects import Bytes, Folder, Late, Missing, Objects, Unknown
-from dejakv.store.remote.breaker import Breaker
-from dejakv.store.remote.link import AT_ONCE, Link
+from dejakv.store.remote.health import AT_ONCE, Breaker, Link
 from dejakv.store.remote.tombstones import Tombstones
 from dejakv.store.segment import opened
 

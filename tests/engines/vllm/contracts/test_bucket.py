@@ -13,7 +13,7 @@ from dejakv.engines.base import LATE
 from dejakv.engines.vllm.lookups import Pace
 from dejakv.engines.vllm.scheduler import FAR
 from dejakv.store.remote.bucket import Bucket
-from dejakv.store.remote.link import Link
+from dejakv.store.remote.health import Link
 
 Start = Callable[..., ToyEngine]
 PROMPT = tokens(150, 31)
