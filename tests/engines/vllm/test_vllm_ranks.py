@@ -12,10 +12,9 @@ import pytest
 import torch
 import torch.distributed
 
-from dejakv.engines.vllm.blend.mixer import ELSEWHERE, Blending, Mixer
-from dejakv.engines.vllm.blend.underway import NOT_ALIKE, UnderWay
+from dejakv.engines.vllm.blend.blend import ELSEWHERE, Blending, Mixer
 from dejakv.engines.vllm.generations import Generations
-from dejakv.engines.vllm.ranks import Ranks, settings_of_rank
+from dejakv.engines.vllm.ranks import NOT_ALIKE, Ranks, UnderWay, settings_of_rank
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stores import EveryRank
 from dejakv.engines.vllm.stores import open_store as open_side

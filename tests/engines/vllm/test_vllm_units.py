@@ -17,8 +17,8 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import WorkerExtension, bound_model
-from dejakv.engines.vllm.blend.mixing import Mixing
-from dejakv.engines.vllm.blend.rotary import Rotary
+from dejakv.engines.vllm.blend.model import Rotary
+from dejakv.engines.vllm.blend.state import Mixing
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
 from dejakv.engines.vllm.identity import media_digest, weights_fingerprint
 from dejakv.engines.vllm.lookups import Pace

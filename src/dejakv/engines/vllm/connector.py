@@ -26,8 +26,8 @@ from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import EXTENSION, bound_model, bound_runner
 from dejakv.engines.vllm.blend.blend import Blender
+from dejakv.engines.vllm.blend.model import Rotary
 from dejakv.engines.vllm.blend.names import Names, is_approximate
-from dejakv.engines.vllm.blend.rotary import Rotary
 from dejakv.engines.vllm.blend.rows import RowForward
 from dejakv.engines.vllm.generations import UNCLEAN, Watch
 from dejakv.engines.vllm.identity import Adapters, server_epoch

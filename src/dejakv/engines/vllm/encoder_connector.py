@@ -237,7 +237,6 @@ class DejaKVEncoderConnector(ECConnectorBase):
         self._watch = Watch(None)
         self._orders = EncoderOrders()
         self.encoded = 0
-        self.reused = 0
         self._saving = ThreadPoolExecutor(1, thread_name_prefix="dejakv-encoder-save")
         self._saves: list[Future[None]] = []
         self._resets = 0
@@ -310,7 +309,6 @@ class DejaKVEncoderConnector(ECConnectorBase):
         for identifier, embedding in orders.load.items():
             if identifier not in encoder_cache:
                 encoder_cache[identifier] = torch.as_tensor(embedding).to(device)
-                self.reused += 1
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
         self.encoded += 1

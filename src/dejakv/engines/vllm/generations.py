@@ -226,6 +226,7 @@ class Generations:
 
     number   of the present generation; state of another one is neither stored nor used
     problem  why nothing is stored or reused in it, or ""
+    unknown  whether answers of workers about their weights are missing
     """
 
     def __init__(self, start: str, ranks: int) -> None:
@@ -235,12 +236,7 @@ class Generations:
         self.number = 0
         self.problem = ""
         self._answers = Answers[bool](ranks)
-        self._asked = False
-
-    @property
-    def unknown(self) -> bool:
-        """Whether answers of workers about their weights are missing."""
-        return self._asked
+        self.unknown = False
 
     def begin(self, problem: str = "") -> None:
         """Begin a generation at a reset: earlier state is not used. With a `problem` nothing is stored or used in it either."""
@@ -248,12 +244,12 @@ class Generations:
         self.problem = problem
         self.epoch = epoch_of({"start": self._start, "generation": secrets.token_hex(16)})
         self._answers = Answers[bool](self._ranks)
-        self._asked = True
+        self.unknown = True
 
     def heard(self, number: int, same: bool) -> None:
         """Take a worker's answer: whether its weights of that generation are those of the start."""
         answers = self._answers.add(str(number), same) if number == self.number else None
         if answers is not None:
-            self._asked = False
+            self.unknown = False
             if all(answers):
                 self.epoch = self._start

@@ -1,7 +1,7 @@
 """Loads, on the worker's side: stored states are read in threads and put into a request's blocks between steps.
 
-A blend's rows are computed between steps too (`mixer`). With several ranks a blend begins when the scheduler says that all have
-fetched what it begins from (`underway`).
+A blend's rows are computed between steps too (`blend.blend`). With several ranks a blend begins when the scheduler says that all have
+fetched what it begins from (`ranks`).
 """
 
 import logging
@@ -15,9 +15,8 @@ import torch
 
 from dejakv.engines.base import LATE, unread
 from dejakv.engines.tensors import NAMES, borrowed
-from dejakv.engines.vllm.blend.blend import Blender
-from dejakv.engines.vllm.blend.drafts import Draft
-from dejakv.engines.vllm.blend.mixer import Blending, Mixer
+from dejakv.engines.vllm.blend.blend import Blender, Blending, Mixer
+from dejakv.engines.vllm.blend.state import Draft
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan
 from dejakv.engines.vllm.pages import Buffers, PagedKV
 from dejakv.errors import InputError

@@ -73,12 +73,13 @@ class Indexing:
     """Keeps a cache's finder in step with a store that workers and other processes write to.
 
     refresh_s  seconds between searches for others' chunks; 0: never
+    last       done when everything confirmed so far can be found; None: it can
     """
 
     def __init__(self, cache: HierarchicalCache, refresh_s: float) -> None:
         self._cache = cache
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dejakv-index")
-        self._last: Future[None] | None = None
+        self.last: Future[None] | None = None
         self._known: set[str] = {meta.id for meta in cache.store.metas()}
         cache.store.on_evict(self._known.discard)  # it may be stored, here or elsewhere, when it comes again
         self._stop = threading.Event()
@@ -92,16 +93,11 @@ class Indexing:
     def stored(self, meta: ChunkMeta) -> None:
         """Make a chunk findable that a worker has stored: by lookups submitted from now on."""
         self._known.add(meta.id)
-        self._last = self._pool.submit(self._add, meta)
+        self.last = self._pool.submit(self._add, meta)
 
     def drop(self, id: str) -> None:
         """Remove a chunk from the store."""
         self._pool.submit(self._cache.store.delete, id)
-
-    @property
-    def last(self) -> "Future[None] | None":
-        """Done when everything confirmed so far can be found; None: it can."""
-        return self._last
 
     def close(self) -> None:
         self._stop.set()

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,28 +56,11 @@ class Buffers:
 
 
 Reader = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Views of K and V, `[..., kv_heads, block_tokens, head_dim]`, in contiguous copies of blocks."""
-
-
-def read_transposed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """vLLM's CPU backend: each head's page holds K transposed `[head_dim, tokens]`, then V `[tokens, head_dim]`."""
-    *where, tokens, width = pages.shape
-    keys, values = pages.view(*where, 2, tokens * width // 2).unbind(-2)
-    return keys.unflatten(-1, (width // 2, tokens)).mT, values.unflatten(-1, (tokens, width // 2))
-
-
-def read_packed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split pages with K and V side by side on the last axis (FlashAttention, Triton and others)."""
-    keys, values = pages.chunk(2, dim=-1)
-    return keys, values
-
-
-READERS: tuple[Reader, ...] = (read_transposed, read_packed)
+"""K and V, `[..., kv_heads, block_tokens, head_dim]`, of contiguous copies of blocks."""
 
 
 def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | None:
-    """A reader for any layout that only puts a block's elements in another order (vLLM's bf16 on a CPU with AMX); None for
-    others. Writes to a block and clears it again."""
+    """A reader for any layout that only puts a block's elements in some order; None for others. Writes to a block and clears it again."""
     _, heads, tokens, width = cache.shape
     if tokens != block_tokens:
         return None
@@ -101,7 +84,7 @@ def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | Non
 
     def read_observed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         flat = pages.flatten(-3)
-        keys, values = (flat[..., there.to(pages.device)] for there in (of_keys, of_values))
+        keys, values = (flat.index_select(-1, there.to(pages.device)) for there in (of_keys, of_values))
         return keys.unflatten(-1, shape[1:]), values.unflatten(-1, shape[1:])
 
     return read_observed
@@ -168,15 +151,16 @@ def bytes_of(cache: torch.Tensor, blocks: int) -> torch.Tensor:
 
 
 def reader_for(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], block_tokens: int) -> Reader:
-    """The reader that gives back, bit for bit and in every layer, what `do_kv_cache_update` wrote.
+    """The reader that gives back, bit for bit and in every layer, what `do_kv_cache_update` wrote: by the order seen in the first one.
 
     To be called while nothing is cached: it writes to two blocks and clears them again.
-    Raises: ConfigError if no reader passes.
+    Raises: ConfigError where none does.
     """
-    for reader in _candidates(layers, caches, block_tokens):
-        if all(_round_trip(reader, layers[name], cache, block_tokens) for name, cache in caches.items()):
-            return reader
-    raise _unreadable(layers.values())
+    name = next(iter(caches))
+    reader = observed(layers[name], caches[name], block_tokens)
+    if reader is None or not all(_round_trip(reader, layers[name], cache) for name, cache in caches.items()):
+        raise _unreadable(layers.values())
+    return reader
 
 
 def _unreadable(layers: Iterable[Any]) -> ConfigError:
@@ -187,17 +171,9 @@ def _unreadable(layers: Iterable[Any]) -> ConfigError:
     )
 
 
-def _candidates(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], block_tokens: int) -> Generator[Reader]:
-    yield from READERS
-    name = next(iter(caches))
-    reader = observed(layers[name], caches[name], block_tokens)
-    if reader is not None:
-        yield reader
-
-
-def _round_trip(reader: Reader, layer: Any, cache: torch.Tensor, block_tokens: int) -> bool:
+def _round_trip(reader: Reader, layer: Any, cache: torch.Tensor) -> bool:
     blocks, heads, tokens, width = cache.shape
-    if tokens != block_tokens or blocks < 3:
+    if blocks < 3:
         return False
     picked = [blocks - 1, 1]
     count = 2 * tokens - 3

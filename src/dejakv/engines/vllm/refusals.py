@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dejakv.engines.vllm import upstream
-from dejakv.engines.vllm.blend.model_check import CHECKED_ROWS
+from dejakv.engines.vllm.blend.model import CHECKED_ROWS
 from dejakv.engines.vllm.ranks import rank_count
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError

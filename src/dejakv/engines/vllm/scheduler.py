@@ -14,11 +14,10 @@ from typing import Any
 from dejakv.blend.forced import LONGEST_TAIL
 from dejakv.engines.vllm.blend.names import Names
 from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW, Queue, StepRoom, Waiting
-from dejakv.engines.vllm.blend.underway import UnderWay
 from dejakv.engines.vllm.generations import CHANGED, Generations
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan, StepReport
-from dejakv.engines.vllm.ranks import Answers
+from dejakv.engines.vllm.ranks import Answers, UnderWay
 from dejakv.engines.vllm.request import LookupResult, Tracked
 from dejakv.engines.vllm.saves import BACKLOG, ENDED, Room, Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish

@@ -2,7 +2,6 @@
 tensor-parallel engine has one of its own.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,23 +35,8 @@ class _Shared(Store):
             super().close()
 
 
-class MemoryStores:
-    """The stores in memory of this process, by vLLM's engine id."""
-
-    def __init__(self) -> None:
-        self._stores: dict[str, _Shared] = {}
-        self._lock = threading.Lock()
-
-    def open(self, engine_id: str, settings: ConnectorSettings, rules: Admission) -> Store:
-        with self._lock:
-            store = self._stores.get(engine_id)
-            if store is None or store.holders <= 0:
-                store = self._stores[engine_id] = _Shared(settings, rules)
-            store.holders += 1
-            return store
-
-
-_memory = MemoryStores()
+_shared: dict[str, _Shared] = {}
+"""The shared stores of this process, by vLLM's engine id."""
 
 
 def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool = False) -> Store:
@@ -72,7 +56,12 @@ def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool =
             "the worker is a process of its own here, so the store must be on disk: set store to a folder, or disk_dir for a bucket"
         )
     rules = Admission(0, config.second_sight, config.max_write_rate)
-    return _memory.open(vllm_config.kv_transfer_config.engine_id, settings, rules)
+    engine_id = vllm_config.kv_transfer_config.engine_id
+    store = _shared.get(engine_id)
+    if store is None or store.holders <= 0:
+        store = _shared[engine_id] = _Shared(settings, rules)
+    store.holders += 1
+    return store
 
 
 class EveryRank(Store):

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from dejakv.engines.tensors import to_store
-from dejakv.engines.vllm.blend.blend import Blender
-from dejakv.engines.vllm.blend.mixer import Mixer
+from dejakv.engines.vllm.blend.blend import Blender, Mixer
 from dejakv.engines.vllm.generations import RESET, Watch
 from dejakv.engines.vllm.loads import Loads
 from dejakv.engines.vllm.messages import LoadResult, Save, StepPlan, StepReport, Timed
@@ -95,7 +94,6 @@ class WorkerSide:
     watch: Watch = field(default_factory=lambda: Watch(None))
     buffers: Buffers = field(default_factory=lambda: Buffers(KEEP_BYTES))
     _loaded: list[LoadResult] = field(default_factory=list[LoadResult])
-    _released: frozenset[str] = frozenset()
     _timed: Timed | None = None
 
     def __post_init__(self) -> None:
@@ -126,16 +124,14 @@ class WorkerSide:
                 self._copy(save)
             else:  # ordered in the step in which a change of the weights was noticed
                 self.saver.drop(save.name, RESET)
-        self._released = plan.releases
 
     def finish(self, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
         """Put arrived states into their blocks. Returns request ids: blocks to release, finished loads, failed ones of them."""
         loaded = self.loads.finish(plan, self.watch.problem)
         self._loaded += loaded
         self._timed = plan.timed
-        released, self._released = self._released, frozenset[str]()
         failed = {one.request_id for one in loaded if one.problem}
-        return set(released), {one.request_id for one in loaded}, failed
+        return set(plan.releases), {one.request_id for one in loaded}, failed
 
     def report(self) -> StepReport | None:
         """News since the last report; None without any."""

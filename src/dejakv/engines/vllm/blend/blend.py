@@ -6,8 +6,8 @@ forced tokens, ranking and choice are the transformers engine's (`dejakv.blend`)
 The last rows are computed by vLLM.
 """
 
-import math
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,22 +16,24 @@ from numpy.typing import NDArray
 
 from dejakv.blend.blend import find, not_worth
 from dejakv.blend.recomputed import RecomputePlan
-from dejakv.blend.settings import BlendConfig, first_asked
-from dejakv.blend.slices import copy_part, ranges_of
+from dejakv.blend.settings import BlendConfig
+from dejakv.blend.slices import copy_rows, ranges_of
 from dejakv.blend.token_map import Donors, TokenMap, new_text
 from dejakv.decide.copied.fingerprints import GUARANTEED
 from dejakv.engines.tensors import borrowed
-from dejakv.engines.vllm import upstream
-from dejakv.engines.vllm.blend.drafts import Draft, Read
-from dejakv.engines.vllm.blend.mixing import BlendPart, Mixing
-from dejakv.engines.vllm.blend.model_check import ModelCheck
-from dejakv.engines.vllm.blend.rotary import Rotary
-from dejakv.engines.vllm.blend.rows import NULL_BLOCK, More, PromptRows, RowForward
+from dejakv.engines.vllm.blend.model import ModelCheck, Rotary, question_attention
+from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW
+from dejakv.engines.vllm.blend.rows import More, RowForward
+from dejakv.engines.vllm.blend.state import BlendPart, Draft, Mixing, Read
 from dejakv.engines.vllm.pages import Buffers, Lent, PagedKV
 from dejakv.engines.vllm.ranks import ALONE, Lockstep
 from dejakv.errors import InputError, ModelError
 from dejakv.identity import digest_of
 from dejakv.store.base import KV, Chunk, ChunkMeta, consecutive
+
+log = logging.getLogger("dejakv.vllm")
+
+ELSEWHERE = "another rank could not go on"
 
 
 @dataclass(frozen=True)
@@ -163,15 +165,16 @@ class Blender:
             proves = shown > checked
             parts, copied = read(meta.id, None if proves else ranges_of(places)), 0
             for part in () if isinstance(parts, str) else parts:
-                here = places[(places >= part.first) & (places < part.stop)]
-                if not len(here):
+                here = (places >= part.first) & (places < part.stop)
+                if not here.any():
                     continue  # the check of the model alone needs it
-                held, start = self._entries(part, int(here.min()), int(here.max()) + 1)
+                held, start = self._entries(part, int(places[here].min()), int(places[here].max()) + 1)
                 if state is None:
                     shape = (*held.shape[:3], len(found), held.shape[4])
                     lent = buffers.lend(shape, dtype) if device.type == "cpu" else None
                     state = lent.tensor if lent else torch.empty(shape, dtype=dtype, device=device)
-                copied += copy_part(held.to(device), start, places, state, rows + first)
+                copy_rows(held.to(device), places[here] - start, state, rows[here] + first)
+                copied += int(here.sum())
             if (
                 isinstance(parts, str)
                 or copied < len(places)
@@ -260,41 +263,109 @@ class Blender:
         return vectors.float().cpu().numpy()
 
 
-def question_attention(forward: RowForward, paged: PagedKV, draft: Draft, block_ids: tuple[int, ...]) -> torch.Tensor:
-    """Over the last third of the layers: `[n]` float32.
+@dataclass
+class Blending:
+    """One blend, from the moment when it may begin.
 
-    One pass of the question's rows alone, to the prompt's last one, over the donors' state in the blocks. It writes only rows that
-    the real pass computes again or that vLLM computes. The blocks end where vLLM begins to compute; the rows behind them are
-    written to the null block, as far as it holds them.
+    checked  the model was checked with its donors as far as is needed
+    mixing   None until its donors' state is in the blocks
+    problem  why it is given up, empty if it is not
     """
-    blocks = (*block_ids, NULL_BLOCK)
-    room = min(len(draft.ids), len(blocks) * paged.block_tokens)
-    rows = draft.plan.of_question(draft.tail).tokens
-    rows = rows[rows < room]
-    first = first_asked(len(paged.caches))
-    asking = rows >= len(draft.ids) - draft.tail
-    seen = torch.zeros(len(draft.ids), device=paged.device)
 
-    def asked(layer: int, _prompt: int, queries: torch.Tensor) -> None:
-        if layer >= first:
-            keys = paged.keys(blocks, layer, room)
-            seen[:room] += _weights(queries[asking], keys, *upstream.scale_and_cap(paged.attention(layer)))
+    draft: Draft
+    block_ids: tuple[int, ...]
+    checked: bool = False
+    mixing: Mixing | None = None
+    problem: str = ""
 
-    forward.run([PromptRows(draft.ids[rows], rows, blocks)], asked=asked)
-    return seen
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to compute."""
+        return bool(self.problem) or (self.mixing is not None and not len(self.mixing.rows))
+
+    @property
+    def rows(self) -> int:
+        """Rows of steps that it still takes."""
+        if self.mixing is not None:
+            return len(self.mixing.rows)
+        draft = self.draft
+        return draft.asks + draft.tokens // TOKENS_A_ROW + draft.plan.least
 
 
-def _weights(queries: torch.Tensor, keys: torch.Tensor, scale: float, cap: float) -> torch.Tensor:
-    """How much the last rows attend to each token up to themselves, summed over heads and rows: `[tokens]` float32.
+@dataclass
+class Mixer:
+    """The blends of one worker. All ranks call it in the same steps, with the same blends in the same order.
 
-    queries  of these rows `[k, heads, head_dim]`
-    keys     of all tokens `[kv_heads, tokens, head_dim]`
+    problem  why blend must be switched off, until it is taken
     """
-    count, heads, width = queries.shape
-    by_group = queries.float().transpose(0, 1).reshape(keys.shape[0], -1, width)
-    scores = torch.bmm(by_group, keys.float().mT).mul_(scale).view(heads, count, -1)
-    if cap > 0.0:
-        scores = cap * torch.tanh(scores / cap)
-    later = torch.ones(count, count, dtype=torch.bool, device=keys.device).triu(1)
-    scores[:, :, scores.shape[2] - count :].masked_fill_(later, -math.inf)
-    return scores.softmax(-1).sum((0, 1))
+
+    blender: Blender
+    problem: str = ""
+
+    def mix(self, blends: Sequence[Blending], room: int, refused: str = "") -> None:
+        """Compute at most `room` rows: checks of the model, questions, and the rows of all begun blends, in one forward.
+
+        refused  why this rank may put nothing into blocks
+        """
+        if not blends:
+            return
+        if not self.blender.lockstep.each([not refused])[0]:
+            for blend in blends:
+                blend.problem = refused or ELSEWHERE
+            return
+        room -= self._begun(blends, room)
+        begun = [blend for blend in blends if not blend.over and blend.mixing is not None]
+        if begun and room > 0:
+            mixing = [blend.mixing for blend in begun if blend.mixing is not None]
+            self._attempt(begun, lambda: self.blender.advance(mixing, room))
+            self._agree(begun)
+
+    def _begun(self, blends: Sequence[Blending], room: int) -> int:
+        """Check and begin blends, in order, within the room beside the rows of begun ones; return the room taken. It counts the same if
+        this rank fails: the others have gone on."""
+        blender, spent, moved = self.blender, 0, 0
+        waiting = [blend for blend in blends if blend.mixing is None]
+        for blend in waiting:
+            rows = 0 if blend.checked else blender.rows_checked(blend.draft, blend.block_ids)
+            if not blend.checked and rows <= room - spent:
+                self._attempt([blend], lambda blend=blend: blender.check(blend.draft, blend.block_ids))
+                blend.checked, spent = True, spent + rows
+        self._agree(waiting)
+        pending = sum(len(blend.mixing.rows) for blend in blends if blend.mixing is not None)
+        for blend in waiting:
+            if blend.problem or not blend.checked:
+                continue
+            asks, moves = blend.draft.asks, blend.draft.tokens // TOKENS_A_ROW
+            taken = pending + spent + moved
+            if asks > room - spent:
+                continue
+            if taken and taken + asks + moves > room:
+                break  # nor do those behind it begin, or it might wait for ever
+            self._attempt([blend], lambda blend=blend: self._begin(blend))
+            spent, moved, pending = spent + asks, moved + moves, pending + blend.draft.plan.least
+        self._agree(waiting)
+        return spent + moved
+
+    def _begin(self, blend: Blending) -> None:
+        blend.mixing = self.blender.begin(blend.draft, blend.block_ids)
+
+    def _agree(self, blends: Sequence[Blending]) -> None:
+        """Fail a blend on all ranks if one rank failed it."""
+        for blend, fine in zip(
+            blends, self.blender.lockstep.each([not blend.problem for blend in blends]), strict=True
+        ):
+            if not fine:
+                blend.problem = blend.problem or ELSEWHERE
+
+    def _attempt(self, blends: Sequence[Blending], step: Callable[[], object]) -> None:
+        """A blend that fails costs time, never the engine: vLLM computes its blocks."""
+        try:
+            step()
+        except ModelError as error:
+            self.problem = str(error)
+            for blend in blends:
+                blend.problem = f"the load failed: {error}"
+        except Exception as error:
+            log.debug("a step of a blend failed", exc_info=True)
+            for blend in blends:
+                blend.problem = f"the load failed: {type(error).__name__}"

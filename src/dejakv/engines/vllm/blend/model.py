@@ -1,0 +1,232 @@
+"""What blends ask of the served model beside recomputed rows: how its keys move, whether forwards over rows give what its own gave, and what a
+question attends to.
+
+The check computes with a stored state, which came from vLLM's own forward of the same weights, in blocks of the request that is to be
+blended.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dejakv.blend.rope import turn
+from dejakv.blend.settings import first_asked
+from dejakv.blend.slices import sliced
+from dejakv.engines.tensors import borrowed
+from dejakv.engines.vllm import upstream
+from dejakv.engines.vllm.blend.rows import NULL_BLOCK, PromptRows, RowForward
+from dejakv.engines.vllm.blend.state import Draft
+from dejakv.engines.vllm.pages import PagedKV
+from dejakv.engines.vllm.ranks import ALONE, Lockstep
+from dejakv.errors import ModelError
+from dejakv.store.base import Chunk
+
+CHECKED_ROWS = 64
+"""Rows that each check computes."""
+GAP = 8
+"""Rows in the middle of them that are not computed, so that there are two runs."""
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
+
+
+class Rotary:
+    """The rotary tables of a model's layers, in order (`upstream.rotary_tables`).
+
+    Whether the model rotates its keys in the way that follows from them is not to be seen here: `ModelCheck` computes it.
+    """
+
+    def __init__(self, tables: Sequence[tuple[torch.Tensor, bool]]) -> None:
+        self.tables = tuple(tables)
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, attention: Sequence[Any]) -> "Rotary":
+        """Tables of the modules that hold the attention layers. Raises: ModelError if one has no rotary table."""
+        found: list[tuple[torch.Tensor, bool]] = []
+        for number, table in enumerate(upstream.rotary_tables(model, attention)):
+            if table is None:
+                raise ModelError(
+                    f"blend is not possible: layer {number} of {type(model).__name__} has no rotary table, so keys cannot be"
+                    " moved. Leave blend out of mode and modes (`dejakv run`: --reuse exact or adopt)"
+                )
+            found.append(table)
+        return cls(found)
+
+    def move(self, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Turns all layers' cached keys `[layers, kv_heads, n, head_dim]` of positions `source` to positions `target`, in
+        place. What does not move stays bit for bit."""
+        rows = (source != target).nonzero().squeeze(1)
+        if not len(rows):
+            return
+        source, target = source[rows], target[rows]
+        runs, others = sliced(rows.cpu().numpy())
+        slices = [(slice(begin, end), slice(int(rows[begin]), int(rows[begin]) + end - begin)) for begin, end in runs]
+        apart = torch.from_numpy(others).to(rows.device)
+        scattered = rows[apart]
+        turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # most models have one table for all layers
+        for (table, halves), mine in zip(self.tables, keys, strict=True):
+            if id(table) not in turns:
+                turns[id(table)] = _turn(table, source, target)
+            cos, sin = turns[id(table)]
+            for run, there in slices:
+                _turn_keys(halves, mine[:, there], cos[run], sin[run])
+            if len(apart):
+                some = mine[:, scattered]
+                _turn_keys(halves, some, cos[apart], sin[apart])
+                mine[:, scattered] = some
+
+
+def _turn(table: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    table = table.float()
+    half = table.shape[-1] // 2
+    there, here = table[target], table[source]
+    return turn((there[:, :half], there[:, half:]), (here[:, :half], here[:, half:]))
+
+
+def _turn_keys(halves: bool, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """In place, in float32. `halves`: a number and its partner lie half a head apart, else side by side."""
+    turning = keys[..., : 2 * cos.shape[-1]]
+    wide = turning.float()  # of float32 itself
+    one, other = wide.chunk(2, dim=-1) if halves else (wide[..., 0::2], wide[..., 1::2])
+    crossed = one * sin
+    one.mul_(cos).addcmul_(other, sin, value=-1.0)
+    other.mul_(cos).add_(crossed)
+    if turning.dtype != wide.dtype:
+        turning.copy_(wide)
+
+
+@dataclass
+class ModelCheck:
+    """The checks of one worker's model.
+
+    lockstep  the ranks, which check their parts together: a fault of one is a fault of all
+    checked   tokens of the longest checked state
+    problem   why blend is off, empty if it is not
+    """
+
+    forward: RowForward
+    paged: PagedKV
+    rotary: Rotary
+    max_positions: int
+    lockstep: Lockstep = ALONE
+    checked: int = 0
+    problem: str = ""
+    _moves: bool = False
+
+    def rows(self, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> int:
+        """Maximum rows computed by a check with this state; 0 if there is nothing to check."""
+        if self.problem or not state or self._count(state, block_ids) <= self.checked:
+            return 0
+        return CHECKED_ROWS if self._moves else 2 * CHECKED_ROWS
+
+    def check(self, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> str:
+        """Check with a stored, exact state, given by parts, if longer than all checked ones: faults far into a prompt show there alone.
+        Returns the problem, or "". `block_ids` are overwritten."""
+        if not self.rows(state, block_ids):
+            return self.problem
+        count = self._count(state, block_ids)
+        ids = torch.tensor(state[0].meta.token_ids[:count], device=self.paged.device)
+        for part in state:
+            page = part.first // self.paged.block_tokens
+            if page < len(block_ids):
+                self.paged.put_pages((block_ids,), borrowed(part.tensor)[0, 0, 0, : len(block_ids) - page], page)
+        error = self._end(ids, block_ids)
+        if not error <= self._limit:
+            self.problem = self._off(f"recomputing the end of a stored state of {count} tokens gave another one", error)
+        elif not self._moves:
+            error = self._moved(ids, block_ids)
+            self._moves = error <= self._limit
+            if not self._moves:
+                self.problem = self._off(
+                    "a stored state that was computed again further on is not its moved self", error
+                )
+        self.checked = count  # last: a check that an error ended is made again
+        return self.problem
+
+    def _count(self, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> int:
+        return min(state[0].meta.num_tokens, len(block_ids) * self.paged.block_tokens)
+
+    @property
+    def _limit(self) -> float:
+        return TOLERANCE[self.paged.dtype]
+
+    def _off(self, what: str, error: float) -> str:
+        return (
+            f"blend was switched off: {what} (relative error {error:.2g}, {self._limit:g} is allowed), so blends of this model"
+            " on this attention backend would be wrong"
+        )
+
+    def _end(self, ids: torch.Tensor, block_ids: tuple[int, ...]) -> float:
+        """The last rows, among the others as they were stored."""
+        count = len(ids)
+        places = torch.arange(max(0, count - CHECKED_ROWS), count, device=ids.device)
+        middle = len(places) // 2
+        places = torch.cat([places[: max(1, middle - GAP)], places[middle:]]) if middle > GAP else places
+        block = int(places[0]) // self.paged.block_tokens
+        before = block * self.paged.block_tokens
+        there = self.paged.gather(block_ids[block:], count - before)
+        end = there.clone()
+        end[:, :, :, places - before] = 0.0
+        self.paged.scatter(block_ids, before, end)
+        self.forward.run([PromptRows(ids[places], places, block_ids)])
+        made = self.paged.gather(block_ids[block:], count - before)
+        return self.lockstep.most(_error(made[:, :, :, places - before], there[:, :, :, places - before]))
+
+    def _moved(self, ids: torch.Tensor, block_ids: tuple[int, ...]) -> float:
+        """The first rows, at the last places that the model knows: rotated attention sees distances alone, so their K are the
+        stored ones, moved, and their V are the same."""
+        places = torch.arange(min(len(ids), CHECKED_ROWS), device=ids.device)
+        shift = self.max_positions - len(places)
+        if shift <= 0:
+            return 0.0
+        wanted = self.paged.gather(block_ids, len(places))
+        self.forward.run([PromptRows(ids[places], places, block_ids, shift)])
+        self.rotary.move(wanted[0], places, places + shift)
+        return self.lockstep.most(_error(self.paged.gather(block_ids, len(places)), wanted))
+
+
+def _error(made: torch.Tensor, real: torch.Tensor) -> float:
+    """The greatest distance of any layer's K or V, in units of the greatest value of all."""
+    made, real = made.float(), real.float()
+    return float((made - real).abs().max() / real.abs().max().clamp_min(1e-6))
+
+
+def question_attention(forward: RowForward, paged: PagedKV, draft: Draft, block_ids: tuple[int, ...]) -> torch.Tensor:
+    """Over the last third of the layers: `[n]` float32.
+
+    One pass of the question's rows alone, to the prompt's last one, over the donors' state in the blocks. It writes only rows that
+    the real pass computes again or that vLLM computes. The blocks end where vLLM begins to compute; the rows behind them are
+    written to the null block, as far as it holds them.
+    """
+    blocks = (*block_ids, NULL_BLOCK)
+    room = min(len(draft.ids), len(blocks) * paged.block_tokens)
+    rows = draft.plan.of_question(draft.tail).tokens
+    rows = rows[rows < room]
+    first = first_asked(len(paged.caches))
+    asking = rows >= len(draft.ids) - draft.tail
+    seen = torch.zeros(len(draft.ids), device=paged.device)
+
+    def asked(layer: int, _prompt: int, queries: torch.Tensor) -> None:
+        if layer >= first:
+            keys = paged.keys(blocks, layer, room)
+            seen[:room] += _weights(queries[asking], keys, *upstream.scale_and_cap(paged.attention(layer)))
+
+    forward.run([PromptRows(draft.ids[rows], rows, blocks)], asked=asked)
+    return seen
+
+
+def _weights(queries: torch.Tensor, keys: torch.Tensor, scale: float, cap: float) -> torch.Tensor:
+    """How much the last rows attend to each token up to themselves, summed over heads and rows: `[tokens]` float32.
+
+    queries  of these rows `[k, heads, head_dim]`
+    keys     of all tokens `[kv_heads, tokens, head_dim]`
+    """
+    count, heads, width = queries.shape
+    by_group = queries.float().transpose(0, 1).reshape(keys.shape[0], -1, width)
+    scores = torch.bmm(by_group, keys.float().mT).mul_(scale).view(heads, count, -1)
+    if cap > 0.0:
+        scores = cap * torch.tanh(scores / cap)
+    later = torch.ones(count, count, dtype=torch.bool, device=keys.device).triu(1)
+    scores[:, :, scores.shape[2] - count :].masked_fill_(later, -math.inf)
+    return scores.softmax(-1).sum((0, 1))
