@@ -145,7 +145,6 @@ class Folder:
                     rest = memoryview(part).cast("B")
                     while rest:
                         rest = rest[os.write(descriptor, rest[:WRITTEN_AT_ONCE]) :]
-                os.fsync(descriptor)
                 folder = self._segments / group
                 with suppress(FileExistsError):
                     folder.mkdir(0o700)

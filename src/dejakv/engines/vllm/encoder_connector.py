@@ -10,7 +10,6 @@ Only byte-identical input of the encoder shares an output. A similar picture nev
 outputs and prefix blocks under the medium's identifier, so an approximate output would be served as exact from then on.
 """
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -55,7 +54,7 @@ class Sight:
 
 
 class EncoderFinder:
-    """Finds stored outputs for vLLM's requests. Thread-safe.
+    """Finds stored outputs for vLLM's requests, in threads. Used in the engine loop alone.
 
     view_of    gives a partition's view of the registry in one epoch
     epoch      of the outputs to find and to file; `reset` changes it
@@ -70,7 +69,6 @@ class EncoderFinder:
         self._lookups: dict[tuple[str, int], tuple[Future[Sight] | None, float]] = {}
         self._sights: FIFOCache[str, Sight | None] = FIFOCache(REMEMBERED)
         self._looked_at: set[str] = set()
-        self._lock = threading.Lock()
 
     def ready(self, request: Any) -> bool:
         """Start the lookups of a request's media; True when none is running any more. `sight` then answers for this request."""
@@ -107,9 +105,8 @@ class EncoderFinder:
 
     def reset(self, epoch: str) -> None:
         """Use another epoch: outputs found before are not used."""
-        with self._lock:
-            self._epoch = epoch
-            self._sights.clear()
+        self._epoch = epoch
+        self._sights.clear()
         self._lookups.clear()
 
     def forget(self, request: Any) -> None:
@@ -118,15 +115,13 @@ class EncoderFinder:
             self._lookups.pop((request.request_id, index), None)
             self.used(feature.identifier)
             if keeps_nothing(request):
-                with self._lock:
-                    self._sights.pop(feature.identifier, None)
+                self._sights.pop(feature.identifier, None)
 
     def used(self, identifier: str) -> None:
         """Release an output that the worker has by now."""
-        with self._lock:
-            sight = self._sights.get(identifier)
-            if sight is not None and sight.embedding is not None:
-                self._sights[identifier] = replace(sight, embedding=None)
+        sight = self._sights.get(identifier)
+        if sight is not None and sight.embedding is not None:
+            self._sights[identifier] = replace(sight, embedding=None)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -140,12 +135,11 @@ class EncoderFinder:
         return Sight(epoch, digest, partition, modality, block.embedding if block is not None else None)
 
     def _note(self, identifier: str, sight: Sight) -> None:
-        with self._lock:
-            known = self._sights.get(identifier, sight)
-            if known is None or (known.digest, known.partition) != (sight.digest, sight.partition):
-                self._sights[identifier] = None
-            else:
-                self._sights[identifier] = sight
+        known = self._sights.get(identifier, sight)
+        if known is None or (known.digest, known.partition) != (sight.digest, sight.partition):
+            self._sights[identifier] = None
+        else:
+            self._sights[identifier] = sight
 
 
 def keeps_nothing(request: Any) -> bool:

@@ -35,9 +35,9 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def folder_fingerprint(folder: Path, patterns: tuple[str, ...] = (*WEIGHTS, "*.json")) -> str | None:
+def folder_fingerprint(folder: Path) -> str | None:
     """SHA-256 over names and contents of a folder's files; None if there are none."""
-    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    files = sorted({path for pattern in (*WEIGHTS, "*.json") for path in folder.glob(pattern) if path.is_file()})
     if not any(path.match(pattern) for pattern in WEIGHTS for path in files):
         return None
     return digest_of(*(part for path in files for part in (path.name, _content(path))))

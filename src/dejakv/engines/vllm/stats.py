@@ -1,7 +1,6 @@
 # pyright: reportMissingImports=false
 """Counters of the connector, on the server's `/metrics` through vLLM's own seam for connectors."""
 
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,17 +15,15 @@ from dejakv.engines.vllm.request import LookupResult
 
 
 class ConnectorCounts:
-    """What happened since the last `take`. Thread-safe. Keys are `name` or `name|label`."""
+    """What happened since the last `take`. Used in the engine loop alone. Keys are `name` or `name|label`."""
 
     def __init__(self) -> None:
         self._values: defaultdict[str, float] = defaultdict(float)
-        self._lock = threading.Lock()
         self._asked = time.monotonic()
 
     def add(self, name: str, label: str = "", amount: float = 1) -> None:
         key = f"{name}|{_short(label)}" if label else name
-        with self._lock:
-            self._values[key] += amount
+        self._values[key] += amount
 
     def looked_up(self, found: LookupResult) -> None:
         self.add("lookups", found.method if found.method != "none" else "miss")
@@ -55,8 +52,7 @@ class ConnectorCounts:
 
     def take(self) -> dict[str, float]:
         """Return the counters and start again at zero."""
-        with self._lock:
-            values, self._values = dict(self._values), defaultdict(float)
+        values, self._values = dict(self._values), defaultdict(float)
         return values
 
 

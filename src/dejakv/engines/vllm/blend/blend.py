@@ -3,7 +3,7 @@
 What can be done beforehand is a `Draft`, made in a thread. In the engine loop the donors' state is put into the request's blocks,
 and the model runs over the rows that need it (`rows`). They are the same rows in all layers, known before it runs. Maps,
 forced tokens, ranking and choice are the transformers engine's (`dejakv.blend`), and are made for the whole prompt as there.
-The last rows are computed by vLLM.
+The last rows are computed by vLLM. `Mixer` says which blends are checked, begun and computed in a step, within its room.
 """
 
 import logging
@@ -152,13 +152,13 @@ class Blender:
         buffers: Buffers,
     ) -> "_Filled | _Useless":
         """The donors' rows of the tokens from `first` on, in target order; or the first unusable donor."""
-        lent: Lent | None = None
-        device, dtype = self.paged.device, self.paged.dtype
+        device, dtype, shape = self.paged.device, self.paged.dtype, self.paged.shape(len(found))
+        lent = buffers.lend(shape, dtype) if device.type == "cpu" else None
+        state = lent.tensor if lent is not None else torch.empty(shape, dtype=dtype, device=device)
         # What other ranks have checked by now is not known in a thread, and all must check the same.
         proof, checked = (), self.model_check.checked if self.lockstep.ranks == 1 else 0
         # Tokens that fit in `_own` at least, where the blocks end with `stop`: no check with a donor goes further.
         checkable = max(0, self._blocks(stop) - self._blocks(first)) * self.paged.block_tokens
-        state: torch.Tensor | None = None
         for number, rows, places in among.parts(found.source[first:]):
             meta = metas[number]
             shown = min(meta.num_tokens, checkable) if meta.generation == meta.position == 0 else 0
@@ -169,10 +169,6 @@ class Blender:
                 if not here.any():
                     continue  # the check of the model alone needs it
                 held, start = self._entries(part, int(places[here].min()), int(places[here].max()) + 1)
-                if state is None:
-                    shape = (*held.shape[:3], len(found), held.shape[4])
-                    lent = buffers.lend(shape, dtype) if device.type == "cpu" else None
-                    state = lent.tensor if lent else torch.empty(shape, dtype=dtype, device=device)
                 copy_rows(held.to(device), places[here] - start, state, rows[here] + first)
                 copied += int(here.sum())
             if (
@@ -185,7 +181,6 @@ class Blender:
                 return _Useless(meta, parts if isinstance(parts, str) else "the donor's state lacks rows")
             if proves:
                 proof, checked = parts, shown
-        assert state is not None
         positions = torch.from_numpy(among.positions[found.source[first:]]).to(device)
         self.rotary.move(state[0, :, :, first:], positions, torch.arange(first, len(found), device=device))
         return _Filled(state, proof, lent)
