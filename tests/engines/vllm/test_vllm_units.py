@@ -1,5 +1,6 @@
 """What needs no engine: settings, versions, refusals, layouts, keys, bodies of requests."""
 
+import ast
 import copy
 import gc
 import tomllib
@@ -103,6 +104,38 @@ def test_an_untested_version_of_the_range_runs_exact_alone(version, caplog):
     for part in ("pictures", "run"):
         with pytest.raises(ConfigError, match=f"{version} is not supported: {part} leans on more"):
             upstream.usable(part, version)
+
+
+PROMISED = {
+    "vllm": {"", "SamplingParams"},
+    "vllm.config": {"ECTransferConfig", "KVTransferConfig"},
+}
+BASES = ("vllm.distributed.kv_transfer.kv_connector.v1.", "vllm.distributed.ec_transfer.ec_connector.base")
+"""What vLLM promises: names by module, and modules that connectors are made of."""
+
+
+def test_what_is_imported_of_vllm_is_promised_or_listed_with_what_breaks():
+    """Outside of `upstream` too: the base of the encoder cache's manager, and what a run needs."""
+    listed, imported = set(), set()
+    for use in upstream.USES:
+        module, _, name = use.where.partition(":")
+        listed |= {(module, each) for each in ([name] if name else use.names.split())} | {(use.where, "")}
+    for path in Path(upstream.__file__).parents[2].rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {(alias.name, "") for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported |= {(node.module or "", alias.name) for alias in node.names}
+    imported = {each for each in imported if each[0].partition(".")[0] == "vllm" and not each[0].startswith(BASES)}
+    unlisted = {
+        f"{module}:{name}"
+        for module, name in imported
+        if (module, name) not in listed
+        and (f"{module}.{name}", "") not in listed
+        and name not in PROMISED.get(module, ())
+    }
+    assert len(imported) > 20
+    assert unlisted == set()
 
 
 def test_what_is_missing_is_named_with_what_breaks(monkeypatch):

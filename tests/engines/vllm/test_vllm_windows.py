@@ -35,10 +35,12 @@ def test_hits_are_exact(name: str, tmp_path: Path) -> None:
         assert engine.metrics()["vllm:dejakv_loads"] == len(PROMPTS)
         engine.llm.reset_prefix_cache()
         (parted,) = engine.ask([PART], max_tokens=16)
+        whole = engine.connector.scheduler_side.whole
     assert [(output.told["method"], output.computed) for output in again] == [("exact", 1)] * len(PROMPTS)
     assert [output.tokens for output in again] == plain
     assert parted.tokens == part
-    if name == "deepseek":  # a processor without AMX
+    assert not whole or name == "deepseek"
+    if whole:  # a processor without AMX
         assert "computes a single token behind stored ones" in parted.told["reason"]
     else:
         assert parted.told["tokens_reused"] == 300

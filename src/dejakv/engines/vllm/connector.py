@@ -114,7 +114,7 @@ def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -
         model = upstream.without_adapters(model)
     rotary = Rotary.of(model, list(paged.layers.values()))
     forward = RowForward(runner, model, paged.layers, paged.block_tokens)
-    ends = sentence_ends(tokenizer_of(vllm_config))
+    ends = sentence_ends(upstream.tokenizer_of(vllm_config))
     return Blender(
         forward,
         rotary,
@@ -125,17 +125,6 @@ def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -
         ends,
         Ranks(upstream.ranks_group()) if rank_count(vllm_config) > 1 else ALONE,
     )
-
-
-def tokenizer_of(vllm_config: Any) -> Any:
-    """The server's tokenizer. Raises: ConfigError if it has none."""
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    if vllm_config.model_config.skip_tokenizer_init:
-        raise ConfigError(
-            "blend looks for the ends of sentences and needs the tokenizer: run without --skip-tokenizer-init"
-        )
-    return cached_tokenizer_from_config(vllm_config.model_config)
 
 
 class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):

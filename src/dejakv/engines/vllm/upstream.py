@@ -61,7 +61,7 @@ class Use:
         return [f"{self.where}.{each}" for each in self.names.split() if not _has(found, each)]
 
 
-_ONE = "0.32.0"
+_ONE, _BOTH = "0.32.0", "0.31.0 and 0.32.0"
 _REQUEST = (
     "request_id status priority prompt_token_ids prompt_embeds mm_features num_prompt_tokens num_computed_tokens num_output_tokens"
     " sampling_params pooling_params cache_salt lora_request kv_transfer_params skip_reading_prefix_cache resumable"
@@ -75,6 +75,7 @@ _METADATA = (
     " block_table_tensor slot_mapping causal is_prefilling positions"
 )
 _CONTEXT = "attn_metadata vllm_config num_tokens slot_mapping skip_compiled"
+_FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory"
 _ROTARY = "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding"
 USES = (
     Use("vllm.v1.request:Request", _REQUEST, "no request can be looked up"),
@@ -86,8 +87,21 @@ USES = (
     Use("vllm.v1.kv_cache_interface:KVCacheConfig", "kv_cache_groups", "the KV cache's shape is not known"),
     Use("vllm.config:CompilationConfig", "static_forward_context", "no layer is found for its KV cache"),
     Use("vllm.config", "get_current_vllm_config_or_none", "a policy that fails requests is not noticed"),
+    Use("vllm.config", "set_current_vllm_config", "another backend's state would be exact", seen=_BOTH),
+    Use("vllm.config:AttentionConfig", "compute_hash", "another backend's state would be exact", seen=_BOTH),
+    Use("vllm.platforms", "current_platform", "no device is known", seen=_BOTH),
+    Use("torch.cpu", "_is_amx_tile_supported", "another processor's pages would be exact", seen=_BOTH),
     Use(
-        "vllm.v1.attention.backend:AttentionBackend", "forward_includes_kv_cache_update", "no state is put into blocks"
+        "vllm.envs",
+        "VLLM_BATCH_INVARIANT VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+        "bits and adapters are taken for others",
+        seen=_BOTH,
+    ),
+    Use(_FACTORY, "register_connector", "statistics below MultiConnector end the server", seen=_BOTH),
+    Use(
+        "vllm.v1.attention.backend:AttentionBackend",
+        "forward_includes_kv_cache_update",
+        "no state is put into blocks: where it is false, `do_kv_cache_update` of the layer's `impl` does so",
     ),
     Use("vllm.v1.attention.selector:get_attn_backend", _SELECTED, "another backend's state would be exact"),
     Use("vllm.distributed", "get_tp_group get_tensor_model_parallel_rank", "ranks do not know their heads"),
@@ -118,12 +132,31 @@ USES = (
     Use("vllm.config:SchedulerConfig", "long_prefill_token_threshold", "long prompts overtake blends", "blend", _ONE),
     Use("vllm.forward_context:set_forward_context", _CONTEXT, "no rows are recomputed", "blend", _ONE),
     Use("vllm.v1.attention.backend:CommonAttentionMetadata", _METADATA, "no rows are recomputed", "blend", _ONE),
-    Use("vllm.v1.worker.utils:AttentionGroup", "layer_names", "no rows are recomputed", "blend", _ONE),
+    Use("vllm.v1.worker.utils:AttentionGroup", "layer_names build_metadata", "no rows are recomputed", "blend", _ONE),
+    Use(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
+        "attn_groups lookback_token_ids",
+        "no rows are recomputed",
+        "blend",
+        _ONE,
+    ),
+    Use("vllm.v1.core.sched.interface", "SchedulerInterface", "blends get no room", "blend", _ONE),
+    Use("vllm.tokenizers", "cached_tokenizer_from_config", "ends of sentences are not known", "blend", _ONE),
     Use("vllm.v1.attention.backend:AttentionImpl", "forward", "recomputed rows are not seen", "blend", _ONE),
     Use(_ROTARY, "cos_sin_cache is_neox_style", "keys cannot be moved", "blend", _ONE),
     Use("vllm.lora.layers", "BaseLayerWithLoRA", "adapters would change blends of the base model", "blend", _ONE),
     Use("vllm.v1.core.encoder_cache_manager:EncoderCacheManager", "reset", "resets are not noticed", "pictures", _ONE),
     Use("vllm.v1.engine.core_client:InprocClient", "engine_core", "saves are not waited for", "run", _ONE),
+    Use("vllm.distributed", "cleanup_dist_env_and_memory", "a second engine does not start", "run", _ONE),
+    Use(
+        "vllm.distributed.kv_transfer",
+        "ensure_kv_transfer_shutdown get_kv_transfer_group has_kv_transfer_group",
+        "a second engine does not start, and stored state is not found",
+        "run",
+        _ONE,
+    ),
+    Use("vllm.distributed.ec_transfer", "get_ec_transfer has_ec_transfer", "encoder runs are not counted", "run", _ONE),
+    Use("vllm.exceptions", "VLLMClientError", "a wrong prompt ends the run", "run", _ONE),
 )
 
 
@@ -133,7 +166,7 @@ def _has(kind: Any, name: str) -> bool:
         return True
     if inspect.isfunction(kind):
         return name in inspect.signature(kind).parameters
-    makers = (getattr(each.__init__, "__code__", None) for each in getattr(kind, "__mro__", ()))
+    makers = (getattr(inspect.unwrap(each.__init__), "__code__", None) for each in getattr(kind, "__mro__", ()))
     return any(code is not None and (name in code.co_names or name in code.co_consts) for code in makers)
 
 
@@ -563,6 +596,17 @@ def write_rows(layer: Any, cache: "torch.Tensor", keys: "torch.Tensor", values: 
 def scale_and_cap(layer: Any) -> tuple[float, float]:
     """The factor of a layer's scores, and their soft cap (0.0: none)."""
     return layer.impl.scale, getattr(layer.impl, "logits_soft_cap", None) or 0.0
+
+
+def tokenizer_of(vllm_config: Any) -> Any:
+    """The server's tokenizer. Raises: ConfigError if it has none."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    if vllm_config.model_config.skip_tokenizer_init:
+        raise ConfigError(
+            "blend looks for the ends of sentences and needs the tokenizer: run without --skip-tokenizer-init"
+        )
+    return cached_tokenizer_from_config(vllm_config.model_config)
 
 
 def rotary_tables(model: Any, layers: Iterable[Any]) -> Iterator[tuple[Any, bool] | None]:

@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_harness import EXTENSION, Engine, Output, Steps, greedy, recompute_all, recomputing_none, running, tokens
+from vllm_harness import (
+    EXTENSION,
+    Engine,
+    Output,
+    Steps,
+    greedy,
+    recompute_all,
+    recomputing_none,
+    running,
+    tokens,
+    worker_side,
+)
 
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.queue import Queue
@@ -244,6 +255,28 @@ def steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     monkeypatch.setattr(engine.llm.llm_engine, "step", made.step)
     yield made
     made.hook.remove()
+
+
+def test_a_step_has_a_forward_for_all_blends_and_one_for_each_question(
+    engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside vLLM's own, where tokens are chosen by the question's attention, as at the default quality."""
+    monkeypatch.setattr(Queue, "_pays", lambda *_: True)
+    choosing = replace(engine.connector.settings.blend_config(), share=0.7)
+    monkeypatch.setattr(worker_side().blender, "config", choosing)
+    run, asking, computing = RowForward.run, list[int](), list[int]()
+
+    def counted(forward: RowForward, *given: Any, **named: Any) -> None:
+        if "asked" in named or "written" in named:
+            (asking if "asked" in named else computing).append(len(steps.tokens))
+        run(forward, *given, **named)
+
+    monkeypatch.setattr(RowForward, "run", counted)
+    prompts = [tokens(30, 390 + number) + MOVED[40 + number : 300] for number in range(4)]
+    outputs = engine.ask(prompts, wish=BLEND, max_tokens=1)
+    assert [output.told["method"] for output in outputs] == ["blend"] * len(prompts)
+    assert len(asking) == len(prompts)
+    assert len(computing) == len(set(computing))
 
 
 @pytest.mark.parametrize("prefills", [0, 8])

@@ -1,14 +1,17 @@
 """A connector with a certificate: it blends within the rules, and computes the rest in full."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.bounded import DOCUMENTS, stream
+from typer.testing import CliRunner
 from vllm_harness import Engine, Output, running, tokens
 
-from dejakv import __version__
-from dejakv.decide.bound import certified_setting
-from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.cli.main import typer_app
+from dejakv.experiments.samples import Prompter
 from dejakv.trust.certificate import Certificate, Hit, rules_of
 from dejakv.trust.rules import PILOT
 from dejakv.trust.settings import TrustSettings
@@ -18,27 +21,24 @@ LITTLE = A[60:160] + tokens(24, 902) + A[200:390]
 """A prompt with a short stretch that no stored prompt holds, and one with a long one."""
 MUCH = A[60:160] + tokens(130, 903) + A[250:390]
 MODES: dict[str, Any] = {"modes": ["off", "exact", "blend"]}
+SAMPLES = stream()[: len(DOCUMENTS) + PILOT + 25]
+"""Documents, and questions about two of them each."""
 
 
-def certificate(epoch: str) -> Certificate:
-    """Of a log whose hits were wrong above a risk of .2."""
+def of_the_command(folder: Path) -> Path:
+    """The file that `dejakv certify` makes of a log."""
+    log, file = folder / "log.jsonl", folder / "certificate.json"
+    log.write_text("".join(json.dumps({"question": s.question, "context": s.context}) + "\n" for s in SAMPLES))
+    given = ["certify", str(log), "--model", "docs-lm", "--engine", "vllm", "--error-bound", "0.5"]
+    done = CliRunner().invoke(typer_app, [*given, "--output", str(file)])
+    assert done.exception is None, done.exception
+    return file
+
+
+def opening_less(made: Certificate) -> Certificate:
+    """As if hits of its log had been wrong above a risk of .2."""
     hits = [Hit(number % 50 / 50, number % 50 > 10, 1000, {}) for number in range(PILOT + 1500)]
-    asked = TrustSettings(error_bound=0.1)
-    made = Certificate(
-        error_bound=0.1,
-        confidence=0.95,
-        differs="first",
-        model="docs-lm",
-        engine="vllm",
-        epoch=epoch,
-        level="copied",
-        method="blend",
-        setting=certified_setting(ConnectorSettings.from_extra(MODES).cache_config()),
-        made="2026-01-02",
-        dejakv_version=__version__,
-        settings={},
-        **rules_of(hits, asked),
-    )
+    made = replace(made, **rules_of(hits, TrustSettings(error_bound=0.1)))
     assert made.cutoff is not None
     return made
 
@@ -55,18 +55,27 @@ def asked_both(engine: Engine) -> tuple[Output, Output]:
 
 
 @pytest.mark.slow
-def test_a_certificate_opens_and_closes_blends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "certificate.json"
-    file.write_text(certificate("of another model").text())
+def test_a_certificate_of_the_command_opens_and_closes_blends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = of_the_command(tmp_path)
     with running(extra={**MODES, "certificate": str(file)}) as engine:
+        tokenizer = engine.llm.get_tokenizer()
+        prompts = [tokenizer.encode(Prompter(tokenizer).request(sample).prompt) for sample in SAMPLES]
+        engine.ask(prompts[: len(DOCUMENTS)])
+        engine.settle()
+        for prompt in prompts[len(DOCUMENTS) :][:3]:
+            hit = ask(engine, prompt, mode="blend")
+            assert (hit.told["method"], hit.told["approximate"]) == ("blend", True), hit.told["reason"]
         for output in asked_both(engine):
-            assert output.told["method"] != "blend"
-            assert not output.told["approximate"]
-            assert output.told["reason"].startswith("the certificate is of another model or engine")
+            assert output.told["reason"].startswith("the certificate has no prompt as long in its log")
         truth = [ask(engine, prompt, mode="off").tokens for prompt in (LITTLE, MUCH)]
         assert engine.metrics()["vllm:dejakv_withheld"] == 2
-        epoch = engine.connector.scheduler_side.lookups.adapters.base
-    file.write_text(certificate(epoch).text())
+        monkeypatch.setattr(Certificate, "epoch", property(lambda _: "another"), raising=False)
+        engine.reset_prefix_cache()
+        output = ask(engine, LITTLE, mode="blend")
+        assert (output.told["method"] != "blend", output.told["approximate"]) == (True, False)
+        assert output.told["reason"].startswith("the certificate is of another model or engine")
+        monkeypatch.undo()
+    file.write_text(opening_less(Certificate.read(file)).text())
     with running(extra={**MODES, "certificate": str(file)}) as engine:
         little, much = asked_both(engine)
         assert (little.told["method"], little.told["approximate"]) == ("blend", True), little.told["reason"]
