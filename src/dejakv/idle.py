@@ -29,7 +29,7 @@ Run = Callable[[Prepared, Sequence[Plan], OnToken | None], tuple[Plan, Completio
 
 
 SECONDS = 600.0
-"""How long the runs of one label may take, together. It counts as wrong then: else slow requests would be left out."""
+"""Most seconds for all runs of one label. It counts as wrong beyond: else slow requests would be left out."""
 
 
 class _Unlabelled(Exception):

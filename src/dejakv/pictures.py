@@ -18,13 +18,13 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 
 
 MAX_PIXELS = 50_000_000
-"""Width by height: what decoding costs."""
+"""Width times height, the cost of decoding."""
 MAX_SIDE = 32_768
 MAX_RATIO = 100
 """The longer side by the shorter: processors that scale the shorter side to a fixed length blow up a strip."""
 
 before_decoding: ContextVar[Callable[[], None] | None] = ContextVar("before_decoding", default=None)
-"""Called before a picture is decoded. It may raise, so that nothing is decoded for a client that left."""
+"""Called before a picture is decoded; may raise, to decode nothing for a client that left."""
 
 
 def checked(data: bytes, name: str) -> tuple[Media, int]:

@@ -17,7 +17,7 @@ from dejakv.request import Prepared, Request, keeping, reusable
 from dejakv.store.selection import Purged, Selection
 
 _TRIES = 3
-"""Lookups for one request while its model keeps changing; then it is computed."""
+"""Most lookups for a request while its model keeps changing; then it is computed."""
 
 
 class Pipeline:

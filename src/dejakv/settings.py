@@ -167,7 +167,7 @@ Count = Annotated[int, Within(0)]
 Positive = Annotated[int, Within(1)]
 Share = Annotated[float, Within(0, 1)]
 MAX_SHARE = 0.8
-"""Share of a prompt's rows above which it is computed in full instead of being blended."""
+"""Share of computed rows above which a prompt is not blended, but computed in full."""
 Cosine = Annotated[float, Within(-1, 1)]
 Seconds = Annotated[float, Within(0)]
 Folder = Annotated[str, OnDisk(folder=True)]

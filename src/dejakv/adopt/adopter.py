@@ -58,13 +58,13 @@ class AdoptRecord:
 
 
 class Adopter:
-    """Earlier prompts, by what they say. Thread-safe. What differs in context, media or partition never meets.
+    """Earlier prompts, by meaning, without state. Thread-safe. Prompts of another context, media or partition never meet.
 
     config       similarity_threshold, index_encoder, lexical_guard, chunk_window... as for the other engines
-    max_donors   prompts remembered; the one used longest ago goes first
+    max_donors   prompts remembered; the least recently used goes first
     embeddings   lends `embed_text` if `index_encoder` is `model`
 
-    A cache without state: what stands in it are prompts, and the characters of a text take the place of tokens.
+    Raises: ConfigError for an error bound without a certificate, since an adopter makes no audits.
     """
 
     def __init__(

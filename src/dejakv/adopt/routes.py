@@ -20,7 +20,7 @@ EVERYBODY = frozenset(
         ("POST", "/ping"),
     }
 )  # fmt: skip
-"""Nothing of what a client sent or of what a model answered is to be had here."""
+"""Requests that give out no client's data and no answers."""
 
 CLIENT = frozenset(
     {
@@ -40,7 +40,7 @@ CLIENT = frozenset(
 """POST with a JSON object, in which the partition is replaced by the key's (`openai_body.own`)."""
 
 ADOPTING = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""Of these, those whose prompt an earlier one may stand in for."""
+"""Paths among these with adoption."""
 
 
 def audience(scope: Mapping[str, Any]) -> Audience:

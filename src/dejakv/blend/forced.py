@@ -28,10 +28,10 @@ OPENING = 16
 
 @dataclass(frozen=True)
 class Need:
-    """Forced tokens of a prompt, each an array `[tokens]`.
+    """Forced tokens of a prompt. Arrays are `[tokens]` bool.
 
     forced   recomputed whatever the share
-    changed  the changed tokens among them
+    changed  changed tokens before the question, each forced or left
     tail     number of tokens of the question, at the end
     left     not to be chosen: sentences beyond the budget, of which a part alone would be half a sentence, and the exact prefix
     exact    tokens of the exact prefix, whose state stays as it is

@@ -20,9 +20,9 @@ from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs
 REACH = 100.0
 """Tokens over which the difference fades."""
 NOISE = 4.0
-"""Variance of a row's own part of the difference, in units of the part that it has in common with its neighbours."""
+"""Variance of a row's own part of the difference, relative to the part in common with its neighbours."""
 PIECE = 512
-"""Rows of a run that are treated together. It bounds the matrices: a prompt costs what its length times this does."""
+"""Rows of a run treated together. It bounds the matrices: the cost grows with the prompt's length times this."""
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ def resemblance(target: Ids, mine: Segments, donor: Ids, theirs: Segments) -> ND
 
 
 IN_ORDER = 0.35
-"""What it is worth that a segment's counterpart follows its predecessor's: two sentences of one wording about different
-things share more tokens than two wordings of one thing do, but documents keep their order more often than not."""
+"""Bonus for a counterpart that follows its predecessor's: documents mostly keep their order, and two sentences of one wording about
+different things share more tokens than two wordings of one thing."""
 
 
 def counterparts(

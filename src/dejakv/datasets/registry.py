@@ -23,7 +23,7 @@ WORKLOADS = {"repo": "RepoDataset", "rag": "RagDataset", "sessions": "SessionsDa
 WORLDS = ("shapes", "docs")
 """The made-up worlds of the bundled models. They come with these, in `dejakv-models`."""
 OPTIONS = {"passages": "rag", "order": "rag", "window": "sessions", "compact_tools": "sessions"}
-"""The data set of each option, and with that the class that explains it."""
+"""The data set of each option; its class explains the option."""
 KNOWN = (*WORLDS, *WORKLOADS, "gqa", "log", "jsonl", "folder")
 """`jsonl` is a former name of `log`."""
 

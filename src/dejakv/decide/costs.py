@@ -73,7 +73,7 @@ SEEN = 31
 """Observations that a rate remembers."""
 
 BEGINNINGS = 3
-"""Observations that what a rate begins with stands for: one slow request at the start changes nothing."""
+"""Observations that a rate's first value counts for: one slow request at the start changes nothing."""
 
 
 class Rate:
@@ -103,7 +103,7 @@ class Rate:
 
 
 FIRST, MORE = 8, 64
-"""Rows of the first timed passes, and of the ones after them if those take no more than `LIMIT` seconds together."""
+"""Rows of the first timed passes, and of the next ones if the first take at most `LIMIT` seconds together."""
 
 LIMIT = 0.3
 PASSES = 2
@@ -111,7 +111,7 @@ COUNTED = 5e-11
 """Seconds for an operation, where nothing can be timed: 20 GFLOP/s, about a core of a CPU."""
 
 BLEND_ROWS = 0.05
-"""Rows that a token of a blended prompt costs beside those that are computed, until blends have been seen."""
+"""Rows charged for a token of a blended prompt, beside the computed ones, until blends have been seen."""
 
 COPIES = 3
 """Loading reads, checks and moves each byte."""

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 Embed = Callable[[Request], Vectors]
 FILLED_AT_ONCE = 64
-"""Stored chunks whose copied text is indexed in one call: six times as fast as one by one."""
+"""Stored chunks for one call of indexing copied text: six times as fast as one by one."""
 
 NAMED = "named"
 """Level of a donor that the caller named."""
@@ -42,7 +42,7 @@ LEAST_COPIED = 0.25
 more use. From .1 to .4 the tokens computed change by 5% at most (docs/results/generations.md)."""
 
 PAIR = 2
-"""Tokens of the shortest run by which `top_layer` is estimated: it takes a token wherever its neighbour stands beside it too."""
+"""Tokens of the shortest run in estimates of `top_layer`, which takes any token together with a neighbour."""
 
 
 def no_vectors(_: Request) -> Vectors:

@@ -22,7 +22,7 @@ from dejakv.request import Frame, Request, check_parts
 from dejakv.store.keys import Keys
 
 BEGINNING = 256
-"""Characters of a part by which it is seen whether it may come next."""
+"""First characters of a part, which decide whether it may come next."""
 
 MAX_BLOCKS = 200_000
 """3.2 million tokens, about 40 MB."""

@@ -24,13 +24,13 @@ from dejakv.trust.draw import Draw
 Method = Literal["none", "prefix", "exact", "adopt", "blend", "top_layer"]
 
 PIECEWISE: frozenset[str] = frozenset({"blend", "top_layer"})
-"""Methods that take donors' state token by token, and compute what differs."""
+"""Methods that reuse donors' state token by token, and compute the rest."""
 
 APPROXIMATE: frozenset[str] = PIECEWISE | {"adopt"}
 """Methods that may change an answer."""
 
 COPIED = "copied"
-"""Level of donors that hold runs of the prompt's tokens. They are verified, so that no guard is asked."""
+"""Level of donors with runs of the prompt's tokens. These are verified, so no guard is asked."""
 
 COSTS = "costs"
 """How the reason begins where an approximate plan may run and an exact one takes less time."""

@@ -13,13 +13,13 @@ from dejakv.trust.draw import Draw
 from dejakv.trust.gate import Gate
 
 MOST_LABELS, MOST_PROMOTIONS = 256, 64
-"""Would-be hits that wait for their label, and prompts that wait to be computed exactly, at once."""
+"""Most would-be hits waiting for a label, and most prompts waiting for exact computation."""
 
 MOST_BYTES = 64 << 20
-"""Bytes of text and pictures of what waits, of each kind."""
+"""Most bytes of text and pictures waiting, of each kind."""
 
 PREFILL = Sampling(max_new_tokens=1)
-"""An answer of one token: it is the state that is wanted."""
+"""Sampling of one token, for the state alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

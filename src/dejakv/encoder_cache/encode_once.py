@@ -54,7 +54,7 @@ class EncoderRun(Future[VisualEmbeddingBlock]):
 
 
 _leading: ContextVar[tuple[EncoderRun, ...]] = ContextVar("leading", default=())
-"""The runs whose encoder is called in this context, to detect an encoder that asks for its own output."""
+"""Encoder runs under way in this context, to detect an encoder that asks for its own output."""
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ def pipeline_for(
 
 
 def sizes_of(cache: HierarchicalCache, engine: Any) -> dict[str, Any]:
-    """Bytes of stored chunks (in the engine, if it keeps state itself), of the vectors in the indexes, and of the encoder registry; `trust` is
-    the `TrustReport`, where there is an error bound."""
+    """Bytes of stored chunks (in the engine, if it keeps state itself) and of the vectors in the indexes, and counts of the store and the
+    embedding hook; `trust` is the `TrustReport`, where there is an error bound."""
     stats = cache.store.stats()
     held = engine.state_bytes() if engine.holds_state else stats.bytes
     sizes: dict[str, Any] = {

@@ -8,7 +8,7 @@ from dejakv.errors import counted
 from dejakv.store.counters import FAILED_WRITES
 
 NAMED = 5
-"""Samples that could not run that are named."""
+"""Most samples named that could not run."""
 
 
 def share(value: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from dejakv.http.errors import Receive, RefusedError, Scope, Send
 
 LINGER_SECONDS, PIECE_SECONDS = 2.0, 0.5
-"""For the rest of a body whose request is already answered, and for each piece of it."""
+"""Most seconds for the rest of an answered request's body, and for each piece of it."""
 
 
 def headers_of(scope: Mapping[str, Any], name: bytes) -> list[str]:

@@ -16,7 +16,7 @@ WEIGHTS = "model.safetensors"
 VARIABLE = "DEJAKV_MODELS_DIR"
 BUNDLED = ("docs-lckv", "docs-lm", "shapes-vlm")
 TOKENIZERS = Path(__file__).parent
-"""Folder with a folder for each model that can be fetched: what is needed beside its weights."""
+"""Folder with a folder for each model to fetch: its files without the weights."""
 
 
 @dataclass(frozen=True)

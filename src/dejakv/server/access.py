@@ -100,7 +100,7 @@ def _no_store(http: HttpRequest) -> bool:
 AnyCaller = Annotated[Caller, Depends(caller_of)]
 
 Partition = Annotated[str, Depends(_partition)]
-"""Of the caller's API key. 401 for the operator's, which has none."""
+"""Partition of the caller's API key; 401 for the operator's, which has none."""
 
 NoStore = Annotated[bool, Depends(_no_store)]
-"""Whether the request's headers ask that nothing of it is kept."""
+"""Whether the request's headers forbid storing anything of it."""

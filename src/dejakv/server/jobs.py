@@ -72,7 +72,7 @@ class RequestWorker:
         self._max_queue, self._promote_after = max_queue, promote_after
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._waiting: dict[Job, Request] = {}
-        """Of the threads that take a job out of it, `pop` lets one have it."""
+        """Requests of jobs in the queue. `pop` gives each job to one thread alone."""
         self._closed = False
         self._running: Job | None = None
         self._thread = threading.Thread(target=self._work, name="dejakv-engine", daemon=True)

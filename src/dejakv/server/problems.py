@@ -14,7 +14,7 @@ from dejakv.http.errors import RefusedError, error_object
 log = logging.getLogger("dejakv.server")
 
 RETRY_AFTER = "1"
-"""Seconds after which a client may try again that a full server refused."""
+"""Seconds until a client refused by a full server may try again."""
 ELSEWHERE = "vLLM's own server, which takes DejaKV as its KV connector (docs/how-to/vllm.md)"
 _LONGEST_MESSAGE = 300
 _UNION_MEMBERS = ("body", "str", "constrained-str")

@@ -11,7 +11,7 @@ LONGEST_STOP, MOST_STOPS = 256, 4
 MOST_CHOICES = 16
 Text = Annotated[str, Field(min_length=1)]
 Lifetime = Annotated[float | None, Field(gt=0, le=1e12)]
-"""Seconds for which what is kept of the request may be used; it can only shorten the server's."""
+"""Seconds during which stored state of the request may be used; can only shorten the server's."""
 Parts = Annotated[list[Text], Field(max_length=MAX_PARTS)]
 
 
@@ -99,8 +99,9 @@ class PurgeRequest(BaseModel):
 class ReuseOptions(BaseModel):
     """DejaKV's own options in an OpenAI request (`extra_body={"dejakv": {...}}`).
 
-    `order="free"` says that the order of `parts` does not matter: texts of the prompt, word for word as they stand in it after the
-    chat template, one after the other with the same text between them. They may then be served in another order.
+    `reuse=null` leaves the choice to the server's `--reuse`. `threshold` is the least similarity of a donor and can only tighten the
+    server's; `ttl` is in seconds. `parts` are texts of the prompt, word for word as after the chat template, one after the other with the
+    same text between them; `order="free"` lets them be served in another order.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -136,7 +137,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,), "length_penalty": (1,), "min_p": (0,), "min_tokens": (0,), "priority": (0,),
     "repetition_penalty": (1,), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "use_beam_search": (False,),
 }  # fmt: skip
-"""Values that ask for nothing, of fields that are not supported. Null and an empty list ask for nothing in any field."""
+"""Values without effect, of unsupported fields. Null and an empty list have none in any field."""
 
 
 class _Plain(BaseModel):

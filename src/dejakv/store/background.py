@@ -15,7 +15,7 @@ Complete = Callable[[ChunkMeta], ChunkMeta | None]
 After = Callable[[ChunkMeta], object]
 
 LONGEST_WAIT = 60.0
-"""Seconds after which the clock is looked at again at the latest: it may have been set forward."""
+"""Most seconds between two looks at the clock, which may have been set forward."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Worker:
         self._tick = tick
         self._queue: queue.Queue[Queued | Callable[[], object] | None] = queue.Queue(most)
         self.queued: dict[str, Queued] = {}
-        """What is not stored yet, by id, the oldest first. Read it without the lock."""
+        """Entries not stored yet, by id, the oldest first. Read it without the lock."""
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False

@@ -14,11 +14,11 @@ from dejakv.store.base import ChunkMeta
 Clock = Callable[[], float]
 PolicyName = Literal["lru", "lfu"]
 POLICIES: dict[str, str] = {"lru": "used", "lfu": "hits, used"}
-"""The order in which entries are evicted: least recently used, or least often used and of those the least recently."""
+"""Order of eviction: least recently used; or least often, then least recently used."""
 
 
 _REMEMBERED = 65_536
-"""Ids that second sight remembers, the latest ones."""
+"""The latest ids, remembered for second sight."""
 
 
 class NoRoom(Exception):
@@ -191,8 +191,8 @@ def named_parts(quotas: Sequence[str]) -> dict[str, Part]:
 
 
 SKEW = 5.0
-"""Seconds by which a clock may be set back. What was made later than that from now was made by another
-clock, or this one was set back since."""
+"""Seconds by which a clock may be set back. Anything made later than now + SKEW was made by another clock, or before a larger step
+back."""
 
 
 def is_older(created: float, seconds: float, now: float) -> bool:

@@ -32,9 +32,9 @@ Read = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
 VERSION = 3
 _WRITE_SECONDS = 10.0
 _READ_SECONDS = 1.0
-"""Readers never wait for a writer, only for a process that recovers the log of a killed one."""
+"""Readers wait for no writer, only for the recovery of a killed process's log."""
 _ROWS_PER_CHECKPOINT = 2000
-"""Of about 64 puts. What is indexed at once may have many more: each row is a page or two in the log."""
+"""Rows of about 64 puts. Indexing in bulk may write many more: each row is a page or two in the log."""
 _MANY = 500
 TABLES = {"segments", "blocks", "records", "links", "totals", "clock", "removed", "leaving"}
 _TABLES = """
@@ -76,7 +76,7 @@ CREATE TRIGGER record_gone AFTER DELETE ON records BEGIN
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows `start` to `stop - 1` of a prompt: the first of the segment number `n`, which has rows up to `end`."""
+    """Rows `start` to `stop - 1` of a prompt: the first of segment number `n`, which has rows up to `end`; `due`, `record`: see `Segment`."""
 
     n: int
     name: str

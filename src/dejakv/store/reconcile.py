@@ -20,16 +20,16 @@ from dejakv.store.remote.feed import Header, Put
 from dejakv.store.segment import HEAD, RECORD, Segment, described
 
 _REQUESTS = 16
-"""Objects of a service that are read at once."""
+"""Concurrent reads from a service."""
 _LARGE = 512 << 10
-"""Bytes of an object that are read first where the feed has no header of it: most are descriptions of long prompts."""
+"""Bytes of the first read of an object without a header in the feed: most are descriptions of long prompts."""
 _LOOSE = (
     f"SELECT name, n FROM segments s WHERE kind = '{RECORD}' AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
 )
 
 News = tuple[Put, set[str]]
 Unlisted = Iterable[tuple[str, Segment | None]]
-"""Objects without a row, by name, and what they say of themselves; None: they are damaged."""
+"""Objects without a row: name and description, None if damaged."""
 
 
 @dataclass

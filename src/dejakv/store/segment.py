@@ -30,14 +30,13 @@ from dejakv.store.records import seconds_text
 
 FORMAT = "dejakv-segment-3"
 HEAD = 16 << 10
-"""Bytes at the beginning of an object that hold the description of most."""
+"""Bytes at the beginning of an object, enough for most descriptions."""
 NEVER = 1e18
 RECORD = "record"
-"""Kind of a segment that holds the description of a prompt alone, for those who share objects but no catalog."""
+"""Kind of a segment with the description of a prompt alone, for processes that share objects but no catalog."""
 MOST_TOKENS = 256
 MOST_BYTES = 32 << 20
-"""Of one segment. A short prefix of a long segment would cost a check of all of it, and rows that nobody wants would stay for those
-that somebody does."""
+"""Limits of one segment, which is checked and kept as a whole, even for a few of its rows."""
 _ALIGNMENT = 64
 _ROW_WORDS = 521
 _BLOCK_ROWS = 256

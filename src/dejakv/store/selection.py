@@ -13,7 +13,7 @@ from dejakv.store.budgets import is_older
 DONORS = "donors"
 """Entry of the `metadata` of rows: ids of the chunks whose state went into them."""
 PROMPT = "prompt"
-"""Entry of the `metadata` of rows: key of the prompt that was blended, whose own text they hold; and of a prompt's state in 8 bits."""
+"""Entry of the `metadata` of rows, and of a prompt's state in 8 bits: key of the prompt."""
 
 Medium = tuple[str, str]
 """Partition and digest of a picture, sound or clip."""

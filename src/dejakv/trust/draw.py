@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MOST = 1024
-"""Labels that are awaited at once. Of more, the oldest count as wrong: an error cannot be hidden by never telling its label."""
+"""Most labels awaited at once. Beyond, the oldest count as wrong: no error is hidden by withholding its label."""
 
 MOST_AUDITS = 32
-"""Audits that are awaited at once; then nothing more is served. Otherwise a process that is never idle would serve unaudited."""
+"""Most audits awaited at once; beyond, nothing more is served. Otherwise a process without idle time would serve unaudited."""
 
 
 class ClassKey(NamedTuple):

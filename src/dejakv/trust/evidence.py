@@ -33,7 +33,7 @@ from dejakv.trust.rules import FIRST, PILOT, band_of, cutoffs_of, open_rules, we
 from dejakv.trust.settings import TrustSettings
 
 BETS: tuple[tuple[float, float], ...] = ((1.0, 0.5), (0.75, 0.15), (0.5, 0.25), (0.25, 0.1))
-"""Fractions, and the part of the wealth that begins on each. `1 - p / delta` is the best one for a share p of wrong answers."""
+"""Fractions, and the part of the wealth on each at the beginning. `1 - p / delta` is best for a share p of wrong answers."""
 
 _FRACTIONS = np.array([fraction for fraction, _ in BETS])
 _LOG_PARTS = np.log([part for _, part in BETS])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 RISK_VERSION = 2
 
 LATE_BLEND = "late blend"
-"""Method of a blend that is judged by its first token (`first_margin`). One that is refused then has been computed for nothing."""
+"""Method of a blend judged by its first token (`first_margin`). A refused one has been computed for nothing."""
 
 TIME_SHARE = "time_share"
 """Feature of a late blend, known before the try: its time as a share of the exact plan's; 0 without costs. See `rules.LONG_TRY`."""
@@ -64,7 +64,7 @@ def risk_of(method: str, features: Mapping[str, float]) -> float:
 
 
 LATE_CUTOFFS = tuple(risk_of(LATE_BLEND, {"first_margin": nats}) for nats in (2.0, 1.0, 0.5, 0.25, 0.0))
-"""Of the rules for late blends. Nats mean the same on any traffic, and a pilot's quantiles do not: those of a cold cache fit no warm one."""
+"""Cutoffs for late blends. Nats mean the same on any traffic; a pilot's quantiles of a cold cache fit no warm one."""
 
 
 def _longest_new(runs: Sequence[tuple[int, int]], kept: int, tokens: int) -> int:

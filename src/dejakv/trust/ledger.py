@@ -34,7 +34,7 @@ APPLICATION, VERSION = 0x444B5654, 3
 """SQLite's `application_id` ("DKVT") and `user_version` of our files. Evidence of earlier versions begins anew."""
 
 MOST_CLASSES = 10_000
-"""Classes with evidence. The one that was changed longest ago leaves first, and would begin anew."""
+"""Most classes with evidence. The one changed longest ago leaves first, and would begin anew."""
 
 _WAIT_SECONDS = 1.0
 _KEY = "epoch, method, setting, owner, terms"
@@ -76,7 +76,7 @@ class Ledger:
         self.path = None if self._folder is None else self._folder / FILE
         self._connection = Connection(self.path, _WAIT_SECONDS, admit=self._admit, prepare=_prepare)
         self.lock = self._connection.lock
-        """Held during each operation. A gate uses it as its own, so that a fork finds neither half done."""
+        """Held during each operation; also the gate's, so that a fork interrupts neither."""
         self._process = ""
         self._sign: InUse | None = None
         self._pid = 0

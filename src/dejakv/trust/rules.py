@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from functools import cache
 
 PILOT = 20
-"""Would-be hits that choose the cutoffs. They are computed in full, and once."""
+"""Would-be hits to choose the cutoffs from, each computed in full."""
 
 QUANTILES = (0.1, 0.2, 0.4, 0.7)
 """Of the pilot's risks, for the cutoffs. They serve about 14, 24, 43 and 71% of later hits; the last rule serves all."""
 
 LONG_TRY = 0.4
-"""Share of the exact plan's time from which on a try is served by the last rule alone. Tries take half of that on average: they save time
-where a rule serves more than a fifth of them (docs/results/trust.md)."""
+"""Share of the exact plan's time above which the last rule alone serves a try. Tries take half of that on average: they save time where a
+rule serves more than a fifth of them (docs/results/trust.md)."""
 
 FIRST, LAST = 0.5, 0.3
-"""Parts of alpha that the strictest and the loosest rule are tested with; the others share the rest."""
+"""Parts of alpha of the strictest and the loosest rule; the others share the rest."""
 
 
 def cutoffs_of(pilot: Sequence[float]) -> tuple[float, ...]:

@@ -25,9 +25,10 @@ def make_index(kind: IndexKind | str, dim: int) -> FlatIndex:
 
 
 class Spaces:
-    """Donors by space. A space is created with its first donor and dropped with its last; thousands of small ones are cheap.
+    """Donors by space, each in one at a time, for searches by cosine. Thousands of small spaces are cheap. Not thread-safe.
 
-    A donor is in one space at a time. `dim`: None takes that of the first vector. Not thread-safe.
+    dim   components of the vectors; None: those of the first
+    kind  index of each space: `flat` (exact) or `hnsw`. Raises: ConfigError for another
 
     >>> spaces = Spaces(dim=2)
     >>> spaces.add("tenant a", "donor", [1, 0])

@@ -21,13 +21,13 @@ K = 18
 """Tokens that a fingerprint is of."""
 
 WINDOW = 15
-"""Neighbouring hashes of which one is kept: 2 / (WINDOW + 1) of all, one in eight."""
+"""Neighbouring hashes for each kept one: 2 / (WINDOW + 1) of all are kept, one in eight."""
 
 GUARANTEED = K + WINDOW - 1
 """Tokens in the shortest run that always has a fingerprint."""
 
 IN_A_ROW = 16
-"""Equal fingerprints in a row that are kept: half at the beginning, half at the end. More come of one token (or a few) repeated."""
+"""Most equal fingerprints kept in a row, half at the beginning, half at the end. Longer rows come of one token (or a few) repeated."""
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)

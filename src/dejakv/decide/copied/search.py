@@ -29,7 +29,7 @@ from dejakv.store.base import ChunkMeta
 from dejakv.store.store import Store
 
 MAX_CANDIDATES = 2048
-"""Candidates that are verified for a prompt, or one for each of its fingerprints if there are more of those."""
+"""Most candidates verified for a prompt; with more fingerprints than these, one for each."""
 
 TokensOf = Callable[[str], NDArray[np.int64] | None]
 """Token ids of a segment by its name, pictures' as `with_media` gives them; None for one that is gone."""
@@ -304,8 +304,8 @@ def _chosen(found: Windows, n: int, generation_of: Callable[[int], int]) -> Iter
 
 
 KEPT_BYTES = 16 << 20
-"""Token ids of the segments that one space compares most often: 500 prompts of 4,000 tokens. With a quarter of it, lookups of 64
-prompts of 8,000 tokens at once spent most of their time in making arrays of the same 85 donors."""
+"""Bytes of token ids, those of a space's most compared segments: 500 prompts of 4,000 tokens. With a quarter, lookups of 64 prompts of
+8,000 tokens at once spent most of their time in making arrays of the same 85 donors."""
 
 
 def fingerprints_of(metas: Sequence[ChunkMeta]) -> list[Fingerprints]:

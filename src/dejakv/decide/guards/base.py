@@ -135,8 +135,8 @@ class MediaGuard(Guard):
 
 
 class ContextGuard(Guard):
-    """Rejects a donor whose prompt differs outside the chunk (another document, another system prompt), which no level compares. Abstains
-    where a prompt does not contain its chunk (a chunk made of other fields)."""
+    """Rejects a donor whose prompt differs outside the chunk (another document, another system prompt), which no level compares. Never
+    accepts: abstains from all others, also where a prompt does not contain its chunk (a chunk of other fields)."""
 
     name = "context"
     waived_for_blend = True  # it recomputes what differs, so words may differ

@@ -19,10 +19,10 @@ GENERAL = _pairs(
     "percent=% dollar=$ euro=€ pound=£"
 )
 SYNONYMS = {**GENERAL, **SHAPES}
-"""Word -> the word that stands for it. Plurals follow: "boxes" is "cubes". Both must be singular."""
+"""Word -> its standard word, both singular. Plurals follow: "boxes" is "cubes"."""
 
 ATTRIBUTES = frozenset("color size shape material height width length weight age".split())
-"""What may be asked of a thing. The one that is asked for may stand anywhere: "the ball is what color"."""
+"""Attributes that a question may ask for, anywhere in it: "the ball is what color"."""
 
 VALUES: dict[str, frozenset[str]] = {"size": frozenset({"small", "large"})}
 """Attribute -> all its values, where "is it A or B" asks for the attribute."""

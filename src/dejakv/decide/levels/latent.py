@@ -19,8 +19,8 @@ from dejakv.vectors.spaces import LayerSpec, Spaces
 _DEFAULT_SPACE = "default"
 MAX_MATCHES = 8
 DEPTHS = (32, 256, 4096)
-"""How many of a layer's nearest are looked at, and again if that may not have been enough. A donor that is beyond the
-last depth in *every* layer is missed, never wrongly found."""
+"""Nearest vectors of a layer in successive searches, each in case the last was too narrow. A donor beyond the last depth in *every* layer
+is missed, never wrongly found."""
 
 LayerVectors = Mapping[str, Vector]
 Indexes = Mapping[str, FlatIndex]

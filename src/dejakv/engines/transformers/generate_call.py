@@ -28,7 +28,7 @@ SERVED = PROMPT_KEYS | {
     "renormalize_logits", "repetition_penalty", "return_dict_in_generate", "sequence_bias", "stop_strings",
     "suppress_tokens", "temperature", "top_h", "top_k", "top_p", "typical_p", "use_cache", "watermarking_config",
 }  # fmt: skip
-"""Arguments with which a call that starts from stored state returns what it returns without."""
+"""Arguments under which stored state changes no result."""
 _CONFIGURED = (
     # rows or layers of the whole prompt are returned, and a hit computes one row
     "output_attentions", "output_hidden_states",
@@ -185,7 +185,7 @@ class _OwnPromptFirst(BaseStreamer):
 
 
 Pictures = tuple[tuple[Media, Picture, Mapping[str, torch.Tensor]], ...]
-"""A prompt's pictures: the pixels as media, what a prompt must know of them, and what the tower takes."""
+"""A prompt's pictures: pixels as media, their description for the prompt, and the tower's inputs."""
 
 
 def rows_of(arguments: Mapping[str, Any], image_token: int | None) -> list[tuple[tuple[int, ...], Pictures]]:

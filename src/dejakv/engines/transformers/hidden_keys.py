@@ -18,7 +18,7 @@ ROWS = 64
 """Rows of a piece. With 32 and with 128 it takes as long, with 256 longer."""
 
 LEAST_KEYS = 512
-"""Keys from which it pays: of 700 it gained next to nothing."""
+"""Fewest keys to divide for: with 700 it gains next to nothing."""
 
 Piece = tuple[slice, slice]
 """Rows, and the keys that they see."""

@@ -17,7 +17,7 @@ KNOWN = frozenset({
 })  # fmt: skip
 """Libraries whose releases stand for their code."""
 REMOTE = "transformers_modules"
-"""Where transformers puts the code of models loaded with `trust_remote_code`: their owner has said that it is trusted."""
+"""transformers' package of models' own code (`trust_remote_code`), which its user thereby declares trusted."""
 
 
 def home(name: str) -> str:

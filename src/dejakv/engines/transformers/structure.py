@@ -42,7 +42,7 @@ IGNORED = frozenset(vars(nn.Module())) - {"training"} | {
     "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected", "_keys_to_ignore_on_save", "_weight_conversions",
     "_is_hf_initialized", "_output_capturing_hooks_installed", "generate",
 }  # fmt: skip
-"""Attributes that do not decide what a model computes, or that are described in their own way."""
+"""Attributes without effect on the computation, or described in another way."""
 _VALUES = (
     bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
     range, slice, re.Pattern, type(Ellipsis), type(NotImplemented),

@@ -24,7 +24,7 @@ from dejakv.identity import digest_of, epoch_of
 _log = logging.getLogger(__name__)
 
 LAYOUT = 3
-"""Counted up when the stored state, or the way that it is fingerprinted, changes."""
+"""Raised with each change of the stored state, or of its fingerprint."""
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

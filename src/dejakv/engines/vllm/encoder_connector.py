@@ -176,7 +176,7 @@ class EncoderReport(ECConnectorWorkerMetadata):
 
 
 _registries: dict[str, VisualKVCache] = {}
-"""Those of this process by vLLM's engine id: scheduler and worker side of one server share one."""
+"""Registries of this process by vLLM's engine id, one for a server's scheduler and worker side."""
 
 
 _managers: dict[str, "CountingManager"] = {}

@@ -24,10 +24,10 @@ from dejakv.store.base import ChunkMeta
 from dejakv.store.budgets import now
 
 LEAST_TOKENS = 256
-"""Tokens of a step that tells it. Fewer take a GPU about as long as one does: it reads all weights either way."""
+"""Fewest tokens of a step to measure. A GPU takes about as long for fewer: it reads all weights either way."""
 
 LEAST_EACH = 8
-"""Tokens that such a step has for each of its requests: where most of them decode, their states take the time."""
+"""Fewest tokens of such a step for each of its requests: where most of them decode, their states take the time."""
 
 
 @dataclass

@@ -9,10 +9,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from dejakv.store.base import ChunkMeta
 
 Tables = tuple[tuple[int, ...], ...]
-"""A request's blocks in each KV cache group, one for as many tokens in all of them; 0 for one outside of a group's window."""
+"""A request's blocks in each KV cache group, of equal numbers of tokens; 0 for a block outside of a group's window."""
 
 IDLE_WAIT_S = 0.004
-"""How long a step in which nothing can be computed waits for a lookup or a load; a request that comes in waits as long."""
+"""Seconds that a step without computation waits for a lookup or a load; a new request waits as long."""
 
 
 @dataclass(frozen=True)

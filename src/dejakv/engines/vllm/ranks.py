@@ -114,7 +114,7 @@ class UnderWay:
         self.rows.pop(request_id, None)
 
     def orders(self) -> tuple[list[str], dict[str, str]]:
-        """Requests for all ranks to begin in the step, and those to drop, with the reason."""
+        """Take the requests that all ranks begin in this step, and those to drop, with the reason; each is given once."""
         begin, self._begin = self._begin, []
         drop, self._drop = self._drop, {}
         return begin, drop

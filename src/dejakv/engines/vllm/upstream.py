@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("dejakv.vllm")
 
 TESTED = ("0.32.0",)
-"""Versions that all of `tests/engines/vllm` ran with, which the package's extras install."""
+"""Versions of the package's extras, with which all of `tests/engines/vllm` ran."""
 RANGE = ((0, 31), (0, 34))
-"""Versions that `exact` may run with: from the first one on, below the last one."""
+"""Versions for `exact`: from the first on, below the last."""
 
 Part = Literal["exact", "blend", "pictures", "run"]
 
@@ -358,7 +358,7 @@ class RenamedBlocks:
         return [self._name(block_hash) for block_hash in new]
 
     def move(self, request: Any, first: int) -> None:
-        """File blocks before hash block `first` under their own hashes."""
+        """File blocks from hash block `first` on under `name(hash)`, those before it under their own hashes."""
         self.first = first
         request.block_hashes[:] = [*self._own[:first], *map(self._name, self._own[first:])]
 

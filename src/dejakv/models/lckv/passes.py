@@ -19,7 +19,7 @@ from dejakv.models.lckv.layout import KVLayout
 Place = tuple[torch.Tensor, torch.Tensor]
 
 ROUNDING = 16
-"""Units in the last place of the largest element by which KV that has settled still changes: docs-lckv's by 6 in float32."""
+"""Units in the last place of the largest element by which settled KV still changes: 6 for docs-lckv in float32."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ _REMEDIES = (
     ),
     (re.compile(r""), "see that the service answers and that the endpoint is right (of S3: AWS_ENDPOINT_URL)"),
 )
-"""What a service says, and the remedy; the first that fits."""
+"""Pattern of a service's message, and the remedy; the first match counts."""
 
 
 class Bucket:

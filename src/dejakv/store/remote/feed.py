@@ -35,14 +35,14 @@ _WAIT_MS = 500
 _BATCH = 1000
 LIST = "list"
 USED = "used"
-"""Says which entries were read, by id, in one event."""
+"""Event with the ids of the entries read."""
 
 Header = tuple[bytes, int]
 """First bytes of an object, with all of its description, and the object's size."""
 Put = dict[str, Header | None]
 """Objects by name; None: the header is in the bucket alone."""
 Heard = tuple[Put, set[str], list[str]]
-"""What others put, names of what they removed, and ids of what they used."""
+"""News of others: objects put, names of objects removed, ids of entries used."""
 
 
 class Away(Exception):

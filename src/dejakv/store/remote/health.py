@@ -9,12 +9,12 @@ from collections.abc import Callable
 from statistics import median
 
 AT_ONCE = 16
-"""Objects of one service that are read at the same time."""
+"""Concurrent reads from one service."""
 _SEEN = 15
 _LARGE = 1 << 18
-"""Bytes from which a read tells the bandwidth; a smaller one tells the round trip."""
+"""Bytes of a read from which it measures the bandwidth; a smaller one measures the round trip."""
 _TRIP = 1e-3
-"""Seconds of a request of which nothing is known: that of a service nearby. Never none, so that each read has a deadline."""
+"""Seconds assumed for a request before any was measured: of a service nearby. Above 0, so that each read has a deadline."""
 _FORGET_SECONDS = 20.0
 FAILURES = 3
 """In a row, before a service is left alone."""

@@ -14,7 +14,7 @@ LIST_SECONDS = 10.0
 at random, so that machines do not list at once."""
 SHARE = 20
 FEED_SECONDS = 300.0
-"""The same at least where there is a feed, for who changes a bucket without it."""
+"""Least seconds between listings with a feed, for changes by writers without it."""
 _AWAY_SECONDS = 0.5
 
 

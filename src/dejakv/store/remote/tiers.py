@@ -108,7 +108,7 @@ class Tiers:
         self.breaker: Breaker | None = getattr(objects, "breaker", None)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="dejakv-fetch")
         self._reads: dict[str, Future[Bytes]] = {}
-        """Under way: who wants the same waits for it."""
+        """Reads under way; others of the same object wait for them."""
         self.head = objects.head
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:

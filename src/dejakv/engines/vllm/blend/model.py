@@ -27,7 +27,7 @@ from dejakv.store.base import Chunk
 CHECKED_ROWS = 64
 """Rows that each check computes."""
 GAP = 8
-"""Rows in the middle of them that are not computed, so that there are two runs."""
+"""Rows left out in their middle, for two runs."""
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 TOKENS_A_ROW = 20
-"""A blend takes one token of the budget more for so many of its prompt. Reading donors, moving keys and writing blocks take time too: as long
-as recomputing one token for every 20 on SmolLM2, for every 4 on docs-lm."""
+"""Prompt tokens of a blend for each further token of the budget: reading donors, moving keys and writing blocks take as long as
+recomputing one token of 20 on SmolLM2, of 4 on docs-lm."""
 
 CUT = 256
 """Tokens that a short step costs beside its own, an eighth of the budget at most: a GPU takes about as long for fewer."""

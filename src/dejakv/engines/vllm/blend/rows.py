@@ -87,7 +87,7 @@ class Batch:
 
 
 NULL_BLOCK = 0
-"""The block that vLLM gives to no request: padding refers to it, and nothing in it counts (`v1/core/block_pool.py`)."""
+"""vLLM's block for padding, never a request's; its content does not count (`v1/core/block_pool.py`)."""
 
 
 EMBEDDED_AT_ONCE = 4096
@@ -97,10 +97,9 @@ EMBEDDED_AT_ONCE = 4096
 More = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """K (rotated) and V `[kv_heads, n, head_dim]` of other rows, and their slots `[n]`."""
 Written = Callable[[int, int, torch.Tensor, torch.Tensor], "More | None"]
-"""Sees, of a layer and a prompt by their numbers, the fresh K and V `[kv_heads, k, head_dim]` that are being written, and says
-what is to be written beside them."""
+"""Gets the number of a layer and of a prompt, and fresh K and V `[kv_heads, k, head_dim]` as they are written; returns more to write."""
 Asked = Callable[[int, int, torch.Tensor], None]
-"""Sees, of a layer and a prompt by their numbers, the rotated queries `[k, heads, head_dim]` once K and V are written."""
+"""Gets the number of a layer and of a prompt, and the rotated queries `[k, heads, head_dim]`, once K and V are written."""
 
 
 class _AllWritten(Exception):
