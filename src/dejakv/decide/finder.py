@@ -87,6 +87,7 @@ class Finder:
     ) -> None:
         self.config = config or SemanticCacheConfig()
         self._lifetime = self.config.lifetime(self.config.ttl_prompts)
+        self._finds_prefixes, self._keeps_exact = self.config.finds_prefixes, not self.config.quantizes
         self.store = store
         self.levels = tuple(levels)
         self.guards = tuple(guards)
@@ -118,7 +119,7 @@ class Finder:
         own = self._known(entry.id, prepared)
         found = self._find(query, own, prepared, ask, statuses)
         tokens = len(prepared.token_ids)
-        if self.config.finds_prefixes:
+        if self._finds_prefixes:
             prefix = (PrefixHit(entry.id, tokens - 1), own) if own is not None else self._longest_prefix(prepared)
             found = replace(found, prefix=prefix)
         same = bool(found.donors) and found.donors[0].id == entry.id
@@ -401,8 +402,7 @@ class Finder:
         meta = self.store.meta(id)
         if meta is None or (meta.partition, meta.epoch) != (prepared.request.partition, prepared.epoch):
             return None
-        exact = meta.kind == KV and not self.config.quantizes
-        return meta if exact or method == "blend" else None
+        return meta if (self._keeps_exact and meta.kind == KV) or method == "blend" else None
 
     def _longest_prefix(self, prepared: Prepared) -> tuple[PrefixHit, ChunkMeta] | None:
         return self.store.find(prepared.request.partition, prepared.epoch, prepared.token_ids, prepared.spans)
