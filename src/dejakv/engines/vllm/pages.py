@@ -83,9 +83,8 @@ def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | Non
     of_keys, of_values = place.view(2, -1)
 
     def read_observed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        flat = pages.reshape(
-            -1, numbers.numel()
-        )  # of two dimensions: with three, index_select takes ten times as long on a CPU
+        # Of two dimensions: with three, index_select takes ten times as long on a CPU.
+        flat = pages.reshape(-1, numbers.numel())
         keys, values = (flat.index_select(1, there.to(pages.device)) for there in (of_keys, of_values))
         return keys.view(*pages.shape[:-3], *shape[1:]), values.view(*pages.shape[:-3], *shape[1:])
 
