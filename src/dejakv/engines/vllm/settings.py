@@ -74,7 +74,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     modes: tuple[Mode, ...] = ()
     min_tokens: Count = 16
     min_new_tokens: Count = 16
-    max_pending_bytes: Count = 512 * 1024**2
+    max_pending_bytes: Count = 2 * 1024**3
     refresh_s: Seconds = 5.0
     lookup_timeout_s: Timeout = 0.5
     load_timeout_s: Timeout = 10.0
