@@ -3,8 +3,10 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
+from tests.services import ValkeyServer, wait_until
 from toy_engine import ToyEngine, answer
 from vllm_harness import tokens
 
@@ -12,8 +14,11 @@ from dejakv.decide.costs import Rate
 from dejakv.engines.base import LATE
 from dejakv.engines.vllm.lookups import Pace
 from dejakv.engines.vllm.scheduler import FAR
+from dejakv.store.open import open_store
+from dejakv.store.remote import replicas
 from dejakv.store.remote.bucket import Bucket
 from dejakv.store.remote.health import Link
+from dejakv.store.selection import Selection
 
 Start = Callable[..., ToyEngine]
 PROMPT = tokens(150, 31)
@@ -53,3 +58,21 @@ def test_a_load_from_a_bucket_has_a_deadline(toy: Start, bucket: str, monkeypatc
     two.forget()
     hit = two.ask(PROMPT, no_store=True)
     assert (hit.told["method"], hit.tokens, first.tokens) == ("exact", truth, truth)
+
+
+def test_a_feed_tells_and_hears_at_once(toy: Start, bucket: str, valkey_server: ValkeyServer, monkeypatch: Any) -> None:
+    """Before any listing; also where the index is in memory, and state is packed on its way."""
+    monkeypatch.setattr(replicas, "LIST_SECONDS", 3600.0)
+    monkeypatch.setattr(replicas, "FEED_SECONDS", 3600.0)
+    with closing(open_store(bucket, feed=valkey_server.url)) as other:
+        engine = toy({"store": bucket, "feed": valkey_server.url, "memory_bytes": 0, "compress": True})
+        truth = engine.ask(PROMPT).tokens
+        assert truth == answer(PROMPT, 1, engine.weight)
+        engine.settle()
+        wait_until(lambda: other.stats().entries > 0, "the prompt of the engine")
+        assert other.purge(Selection()).prompts > 0
+        store = engine.scheduler.connector.scheduler_side.lookups.cache.store
+        wait_until(lambda: store.stats().entries == 0, "the purge")
+        engine.forget()
+        again = engine.ask(PROMPT, no_store=True)
+        assert (again.told["method"], again.tokens) == ("none", truth)
