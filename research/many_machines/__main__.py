@@ -52,10 +52,13 @@ def orderings(running: Services, folder: Path, quick: bool, many: int | None) ->
 
 
 def evictions(running: Services, folder: Path, quick: bool, many: int | None) -> dict[str, Any]:
-    """As `orderings`, on the bundled model: enough of them that the budget is full."""
+    """As `orderings`, of short passages: so many of them that the budget is full."""
+    from research.many_machines.hits import MODEL
     from research.many_machines.orderings import gain, passages_of
 
-    return gain(running, many or (24 if quick else 500), "docs-lm", passages_of(4 if quick else 6, 200))
+    return gain(
+        running, many or (24 if quick else 500), "docs-lm" if quick else MODEL, passages_of(4 if quick else 6, 200)
+    )
 
 
 def simulation(running: Services, folder: Path, quick: bool, many: int | None) -> dict[str, Any]:
