@@ -181,9 +181,8 @@ def test_bytes_a_token_are_those_of_the_shapes() -> None:
         assert float(rate) == pytest.approx(5000 * nbytes * 8 / 1e9, rel=0.05), name
 
 
-def test_the_catalog_takes_what_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_catalog_takes_what_is_told(tmp_path: Path) -> None:
     """Bytes a token of prompts of 2,048 random tokens; what an empty one has does not count."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     sizes: list[int] = []
     for prompts in (20, 60):
         store = open_store(str(tmp_path / str(prompts)))
