@@ -18,7 +18,9 @@ demo: $(VENV)/.model
 ## repo, rag and sessions with blend at three qualities against prefix caching, through transformers and vLLM; an hour, and it goes on where it was stopped
 workloads: $(VENV)/.installed-report $(VENV)/.model .venv-vllm/.installed
 	$(OFFLINE) $(BIN)/python -m research.workloads
+	$(OFFLINE) $(BIN)/python -m research.workloads --rounded
 	$(OFFLINE) $(VLLM_BIN)/python -m research.workloads --engine vllm
+	$(OFFLINE) $(VLLM_BIN)/python -m research.workloads --engine vllm --rounded
 	$(BIN)/python -m research.workloads --report
 
 ## levels, thresholds, guards and ways of reuse, each alone, and a report of them; about half an hour, and it goes on where it was stopped

@@ -37,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--arm", action="append", choices=("none", *QUALITIES, PROMOTING), default=[],
         help="measure this one beside prefix caching; may be given more than once. Default all: answers are compared where `none` is among them",
     )  # fmt: skip
+    parser.add_argument(
+        "--rounded", action="store_true",
+        help="measure full computation in bf16 alone; the report compares its answers with those of the same requests in fp32",
+    )  # fmt: skip
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"default {OUTPUT}")
     parser.add_argument("--report", action="store_true", help="measure nothing, write tables and picture")
     given = parser.parse_args(arguments)
@@ -51,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(given: argparse.Namespace) -> int:
     streams = [
-        stream_of(name, given.engine, given.requests, given.repeat, given.arm) for name in given.workload or WORKLOADS
+        stream_of(name, given.engine, given.requests, given.repeat, given.arm, rounded=given.rounded)
+        for name in given.workload or WORKLOADS
     ]
     left = [stream for stream in streams if not finished(stream, given.output)]
     if len(left) == 1:
@@ -63,7 +68,7 @@ def _measure(given: argparse.Namespace) -> int:
         for stream in left:  # a process each: nothing of one is in the memory of another, and vLLM is one a process
             told = ["--workload", stream.settings.dataset, "--engine", given.engine]
             told += ["--requests", str(given.requests), "--repeat", str(given.repeat), "--output", str(given.output)]
-            told += [word for arm in given.arm for word in ("--arm", arm)]
+            told += [word for arm in given.arm for word in ("--arm", arm)] + ["--rounded"] * given.rounded
             status = subprocess.run([sys.executable, "-m", package.__name__, *told]).returncode
             if status:
                 return status

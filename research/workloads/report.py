@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.blend.settings import QUALITIES
-from dejakv.experiments.output import SUMMARY, make_folder, read_object, replace_file
+from dejakv.experiments.output import SAMPLES, SUMMARY, make_folder, read_object, replace_file
+from research.workloads.figures import REFERENCE
+from research.workloads.streams import ROUNDED
 
 NAME = "workloads"
 TITLES = {"none": "nothing reused", "prefix": "prefix caching"} | {name: f"blend {name}" for name in QUALITIES}
@@ -16,20 +18,36 @@ _ABOUT = f"""\
 
 [Streams](../how-to/measure.md#streams) of prompts that repeat without being identical. All arms serve each request in one process, in rotating order,
 each with a store of its own; greedy, one request at a time. *By prefix's*: divided by prefix caching's, with 95% by bootstrap over the requests.
-*Equal*: as full computation's. *KL*: divergence of the first token from full computation's, in nats. A dash: full computation was not an arm.
+*Equal*: as full computation's; *bf16* is full computation in that dtype. *KL*: divergence of the first token from full computation's, in nats. A dash: full computation was not an arm.
 
 ![Time to first token]({NAME}.png)
 """
 
 
 def summaries(output: Path) -> list[dict[str, Any]]:
-    """The streams that are measured, whole or in part, in a fixed order."""
-    found = [read_object(path) for path in sorted(output.glob(f"*/{SUMMARY}"))]
+    """The streams that are measured, whole or in part, in a fixed order. `rounded`: how many first tokens and answers in bf16 are those of
+    the same requests in fp32, and how many were compared; None where it was not measured."""
+    found = {path.parent: read_object(path) for path in sorted(output.glob(f"*/{SUMMARY}"))}
     order = ("repo", "rag", "sessions")
-    ours = [summary for summary in found if "workload" in summary and summary["samples"]]
+    ours = [
+        {**summary, "rounded": _alike(folder, folder.with_name(f"{folder.name}-{ROUNDED}"))}
+        for folder, summary in found.items()
+        if "workload" in summary and summary["samples"] and summary["dtype"] != ROUNDED
+    ]
     return sorted(
         ours, key=lambda item: (item["engine"], order.index(item["workload"]) if item["workload"] in order else 99)
     )
+
+
+def _alike(folder: Path, other: Path) -> list[int] | None:
+    if not (other / SAMPLES).exists():
+        return None
+    one, two = ([json.loads(line) for line in (each / SAMPLES).read_text().splitlines()] for each in (folder, other))
+    pairs = [
+        (a["arms"][REFERENCE], b["arms"][REFERENCE]) for a, b in zip(one, two, strict=False) if REFERENCE in a["arms"]
+    ]
+    equal = [sum(a[name] == b[name] for a, b in pairs) for name in ("first_token", "text")]
+    return [*equal, len(pairs)] if pairs else None
 
 
 def write(output: Path, found: Sequence[Mapping[str, Any]]) -> None:
@@ -47,6 +65,8 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
         for name, arm in summary["arms"].items():
             if name not in ("none", "prefix"):
                 lines.append(f"| {stream} | {name} | " + " | ".join(_cells(arm, summary["samples"])) + " |")
+        if summary["rounded"]:
+            lines.append(f"| {stream} | {ROUNDED} | - | - | {{}}, {{}} of {{}} | - |".format(*summary["rounded"]))
     return "\n".join([*lines, "", _COMMAND, "", *_where(found), ""])
 
 

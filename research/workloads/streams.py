@@ -24,6 +24,9 @@ BASE = "prefix"
 PROMOTING = "promoting"
 """Name of the arm in which a prompt that was blended is computed exactly after the request, outside of its time."""
 
+ROUNDED = "bf16"
+"""In which full computation shows what rounding alone changes of the answers in float32."""
+
 _READ_PER_REQUEST = 10
 """How many samples of a workload are looked at for each that has the right length."""
 
@@ -52,7 +55,8 @@ class Stream:
         """The name of its folder."""
         many = f"-{self.requests}" if self.requests != REQUESTS else ""
         rounds = f"-x{self.settings.repeat}" if self.settings.repeat > 1 else ""
-        return f"{self.settings.dataset}-{self.settings.engine}{many}{rounds}"
+        rounded = f"-{self.settings.dtype}" if self.settings.dtype == ROUNDED else ""
+        return f"{self.settings.dataset}-{self.settings.engine}{many}{rounds}{rounded}"
 
     @property
     def arms(self) -> Mapping[str, tuple[Arm, SemanticCacheConfig | None]]:
@@ -67,15 +71,24 @@ class Stream:
 
 
 def stream_of(
-    workload: str, engine: EngineName, requests: int = REQUESTS, repeat: int = 1, only: Sequence[str] = ()
+    workload: str,
+    engine: EngineName,
+    requests: int = REQUESTS,
+    repeat: int = 1,
+    only: Sequence[str] = (),
+    *,
+    rounded: bool = False,
 ) -> Stream:
     """A workload with the settings of its preset. `only`: arms beside prefix caching, which everything is compared with; empty: all.
+    `rounded`: in bf16, without a blend.
 
     Raises: ConfigError for the arm that promotes where nothing comes again.
     """
     if PROMOTING in only and repeat < 2:
         raise ConfigError(f"--arm {PROMOTING} computes prompts for when they come again: give --repeat 2 or more")
     run = {"engine": engine, "max_samples": _READ_PER_REQUEST * requests, "repeat": repeat}
+    if rounded:
+        run, only = {**run, "dtype": ROUNDED}, ("none",)
     return Stream(
         settings_from(workload, run, {"max_bytes": STORE_BYTES}), requests, only=(BASE, *only) if only else ()
     )

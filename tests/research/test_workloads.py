@@ -1,6 +1,7 @@
 """The comparison of `make workloads`, on the bundled documents model: kills, foreign folders, and the report's numbers."""
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -178,6 +179,23 @@ def test_the_command_writes_tables_and_picture(whole: Path, capsys: pytest.Captu
     svg = (whole / "workloads.svg").read_bytes()
     assert report.draw(report.summaries(whole), whole)
     assert (whole / "workloads.svg").read_bytes() == svg
+
+
+def test_answers_in_bf16_are_compared_with_the_same_requests_in_fp32(whole: Path, tmp_path: Path) -> None:
+    stream = stream_of("rag", "vllm", rounded=True)
+    assert (stream.name, stream.settings.dtype, list(stream.arms)) == ("rag-vllm-bf16", "bf16", ["none", "prefix"])
+    shutil.copytree(whole, tmp_path / "both")
+    folder = tmp_path / "both" / "docs-transformers-6"
+    shutil.copytree(folder, other := folder.with_name("docs-transformers-6-bf16"))
+    lines = lines_of(whole)
+    lines[2]["arms"]["none"]["text"] += "?"
+    lines[4]["arms"]["none"] |= {"text": "no", "first_token": -1}
+    (other / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = json.loads((other / "summary.json").read_text()) | {"dtype": "bf16"}
+    (other / "summary.json").write_text(json.dumps(told))
+    (summary,) = report.summaries(tmp_path / "both")
+    assert summary["rounded"] == [5, 4, 6]
+    assert "| docs, transformers, 6 | bf16 | - | - | 5, 4 of 6 | - |" in report.page([summary])
 
 
 def test_arms_that_were_chosen_stand_beside_prefix_caching_alone(docs_engine: Any, tmp_path: Path) -> None:
