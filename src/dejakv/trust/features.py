@@ -43,7 +43,7 @@ def risk_of(method: str, features: Mapping[str, float]) -> float:
     """A number in [0, 1] that orders hits of a method, likelier wrong ones last. A missing feature counts as the worst.
 
     blend  grows with the longest stretch that is new, the share of rows, the seams and the generation. On SmolLM2 the first orders as
-           well as any mixture of the four (docs/results/trust.md); so does that of top_layer
+           well as any mixture of the four; so does that of top_layer
     late   falls with the margin alone
     adopt  1 - score
     """
@@ -77,7 +77,7 @@ def _longest_new(runs: Sequence[tuple[int, int]], kept: int, tokens: int) -> int
 
 
 def orders(differs: str) -> bool:
-    """Whether the risk orders hits well for this `differs`: of tokens and texts, not of distributions (docs/results/trust.md)."""
+    """Whether the risk orders hits well for this `differs`: of tokens and texts, not of distributions."""
     return not differs.startswith("kl:")
 
 

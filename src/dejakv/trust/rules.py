@@ -22,7 +22,7 @@ QUANTILES = (0.1, 0.2, 0.4, 0.7)
 
 LONG_TRY = 0.4
 """Share of the exact plan's time above which the last rule alone serves a try. Tries take half of that on average: they save time where a
-rule serves more than a fifth of them (docs/results/trust.md)."""
+rule serves more than a fifth of them."""
 
 FIRST, LAST = 0.5, 0.3
 """Parts of alpha of the strictest and the loosest rule; the others share the rest."""

@@ -62,6 +62,13 @@ def test_nor_of_one_whose_lookup_is_late() -> None:
     finder.close()
 
 
+def test_nor_of_one_whose_content_is_not_at_hand(finder: EncoderFinder) -> None:
+    """vLLM's cache in shared memory gives the scheduler a place in it."""
+    asked = request("a", 1.0)
+    asked.mm_features[0].data = {"address": SimpleNamespace(data=4096), "monotonic_id": SimpleNamespace(data=7)}
+    assert looked_at(finder, asked) is None
+
+
 def test_a_name_of_two_pictures_leads_nowhere(finder: EncoderFinder) -> None:
     assert looked_at(finder, request("a", 1.0)) is not None
     assert looked_at(finder, request("b", 2.0)) is None

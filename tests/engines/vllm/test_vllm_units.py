@@ -4,6 +4,7 @@ import ast
 import copy
 import gc
 import tomllib
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -21,8 +22,10 @@ from dejakv.engines.vllm.bind import WorkerExtension, bound_model
 from dejakv.engines.vllm.blend.model import Rotary
 from dejakv.engines.vllm.blend.state import Mixing
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
-from dejakv.engines.vllm.identity import media_digest, weights_fingerprint
+from dejakv.engines.vllm.identity import AnonymousMedia, media_digest, model_folder, weights_fingerprint
+from dejakv.engines.vllm.loads import Loads
 from dejakv.engines.vllm.lookups import Pace
+from dejakv.engines.vllm.messages import Load, StepPlan
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.errors import ConfigError, ModelError
@@ -220,6 +223,12 @@ class MambaSpec:
     block_size = 16
 
 
+def refuse(config, groups):
+    refuse_unsupported(
+        config, groups, ConnectorSettings.from_extra(config.kv_transfer_config.kv_connector_extra_config)
+    )
+
+
 def test_pages_of_another_layout_are_of_another_epoch():
     """Axes, groups, layers, and what a block holds for each. How many blocks there are makes no difference."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
@@ -244,17 +253,17 @@ def test_pages_of_another_layout_are_of_another_epoch():
 def test_refusals():
     """Each entry of the table, and nothing for an ordinary server."""
     plain = _groups(FullAttentionSpec())
-    refuse_unsupported(_config(), plain)
-    refuse_unsupported(_config(tp=2), plain)
-    refuse_unsupported(_config(use_mla=True, cache_dtype="fp8"), plain)
-    refuse_unsupported(_config(scales=True), plain)
-    refuse_unsupported(_config(), _groups(FullAttentionSpec(sliding_window=64)))
-    refuse_unsupported(_config(), _groups(FullAttentionSpec(), SlidingWindowSpec(sliding_window=64)))
-    refuse_unsupported(_config(extra={"mode": "blend"}), plain)
-    refuse_unsupported(_config(dp=2, moe=False, extra={"mode": "blend"}), plain)
-    refuse_unsupported(_config(dp=2, moe=True), plain)
-    refuse_unsupported(_config(tp=2, extra={"modes": ["exact", "blend"]}), plain)
-    refuse_unsupported(_config(budget=64), plain)
+    refuse(_config(), plain)
+    refuse(_config(tp=2), plain)
+    refuse(_config(use_mla=True, cache_dtype="fp8"), plain)
+    refuse(_config(scales=True), plain)
+    refuse(_config(), _groups(FullAttentionSpec(sliding_window=64)))
+    refuse(_config(), _groups(FullAttentionSpec(), SlidingWindowSpec(sliding_window=64)))
+    refuse(_config(extra={"mode": "blend"}), plain)
+    refuse(_config(dp=2, moe=False, extra={"mode": "blend"}), plain)
+    refuse(_config(dp=2, moe=True), plain)
+    refuse(_config(tp=2, extra={"modes": ["exact", "blend"]}), plain)
+    refuse(_config(budget=64), plain)
     cases = [
         ({"use_mla": True, "extra": {"mode": "blend"}}, plain, "mode blend with MLA"),
         ({"cache_dtype": "fp8", "extra": {"mode": "blend"}}, plain, "mode blend with quantized KV"),
@@ -285,7 +294,7 @@ def test_refusals():
     ]
     for changes, groups, words in cases:
         with pytest.raises(ConfigError, match=words):
-            refuse_unsupported(_config(**changes), groups)
+            refuse(_config(**changes), groups)
     assert len(cases) == len(REFUSALS) + 3  # three entries have two cases
 
 
@@ -307,6 +316,26 @@ def test_weights_that_are_not_on_disk_are_of_this_process_alone(tmp_path):
     assert weights_fingerprint(str(tmp_path), None, "auto", 0) != nothing
 
 
+@pytest.mark.parametrize("load_format", ["tensorizer", "ipc_cache", "modelexpress", "of a plugin"])
+def test_weights_from_elsewhere_than_the_models_folder_are_of_this_process_alone(tmp_path, load_format):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    known = weights_fingerprint(str(tmp_path), None, "auto", 0)
+    assert not known.startswith("unknown:")
+    assert weights_fingerprint(str(tmp_path), None, "safetensors", 0) == known
+    assert weights_fingerprint(str(tmp_path), None, load_format, 0).startswith("unknown:")
+
+
+def test_a_hub_model_is_looked_for_where_vllm_puts_it(tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--some--model" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "models--some--model" / "refs").mkdir()
+    (tmp_path / "models--some--model" / "refs" / "main").write_text("0" * 40)
+    assert model_folder("some/model", None, str(tmp_path)) == snapshot
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "1")
+    assert model_folder("some/model", None, str(tmp_path)) is None, "it would be the other hub's"
+
+
 def test_media_are_told_apart_by_content():
     def item(**values):
         return {name: SimpleNamespace(data=value) for name, value in values.items()}
@@ -324,6 +353,49 @@ def test_media_are_told_apart_by_content():
     ]
     assert len(set(digests)) == len(digests)
     assert media_digest(item(pixel_values=pixels.clone())) == digests[0]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"address": 4096, "monotonic_id": 7, "signature": "of this process"},
+        {"pixel_values": object()},
+        {"pixel_values": [torch.zeros(2), {"a": 1}]},
+    ],
+)
+def test_a_medium_whose_content_is_not_at_hand_has_no_digest(item):
+    """vLLM's cache in shared memory gives the scheduler a place in it."""
+    with pytest.raises(AnonymousMedia):
+        media_digest({name: SimpleNamespace(data=value) for name, value in item.items()})
+
+
+class Later:
+    """Work that a test finishes."""
+
+    def __init__(self):
+        self.begun = []
+
+    def submit(self, _, item):
+        self.begun.append(Future())
+        return self.begun[-1]
+
+
+def test_no_draft_overtakes_another_one_for_want_of_memory():
+    """A large one might never begin. Exact loads need none."""
+    drafts, reads = Later(), Later()
+    paged = SimpleNamespace(bytes_per_token=1, block_tokens=16)
+    loads = Loads(None, 60.0, None, 100, paged, _pool=reads, _drafting=drafts)
+    loads.order(
+        [Load(str(size), ("donor",), ((1,),), 0, size, blend=(0,) * size) for size in (60, 80, 30)]
+        + [Load("exact", ("donor",), ((1,),), 0, 90)]
+    )
+    assert (len(drafts.begun), len(reads.begun)) == (1, 1)
+    drafts.begun[0].set_result("the donor is gone")
+    assert [one.request_id for one in loads.finish(StepPlan())] == ["60"]
+    assert len(drafts.begun) == 2, "80 bytes, and no room beside them"
+    drafts.begun[1].set_result("gone")
+    loads.finish(StepPlan())
+    assert len(drafts.begun) == 3
 
 
 def step(*tokens, pictures=False):

@@ -135,7 +135,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         self.settings = ConnectorSettings.from_extra(self._kv_transfer_config.kv_connector_extra_config)
         no_blend = upstream.usable("blend" if self.settings.may_blend else "exact")
         self._blends = self.settings.may_blend and not no_blend
-        refuse_unsupported(vllm_config, kv_cache_config)
+        refuse_unsupported(vllm_config, kv_cache_config, self.settings)
         refuse_beside_others(vllm_config, upstream.engine_transfer(), self.settings)
         self._counts = ConnectorCounts()
         self._scheduler: SchedulerSide | None = None

@@ -32,7 +32,7 @@ from dejakv.encoder_cache import EncoderView, VisualKVCache
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import bound_model
 from dejakv.engines.vllm.generations import Generations, Watch
-from dejakv.engines.vllm.identity import media_digest, partition_of, server_epoch
+from dejakv.engines.vllm.identity import AnonymousMedia, media_digest, partition_of, server_epoch
 from dejakv.engines.vllm.ranks import rank_count
 from dejakv.engines.vllm.settings import EncoderSettings
 from dejakv.errors import ConfigError
@@ -66,12 +66,12 @@ class EncoderFinder:
         self._epoch = epoch
         self._timeout = timeout_s
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-media")
-        self._lookups: dict[tuple[str, int], tuple[Future[Sight] | None, float]] = {}
+        self._lookups: dict[tuple[str, int], tuple[Future[Sight | None] | None, float]] = {}
         self._sights: FIFOCache[str, Sight | None] = FIFOCache(REMEMBERED)
         self._looked_at: set[str] = set()
 
     def ready(self, request: Any) -> bool:
-        """Start the lookups of a request's media; True when none is running any more. `sight` then answers for this request."""
+        """Start the lookups of a request's media; True when each has ended or is late. `sight` then answers for this request."""
         self._looked_at = set()
         if _switched_off(request):
             return True
@@ -126,17 +126,21 @@ class EncoderFinder:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self, epoch: str, data: Any, modality: str, partition: str) -> Sight:
-        digest = media_digest(data)
+    def _look(self, epoch: str, data: Any, modality: str, partition: str) -> Sight | None:
+        """None for a medium whose content is not at hand."""
+        try:
+            digest = media_digest(data)
+        except AnonymousMedia:
+            return None
         try:
             block = self._view_of(epoch, partition).lookup(digest, modality)
         except Exception:  # a registry that fails costs an encoder run
             block = None
         return Sight(epoch, digest, partition, modality, block.embedding if block is not None else None)
 
-    def _note(self, identifier: str, sight: Sight) -> None:
+    def _note(self, identifier: str, sight: Sight | None) -> None:
         known = self._sights.get(identifier, sight)
-        if known is None or (known.digest, known.partition) != (sight.digest, sight.partition):
+        if known is None or sight is None or (known.digest, known.partition) != (sight.digest, sight.partition):
             self._sights[identifier] = None
         else:
             self._sights[identifier] = sight
@@ -175,8 +179,9 @@ class EncoderReport(ECConnectorWorkerMetadata):
         return EncoderReport(self.weights + other.weights, self.changed or other.changed)
 
 
-_registries: dict[str, VisualKVCache] = {}
-"""Registries of this process by vLLM's engine id, one for a server's scheduler and worker side."""
+_registries: dict[str, tuple[VisualKVCache, set[int]]] = {}
+"""Registries of this process by vLLM's engine id, one for a server's scheduler and worker side, and the `id` of each connector that uses it;
+the last of them closes it."""
 
 
 _managers: dict[str, "CountingManager"] = {}
@@ -223,9 +228,18 @@ class DejaKVEncoderConnector(ECConnectorBase):
         self.settings = EncoderSettings.from_extra(transfer.ec_connector_extra_config)
         self._off = bool(switched_off())
         self._engine_id = str(transfer.engine_id)
+        if self.settings.store is None and vllm_config.parallel_config.distributed_executor_backend not in (
+            None,
+            "uni",
+        ):
+            raise ConfigError(
+                "the worker is a process of its own here, and would keep outputs that no lookup sees: give a store"
+            )
         if self._engine_id not in _registries:
-            _registries[self._engine_id] = self.settings.open()
-        self._view_of = _registries[self._engine_id].view
+            _registries[self._engine_id] = self.settings.open(), set()
+        registry, users = _registries[self._engine_id]
+        users.add(id(self))
+        self._view_of = registry.view
         self._generations = Generations(server_epoch(vllm_config), rank_count(vllm_config))
         self._finder = EncoderFinder(self._view_of, self._generations.epoch, self.settings.lookup_timeout_s)
         self._watch = Watch(None)
@@ -324,10 +338,14 @@ class DejaKVEncoderConnector(ECConnectorBase):
         wait(self._saves)
 
     def shutdown(self) -> None:
-        self._saving.shutdown(wait=False, cancel_futures=True)
+        self._saving.shutdown(wait=True)
         self._finder.close()
-        _registries.pop(self._engine_id, None)
-        _managers.pop(self._engine_id, None)
+        registry, users = _registries.get(self._engine_id, (None, set[int]()))
+        users.discard(id(self))
+        if registry is not None and not users:
+            registry.close()
+            del _registries[self._engine_id]
+            _managers.pop(self._engine_id, None)
 
     def _get_orders(self) -> EncoderOrders:
         orders = self._get_connector_metadata()

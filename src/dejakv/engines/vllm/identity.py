@@ -1,6 +1,6 @@
 """From a vLLM server and its requests to the identities DejaKV keys by: epoch, partition, media.
 
-Weights are hashed by content. A file of a Hugging Face cache is named after its SHA-256 already, so a hub model costs
+Weights are hashed by content. A weight file of a Hugging Face cache is named after its SHA-256 already, so a hub model costs
 nothing; a local folder is read once at start (about as long as loading it). What a client can choose never decides a
 partition or a medium.
 
@@ -32,6 +32,10 @@ from dejakv.request import DEFAULT_PARTITION, Request
 log = logging.getLogger("dejakv.vllm")
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+FROM_FILES = frozenset(
+    "auto bitsandbytes fastsafetensors gguf hf instanttensor mistral npcache pt runai_streamer safetensors sharded_state".split()
+)
+"""Load formats that read the weights from the model's own folder."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -43,15 +47,21 @@ def folder_fingerprint(folder: Path) -> str | None:
     return digest_of(*(part for path in files for part in (path.name, _content(path))))
 
 
-def weights_fingerprint(model: str, revision: str | None, load_format: str, seed: int | None) -> str:
-    """Fingerprint of a model's weights. Weights missing on disk get a random one for this process: none of their state is found after a
-    restart, and the log says so."""
+def weights_fingerprint(
+    model: str, revision: str | None, load_format: str, seed: int | None, download_dir: str | None = None
+) -> str:
+    """Fingerprint of a model's weights. Weights that are not on disk, or come from elsewhere than the model's folder (`load_format`), get
+    a random one for this process: none of their state is found after a restart, and the log says so."""
     if load_format == "dummy":
         return f"dummy:{seed}"
-    folder = model_folder(model, revision)
+    folder = model_folder(model, revision, download_dir) if load_format in FROM_FILES else None
     found = folder_fingerprint(folder) if folder else None
     if found is None:
-        log.warning("no weight files of %s were found to fingerprint: its KV will not be found after a restart", model)
+        log.warning(
+            "no weight files of %s (load format %s) were found to fingerprint: its KV will not be found after a restart",
+            model,
+            load_format,
+        )
         return f"unknown:{secrets.token_hex(16)}"
     return found
 
@@ -63,7 +73,11 @@ def server_epoch(vllm_config: Any, kv_cache_config: Any = None) -> str:
         "engine": "vllm",
         "version": upstream.vllm_version(),
         "weights": weights_fingerprint(
-            str(model.model), model.revision, str(vllm_config.load_config.load_format), model.seed
+            str(model.model),
+            model.revision,
+            str(vllm_config.load_config.load_format),
+            model.seed,
+            vllm_config.load_config.download_dir,
         ),
         "config": model.hf_config.to_json_string(use_diff=False),
         "dtype": str(model.dtype),
@@ -86,15 +100,18 @@ def _content(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def model_folder(model: str, revision: str | None) -> Path | None:
-    """Where a model's files lie on this disk: the folder itself, or a hub model's snapshot; None if they do not."""
+def model_folder(model: str, revision: str | None, download_dir: str | None = None) -> Path | None:
+    """Where a model's files lie on this disk: the folder itself, or a hub model's snapshot, in `download_dir` if there is one; None if they
+    do not, or are another hub's."""
     if Path(model).is_dir():
         return Path(model)
+    if upstream.is_from_modelscope():
+        return None
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+        return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         return None
 
@@ -106,27 +123,37 @@ def partition_of(cache_salt: str | None) -> str:
 
 def media_digest(item: Any) -> str:
     """SHA-256 of a processed medium: the tensors for the encoder. vLLM's own identifier is not used: a client may choose it (`uuid`), and
-    two media under one uuid must not be taken for one another."""
+    two media under one uuid must not be taken for one another.
+
+    Raises: AnonymousMedia for one without a tensor, such as a place in shared memory (`--mm-processor-cache-type shm`), and for unknown types.
+    """
     sha = hashlib.sha256()
-    for name in sorted(item):
-        _update(sha, name, item[name].data)
+    if not sum([_update(sha, name, item[name].data) for name in sorted(item)]):
+        raise AnonymousMedia(_AWAY)
     return sha.hexdigest()
 
 
-def _update(sha: Any, name: str, value: Any) -> None:
+def _update(sha: Any, name: str, value: Any) -> int:
+    """Add a value to the digest; return how many tensors it has."""
     if isinstance(value, list | tuple):
-        for index, part in enumerate(value):
-            _update(sha, f"{name}[{index}]", part)
-        return
+        return sum([_update(sha, f"{name}[{index}]", part) for index, part in enumerate(value)])
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, torch.Tensor):
         header = f"{name}|{value.dtype}|{tuple(value.shape)}"
         flat = value.detach().cpu().contiguous().flatten()
         data = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-    else:
+    elif isinstance(value, bool | int | float | str | None):
         data = np.frombuffer(repr(value).encode(), np.uint8)
         header = f"{name}|{type(value).__name__}"
+    else:
+        raise AnonymousMedia(f"a medium has {name} of type {type(value).__name__}, whose content is not known")
     sha.update(len(header).to_bytes(8, "little") + header.encode() + data.nbytes.to_bytes(8, "little"))
     sha.update(np.ascontiguousarray(data).data)
+    return isinstance(value, torch.Tensor)
+
+
+_AWAY = "the media's data does not reach the scheduler in this configuration"
 
 
 class AnonymousMedia(Exception):
@@ -138,7 +165,7 @@ def spans_of(features: Any) -> tuple[Span, ...]:
     spans: list[Span] = []
     for feature in features:
         if feature.data is None:
-            raise AnonymousMedia("the media's data does not reach the scheduler in this configuration")
+            raise AnonymousMedia(_AWAY)
         spans.append(Span(feature.mm_position.offset, feature.mm_position.length, media_digest(feature.data)))
     return tuple(spans)
 

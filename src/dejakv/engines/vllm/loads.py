@@ -46,7 +46,7 @@ class _Loading:
 
     begun     when a thread took it up
     until     when state in a bucket is given up
-    told      the other ranks count on this one to blend: only its end or an order of the scheduler ends it
+    told      the scheduler knows that its draft is here, and so do the other ranks: only its end or an order of the scheduler ends it
     blending  a blend, once it may begin
     problem   why it is given up
     """
@@ -165,11 +165,20 @@ class Loads:
         problem = ""
         if self.mixer is not None:
             problem, self.mixer.problem = self.mixer.problem, ""
-        return told, {item.load.request_id: item.rows for item in self._loading if item.draft is not None}, problem
+        rows = {
+            item.load.request_id: item.rows + self._checks(item) for item in self._loading if item.draft is not None
+        }
+        return told, rows, problem
 
     def close(self) -> None:
         for pool in (self._pool, self._drafting):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _checks(self, item: _Loading) -> int:
+        """Rows of steps left for the check of the model with a blend's donors: without room for them it would never begin."""
+        if self.blender is None or item.draft is None or item.problem or (item.blending and item.blending.checked):
+            return 0
+        return self.blender.rows_checked(item.draft, item.load.block_ids[0])
 
     def _wait(self) -> None:
         """Leaves the interpreter to the readers for a moment, those of other ranks too."""
@@ -187,14 +196,15 @@ class Loads:
         return time.monotonic() >= (item.until or (waits if item.begun is None else item.begun) + self.timeout_s)
 
     def _begin(self) -> None:
-        """Hand loads to the threads, in order, as memory allows. Drafts are made one at a time, since they take time
-        from the engine loop."""
-        held = sum(self._draft_bytes(item.load) for item in self._loading if item.fetched is not None)
+        """Hand loads to the threads, in order, as memory allows: no draft overtakes another, or a large one might never begin. Drafts are made
+        one at a time, since they take time from the engine loop."""
+        held, full = sum(self._draft_bytes(item.load) for item in self._loading if item.fetched is not None), False
         for item in self._loading:
             if item.fetched is not None:
                 continue
             more = self._draft_bytes(item.load)
-            if not more or held + more <= self.max_draft_bytes:
+            full = full or (more > 0 and held + more > self.max_draft_bytes)
+            if not more or not full:
                 held += more
                 item.fetched = (self._drafting if more else self._pool).submit(self._fetch, item)
 

@@ -12,7 +12,7 @@ Tables = tuple[tuple[int, ...], ...]
 """A request's blocks in each KV cache group, of equal numbers of tokens; 0 for a block outside of a group's window."""
 
 IDLE_WAIT_S = 0.004
-"""Seconds that a step without computation waits for a lookup or a load; a new request waits as long."""
+"""Maximum seconds that each side waits in a step without computation, for a lookup or a load; a new request may wait for both."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Save:
 
     generation  in which the prompt was computed: the copy of another one is not made
     first       begins a block, but for rows of a blend
-    begins      the first order of these: the store is asked whether it wants them
+    begins      the chunk's first order: the worker asks the store whether it wants the chunk
     """
 
     meta: ChunkMeta

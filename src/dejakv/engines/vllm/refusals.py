@@ -13,15 +13,13 @@ from dejakv.errors import ConfigError
 
 @dataclass(frozen=True)
 class Unsupported:
-    """An unsupported feature. `found(vllm_config, kv_cache_config)`: whether it is configured."""
+    """An unsupported feature. `found(vllm_config, kv_cache_config)`: whether it is configured. `blend`: it is unsupported where blends may be
+    asked for."""
 
     what: str
     why: str
     found: Callable[[Any, Any], bool]
-
-
-def _settings(config: Any) -> ConnectorSettings:
-    return ConnectorSettings.from_extra(config.kv_transfer_config.kv_connector_extra_config)
+    blend: bool = False
 
 
 def _no_pages(_config: Any, kv: Any) -> bool:
@@ -44,12 +42,14 @@ REFUSALS: tuple[Unsupported, ...] = (
     Unsupported(
         "mode blend with MLA",
         "keys cannot be moved in its latent rows",
-        lambda config, kv: bool(config.model_config.use_mla) and _settings(config).may_blend,
+        lambda config, kv: bool(config.model_config.use_mla),
+        blend=True,
     ),
     Unsupported(
         "mode blend with quantized KV (fp8 and the like)",
         "moved keys would be rounded a second time",
-        lambda config, kv: _quantized_kv(config) and _settings(config).may_blend,
+        lambda config, kv: _quantized_kv(config),
+        blend=True,
     ),
     Unsupported(
         "quantized KV with scales of the first request",
@@ -64,7 +64,8 @@ REFUSALS: tuple[Unsupported, ...] = (
     Unsupported(
         "mode blend with sliding windows, or more than one KV cache group",
         "not shown: moved keys would have to be those of the window",
-        lambda config, kv: (_any(kv, "sliding_window") or len(kv.kv_cache_groups) > 1) and _settings(config).may_blend,
+        lambda config, kv: _any(kv, "sliding_window") or len(kv.kv_cache_groups) > 1,
+        blend=True,
     ),
     Unsupported(
         "KV cache groups with blocks of several sizes",
@@ -82,18 +83,16 @@ REFUSALS: tuple[Unsupported, ...] = (
     Unsupported(
         f"mode blend with max_num_batched_tokens below {2 * CHECKED_ROWS}",
         "no step would have room for the check of the model",
-        lambda config, kv: (
-            config.scheduler_config.max_num_batched_tokens < 2 * CHECKED_ROWS and _settings(config).may_blend
-        ),
+        lambda config, kv: config.scheduler_config.max_num_batched_tokens < 2 * CHECKED_ROWS,
+        blend=True,
     ),
     Unsupported(
         "mode blend with data parallelism of a mixture of experts",
         "the ranks exchange tokens in every forward, and a blend's rows are one rank's alone",
         lambda config, kv: (
-            config.parallel_config.data_parallel_size > 1
-            and config.parallel_config.is_moe_model is not False
-            and _settings(config).may_blend
+            config.parallel_config.data_parallel_size > 1 and config.parallel_config.is_moe_model is not False
         ),
+        blend=True,
     ),
     Unsupported(
         "pipeline parallelism",
@@ -150,9 +149,10 @@ def refuse_beside_others(vllm_config: Any, engine: Any | None, settings: Connect
         )
 
 
-def refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
+def refuse_unsupported(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings) -> None:
     """Raises: ConfigError with everything configured here that is unsupported."""
-    found = [f"{item.what} ({item.why})" for item in REFUSALS if item.found(vllm_config, kv_cache_config)]
+    asked = [item for item in REFUSALS if settings.may_blend or not item.blend]
+    found = [f"{item.what} ({item.why})" for item in asked if item.found(vllm_config, kv_cache_config)]
     if found:
         raise ConfigError(
             f"DejaKVConnector does not support: {'; '.join(found)}. Run without --kv-transfer-config, or without these"

@@ -25,7 +25,7 @@ class LookupResult:
     save    description of the prompt's own state, to store it; None: not to be stored
     key     the prompt's exact key, empty if it could not be made
     held    first token and length of each run of the prompt in the donors of a blend; None: unknown
-    generation  depth of approximate state in a blend of the donors
+    generation  one more than the highest of the donors
     instead of a blend: the exact prefix to take if the blend turns out not to be possible
     away    seconds to read the donors' state from a bucket, an estimate; 0: on this machine
     """

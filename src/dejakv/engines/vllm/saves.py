@@ -30,9 +30,8 @@ class Room:
     tokens  maximum under way; without any, a unit or rows of a blend may always begin
     unit    an increment begins at a multiple of this: of a KV block, and of a block of the store's index of prefixes
     most    tokens that the store's budget has room for, 0: no limit
-    at_once vLLM drops blocks outside of a window: a step's tokens are copied behind that step; else behind the next one, when its tokens
-    are
-            out
+    at_once copy a step's tokens behind that step, since vLLM drops blocks outside of a window before the next one; False: behind the next
+            step, when this one's answer tokens are out
     """
 
     tokens: int = 0

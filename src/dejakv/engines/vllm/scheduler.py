@@ -217,7 +217,7 @@ class SchedulerSide:
             name = tracked.request.request_id
             if name in computed:
                 self.saves.order(tracked, computed[name], partial(blocks_of, name))
-        computing = any(not tracked.saved for tracked in running)
+        computing = any(t.request.num_computed_tokens < t.request.num_prompt_tokens for t in running)
         idle = output.total_num_scheduled_tokens == 0
         saves, releases = self.saves.take()
         if idle:
@@ -350,6 +350,8 @@ class SchedulerSide:
                 tracked, "this attention backend computes a single token behind stored ones, and more are left"
             )
         if found.away * gain > self._within(found, local, stop) * stop > 0:
+            if found.method == "blend":
+                self.counts.add("blends_refused", FAR)
             return self._exactly(tracked, request, local, FAR)
         pays = self.queue.pays(request.request_id, self._rows(found), request.num_prompt_tokens - stop)
         if found.method != "blend" and pays is False:

@@ -70,7 +70,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "loaded_donors": ("Stored prompts whose state was put in; of one load several where it is blended.", ""),
     "donors_left_out": ("Donors that a blend was to take state from and did not, by reason.", "reason"),
     "load_seconds": ("Seconds from the order of a load to its end.", ""),
-    "load_failures": ("Loads that became misses, by reason.", "reason"),
+    "load_failures": ("Loads that ended without state, by reason; of clients that left, too.", "reason"),
     "blends_refused": ("Prompts that were not blended though they could have been, by reason.", "reason"),
     "saves": ("Prompts whose state was stored and confirmed.", ""),
     "rows_kept": ("Rows of blended prompts that were stored for later blends.", ""),

@@ -93,8 +93,8 @@ USES = (
     Use("torch.cpu", "_is_amx_tile_supported", "another processor's pages would be exact", seen=_BOTH),
     Use(
         "vllm.envs",
-        "VLLM_BATCH_INVARIANT VLLM_ALLOW_RUNTIME_LORA_UPDATING",
-        "bits and adapters are taken for others",
+        "VLLM_BATCH_INVARIANT VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_USE_MODELSCOPE",
+        "bits, adapters and weights are taken for others",
         seen=_BOTH,
     ),
     Use(_FACTORY, "register_connector", "statistics below MultiConnector end the server", seen=_BOTH),
@@ -467,6 +467,13 @@ def adapters_change_at_runtime() -> bool:
     from vllm import envs
 
     return bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING)
+
+
+def is_from_modelscope() -> bool:
+    """Whether vLLM takes models by name from ModelScope (`envs`)."""
+    from vllm import envs
+
+    return bool(envs.VLLM_USE_MODELSCOPE)
 
 
 def adapters_leak(vllm_config: Any) -> bool:

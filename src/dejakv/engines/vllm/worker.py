@@ -1,7 +1,7 @@
 """The connector's worker side: copies KV out of vLLM's blocks and into them, as the scheduler side orders.
 
-Disk is touched in threads only. The engine loop pays for copies between host memory and the KV cache, nothing else; for a
-blend it also pays for the rows that are recomputed (`loads`).
+Disk is touched in threads only. The engine loop pays for copies between host memory and the KV cache and for the check of the weights; for
+a blend it also pays for the rows that are recomputed (`loads`).
 """
 
 import logging

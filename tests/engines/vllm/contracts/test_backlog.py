@@ -7,6 +7,7 @@ model.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -129,6 +130,27 @@ def test_who_comes_while_a_blend_is_made_leaves_it_a_short_step(engine: Engine, 
         assert [output.request_id for output in llm.step()] == ["share"]
         assert counted.pop() < CUT
     stepped_to_the_end(llm)
+
+
+def test_a_server_that_is_never_idle_checks_the_model(engine: Engine, threads_in_time: None) -> None:
+    """Where the check takes more rows than the blend itself."""
+    engine.settle()
+    engine.reset_prefix_cache()
+    blender = worker_side().blender
+    assert blender is not None
+    blender.model_check = replace(blender.model_check, checked=0, _moves=False)
+    llm, answered = engine.llm.llm_engine, list[str]()
+    prompt = tokens(8, 5000) + DONORS[1][40:300] + tokens(16, 5001)
+    llm.add_request("short", {"prompt_token_ids": prompt}, greedy(1, mode="blend", no_store=True))
+    for number in range(40):
+        ids = {"prompt_token_ids": tokens(1000, 5100 + number)}
+        llm.add_request(f"beside-{number}", ids, greedy(1, mode="off", no_store=True))
+    for tracked in engine.connector.scheduler_side.requests.values():
+        tracked.lookup.result(60)
+    while llm.has_unfinished_requests():
+        answered += [output.request_id for output in llm.step()]
+    assert blender.model_check.checked
+    assert answered.index("short") < 12
 
 
 def test_donors_that_are_read_slowly_hold_nobody_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

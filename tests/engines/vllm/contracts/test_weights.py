@@ -141,6 +141,21 @@ def test_a_change_without_a_reset_ends_reuse_until_a_reset(
     assert engine.ask(A, salt="kept").told["method"] == "exact"
 
 
+def test_a_change_while_a_prompt_is_computed_that_is_not_stored_is_noticed(engine: ToyEngine) -> None:
+    """Its blocks are in vLLM's own cache, and a prompt that is stored would find them."""
+    engine.add(A, no_store=True)
+    engine.step()
+    update(engine)
+    engine.step()
+    restore(engine)
+    engine.drain()
+    engine.ask(A)
+    assert methods(engine, A) == ["none"]
+    assert engine.reset(connector=True)
+    engine.ask(A)
+    assert methods(engine, A) == ["exact"]
+
+
 def test_a_prompt_between_two_updates_is_never_stored(
     engine: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,7 @@ class Blender:
             )
             if made.asks > self._step_rows:
                 raise InputError(
-                    f"the question has {made.asks} tokens, and a step computes at most {self._step_rows}: raise"
+                    f"the question is longer than a step: {made.asks} tokens of at most {self._step_rows}; raise"
                     " max_num_batched_tokens, or choose blend_selector=similarity, which asks no question"
                 )
             return made
