@@ -26,7 +26,9 @@ QUICK = {"workloads": ("rag",), "loads": (80,), "requests": 6, "warm": 8, "round
 
 def measure_load(
     output: Annotated[Path | None, typer.Option(help="JSON of the figures; what is measured goes to .rows.jsonl beside it.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Measure nothing: write the page of this JSON beside it.")] = None,
+    report: Annotated[
+        list[Path] | None, typer.Option(help="Measure nothing: write the page of this JSON beside it; repeatable.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One workload, one load, few requests.")] = False,
     workloads: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(WORKLOADS),
     loads: Annotated[str, typer.Option(help="Percent of what prefix caching takes.")] = "50,80,95",
@@ -36,8 +38,8 @@ def measure_load(
     kv_gib: Annotated[int, typer.Option(min=1, help="KV cache of each server, GiB.")] = 2,
 ) -> None:  # fmt: skip
     """Measure vLLM under load, with and without the connector."""
-    if report is not None:
-        _write_page(report, read_object(report))
+    if report:
+        _write_page(*((file, read_object(file)) for file in report))
         return
     if output is None or output.suffix != ".json":
         raise ConfigError("nothing to do: give --output FILE.json, or --report FILE.json of an earlier run")
@@ -60,7 +62,7 @@ def measure_load(
     for _ in _measured(settings, kept):
         result = {**measured("research.load"), "settings": told, "workloads": figures(kept.rows)}
         replace_file(output, json.dumps(result, indent=1) + "\n", "--output")
-        _write_page(output, result)
+        _write_page((output, result))
     if errors := errors_of(kept.rows):
         raise DejaKVError(
             f"{len(errors)} requests failed, and {output} has no figures of their arms; one says: {errors[0]}"
@@ -125,11 +127,14 @@ def _measured(settings: Any, kept: Kept) -> Iterator[None]:
             yield
 
 
-def _write_page(file: Path, result: dict[str, Any]) -> None:
-    if "workloads" not in result or file.suffix != ".json":
-        raise ConfigError(f"{file} has no figures of research.load: give the JSON of an --output")
-    replace_file(file.with_suffix(".md"), page.text(result, file.name), "--output")
-    print(f"written: {file.with_suffix('.md')}", file=sys.stderr)
+def _write_page(*runs: tuple[Path, dict[str, Any]]) -> None:
+    """Beside the first one's JSON."""
+    for file, result in runs:
+        if "workloads" not in result or file.suffix != ".json":
+            raise ConfigError(f"{file} has no figures of research.load: give the JSON of an --output")
+    written = runs[0][0].with_suffix(".md")
+    replace_file(written, page.text(*((result, file.name) for file, result in runs)), "--output")
+    print(f"written: {written}", file=sys.stderr)
 
 
 if __name__ == "__main__":

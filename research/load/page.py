@@ -23,14 +23,22 @@ Cell = Mapping[str, Any]
 Cells = Sequence[tuple[str, Cell]]
 
 
-def text(result: Mapping[str, Any], name: str) -> str:
-    """The page. `name`: the JSON's, which stands beside it. Its `notes`, if somebody wrote some, are paragraphs of the page."""
-    cells = [(workload, load, cell) for workload, some in result["workloads"].items() for load, cell in some.items()]
+def text(*results: tuple[Mapping[str, Any], str]) -> str:
+    """The page of one or more runs, each with the name of its JSON, which stands beside it. Their `notes`, if somebody wrote some, are
+    paragraphs of the page."""
+    cells = [
+        (workload, load, cell)
+        for result, _ in results
+        for workload, some in result["workloads"].items()
+        for load, cell in some.items()
+    ]
     at_once = [(workload, cell) for workload, load, cell in cells if load == ALL_AT_ONCE]
     under = [(f"{workload}, {load}%", cell) for workload, load, cell in cells if load != ALL_AT_ONCE]
     every = [*under, *((f"{workload}, all at once", cell) for workload, cell in at_once)]
     strangers = [(name, {**cell, **cell["strangers"]}) for name, cell in every if "strangers" in cell]
-    lines = [ABOUT, _where(result, name), *(f"\n{line}" for line in result.get("notes", ())), "\n## Capacity\n"]
+    lines = [ABOUT, "\n\n".join(_where(result, name) for result, name in results)]
+    lines += [f"\n{line}" for result, _ in results for line in result.get("notes", ())]
+    lines.append("\n## Capacity\n")
     lines += _table(("workload", "prefix: requests a second", "arm", "by prefix", *_SERVED), _capacity(at_once))
     lines += ["\n## Latency\n", *_table((*_LATENCY, *_SERVED), _latency(under))]
     if strangers:
@@ -47,7 +55,7 @@ def _where(result: Mapping[str, Any], name: str) -> str:
     machine, settings = result["machine"], result["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     return (
-        f"`{result['command']}`, {result['finished'][:10]}: {machine['cpu']}, {machine['cores_used']} of {machine['cores']} cores, load {machine['load_average']} at the end; flags of all servers"
+        f"{', '.join(result['workloads'])}: `{result['command']}`, {result['finished'][:10]}: {machine['cpu']}, {machine['cores_used']} of {machine['cores']} cores, load {machine['load_average']} at the end; flags of all servers"
         f" `{' '.join(settings['flags'])}`, {settings['kv_gib']} GiB of KV cache each; {settings['warm']} prompts served before, {settings['requests']} in a phase of a round; {versions}."
         f" [Figures, spread and counters]({name})."
     )  # fmt: skip

@@ -206,7 +206,7 @@ def test_an_arm_that_fails_a_request_has_no_figure() -> None:
     assert list(cells["80"]["first_tokens_equal"]) == ["exact"]
     assert (cells["80"]["blended"], cells["80"]["refused"]) == (None, None)
     assert list(cells["80"]["capacity_by_prefix"]) == ["exact", "blend"]  # of the phase at once, in which none failed
-    text = page.text({**TOLD, "workloads": {"rag": cells}}, "load.json")
+    text = page.text(({**TOLD, "workloads": {"rag": cells}}, "load.json"))
     assert "| rag, 80% | 3,000, 3,900 | blend |  |  |  |  |  | 0, 1 |" in text
 
 
@@ -219,7 +219,7 @@ def test_strangers_are_apart_from_the_others() -> None:
     assert cell["ttft_p95_by_prefix"]["blend"] == pytest.approx(0.25)
     assert cell["strangers"]["ttft_p95_by_prefix"]["blend"] == pytest.approx(1.0)
     at_once = {"rag": {ALL_AT_ONCE: {**figures(ROWS)["rag"][ALL_AT_ONCE], "strangers": cell["strangers"]}}}
-    text = page.text({**TOLD, "notes": ["Measured before."], "workloads": at_once}, "load.json")
+    text = page.text(({**TOLD, "notes": ["Measured before."], "workloads": at_once}, "load.json"))
     assert "| rag, all at once | 9,000, 9,000 | blend | 1.00 | 1.00 |" in text
     assert "\nMeasured before.\n" in text
 
@@ -227,11 +227,25 @@ def test_strangers_are_apart_from_the_others() -> None:
 def test_the_page_has_the_figures(tmp_path: Path) -> None:
     file = tmp_path / "load.json"
     file.write_text(json.dumps({**TOLD, "workloads": figures(ROWS)}))
-    measure_load(report=file)
+    measure_load(report=[file])
     text = (tmp_path / "load.md").read_text()
     assert text.startswith(page.ABOUT)
     assert "| rag | 0.39 | blend | 1.65 | 50%, 50% | 50%, 50% of 2 | 1, 0 |" in text
     assert "| rag, 80% | 3,000, 3,900 | blend | " in text
+
+
+def test_a_page_of_two_runs_has_the_figures_of_both(tmp_path: Path) -> None:
+    files = [tmp_path / "load.json", tmp_path / "filled.json"]
+    for file, workload in zip(files, ("rag", "mix"), strict=True):
+        file.write_text(json.dumps({**TOLD, "workloads": {workload: figures(ROWS)["rag"]}}))
+    measure_load(report=files)
+    text = (tmp_path / "load.md").read_text()
+    assert text.count("3,000, 3,900 | blend | ") == 2
+    for file, workload in zip(files, ("rag", "mix"), strict=True):
+        assert f"\n{workload}: `" in text
+        assert f"| {workload}, 80% | " in text
+        assert f"({file.name})" in text
+    assert not (tmp_path / "filled.md").exists()
 
 
 def test_a_stopped_run_goes_on_with_its_own_rows_alone(tmp_path: Path) -> None:
