@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed
 
-from dejakv.engines.vllm.blend.blend import ELSEWHERE, Blending, Mixer
+from dejakv.engines.vllm.blend.blend import ELSEWHERE, Mixer
+from dejakv.engines.vllm.blend.state import Blending
 from dejakv.engines.vllm.generations import Generations
 from dejakv.engines.vllm.ranks import NOT_ALIKE, Ranks, UnderWay, settings_of_rank
 from dejakv.engines.vllm.settings import ConnectorSettings
@@ -159,20 +160,20 @@ class Planned:
     lockstep: Any
     wrong: str
 
-    def rows_checked(self, draft: Any, block_ids: Any) -> int:
+    def rows_checked(self, blend: Any) -> int:
         return 0
 
-    def check(self, draft: Any, block_ids: Any) -> None: ...
+    def check(self, blend: Any) -> None: ...
 
-    def begin(self, draft: Any, block_ids: Any) -> Any:
-        if draft.name == self.wrong:
+    def begin(self, blend: Any) -> None:
+        if blend.draft.name == self.wrong:
             raise RuntimeError("no memory")
-        return SimpleNamespace(rows=[0] * 50)
+        blend.begun, blend.rows = True, torch.arange(50)
 
     def advance(self, blends: Any, room: int) -> int:
-        for mixing in blends:
-            taken = min(room, len(mixing.rows))
-            mixing.rows, room = mixing.rows[taken:], room - taken
+        for blend in blends:
+            taken = min(room, len(blend.rows))
+            blend.rows, room = blend.rows[taken:], room - taken
         return 0
 
 

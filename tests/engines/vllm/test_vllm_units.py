@@ -20,7 +20,7 @@ from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import WorkerExtension, bound_model
 from dejakv.engines.vllm.blend.model import Rotary
-from dejakv.engines.vllm.blend.state import Mixing
+from dejakv.engines.vllm.blend.state import Blending, Draft
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
 from dejakv.engines.vllm.identity import AnonymousMedia, media_digest, model_folder, weights_fingerprint
 from dejakv.engines.vllm.loads import Loads
@@ -427,9 +427,10 @@ def test_rows_that_offsets_compare_are_computed_in_one_forward_where_they_fit():
     pieces = np.repeat([0, 1], 10)
     plan = SimpleNamespace(runs=pieces, changed=np.zeros(20, dtype=bool), end=20)
     for room, taken in ((15, 10), (7, 7), (20, 20)):
-        mixing = Mixing(SimpleNamespace(ids=torch.arange(20), plan=plan), (1,), 32, torch.arange(20))
-        mixing.next(room, None)
-        assert (mixing.computed, len(mixing.rows)) == (taken, 20 - taken)
+        blend = Blending(Draft(torch.arange(20), torch.empty(0), plan, 4), (1,))
+        blend.begin(plan, torch.arange(20))
+        blend.next(room, None, 32)
+        assert (blend.computed, len(blend.rows)) == (taken, 20 - taken)
 
 
 FEW = ([3, 9, 10, 40], [3, 0, 50, 41])

@@ -15,8 +15,8 @@ import torch
 
 from dejakv.engines.base import LATE, unread
 from dejakv.engines.tensors import NAMES, borrowed
-from dejakv.engines.vllm.blend.blend import Blender, Blending, Mixer
-from dejakv.engines.vllm.blend.state import Draft
+from dejakv.engines.vllm.blend.blend import Blender, Mixer
+from dejakv.engines.vllm.blend.state import Blending
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan
 from dejakv.engines.vllm.pages import Buffers, PagedKV
 from dejakv.errors import InputError
@@ -32,12 +32,8 @@ log = logging.getLogger("dejakv.vllm")
 GONE = "the donor's state is gone or cannot be read"
 
 
-@dataclass(frozen=True)
-class _Fetched:
-    """Pages to copy as they are (they may be the store's own memory), or the draft of a blend."""
-
-    state: torch.Tensor | None = None
-    draft: Draft | None = None
+_Fetched = torch.Tensor | Blending | str
+"""Pages to copy as they are (they may be the store's own memory), a blend, or why there is neither."""
 
 
 @dataclass
@@ -47,55 +43,44 @@ class _Loading:
     begun     when a thread took it up
     until     when state in a bucket is given up
     told      the scheduler knows that its draft is here, and so do the other ranks: only its end or an order of the scheduler ends it
-    blending  a blend, once it may begin
-    problem   why it is given up
+    begins    its blend may begin
+    given_up  why it was given up, beside a problem of its blend
     """
 
     load: Load
     ordered: float
     begun: float | None = None
     until: float | None = None
-    fetched: "Future[_Fetched | str] | None" = None
+    fetched: "Future[_Fetched] | None" = None
     told: bool = False
-    blending: Blending | None = None
-    problem: str = ""
+    begins: bool = False
+    given_up: str = ""
 
     @property
-    def arrived(self) -> "_Fetched | str | None":
-        """The fetched state, or why there is none; None while it is awaited."""
+    def arrived(self) -> _Fetched | None:
+        """What was fetched; None while it is awaited."""
         return self.fetched.result() if self.fetched is not None and self.fetched.done() else None
 
     @property
-    def draft(self) -> Draft | None:
-        """The draft of its blend, if fetched."""
+    def blend(self) -> Blending | None:
+        """Its blend, once its draft is there."""
         arrived = self.arrived
-        return arrived.draft if isinstance(arrived, _Fetched) else None
+        return arrived if isinstance(arrived, Blending) else None
 
     @property
-    def rows(self) -> int:
-        """Rows of steps left for its blend, once its draft is there."""
-        if self.draft is None or self.problem:
-            return 0
-        return (self.blending or Blending(self.draft, self.load.block_ids[0])).rows
+    def problem(self) -> str:
+        """Why it is given up; empty if it is not."""
+        return self.given_up or (self.blend.problem if self.blend is not None else "")
 
     @property
     def ready(self) -> bool:
         """Whether there is something to do in the engine loop."""
-        return self.blending is not None or (self.arrived is not None and not self.told)
+        return self.begins or (self.arrived is not None and not self.told)
 
     @property
     def goes_on(self) -> bool:
         """Whether there is more to fetch or to compute."""
-        if self.problem:
-            return False
-        if self.blending is not None:
-            return not self.blending.over
-        return self.arrived is None or self.draft is not None
-
-    def begin(self) -> None:
-        """Let its blend begin, if there is one."""
-        if self.draft is not None and self.blending is None and not self.problem:
-            self.blending = Blending(self.draft, self.load.block_ids[0])
+        return not self.problem and (self.arrived is None or (self.blend is not None and not self.blend.over))
 
 
 @dataclass
@@ -140,7 +125,7 @@ class Loads:
     def give_up(self, why: str) -> None:
         """Fail all loads under way; `finish` reports them."""
         for item in self._loading:
-            item.problem = item.problem or why
+            item.given_up = item.given_up or why
 
     def finish(self, plan: StepPlan, refused: str = "") -> list[LoadResult]:
         """Put arrived state into its blocks, compute rows of blends within the step's room, and return the finished loads. `refused`: why
@@ -165,20 +150,17 @@ class Loads:
         problem = ""
         if self.mixer is not None:
             problem, self.mixer.problem = self.mixer.problem, ""
-        rows = {
-            item.load.request_id: item.rows + self._checks(item) for item in self._loading if item.draft is not None
-        }
-        return told, rows, problem
+        return told, {item.load.request_id: self._rows(item) for item in self._loading if item.blend}, problem
 
     def close(self) -> None:
         for pool in (self._pool, self._drafting):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _checks(self, item: _Loading) -> int:
-        """Rows of steps left for the check of the model with a blend's donors: without room for them it would never begin."""
-        if self.blender is None or item.draft is None or item.problem or (item.blending and item.blending.checked):
+    def _rows(self, item: _Loading) -> int:
+        """Rows of steps left for a blend. Without room for those of the check it would never begin."""
+        if item.blend is None or item.problem or self.blender is None:
             return 0
-        return self.blender.rows_checked(item.draft, item.load.block_ids[0])
+        return item.blend.left + self.blender.rows_checked(item.blend)
 
     def _wait(self) -> None:
         """Leaves the interpreter to the readers for a moment, those of other ranks too."""
@@ -212,8 +194,8 @@ class Loads:
         assert self.paged is not None
         return len(load.blend) * self.paged.bytes_per_token
 
-    def _fetch(self, item: _Loading) -> "_Fetched | str":
-        """In a thread: the needed part of a state, or the draft of a blend; or why there is none."""
+    def _fetch(self, item: _Loading) -> _Fetched:
+        """In a thread: the needed part of a state, or a blend with its draft; or why there is none."""
         load = item.load
         now = item.begun = self._taken_up[bool(load.blend)] = time.monotonic()
         item.until = now + min(load.within, self.timeout_s) if load.within else None
@@ -224,7 +206,7 @@ class Loads:
         if isinstance(parts, str):
             return parts
         state = joined(parts, first, load.stop)
-        return "the donor's state is shorter than what was planned" if state is None else _Fetched(borrowed(state))
+        return "the donor's state is shorter than what was planned" if state is None else borrowed(state)[0, 0, 0]
 
     @property
     def _block(self) -> int:
@@ -250,7 +232,7 @@ class Loads:
                 return "the donor's state has another dtype"
         return parts
 
-    def _drafted(self, load: Load, until: float | None) -> "_Fetched | str":
+    def _drafted(self, load: Load, until: float | None) -> Blending | str:
         """In a thread too: token map, donors' rows, keys moved, what must be computed."""
         if self.blender is None:
             return "blend is not possible in this worker"
@@ -260,7 +242,7 @@ class Loads:
         try:
             read = partial(self._read, until=until)
             draft = self.blender.draft(load.blend, load.start, load.stop, metas, read, self.buffers, gone)
-            return _Fetched(draft=draft)
+            return Blending(draft, load.block_ids[0])
         except InputError as error:
             return str(error)
         except Exception as error:
@@ -271,17 +253,19 @@ class Loads:
         """In the engine loop: begin blends that may, and compute rows."""
         if self.mixer is None:
             return
+        mixing: list[Blending] = []
         for item in self._loading:
-            item.problem = item.problem or plan.drop.get(item.load.request_id, "")
-            if not self._in_lockstep or item.load.request_id in plan.begin:
-                item.begin()
-            elif item.draft is not None and not item.told and not refused:
+            name, blend = item.load.request_id, item.blend
+            item.given_up = item.given_up or plan.drop.get(name, "")
+            if blend is None or item.problem:
+                continue
+            item.begins = item.begins or not self._in_lockstep or name in plan.begin
+            if item.begins:
+                mixing.append(blend)
+            elif not item.told and not refused:
                 item.told = True
-                self._told.append((item.load.request_id, item.draft.mark))
-        blending = [item for item in self._loading if item.blending is not None and not item.problem]
-        self.mixer.mix([item.blending for item in blending if item.blending is not None], plan.room, refused)
-        for item in blending:
-            item.problem = item.blending.problem if item.blending is not None else ""
+                self._told.append((name, blend.draft.mark))
+        self.mixer.mix(mixing, plan.room, refused)
 
     def _put_in(self, item: _Loading, refused: str) -> LoadResult:
         """Finish a load: put an exact state into its blocks, report a blend's. A problem is reported, not raised."""
@@ -289,12 +273,12 @@ class Loads:
         load = item.load
         if item.fetched is None or item.fetched.cancel():  # it was never begun
             item.fetched = None
-        arrived, mixing = item.arrived, item.blending.mixing if item.blending is not None else None
+        arrived = item.arrived
         late = (LATE if item.until else f"the load took longer than {self.timeout_s:g} s") if item.goes_on else ""
         problem = refused or item.problem or late or (arrived if isinstance(arrived, str) else "")
-        if not problem and isinstance(arrived, _Fetched) and arrived.state is not None:
+        if not problem and isinstance(arrived, torch.Tensor):
             try:
-                self.paged.put_pages(load.block_ids, arrived.state[0, 0, 0], load.start // self._block)
+                self.paged.put_pages(load.block_ids, arrived, load.start // self._block)
             except Exception as error:  # a load that fails costs time, never the engine: vLLM computes its blocks
                 log.debug("a load failed", exc_info=True)
                 problem = f"the load failed: {type(error).__name__}"
@@ -303,18 +287,19 @@ class Loads:
                 self._told.append((load.request_id, ""))
             return LoadResult(load.request_id, 0, 0.0, problem=problem)
         seconds = time.monotonic() - item.ordered
-        if mixing is None:
+        if not isinstance(arrived, Blending):
             nbytes = load.tokens * self.paged.bytes_per_token
             return LoadResult(load.request_id, nbytes, seconds, donors=load.donors)
-        draft = mixing.draft
+        draft = arrived.draft
         if draft.lent is not None:
             self.buffers.take_back(draft.lent)
         log.debug("request %s: blended from %d donors, %s first", load.request_id, len(draft.donors), draft.donors[0])
         for why in draft.left_out:
             log.warning("a donor was left out of the blend of request %s: %s", load.request_id, why)
         nbytes = (draft.plan.end - load.start) * self.paged.bytes_per_token
-        computed, kept = mixing.computed, mixing.kept
-        return LoadResult(load.request_id, nbytes, seconds, computed, "", draft.donors, draft.left_out, kept)
+        return LoadResult(
+            load.request_id, nbytes, seconds, arrived.computed, "", draft.donors, draft.left_out, arrived.kept
+        )
 
     @property
     def _in_lockstep(self) -> bool:

@@ -8,7 +8,7 @@ The last rows are computed by vLLM. `Mixer` says which blends are checked, begun
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm.blend.model import ModelCheck, Rotary, question_attention
 from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW
 from dejakv.engines.vllm.blend.rows import More, RowForward
-from dejakv.engines.vllm.blend.state import BlendPart, Draft, Mixing, Read
+from dejakv.engines.vllm.blend.state import Blending, BlendPart, Draft, Read
 from dejakv.engines.vllm.pages import Buffers, Lent, PagedKV
 from dejakv.engines.vllm.ranks import ALONE, Lockstep
 from dejakv.errors import InputError, ModelError
@@ -194,52 +194,52 @@ class Blender:
         start = part.first + low * block
         return self.paged.entries(state[0, 0, 0, low:high], min(part.first + high * block, part.stop) - start), start
 
-    def rows_checked(self, draft: Draft, block_ids: tuple[int, ...]) -> int:
-        """Maximum rows computed by `check`."""
-        return self.model_check.rows(draft.proof, self._own(draft, block_ids))
+    def rows_checked(self, blend: Blending) -> int:
+        """Maximum rows computed by `check`; 0 if there is nothing to check."""
+        return 0 if blend.checked else self.model_check.rows(blend.draft.proof, self._own(blend))
 
     @torch.inference_mode()
-    def check(self, draft: Draft, block_ids: tuple[int, ...]) -> None:
+    def check(self, blend: Blending) -> None:
         """Check the model with a donor, in blocks of the request's own. Raises: ModelError if blends would be wrong."""
-        draft.wait()
-        problem = self.model_check.check(draft.proof, self._own(draft, block_ids))
+        blend.draft.wait()
+        problem = self.model_check.check(blend.draft.proof, self._own(blend))
         if problem:
             raise ModelError(problem)
 
-    def _own(self, draft: Draft, block_ids: tuple[int, ...]) -> tuple[int, ...]:
+    def _own(self, blend: Blending) -> tuple[int, ...]:
         """Blocks without a token that vLLM held before: others may share those."""
-        return block_ids[self._blocks(draft.plan.first) :]
+        return blend.block_ids[self._blocks(blend.draft.plan.first) :]
 
     def _blocks(self, tokens: int) -> int:
         """How many blocks so many tokens take."""
         return -(-tokens // self.paged.block_tokens)
 
     @torch.inference_mode()
-    def begin(self, draft: Draft, block_ids: tuple[int, ...]) -> Mixing:
+    def begin(self, blend: Blending) -> None:
         """Put the donors' state into the blocks and choose the rows; of several ranks the first one does. Tokens before `draft.plan.first`,
         whose blocks others may share, stay as vLLM holds them."""
+        draft = blend.draft
         plan = draft.plan
         draft.wait()
-        self.paged.scatter(block_ids, plan.first, draft.state[:, :, :, plan.first : plan.end])
+        self.paged.scatter(blend.block_ids, plan.first, draft.state[:, :, :, plan.first : plan.end])
         if plan.asks:
-            scores = question_attention(self.forward, self.paged, draft, block_ids)
+            scores = question_attention(self.forward, self.paged, draft, blend.block_ids)
             plan = plan.with_attention(self.lockstep.summed(scores))
         chosen = torch.zeros(plan.end, dtype=torch.uint8, device=self.paged.device)
         chosen[plan.tokens] = 1
-        rows = self.lockstep.of_first(chosen).nonzero().squeeze(1)
-        return Mixing(replace(draft, plan=plan), block_ids, self.paged.block_tokens, rows)
+        blend.begin(plan, self.lockstep.of_first(chosen).nonzero().squeeze(1))
 
     @torch.inference_mode()
-    def advance(self, blends: Sequence[Mixing], room: int) -> int:
+    def advance(self, blends: Sequence[Blending], room: int) -> int:
         """Compute the next rows of these blends, at most `room`, in one forward of the model; return their number."""
         parts: list[BlendPart] = []
         runs = self.forward.most_runs
-        for mixing in blends:
+        for blend in blends:
             if room <= 0 or (runs is not None and runs <= 0):
                 break
-            if not len(mixing.rows):
+            if not len(blend.rows):
                 continue
-            part = mixing.next(room, runs)
+            part = blend.next(room, runs, self.paged.block_tokens)
             room -= len(part.rows.places)
             runs = None if runs is None else runs - part.rows.runs
             parts.append(part)
@@ -256,35 +256,6 @@ class Blender:
         there = torch.from_numpy(np.ascontiguousarray(ids))
         vectors = self.forward.embed(there) if self._table is None else self._table[there]
         return vectors.float().cpu().numpy()
-
-
-@dataclass
-class Blending:
-    """One blend, from the moment when it may begin.
-
-    checked  the model was checked with its donors as far as is needed
-    mixing   None until its donors' state is in the blocks
-    problem  why it is given up, empty if it is not
-    """
-
-    draft: Draft
-    block_ids: tuple[int, ...]
-    checked: bool = False
-    mixing: Mixing | None = None
-    problem: str = ""
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing is left to compute."""
-        return bool(self.problem) or (self.mixing is not None and not len(self.mixing.rows))
-
-    @property
-    def rows(self) -> int:
-        """Rows of steps that it still takes."""
-        if self.mixing is not None:
-            return len(self.mixing.rows)
-        draft = self.draft
-        return draft.asks + draft.tokens // TOKENS_A_ROW + draft.plan.least
 
 
 @dataclass
@@ -309,24 +280,23 @@ class Mixer:
                 blend.problem = refused or ELSEWHERE
             return
         room -= self._begun(blends, room)
-        begun = [blend for blend in blends if not blend.over and blend.mixing is not None]
+        begun = [blend for blend in blends if blend.begun and not blend.over]
         if begun and room > 0:
-            mixing = [blend.mixing for blend in begun if blend.mixing is not None]
-            self._attempt(begun, lambda: self.blender.advance(mixing, room))
+            self._attempt(begun, lambda: self.blender.advance(begun, room))
             self._agree(begun)
 
     def _begun(self, blends: Sequence[Blending], room: int) -> int:
         """Check and begin blends, in order, within the room beside the rows of begun ones; return the room taken. It counts the same if
         this rank fails: the others have gone on."""
         blender, spent, moved = self.blender, 0, 0
-        waiting = [blend for blend in blends if blend.mixing is None]
+        waiting = [blend for blend in blends if not blend.begun]
         for blend in waiting:
-            rows = 0 if blend.checked else blender.rows_checked(blend.draft, blend.block_ids)
+            rows = blender.rows_checked(blend)
             if not blend.checked and rows <= room - spent:
-                self._attempt([blend], lambda blend=blend: blender.check(blend.draft, blend.block_ids))
+                self._attempt([blend], lambda blend=blend: blender.check(blend))
                 blend.checked, spent = True, spent + rows
         self._agree(waiting)
-        pending = sum(len(blend.mixing.rows) for blend in blends if blend.mixing is not None)
+        pending = sum(len(blend.rows) for blend in blends)
         for blend in waiting:
             if blend.problem or not blend.checked:
                 continue
@@ -336,13 +306,10 @@ class Mixer:
                 continue
             if taken and taken + asks + moves > room:
                 break  # nor do those behind it begin, or it might wait for ever
-            self._attempt([blend], lambda blend=blend: self._begin(blend))
+            self._attempt([blend], lambda blend=blend: blender.begin(blend))
             spent, moved, pending = spent + asks, moved + moves, pending + blend.draft.plan.least
         self._agree(waiting)
         return spent + moved
-
-    def _begin(self, blend: Blending) -> None:
-        blend.mixing = self.blender.begin(blend.draft, blend.block_ids)
 
     def _agree(self, blends: Sequence[Blending]) -> None:
         """Fail a blend on all ranks if one rank failed it."""

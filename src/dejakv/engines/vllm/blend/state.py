@@ -1,8 +1,7 @@
-"""One blend's state: what it starts from (`Draft`), made in a thread and without a forward pass, and what of it is still to be computed
-once that lies in the blocks of its request (`Mixing`)."""
+"""One blend's state: what it starts from (`Draft`), made in a thread and without a forward pass, and how far it is (`Blending`)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from dejakv.blend.recomputed import RecomputePlan
 from dejakv.blend.slices import contiguous
 from dejakv.blend.token_map import long_runs
 from dejakv.decide.copied.fingerprints import GUARANTEED
+from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW
 from dejakv.engines.vllm.blend.rows import More, PromptRows
 from dejakv.engines.vllm.messages import Kept
 from dejakv.engines.vllm.pages import Lent, slots_of
@@ -74,24 +74,46 @@ class Draft:
             self.state.record_stream(stream)
 
 
-@dataclass
-class Mixing:
-    """One blend, from the moment its donors' state is in the blocks.
+_NONE = torch.empty(0, dtype=torch.int64)
 
-    rows      still to be computed, ascending
+
+@dataclass
+class Blending:
+    """One blend, from its draft to its last row.
+
+    checked   the model was checked with its donors as far as is needed
+    begun     the donors' state is in the blocks
+    rows      then: still to be computed, ascending
     computed  how many of them are computed
+    problem   why it is given up, empty if it is not
     """
 
     draft: Draft
     block_ids: tuple[int, ...]
-    block_tokens: int
-    rows: torch.Tensor
+    checked: bool = False
+    begun: bool = False
+    rows: torch.Tensor = _NONE
     computed: int = 0
+    problem: str = ""
+    _every: torch.Tensor = _NONE
 
-    def __post_init__(self) -> None:
-        self._every = self.rows
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to compute."""
+        return bool(self.problem) or (self.begun and not len(self.rows))
 
-    def next(self, room: int, most_runs: int | None) -> "BlendPart":
+    @property
+    def left(self) -> int:
+        """Rows of steps that it still takes, without the check."""
+        draft = self.draft
+        return len(self.rows) if self.begun else draft.asks + draft.tokens // TOKENS_A_ROW + draft.plan.least
+
+    def begin(self, plan: RecomputePlan, rows: torch.Tensor) -> None:
+        """Note the rows to compute, by the plan with the question's attention."""
+        self.draft = replace(self.draft, plan=plan)
+        self.begun, self.rows, self._every = True, rows, rows
+
+    def next(self, room: int, most_runs: int | None, block_tokens: int) -> "BlendPart":
         """Take the next rows: at most `room`, in at most `most_runs` contiguous runs. Rows that offsets compare stay together if
         possible."""
         count = min(room, len(self.rows))
@@ -102,7 +124,7 @@ class Mixing:
             count = self._between_pieces(count)
         rows, self.rows = self.rows[:count], self.rows[count:]
         self.computed += count
-        return self._part(rows)
+        return self._part(rows, block_tokens)
 
     @property
     def kept(self) -> Kept | None:
@@ -116,7 +138,7 @@ class Mixing:
         runs = long_runs(computed & draft.fresh, GUARANTEED)
         return Kept(runs, draft.used, draft.generation) if runs else None
 
-    def _part(self, rows: torch.Tensor) -> "BlendPart":
+    def _part(self, rows: torch.Tensor, block_tokens: int) -> "BlendPart":
         taken = PromptRows(self.draft.ids[rows], rows, self.block_ids)
         if self.draft.plan.runs is None:
             return BlendPart(self.draft, taken)
@@ -126,7 +148,7 @@ class Mixing:
         moves = tuple(corrections(runs, rows, self.draft.plan.changed))
         if not moves:
             return BlendPart(self.draft, taken)
-        slots = slots_of(self.block_ids, self.block_tokens, torch.cat([move.rest for move in moves]))
+        slots = slots_of(self.block_ids, block_tokens, torch.cat([move.rest for move in moves]))
         return BlendPart(self.draft, taken, moves, slots.to(rows.device))
 
     def _between_pieces(self, count: int) -> int:
