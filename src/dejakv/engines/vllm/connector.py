@@ -41,7 +41,7 @@ from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stats import ConnectorCounts, DejaKVPromMetrics, DejaKVStats
 from dejakv.engines.vllm.stores import EveryRank, open_store
-from dejakv.engines.vllm.worker import Saver, WorkerSide
+from dejakv.engines.vllm.worker import WorkerSide
 from dejakv.errors import ConfigError
 from dejakv.identity import BLOCK_TOKENS
 
@@ -94,11 +94,13 @@ def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
     return Room(settings.max_pending_bytes // row, unit, most, upstream.drops_blocks(kv_cache_config))
 
 
-def make_worker_side(vllm_config: Any, settings: ConnectorSettings) -> WorkerSide:
-    """Make the worker side. Raises: ConfigError, StoreError."""
+def make_worker_side(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV, *, blends: bool) -> WorkerSide:
+    """Make the worker side. Raises: ConfigError, StoreError, ModelError."""
     settings = settings_of_rank(settings, upstream.rank(), rank_count(vllm_config))
+    watch = Watch.of(bound_model(vllm_config))
+    blender = blender_for(vllm_config, settings, paged) if blends else None
     store = open_store(settings, vllm_config, writing=True)
-    return WorkerSide(store, Saver(store), settings.load_timeout_s, settings.max_pending_bytes)
+    return WorkerSide(store, paged, blender, watch, settings.load_timeout_s, settings.max_pending_bytes)
 
 
 def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> Blender:
@@ -147,8 +149,6 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.no_blend = no_blend
             if upstream.is_tested():
                 upstream.leave_room(upstream.calling_scheduler(), self._scheduler.room)
-        else:
-            self._worker = make_worker_side(vllm_config, self.settings)
 
     # Scheduler side
 
@@ -219,9 +219,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         paged = PagedKV(
             layers, kv_caches, upstream.block_tokens(kv), kv.num_blocks, dtype, groups, entries=self._blends
         )
-        watch = Watch.of(bound_model(self._vllm_config))
-        blender = blender_for(self._vllm_config, self.settings, paged) if self._blends else None
-        self.worker_side.ready(paged, blender, watch)
+        self._worker = make_worker_side(self._vllm_config, self.settings, paged, blends=self._blends)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self.worker_side.start_loads(self._plan())

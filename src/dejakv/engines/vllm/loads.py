@@ -98,7 +98,7 @@ class Loads:
     timeout_s: float
     buffers: Buffers
     max_draft_bytes: int
-    paged: PagedKV | None = None
+    paged: PagedKV
     mixer: Mixer | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="dejakv-load"))
     _drafting: ThreadPoolExecutor = field(
@@ -191,7 +191,6 @@ class Loads:
                 item.fetched = (self._drafting if more else self._pool).submit(self._fetch, item)
 
     def _draft_bytes(self, load: Load) -> int:
-        assert self.paged is not None
         return len(load.blend) * self.paged.bytes_per_token
 
     def _fetch(self, item: _Loading) -> _Fetched:
@@ -202,7 +201,7 @@ class Loads:
         if load.blend:
             return self._drafted(load, item.until)
         first = load.start - load.start % self._block
-        parts = self._read(load.donor, [(first, load.stop)], item.until)
+        parts = self._read(load.donors[0], [(first, load.stop)], item.until)
         if isinstance(parts, str):
             return parts
         state = joined(parts, first, load.stop)
@@ -210,12 +209,10 @@ class Loads:
 
     @property
     def _block(self) -> int:
-        assert self.paged is not None
         return self.paged.block_tokens
 
     def _read(self, id: str, rows: Rows | None = None, until: float | None = None) -> Parts | str:
         """In a thread: what holds at least these rows, verified and of this model; None: all."""
-        assert self.paged is not None
         try:
             parts = self.store.get_parts(id, rows, until)
         except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
@@ -269,7 +266,6 @@ class Loads:
 
     def _put_in(self, item: _Loading, refused: str) -> LoadResult:
         """Finish a load: put an exact state into its blocks, report a blend's. A problem is reported, not raised."""
-        assert self.paged is not None
         load = item.load
         if item.fetched is None or item.fetched.cancel():  # it was never begun
             item.fetched = None

@@ -42,10 +42,6 @@ class Load:
     within: float = 0.0
 
     @property
-    def donor(self) -> str:
-        return self.donors[0]
-
-    @property
     def stop(self) -> int:
         """First token that vLLM computes by itself."""
         return self.start + self.tokens
@@ -140,8 +136,7 @@ class LoadResult:
 class StepReport(KVConnectorWorkerMetadata):
     """Worker to scheduler: what became of saves and loads since the last report. Of several ranks: one entry each.
 
-    stored   names of saves that are in the store now
-    dropped  names of saves that are not, and why
+    saved    names of saves that ended, each with the reason if it is not in the store, else ""
     fetched  requests whose blends may begin here, with what they begin from (`Draft.mark`); empty if they cannot. Of several
              ranks alone
     rows     of blends under way, how many remain
@@ -150,8 +145,7 @@ class StepReport(KVConnectorWorkerMetadata):
     timed    the step that is over, if its plan said so
     """
 
-    stored: list[str] = field(default_factory=list[str])
-    dropped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    saved: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     fetched: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     loaded: list[LoadResult] = field(default_factory=list[LoadResult])
     rows: dict[str, int] = field(default_factory=dict[str, int])
@@ -163,8 +157,7 @@ class StepReport(KVConnectorWorkerMetadata):
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
         assert isinstance(other, StepReport)
         return StepReport(
-            self.stored + other.stored,
-            self.dropped + other.dropped,
+            self.saved + other.saved,
             self.fetched + other.fetched,
             self.loaded + other.loaded,
             self.rows | other.rows,

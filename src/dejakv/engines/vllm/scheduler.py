@@ -235,9 +235,7 @@ class SchedulerSide:
     def heard(self, report: StepReport) -> None:
         """Take in the worker's report of a step."""
         self.lookups.pace.over(report.timed)
-        for name in report.stored:
-            self.saves.heard(name, "")
-        for name, why in report.dropped:
+        for name, why in report.saved:
             self.saves.heard(name, why)
         for request_id, mark in report.fetched:
             self.blends.fetched(request_id, mark)

@@ -37,23 +37,23 @@ class Saver:
         self._store = store
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dejakv-save")
         self._under_way: dict[str, Future[str]] = {}
-        self._dropped: dict[str, str] = {}
+        self._dropped: list[tuple[str, str]] = []
 
     def drop(self, name: str, why: str) -> None:
         """Report a save that was not even copied."""
-        self._dropped[name] = why
+        self._dropped.append((name, why))
 
     def submit(self, name: str, make: Make) -> None:
         """Store a chunk, or some rows of one, made by `make` in the thread."""
         self._under_way[name] = self._pool.submit(self._put, make)
 
-    def take(self) -> tuple[list[str], dict[str, str]]:
-        """Names of stored saves, and of dropped ones with the reason, since the last call."""
-        over = {name: put.result() for name, put in self._under_way.items() if put.done()}
-        for name in over:
+    def take(self) -> list[tuple[str, str]]:
+        """Names of saves that ended since the last call, each with the reason if it is not stored, else ""."""
+        over = [(name, put.result()) for name, put in self._under_way.items() if put.done()]
+        for name, _ in over:
             del self._under_way[name]
-        dropped, self._dropped = self._dropped | {name: why for name, why in over.items() if why}, {}
-        return [name for name, why in over.items() if not why], dropped
+        dropped, self._dropped = self._dropped, []
+        return [*over, *dropped]
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until nothing is pending; False after `timeout` seconds."""
@@ -81,34 +81,21 @@ KEEP_BYTES = 128 << 20
 
 @dataclass
 class WorkerSide:
-    """The connector in a worker, one instance.
-
-    paged   set by `ready`, before any request runs
-    """
+    """The connector in a worker, one instance. `blender`: None if blend is not possible."""
 
     store: Store
-    saver: Saver
+    paged: PagedKV
+    blender: Blender | None
+    watch: Watch
     load_timeout_s: float
     max_pending_bytes: int
-    paged: PagedKV | None = None
-    watch: Watch = field(default_factory=lambda: Watch(None))
-    buffers: Buffers = field(default_factory=lambda: Buffers(KEEP_BYTES))
     _loaded: list[LoadResult] = field(default_factory=list[LoadResult])
     _timed: Timed | None = None
 
     def __post_init__(self) -> None:
-        self.loads = Loads(self.store, self.load_timeout_s, self.buffers, self.max_pending_bytes)
-
-    @property
-    def blender(self) -> Blender | None:
-        """The blender; None if blend is not possible."""
-        return self.loads.blender
-
-    def ready(self, paged: PagedKV, blender: Blender | None, watch: Watch) -> None:
-        """Take vLLM's caches, the blender and the watch of the weights."""
-        self.paged = self.loads.paged = paged
-        self.loads.mixer = None if blender is None else Mixer(blender)
-        self.watch = watch
+        self.saver, self.buffers = Saver(self.store), Buffers(KEEP_BYTES)
+        mixer = None if self.blender is None else Mixer(self.blender)
+        self.loads = Loads(self.store, self.load_timeout_s, self.buffers, self.max_pending_bytes, self.paged, mixer)
 
     def start_loads(self, plan: StepPlan) -> None:
         """Check the weights, then read the chunks of this step's loads, in threads."""
@@ -135,14 +122,14 @@ class WorkerSide:
 
     def report(self) -> StepReport | None:
         """News since the last report; None without any."""
-        stored, dropped = self.saver.take()
+        saved = self.saver.take()
         loaded, self._loaded = self._loaded, []
         fetched, rows, problem = self.loads.take()
         weights, changed = self.watch.take()
         timed, self._timed = self._timed, None
-        if not (stored or dropped or fetched or loaded or rows or problem or weights or changed or timed):
+        if not (saved or fetched or loaded or rows or problem or weights or changed or timed):
             return None
-        return StepReport(stored, list(dropped.items()), fetched, loaded, rows, problem, weights, changed, timed)
+        return StepReport(saved, fetched, loaded, rows, problem, weights, changed, timed)
 
     def close(self) -> None:
         self.loads.close()
@@ -150,7 +137,6 @@ class WorkerSide:
         self.store.close()
 
     def _copy(self, save: Save) -> None:
-        assert self.paged is not None
         meta = save.meta
         if self.watch.problem:
             self.saver.drop(save.name, self.watch.problem)
@@ -173,7 +159,6 @@ class WorkerSide:
 
     def _made(self, save: Save) -> Make:
         """Copy the blocks now; return the rest of the work for the saver's thread."""
-        assert self.paged is not None
         paged, meta, tokens = self.paged, save.meta, save.stop - save.first
         block, skip = divmod(meta.position + save.first, self.paged.block_tokens)
         described = replace(meta, nbytes=tokens * paged.bytes_per_token)
