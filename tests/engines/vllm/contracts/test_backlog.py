@@ -132,24 +132,33 @@ def test_who_comes_while_a_blend_is_made_leaves_it_a_short_step(engine: Engine, 
     stepped_to_the_end(llm)
 
 
-def test_a_server_that_is_never_idle_checks_the_model(engine: Engine, threads_in_time: None) -> None:
-    """Where the check takes more rows than the blend itself."""
+def test_a_server_that_is_never_idle_checks_the_model(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the check takes more rows than the blend itself, as at the quality `loose`, and donors are read for longer than a step."""
     engine.settle()
     engine.reset_prefix_cache()
     blender = worker_side().blender
     assert blender is not None
     blender.model_check = replace(blender.model_check, checked=0, _moves=False)
-    llm, answered = engine.llm.llm_engine, list[str]()
-    prompt = tokens(8, 5000) + DONORS[1][40:300] + tokens(16, 5001)
+    monkeypatch.setattr(blender, "config", replace(blender.config, selector="similarity", share=0.0, tail=16))
+    llm, answered, read, there = engine.llm.llm_engine, list[str](), Store.get_parts, threading.Event()
+    monkeypatch.setattr(Store, "get_parts", lambda *given: there.wait(60) and read(*given))
+    prompt = tokens(8, 5000) + DONORS[1][40:] + tokens(16, 5001)
     llm.add_request("short", {"prompt_token_ids": prompt}, greedy(1, mode="blend", no_store=True))
     for number in range(40):
         ids = {"prompt_token_ids": tokens(1000, 5100 + number)}
         llm.add_request(f"beside-{number}", ids, greedy(1, mode="off", no_store=True))
     for tracked in engine.connector.scheduler_side.requests.values():
         tracked.lookup.result(60)
+    told = {}
     while llm.has_unfinished_requests():
-        answered += [output.request_id for output in llm.step()]
-    assert blender.model_check.checked
+        if len(answered) == 3 and not there.is_set():
+            there.set()
+            for item in worker_side().loads._loading:
+                item.fetched.result(60)
+        for output in llm.step():
+            answered.append(output.request_id)
+            told[output.request_id] = output.kv_transfer_params["dejakv"]
+    assert (told["short"]["method"], blender.model_check.checked > 0) == ("blend", True), told["short"]
     assert answered.index("short") < 12
 
 
