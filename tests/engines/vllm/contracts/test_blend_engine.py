@@ -226,10 +226,10 @@ def test_a_blend_that_fails_costs_itself_alone(engine: Engine, fails: str, monke
         if fails == "begin":
             begin = Blender.begin
 
-            def failing(blender: Blender, draft: Any, *blocks: Any) -> Any:
-                if len(draft.ids) == len(prompts[1]):
+            def failing(blender: Blender, blend: Any) -> None:
+                if len(blend.draft.ids) == len(prompts[1]):
                     raise RuntimeError("no memory")
-                return begin(blender, draft, *blocks)
+                begin(blender, blend)
 
             patch.setattr(Blender, "begin", failing)
         else:
