@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.engines.vllm.encoder_connector import EncoderFinder, EncoderSettings
+from dejakv.engines.vllm.encoder_connector import DejaKVEncoderConnector, EncoderFinder, EncoderSettings
 from dejakv.engines.vllm.identity import partition_of
+from dejakv.errors import ConfigError
 from dejakv.testing.stores import Ahead
 
 CACHE = VisualKVCache(10, 1 << 20)
@@ -93,3 +95,15 @@ def test_outputs_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     assert view.lookup("a" * 64) is not None
     clock.seconds = 61
     assert view.lookup("a" * 64) is None
+
+
+def test_a_registry_that_no_lookup_would_see_is_refused() -> None:
+    """Workers that are processes of their own would each fill one in memory."""
+    transfer = SimpleNamespace(
+        ec_role="ec_both", is_ec_producer=True, is_ec_consumer=True, engine_id="e", ec_connector_extra_config={}
+    )
+    config = SimpleNamespace(
+        ec_transfer_config=transfer, parallel_config=SimpleNamespace(distributed_executor_backend="mp")
+    )
+    with pytest.raises(ConfigError, match="give a store"):
+        DejaKVEncoderConnector(config, ECConnectorRole.SCHEDULER)
