@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dejakv.blend.settings import DEFAULT, QUALITIES, BlendQuality
+from dejakv.blend.settings import DEFAULT, QUALITIES
 from dejakv.build import build_cache
 from dejakv.decide.plan import Ask
 from dejakv.engines.base import Completion
@@ -51,13 +51,12 @@ def compared(full: Completion, other: Completion) -> dict[str, Any]:
 
 
 def labelled(
-    engine: Any, config: Any, asked: Sequence[Request], qualities: Sequence[BlendQuality], rounded: int, seen: int = 0
+    engine: Any, config: Any, asked: Sequence[Request], qualities: Sequence[str], rounded: int
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """The number of each request, and its line if it is a hit.
 
     qualities  beside the default, from the same donors
     rounded    hits that are computed in bf16, too
-    seen       first requests that are not looked up
     """
     config = replace(config, reuse="blend", costs=COSTS, max_generation=0)
     cache = build_cache(config, engine, store=open_store(max_bytes=STORE_BYTES), background=False)
@@ -67,7 +66,7 @@ def labelled(
         decision = cache.find(prepared, Ask("blend"), costs=cache.costs(engine))
         plan, found = decision.plan, None
         _, full = pipeline.run_plans(prepared, [each for each in decision.plans if not each.approximate])
-        if plan.method == "blend" and number >= seen:
+        if plan.method == "blend":
             made = engine.run(prepared, plan, cache.store)
             if isinstance(made, Completion):
                 features = features_of(plan, decision.found, decision.tokens)
@@ -122,7 +121,7 @@ def labels(
     engine = TransformersEngine.from_pretrained(settings.model, dtype="fp32")
     hits = 0
     with output.open("x", encoding="utf-8") as file:
-        for number, found in labelled(engine, settings.cache, asked, quality or (), rounded):  # type: ignore[arg-type]
+        for number, found in labelled(engine, settings.cache, asked, quality or (), rounded):
             if found is not None:
                 hits += 1
                 file.write(json.dumps({"workload": workload, "model": settings.model, **found}) + "\n")
