@@ -143,8 +143,10 @@ def test_a_change_without_a_reset_ends_reuse_until_a_reset(
 
 def test_a_change_while_a_prompt_is_computed_that_is_not_stored_is_noticed(engine: ToyEngine) -> None:
     """Its blocks are in vLLM's own cache, and a prompt that is stored would find them."""
-    engine.add(A, no_store=True)
-    engine.step()
+    name = engine.add(A, no_store=True)
+    while not engine.runner.computed[name]:  # it is looked up first
+        engine.step()
+    assert engine.runner.computed[name] < len(A)
     update(engine)
     engine.step()
     restore(engine)
