@@ -170,11 +170,11 @@ def test_donors_that_are_read_slowly_hold_nobody_up(engine: Engine, monkeypatch:
     monkeypatch.setattr(Store, "get_parts", lambda *given: there.wait(60) and read(*given))
     for number in range(4):
         llm.add_request(f"slow-{number}", {"prompt_token_ids": PROMPTS[number]}, greedy(1, mode="blend", no_store=True))
-    for tracked in side.requests.values():
-        tracked.lookup.result(60)
     for number in range(30):
         ids = {"prompt_token_ids": tokens(700, 3000 + number)}
         llm.add_request(f"beside-{number}", ids, greedy(1, mode="off", no_store=True))
+    for tracked in side.requests.values():
+        tracked.lookup.result(60)
     answered, told = set[str](), list[str]()
     with counting(engine) as counted:
         while llm.has_unfinished_requests():
