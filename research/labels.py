@@ -24,13 +24,12 @@ from dejakv.trust.differs import divergence
 from dejakv.trust.features import certainty, features_of
 from research.command import run
 from research.frontier.run import twin_of
-from research.workloads.streams import BASE, chosen_of, stream_of
+from research.workloads.streams import BASE, ROUNDED, chosen_of, stream_of
 
 COSTS = (1e-4, 0.0, 0.0, 0.0)
 """Rows decide, so that the same prompts are hits on every machine."""
 STORE_BYTES = 6 << 30
 """Of SmolLM2's state about 300 prompts of 350 tokens."""
-ROUNDED = "bf16"
 
 
 def compared(full: Completion, other: Completion) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     .venv-vllm/bin/python -m research.load --output load.json --quick       # rag at 80%, about 4 minutes
     .venv-vllm/bin/python -m research.load --output load.json               # about 40 minutes on two idle cores
     .venv-vllm/bin/python -m research.load --output load.json --rounds 2    # goes on with another round, as long
-    python -m research.load --report load.json                              # load.md beside it
+    python -m research.load --report load.json --report load_filled.json    # load.md beside the first, of both
 
 Arms are servers: vLLM's prefix caching alone (`prefix`), and the connector in modes `exact` and `blend` with default settings. All three run
 all the time (16 GiB of memory), and one at a time gets requests. Greedy, fixed seeds. Of the 40 minutes `repo`, `rag` and `mix` take about 11 each

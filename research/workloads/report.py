@@ -7,6 +7,7 @@ from typing import Any
 
 from dejakv.blend.settings import QUALITIES
 from dejakv.experiments.output import SAMPLES, SUMMARY, make_folder, read_object, replace_file
+from dejakv.experiments.samples_log import finished_rows
 from research.workloads.figures import REFERENCE
 from research.workloads.streams import ROUNDED
 
@@ -42,11 +43,12 @@ def summaries(output: Path) -> list[dict[str, Any]]:
 def _alike(folder: Path, other: Path) -> list[int] | None:
     if not (other / SAMPLES).exists():
         return None
-    one, two = ([json.loads(line) for line in (each / SAMPLES).read_text().splitlines()] for each in (folder, other))
-    pairs = [
-        (a["arms"][REFERENCE], b["arms"][REFERENCE]) for a, b in zip(one, two, strict=False) if REFERENCE in a["arms"]
+    rows = zip(finished_rows(folder), finished_rows(other), strict=False)  # one of them may have been stopped
+    pairs = [(one.arms[REFERENCE], two.arms[REFERENCE]) for one, two in rows if REFERENCE in one.arms]
+    equal = [
+        sum(one.first_token == two.first_token for one, two in pairs),
+        sum(one.text == two.text for one, two in pairs),
     ]
-    equal = [sum(a[name] == b[name] for a, b in pairs) for name in ("first_token", "text")]
     return [*equal, len(pairs)] if pairs else None
 
 

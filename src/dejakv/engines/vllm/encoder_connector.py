@@ -33,7 +33,7 @@ from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import bound_model
 from dejakv.engines.vllm.generations import Generations, Watch
 from dejakv.engines.vllm.identity import AnonymousMedia, media_digest, partition_of, server_epoch
-from dejakv.engines.vllm.ranks import rank_count
+from dejakv.engines.vllm.ranks import is_apart, rank_count
 from dejakv.engines.vllm.settings import EncoderSettings
 from dejakv.errors import ConfigError
 
@@ -228,10 +228,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
         self.settings = EncoderSettings.from_extra(transfer.ec_connector_extra_config)
         self._off = bool(switched_off())
         self._engine_id = str(transfer.engine_id)
-        if self.settings.store is None and vllm_config.parallel_config.distributed_executor_backend not in (
-            None,
-            "uni",
-        ):
+        if self.settings.store is None and is_apart(vllm_config):
             raise ConfigError(
                 "the worker is a process of its own here, and would keep outputs that no lookup sees: give a store"
             )

@@ -58,7 +58,7 @@ class _Loading:
 
     @property
     def arrived(self) -> _Fetched | None:
-        """What was fetched; None while it is awaited."""
+        """The fetched pages or blend, or the reason for neither; None while awaited."""
         return self.fetched.result() if self.fetched is not None and self.fetched.done() else None
 
     @property
@@ -194,7 +194,7 @@ class Loads:
         return len(load.blend) * self.paged.bytes_per_token
 
     def _fetch(self, item: _Loading) -> _Fetched:
-        """In a thread: the needed part of a state, or a blend with its draft; or why there is none."""
+        """In a thread: read the needed part of a state, or draft a blend; return the reason if neither is possible."""
         load = item.load
         now = item.begun = self._taken_up[bool(load.blend)] = time.monotonic()
         item.until = now + min(load.within, self.timeout_s) if load.within else None

@@ -26,6 +26,11 @@ def rank_count(vllm_config: Any) -> int:
     return int(vllm_config.parallel_config.tensor_parallel_size)
 
 
+def is_apart(vllm_config: Any) -> bool:
+    """Whether the worker is a process of its own, which shares no memory with the scheduler."""
+    return vllm_config.parallel_config.distributed_executor_backend not in (None, "uni")
+
+
 def settings_of_rank(settings: ConnectorSettings, rank: int, ranks: int) -> ConnectorSettings:
     """One rank's settings: its place below `store` and `disk_dir`, and its share of common budgets. A single rank has all."""
     if ranks == 1:

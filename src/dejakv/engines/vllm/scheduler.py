@@ -348,8 +348,6 @@ class SchedulerSide:
                 tracked, "this attention backend computes a single token behind stored ones, and more are left"
             )
         if found.away * gain > self._within(found, local, stop) * stop > 0:
-            if found.method == "blend":
-                self.counts.add("blends_refused", FAR)
             return self._exactly(tracked, request, local, FAR)
         pays = self.queue.pays(request.request_id, self._rows(found), request.num_prompt_tokens - stop)
         if found.method != "blend" and pays is False:
@@ -361,17 +359,17 @@ class SchedulerSide:
             if pays is None and not too_long:  # looked up since the step's budget was shared out
                 return None
             if too_long or not pays:
-                why = TOO_LONG if too_long else NO_GAIN
-                self.counts.add("blends_refused", why)
-                return self._exactly(tracked, request, local, why)
+                return self._exactly(tracked, request, local, TOO_LONG if too_long else NO_GAIN)
             if not self.names.rename(tracked, local):
                 return self._no(tracked, "no full block lies beyond the local prefix")
         tracked.reason = tracked.reason or found.reason  # why an exact prefix is loaded and no blend made
         return stop - local
 
     def _exactly(self, tracked: Tracked, request: Any, local: int, why: str) -> int | None:
-        """As `_loadable`, of the exact prefix that may be taken instead."""
+        """As `_loadable`, of the exact prefix that may be taken instead. Counts a refused blend."""
         tracked.reason = why
+        if tracked.found is not None and tracked.found.method == "blend":
+            self.counts.add("blends_refused", why)
         return self._loadable(tracked, request, local) if self._instead(tracked) else self._no(tracked, why)
 
     def _within(self, found: LookupResult, first: int, stop: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dejakv.engines.vllm.ranks import is_apart
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
 from dejakv.identity import Span
@@ -51,7 +52,7 @@ def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool =
         if writing:
             return store_of(config, memory_fill="read")
         return store_of(replace(config, memory_bytes=0, second_sight=False, min_tokens=0, max_write_rate=0))
-    if vllm_config.parallel_config.distributed_executor_backend not in (None, "uni"):
+    if is_apart(vllm_config):
         raise ConfigError(
             "the worker is a process of its own here, so the store must be on disk: set store to a folder, or disk_dir for a bucket"
         )

@@ -1,4 +1,4 @@
-"""One blend's state: what it starts from (`Draft`), made in a thread and without a forward pass, and how far it is (`Blending`)."""
+"""One blend's state: its start (`Draft`), made in a thread without a forward pass, and its progress (`Blending`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
