@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.encoder_cache.outputs import describe, from_raw, owned, size_of, to_raw
+from dejakv.encoder_cache.arrays import describe, from_raw, owned, size_of, to_raw
 from dejakv.errors import InputError
 
 

@@ -103,3 +103,45 @@ def test_a_state_that_would_spoil_every_later_request_is_refused(bad: np.ndarray
     with pytest.raises(InputError, match="'rows'"):
         cache.save(FusionState("c", {"rows": bad}))
     assert cache.load("c") is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "bool", "float8_e4m3fn", "complex64"])
+def test_torch_tensors_come_back_as_they_were_captured(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Torch(Provider):
+        def capture(self, *, llm: Any, request_id: str, chunk_id: str) -> FusionState:
+            output = torch.arange(12).reshape(3, 4).to(getattr(torch, dtype))
+            graph = torch.ones(2, requires_grad=True) * 2
+            tensors = {"fusion_output": output.T, "scalar": output[0, 0], "graph": graph, "np": np.ones(2)}
+            return FusionState(chunk_id, tensors)
+
+    cache = FusionCache(Torch(), open_store(), "model")
+    assert cache.capture(llm=None, request_id="7", chunk_id="c")
+    state = cache.load("c")
+    assert state is not None
+    wanted = torch.arange(12).reshape(3, 4).to(getattr(torch, dtype)).T
+    assert state.tensors["fusion_output"].dtype == wanted.dtype
+    assert torch.equal(state.tensors["fusion_output"].view(torch.uint8), wanted.contiguous().view(torch.uint8))
+    assert state.tensors["scalar"].shape == ()
+    assert not state.tensors["graph"].requires_grad
+    assert isinstance(state.tensors["np"], np.ndarray)
+
+
+@pytest.mark.parametrize("bad", [[1.0, 2.0], "features", None, np.array([object()])])
+def test_what_is_no_array_is_refused_by_name(bad: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Wrong(Provider):
+        def capture(self, *, llm: Any, request_id: str, chunk_id: str) -> FusionState:
+            return FusionState(chunk_id, {"features": bad})
+
+    cache = FusionCache(Wrong(), open_store(), "model")
+    with pytest.raises(InputError, match="'features' is of .*torch tensor"):
+        cache.save(FusionState("c", {"features": bad}))
+    assert not cache.capture(llm=None, request_id="7", chunk_id="c")
+    assert "fusion state not stored: the fusion state's 'features'" in caplog.text
+
+
+def test_a_torch_state_with_nan_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match="NaN"):
+        FusionCache(None, open_store(), "model").save(FusionState("c", {"rows": torch.tensor([1.0, float("nan")])}))

@@ -5,6 +5,7 @@ caller tries again; or, where the thread that encodes is interrupted, which is n
 start again.
 """
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from dejakv.encoder_cache.arrays import owned, size_of
 from dejakv.encoder_cache.outputs import (
     Key,
     Resolution,
@@ -21,9 +23,7 @@ from dejakv.encoder_cache.outputs import (
     check_embedding,
     chunk_id,
     load,
-    owned,
     save,
-    size_of,
 )
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import InputError
@@ -33,6 +33,9 @@ from dejakv.store.budgets import now as clock
 from dejakv.store.memory import MemoryTier
 from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store
+
+
+logger = logging.getLogger(__name__)
 
 
 class _Interrupted(Exception):
@@ -55,6 +58,11 @@ class EncoderRun(Future[VisualEmbeddingBlock]):
 
 _leading: ContextVar[tuple[EncoderRun, ...]] = ContextVar("leading", default=())
 """Encoder runs under way in this context, to detect an encoder that asks for its own output."""
+
+
+def _label(key: Key) -> str:
+    """Name an output in the log: its modality and the beginning of its content's hash."""
+    return f"{key[2]} {key[3][:16]}"
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ class Registry:
         block = self._from_disk(wanted)
         with self._lock:
             if block is None:
-                self._figures[wanted.key[0]].misses += 1
+                self._missed(wanted.key)
             else:
                 self._hold(wanted.key, block)
                 self._served(wanted.key, block)
@@ -172,12 +180,13 @@ class Registry:
         """Drops the entries and figures of one partition, or all, in memory and on disk. Outputs of runs in progress are delivered but
         not kept."""
         with self._lock:
-            self._drop(lambda key, _: partition in (None, key[0]), clock())
+            dropped = self._drop(lambda key, _: partition in (None, key[0]), clock())
             for name in list(self._figures) if partition is None else [partition]:
                 self._figures.pop(name, None)
         if self.disk is not None:
             self.disk.flush()  # so that nothing is being written that leaves later
             self.disk.clear(partition)
+        logger.info("encoder outputs cleared, %d of them in memory", len(dropped))
 
     def drop(self, key: Key) -> bool:
         """Drops one entry from memory; False if it is not there."""
@@ -249,12 +258,19 @@ class Registry:
             limit, left = self._in(key[0]).put(key, block, block.estimated_vram_bytes, minimum)
         except NoRoom as refusal:
             self._figures[key[0]].refusals[str(refusal)] += 1
+            logger.debug("encoder output not stored (%s): %s", refusal, _label(key))
             return False
         if old is not None:
             block.access_count = old.access_count
             self._figures[key[0]].evictions["replaced"] += 1
-        for partition, *_ in left:
-            self._figures[partition].evictions[limit] += 1
+        for evicted in left:
+            self._figures[evicted[0]].evictions[limit] += 1
+            logger.debug("encoder output evicted (%s): %s", limit, _label(evicted))
+        tier = self._in(key[0])
+        logger.debug(
+            "encoder output stored: %s, %d bytes; now %d outputs, %d bytes",
+            *(_label(key), block.estimated_vram_bytes, len(tier), tier.nbytes),
+        )
         return True
 
     def _drop(self, taken: Callable[[Key, float], bool], at: float, *, dry_run: bool = False) -> dict[str, int]:
@@ -281,6 +297,14 @@ class Registry:
         figures.hits += 1
         figures.vram_saved_bytes += block.estimated_vram_bytes
         figures.encoder_seconds_saved += block.encoder_seconds or 0.0
+        logger.debug("encoder output hit: %s, used %d times", _label(key), block.access_count)
+
+    def _missed(self, key: Key) -> EncoderCacheStats:
+        """Count a miss; returns the partition's figures."""
+        figures = self._figures[key[0]]
+        figures.misses += 1
+        logger.debug("encoder output miss: %s", _label(key))
+        return figures
 
     def _arrived(self, run: EncoderRun, block: VisualEmbeddingBlock) -> VisualEmbeddingBlock:
         """Counts an output that another caller's run delivered."""
@@ -316,8 +340,7 @@ class Registry:
             if recalled:
                 self._served(run.key, block)
             else:
-                figures = self._figures[run.key[0]]
-                figures.misses += 1
+                figures = self._missed(run.key)
                 figures.encoder_runs += 1
                 figures.encoder_seconds += block.encoder_seconds or 0.0
             if run.keep:
@@ -327,8 +350,7 @@ class Registry:
 
     def _fail(self, run: EncoderRun, error: Exception) -> None:
         with self._lock:
-            self._figures[run.key[0]].misses += 1
-            self._figures[run.key[0]].encoder_failures += 1
+            self._missed(run.key).encoder_failures += 1
             self._forget(run)
         run.set_exception(error)
 

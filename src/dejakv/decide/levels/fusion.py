@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from dejakv.decide.levels.base import Status
 from dejakv.decide.plan import Decision, Observer, Plan
+from dejakv.encoder_cache.arrays import describe, from_raw, is_array, is_finite, size_of, to_raw
 from dejakv.errors import InputError
 from dejakv.identity import digest_of
 from dejakv.request import DEFAULT_PARTITION, Prepared, kept_for, nothing_is_kept
@@ -23,7 +23,6 @@ from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.budgets import shortest
 from dejakv.store.store import Store
 
-Array = NDArray[Any]
 logger = logging.getLogger(__name__)
 
 KIND = "fusion"
@@ -31,10 +30,13 @@ KIND = "fusion"
 
 @dataclass(frozen=True, eq=False)
 class FusionState:
-    """Tensors of one chunk by name ("fusion_output", "image_features", ...): numpy arrays of any shape."""
+    """Tensors of one chunk by name ("fusion_output", "image_features", ...): numpy arrays or torch tensors of any shape.
+
+    Loaded tensors are of the framework and dtype that they were captured in, on the CPU.
+    """
 
     chunk_id: str
-    tensors: Mapping[str, Array]
+    tensors: Mapping[str, Any]
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -79,27 +81,37 @@ class FusionCache:
         try:
             state = self.provider.capture(llm=llm, request_id=request_id, chunk_id=chunk_id)
             return state is not None and bool(state.tensors) and self.save(state)
-        except Exception:  # a provider is foreign code, and the answer is there already: it costs this state alone
-            logger.debug("the fusion provider failed", exc_info=True)
+        except Exception as error:  # a provider is foreign code, and the answer is there already: it costs this state alone
+            logger.warning("fusion state not stored: %s", error, exc_info=logger.isEnabledFor(logging.DEBUG))
             return False
 
     def save(self, state: FusionState) -> bool:
         """Store a copy of a state; False if refused.
 
-        Raises: InputError for tensors without elements, or with NaN or infinity.
+        Raises: InputError for anything but arrays, and for arrays without elements, or with NaN or infinity.
         """
         for name, tensor in state.tensors.items():
-            if not tensor.size or (tensor.dtype.kind in "fc" and not np.isfinite(tensor).all()):
+            if not is_array(tensor):
+                raise InputError(
+                    f"the fusion state's {name!r} is of {type(tensor).__name__} and is not kept: capture a numpy array or "
+                    "a torch tensor"
+                )
+            if not size_of(tensor) or not is_finite(tensor):
                 raise InputError(
                     f"the fusion state's {name!r} has no elements, or NaN or infinite values, and is not kept: check what the "
                     "provider captures"
                 )
-        # One safetensors file as a flat tensor of bytes; the names stand beside it in their order.
-        data = np.frombuffer(save({name: np.array(t, order="C") for name, t in state.tensors.items()}), np.uint8)
+
+        # One safetensors file of bytes, itself a flat tensor of bytes; names and kinds stand beside it in their order.
+        data = np.frombuffer(save({name: to_raw(tensor).data for name, tensor in state.tensors.items()}), np.uint8)
         meta = ChunkMeta(
             id=self._id(state.chunk_id), partition=self.partition, epoch=self.epoch, token_ids=(), prompt="", chunk="", kind=KIND,
             ttl=shortest(self._ttl, kept_for()),
-            metadata={"names": list(state.tensors), "metadata": dict(state.metadata), "chunk": state.chunk_id},
+            metadata={
+                "arrays": {name: describe(tensor) for name, tensor in state.tensors.items()},
+                "metadata": dict(state.metadata),
+                "chunk": state.chunk_id,
+            },
         )  # fmt: skip
         return self._store.put(Chunk(meta, Tensor(data, "U8")))
 
@@ -111,9 +123,15 @@ class FusionCache:
         chunk = self._store.get(id, None if within is None else time.monotonic() + within)
         if chunk is None:
             return None
-        tensors = load(chunk.tensor.data.tobytes())
+        raw = load(chunk.tensor.data.tobytes())
         about = chunk.meta.metadata
-        return FusionState(chunk_id, {name: tensors[name] for name in about["names"]}, about["metadata"])
+        if "arrays" not in about:  # written by 0.2, which stored numpy arrays alone
+            return FusionState(chunk_id, {name: raw[name] for name in about["names"]}, about["metadata"])
+        try:
+            arrays = {name: from_raw(Tensor(raw[name], "U8"), kind) for name, kind in about["arrays"].items()}
+        except InputError:  # of a dtype that this version of torch lacks
+            return None
+        return FusionState(chunk_id, arrays, about["metadata"])
 
     def inject(
         self,
@@ -135,8 +153,8 @@ class FusionCache:
             return "miss"
         try:
             taken = self.provider.inject(llm=llm, request_id=request_id, state=found)
-        except Exception:  # the model then runs its own fusion modules, as without a cache
-            logger.debug("the fusion provider failed", exc_info=True)
+        except Exception as error:  # the model then runs its own fusion modules, as without a cache
+            logger.warning("fusion state not put back: %s", error, exc_info=logger.isEnabledFor(logging.DEBUG))
             return "miss"
         return "hit" if taken else "miss"
 
