@@ -135,7 +135,7 @@ def test_what_is_no_array_is_refused_by_name(bad: Any, caplog: pytest.LogCapture
             return FusionState(chunk_id, {"features": bad})
 
     cache = FusionCache(Wrong(), open_store(), "model")
-    with pytest.raises(InputError, match="'features' is of .*torch tensor"):
+    with pytest.raises(InputError, match=r"'features' is of .*torch tensor"):
         cache.save(FusionState("c", {"features": bad}))
     assert not cache.capture(llm=None, request_id="7", chunk_id="c")
     assert "fusion state not stored: the fusion state's 'features'" in caplog.text

@@ -2,8 +2,10 @@
 
 import hashlib
 import inspect
+import logging
 
 import numpy as np
+import pytest
 from tests.prototypes.table import Names
 
 from dejakv import VisualEmbeddingBlock, VisualKVCache
@@ -61,4 +63,33 @@ def test_encoder_cache() -> None:
     names.having(QueueingController, "QueueingController.")
     names("VisualKVCache", "VisualEmbeddingBlock", "VisualCacheResult", "QueueingController")
     names("--mm-encoder-tp-mode data")
+    names.done()
+
+
+def test_encoder_cache_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A line for each of the five events, with the beginning of the content's hash and no more of the key."""
+    names = Names("encoder_cache_log")
+    caplog.set_level(logging.DEBUG, logger="dejakv.encoder_cache")
+    cache = VisualKVCache(max_entries=1)
+    view = cache.view("an encoder", "a tenant")
+    picture, another = (cache.compute_content_hash(raw) for raw in (b"a picture", b"another"))
+
+    assert view.lookup(picture) is None
+    view.store(picture, "image", np.ones((4, 8), np.float32))
+    assert view.lookup(picture) is not None
+    view.get_or_compute(another, "image", lambda: np.ones((4, 8), np.float32))
+    view.clear()
+
+    a, b = f"image {picture[:16]}", f"image {another[:16]}"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"encoder output miss: {a}",
+        f"encoder output stored: {a}, 128 bytes; now 1 outputs, 128 bytes",
+        f"encoder output hit: {a}, used 1 times",
+        f"encoder output miss: {b}",
+        f"encoder output evicted (entries): {a}",
+        f"encoder output stored: {b}, 128 bytes; now 1 outputs, 128 bytes",
+        "encoder outputs cleared, 1 of them in memory",
+    ]
+    assert "a tenant" not in caplog.text
+    names("log lines: miss, hit, stored, evicted, cleared")
     names.done()

@@ -9,8 +9,15 @@ import torch
 from tests.prototypes.table import Names
 from transformers import BatchEncoding
 
+from dejakv.errors import InputError
 from dejakv.models import path
-from dejakv.sim_llm import InterTaskKVManager, LlamaForCausalLMWithKVReuse, SimLLMInference, TaskCacheEntry
+from dejakv.sim_llm import (
+    InterTaskKVManager,
+    LlamaForCausalLMWithKVReuse,
+    LlamaModelWithKVReuse,
+    SimLLMInference,
+    TaskCacheEntry,
+)
 
 PROMPT = "<s> Ann lives in Rome. Bob works as a baker. <q> What is the job of Bob? <a>"
 
@@ -51,6 +58,33 @@ def test_sim_llm_model(model: Any) -> None:
     assert model.manager.get_statistics()["hits"] == 1
     names("LlamaForCausalLMWithKVReuse")
     names.having(model, "LlamaForCausalLMWithKVReuse.")
+    names.done()
+
+
+def test_sim_llm_decoder(model: Any) -> None:
+    """The model without its head computes a repeated task's last rows alone, with the same state behind the last one."""
+    names = Names("sim_llm_decoder")
+    decoder = LlamaModelWithKVReuse(model.model, model.tokenizer)
+    ids = decoder.tokenizer(PROMPT, return_tensors="pt").input_ids
+    computed = decoder(ids)  # without a manager: in full
+    assert computed.last_hidden_state.shape[1] == ids.shape[1]
+
+    decoder.make_manager(max_cache_size=4)
+    first, again = decoder(ids, task_id="query_001"), decoder(ids)
+    assert torch.equal(first.last_hidden_state, computed.last_hidden_state)
+    assert again.last_hidden_state.shape[1] < ids.shape[1]
+    assert torch.allclose(again.last_hidden_state[:, -1], first.last_hidden_state[:, -1], atol=1e-4)
+    assert again.past_key_values.get_seq_length() == ids.shape[1]
+    assert decoder.manager is not None
+    assert (decoder.manager.get_statistics()["entries"], decoder.manager.get_statistics()["hits"]) == (1, 1)
+
+    model.set_kv_manager(decoder.manager)  # one cache of tasks serves both
+    logits = model(ids).logits
+    assert torch.allclose(logits[:, -1], model.model(ids).logits[:, -1], atol=1e-3)
+    for wrong in ([[]], [[1], [2]], [1]):
+        with pytest.raises(InputError):
+            decoder(wrong)
+    names("LlamaModelWithKVReuse")
     names.done()
 
 

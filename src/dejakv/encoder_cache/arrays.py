@@ -16,7 +16,7 @@ from dejakv.store.base import Tensor
 
 def is_array(value: Any) -> bool:
     """Tell whether a value is a numpy array of plain numbers or a torch tensor."""
-    return is_torch(value) or (isinstance(value, np.ndarray) and not value.dtype.hasobject)
+    return is_torch(value) or (isinstance(value, np.ndarray) and not cast("NDArray[Any]", value).dtype.hasobject)
 
 
 def is_torch(array: Any) -> bool:

@@ -34,7 +34,6 @@ from dejakv.store.memory import MemoryTier
 from dejakv.store.selection import Purged, Selection
 from dejakv.store.store import Store
 
-
 logger = logging.getLogger(__name__)
 
 

@@ -1,11 +1,12 @@
-"""A causal language model that takes the top layer's KV of similar tasks from an `InterTaskKVManager`."""
+"""A model, and a causal language model, that take the top layer's KV of similar tasks from an `InterTaskKVManager`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.settings import TOP_LAYER_TAIL
@@ -39,10 +40,10 @@ class TaskResult:
     computed: int
 
 
-class LlamaForCausalLMWithKVReuse:
-    """Takes LCKV models; in ordinary ones this is unsound, and they are refused.
+class LlamaModelWithKVReuse:
+    """A layer-condensed model without its head, which computes a prompt with a similar task's state.
 
-    `matching`, `tail`: see `blend.top_layer.take_rows`
+    Ordinary models are refused, because there this is unsound. `matching`, `tail`: see `blend.top_layer.take_rows`
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, matching: str = "map", tail: int = TOP_LAYER_TAIL) -> None:
@@ -63,7 +64,7 @@ class LlamaForCausalLMWithKVReuse:
         self.manager: InterTaskKVManager | None = None
 
     @classmethod
-    def from_pretrained(cls, model_path: str, *, device: str = "auto", **options: Any) -> "LlamaForCausalLMWithKVReuse":
+    def from_pretrained(cls, model_path: str, *, device: str = "auto", **options: Any) -> Self:
         """A bundled name, a folder or a hub id. `matching`, `tail` as in the class; other options go to
         transformers. Raises: ModelError."""
         own = {name: options.pop(name) for name in _OWN if name in options}
@@ -78,17 +79,17 @@ class LlamaForCausalLMWithKVReuse:
             raise AttributeError(name)
         return getattr(self.model, name)
 
-    def to(self, *args: Any, **options: Any) -> "LlamaForCausalLMWithKVReuse":
+    def to(self, *args: Any, **options: Any) -> Self:
         """Moves or converts the model in place."""
         self.model.to(*args, **options)
         return self
 
-    def cuda(self, device: Any = None) -> "LlamaForCausalLMWithKVReuse":
+    def cuda(self, device: Any = None) -> Self:
         """Move the model to a GPU and return it. Raises torch's error without a GPU."""
         self.model.cuda(device)
         return self
 
-    def cpu(self) -> "LlamaForCausalLMWithKVReuse":
+    def cpu(self) -> Self:
         """Moves the model to the CPU."""
         return self.to("cpu")
 
@@ -126,14 +127,120 @@ class LlamaForCausalLMWithKVReuse:
         """A task's embedding: the mean of its input embeddings, [hidden] float32 of length 1."""
         return normalized(self.embed_tokens(token_ids).mean(0))
 
-    def generate_with_kv_reuse(self, input_ids: Any, task_id: str | None = None, **options: Any) -> torch.Tensor:
-        """Answer [1, tokens] token ids of one task; return [1, prompt + answer] ids, as `generate` does. Raises: InputError for another
-        shape."""
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call `forward`."""
+        return self.forward(*args, **options)
+
+    @torch.no_grad()
+    def forward(self, input_ids: Any, task_id: str | None = None) -> BaseModelOutputWithPast:
+        """Compute one task's prompt with a similar task's state, or in full, and then keep its own.
+
+        Parameters
+        ----------
+        input_ids : tensor or list
+            Token ids `[1, tokens]`.
+        task_id : str, optional
+            Name under which the task is kept; by default a digest of its text.
+
+        Returns
+        -------
+        BaseModelOutputWithPast
+            `last_hidden_state` `[1, rows, hidden]` of the computed rows, the last one last, and the cache of the whole prompt.
+
+        Raises
+        ------
+        InputError
+            For an empty prompt, one beyond the model's context, or more than one task.
+        """
+        prompt = self._prompt(input_ids)
+        self._check(len(prompt), 0)
+        tasks = self._tasks()
+        entry = self._search(tasks, prompt) if tasks is not None else None
+
+        cache = LCKVCache(self.layout, self._given(prompt, entry) if entry is not None else None)
+        ids = torch.tensor([prompt], device=self.model.device)
+        out = self.model.model(input_ids=ids, past_key_values=cache, use_cache=True)
+        if tasks is not None and entry is None:
+            self._keep(tasks, prompt, cache, task_id)
+        return out
+
+    @staticmethod
+    def _prompt(input_ids: Any) -> tuple[int, ...]:
         ids = torch.as_tensor(input_ids)
         if ids.dim() != 2 or ids.shape[0] != 1:
             raise InputError(f"input_ids of shape {tuple(ids.shape)}: give one task [1, tokens]")
-        prompt = tuple(ids[0].tolist())
-        return torch.tensor([[*prompt, *self.run(prompt, task_id, **options).tokens]], device=ids.device)
+        return tuple(ids[0].tolist())
+
+    def _tasks(self) -> InterTaskKVManager | None:
+        """Return the cache of tasks for the model as it is now; None without one, or if the model cannot be told apart."""
+        epoch = self.epoch
+        if self.manager is None or not epoch:
+            return None
+        self.manager.epoch = epoch
+        return self.manager
+
+    def _keep(self, tasks: InterTaskKVManager, prompt: tuple[int, ...], cache: LCKVCache, task_id: str | None) -> None:
+        """Keep a computed prompt's top-layer state."""
+        text = self.tokenizer.decode(prompt)
+        layers = [held(cache, layer) for layer in self.layout.task_layers]
+        state = [torch.stack([kv[part][0, :, : len(prompt)] for kv in layers if kv is not None]) for part in (0, 1)]
+        name = task_id or tasks.generate_task_id(text)
+        tasks.add_task(name, self.embed(prompt), state, token_ids=prompt, text=text)
+
+    def _search(self, manager: InterTaskKVManager, ids: tuple[int, ...]) -> TaskCacheEntry | None:
+        def useful(donor: Sequence[int]) -> bool:
+            """A donor of which no row would be taken is no hit."""
+            return not donor or len(computed_rows(self._rows(ids, donor))) < len(ids)
+
+        return manager.search_similar_task(self.embed(ids), useful)
+
+    def _rows(self, ids: tuple[int, ...], donor: Sequence[int]) -> Ids:
+        return take_rows(ids, Donors.of(donor), self.matching, self.embed_tokens, tail=self.tail, ends=self._ends)
+
+    def _given(self, ids: tuple[int, ...], entry: TaskCacheEntry) -> GivenRows:
+        """A task's rows in the prompt's order, keys turned to their positions. Raises: ModelError if they are of another model."""
+        device, config = self.model.device, self.model.config
+        state = torch.stack([part.to(device) for part in entry.top_layer_kv])
+        want = (len(self.layout.task_layers), config.num_key_value_heads, config.head_dim)
+        got = (state.shape[1], state.shape[2], state.shape[4])
+        if want != got or state.dtype != self.model.dtype:
+            raise ModelError(
+                f"the task's state is of another model: (layers, heads, dim) {got} in {state.dtype}, this model has {want} "
+                f"in {self.model.dtype}: keep one cache of tasks for each model (`epoch`)"
+            )
+        plan = self._rows(ids, entry.token_ids)
+        moved = moved_rows(self.model, state, plan, np.arange(state.shape[3]))
+        layers = zip(self.layout.task_layers, moved, strict=True)
+        rows = torch.from_numpy(computed_rows(plan))[None].to(device)
+        return GivenRows({layer: (keys[None], values[None]) for layer, (keys, values) in layers}, rows)
+
+    def _check(self, tokens: int, most: int) -> None:
+        limit = self.model.config.max_position_embeddings
+        if not tokens:
+            raise InputError("the prompt has no tokens: give a question")
+        if tokens + most > limit:
+            raise InputError(
+                f"a prompt of {tokens} tokens with up to {most} for the answer is longer than the model's context of "
+                f"{limit}: shorten the prompt, or give a smaller max_new_tokens"
+            )
+
+
+class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
+    """The same with its head: logits, and answers."""
+
+    def forward(self, input_ids: Any, task_id: str | None = None) -> CausalLMOutputWithPast:
+        """Compute as `LlamaModelWithKVReuse.forward` does; `logits` `[1, rows, vocabulary]` of the computed rows."""
+        out = super().forward(input_ids, task_id)
+        with torch.no_grad():
+            logits = self.model.lm_head(out.last_hidden_state)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+
+    def generate_with_kv_reuse(self, input_ids: Any, task_id: str | None = None, **options: Any) -> torch.Tensor:
+        """Answer [1, tokens] token ids of one task; return [1, prompt + answer] ids, as `generate` does. Raises: InputError for another
+        shape."""
+        prompt = self._prompt(input_ids)
+        answer = self.run(prompt, task_id, **options).tokens
+        return torch.tensor([[*prompt, *answer]], device=getattr(input_ids, "device", None))
 
     @torch.no_grad()
     def run(
@@ -150,30 +257,16 @@ class LlamaForCausalLMWithKVReuse:
         options  of `generate` (temperature, top_p, do_sample, ...). Raises: InputError for an empty or over-long prompt; ModelError for
                  a task of another model
         """
+        if max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens={max_new_tokens} leaves no room for an answer: give at least 1")
         self._check(len(prompt), max_new_tokens)
-        epoch, manager = self.epoch, self.manager
-        if manager is None or not epoch or not enable_kv_reuse:
-            return self._generate(prompt, None, max_new_tokens, options)[0]
-        manager.epoch = epoch
-        found = self._search(manager, prompt)
-        result, cache = self._generate(prompt, found, max_new_tokens, options)
-        if found is None:
-            text = self.tokenizer.decode(prompt)
-            state = [held(cache, layer) for layer in self.layout.task_layers]
-            kept = [torch.stack([kv[part][0, :, : len(prompt)] for kv in state if kv is not None]) for part in (0, 1)]
-            name = task_id or manager.generate_task_id(text)
-            manager.add_task(name, self.embed(prompt), kept, token_ids=prompt, text=text)
+
+        tasks = self._tasks() if enable_kv_reuse else None
+        entry = self._search(tasks, prompt) if tasks is not None else None
+        result, cache = self._generate(prompt, entry, max_new_tokens, options)
+        if tasks is not None and entry is None:
+            self._keep(tasks, prompt, cache, task_id)
         return result
-
-    def _search(self, manager: InterTaskKVManager, ids: tuple[int, ...]) -> TaskCacheEntry | None:
-        def useful(donor: Sequence[int]) -> bool:
-            """A donor of which no row would be taken is no hit."""
-            return not donor or len(computed_rows(self._rows(ids, donor))) < len(ids)
-
-        return manager.search_similar_task(self.embed(ids), useful)
-
-    def _rows(self, ids: tuple[int, ...], donor: Sequence[int]) -> Ids:
-        return take_rows(ids, Donors.of(donor), self.matching, self.embed_tokens, tail=self.tail, ends=self._ends)
 
     def _generate(
         self, ids: tuple[int, ...], entry: TaskCacheEntry | None, most: int, options: dict[str, Any]
@@ -199,32 +292,3 @@ class LlamaForCausalLMWithKVReuse:
         donor, similarity = (entry.task_id, entry.similarity) if entry is not None else (None, 0.0)
         computed = len(ids) if given is None else given.rows.shape[1]
         return TaskResult(tuple(tokens[:stop]), donor, similarity, len(ids), computed), out.past_key_values
-
-    def _given(self, ids: tuple[int, ...], entry: TaskCacheEntry) -> GivenRows:
-        """A task's rows in the prompt's order, keys turned to their positions. Raises: ModelError if they are of another model."""
-        device, config = self.model.device, self.model.config
-        state = torch.stack([part.to(device) for part in entry.top_layer_kv])
-        want = (len(self.layout.task_layers), config.num_key_value_heads, config.head_dim)
-        got = (state.shape[1], state.shape[2], state.shape[4])
-        if want != got or state.dtype != self.model.dtype:
-            raise ModelError(
-                f"the task's state is of another model: (layers, heads, dim) {got} in {state.dtype}, this model has {want} "
-                f"in {self.model.dtype}: keep one cache of tasks for each model (`epoch`)"
-            )
-        plan = self._rows(ids, entry.token_ids)
-        moved = moved_rows(self.model, state, plan, np.arange(state.shape[3]))
-        layers = zip(self.layout.task_layers, moved, strict=True)
-        rows = torch.from_numpy(computed_rows(plan))[None].to(device)
-        return GivenRows({layer: (keys[None], values[None]) for layer, (keys, values) in layers}, rows)
-
-    def _check(self, tokens: int, most: int) -> None:
-        limit = self.model.config.max_position_embeddings
-        if most < 1:
-            raise ConfigError(f"max_new_tokens={most} leaves no room for an answer: give at least 1")
-        if not tokens:
-            raise InputError("the prompt has no tokens: give a question")
-        if tokens + most > limit:
-            raise InputError(
-                f"a prompt of {tokens} tokens with up to {most} for the answer is longer than the model's context of "
-                f"{limit}: shorten the prompt, or give a smaller max_new_tokens"
-            )

@@ -81,7 +81,9 @@ class FusionCache:
         try:
             state = self.provider.capture(llm=llm, request_id=request_id, chunk_id=chunk_id)
             return state is not None and bool(state.tensors) and self.save(state)
-        except Exception as error:  # a provider is foreign code, and the answer is there already: it costs this state alone
+        except (
+            Exception
+        ) as error:  # a provider is foreign code, and the answer is there already: it costs this state alone
             logger.warning("fusion state not stored: %s", error, exc_info=logger.isEnabledFor(logging.DEBUG))
             return False
 
