@@ -67,7 +67,7 @@ def attach(
     if asked.labels_online:
         raise ConfigError(
             f"error_bound={asked.error_bound} needs idle time in which answers are checked, and an attached model has none: use "
-            "Pipeline and call settle_one between requests, or leave error_bound out"
+            "Pipeline and call settle_one between requests (docs/how-to/attach.md), or leave error_bound out"
         )
     if asked.answers == "keep":
         raise ConfigError(

@@ -45,3 +45,20 @@ def test_python_prints_what_stands_beside_it(name: str, capsys: pytest.CaptureFi
     exec(compile(code, name, "exec"), {})
     wanted = re.findall(r"# ((?:miss|hit) .*)", code)
     assert capsys.readouterr().out.splitlines() == wanted != []
+
+
+def test_the_code_of_the_page_about_ones_own_code_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """All blocks of the page are one program; what stands beside a call is the record that it prints first."""
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "how-to" / "attach.md"
+    code = "\n".join(blocks(page, "python"))
+    exec(compile(code, page.name, "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line.startswith(("miss", "hit"))][:3] == [
+        "miss 18 of 18", "hit (text:exact) 1 of 18", "hit (text:exact) 1 of 18",
+    ]  # fmt: skip
+    assert "rome" in printed
+    assert printed[-1] == "rome False"
+    assert list((tmp_path / "cache").rglob("*.safetensors"))
