@@ -1,5 +1,6 @@
 import json
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Generator, Iterator
@@ -11,6 +12,22 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from tests.services import S3Server, ValkeyServer
+
+from dejakv.models.table import models_dir
+
+# A home of the tests' own: what other programs keep in the user's caches is neither read nor changed. Models that were fetched for the
+# tests stay where they are, and pip its configuration.
+_HOME = tempfile.TemporaryDirectory(prefix="dejakv-tests-home-")
+_CACHES = (
+    "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_ASSETS_CACHE", "HF_XET_CACHE",
+    "TRANSFORMERS_CACHE", "TORCH_HOME", "TRITON_HOME", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME", "MPLCONFIGDIR",
+)  # fmt: skip
+os.environ.setdefault("DEJAKV_MODELS_DIR", str(models_dir()))
+os.environ.setdefault("XDG_CONFIG_HOME", str(Path.home() / ".config"))
+os.environ["VLLM_CONFIG_ROOT"] = str(Path(_HOME.name, "vllm"))
+os.environ["HOME"] = _HOME.name
+for _name in _CACHES:
+    os.environ.pop(_name, None)
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

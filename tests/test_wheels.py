@@ -1,5 +1,6 @@
 """The wheels, built from the source and installed into a fresh environment."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -29,8 +30,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(environment: Path, *line: str) -> str:
     """What a command prints, far from the source."""
+    variables = {"HF_HUB_OFFLINE": "1", "COLUMNS": "200", "HOME": os.environ["HOME"]}
     done = subprocess.run(
-        [str(environment / "bin" / line[0]), *line[1:]], cwd=environment, env={"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}, capture_output=True,
+        [str(environment / "bin" / line[0]), *line[1:]], cwd=environment, env=variables, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

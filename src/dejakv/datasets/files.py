@@ -14,7 +14,7 @@ from dejakv.request import Media
 def read_json(file: Path, form: str) -> Any:
     """The content of a JSON file in UTF-8. Raises: DatasetError with the `form` to give instead."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{file.name} is not JSON ({error}): {form}") from error
 
@@ -26,11 +26,11 @@ def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.strip():
+            if not line.strip(b"\xef\xbb\xbf \t\r\n"):
                 continue
             where = f"{file.name} line {number}"
             try:
-                record: Any = json.loads(line.decode())
+                record: Any = json.loads(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise DatasetError(f"{where} is not JSON ({error}): write one object a line") from error
             if not isinstance(record, dict):

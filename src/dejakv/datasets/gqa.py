@@ -1,12 +1,15 @@
 """GQA (Hudson and Manning, 2019, https://cs.stanford.edu/people/dorarad/gqa/): from the hub, or from its own files.
 
 From the hub (`lmms-lab/GQA` through `datasets`), questions are in `<split>_<kind>_instructions` and pictures in
-`<split>_<kind>_images`, joined by image id. The original release is one JSON object `{question id: record}` and a folder
-of `<imageId>.jpg`, which `--image-root` or an environment variable names.
+`<split>_<kind>_images`, joined by image id. A local copy of that folder is read from its place: the cache of `datasets` knows a copy by
+its folder's name alone, and gives the rows of another one with that name. The original release is one JSON object `{question id: record}`
+and a folder of `<imageId>.jpg`, which `--image-root` or an environment variable names.
 """
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dejakv.datasets.base import Dataset, Sample
@@ -59,11 +62,7 @@ class GqaHub:
         questions = self._load(self.config)
         images, rows = None, {}
         if self.pictures:
-            from datasets import Image
-
-            images = self._load(self.config.replace("_instructions", "_images")).cast_column(
-                "image", Image(decode=False)
-            )
+            images = self._load(self.config.replace("_instructions", "_images"))
             rows = {str(name): row for row, name in enumerate(images["id"])}
         for record in questions:
             media: tuple[Media, ...] = ()
@@ -79,17 +78,62 @@ class GqaHub:
 
     def _load(self, config: str) -> Any:
         try:
-            from datasets import load_dataset
+            from datasets import Image, load_dataset
         except ImportError:
             raise MissingExtraError("datasets", "hub", "GQA from the hub") from None
-        without_network()
         try:
-            return load_dataset(self.path, config, split=self.split)
+            if (folder := Path(self.path).expanduser()).is_dir():
+                return ParquetRows(_files(folder, config, self.split))
+            without_network()
+            found: Any = load_dataset(self.path, config, split=self.split)
         except Exception as error:
             raise DatasetError(
                 f"cannot load {self.path} ({config}, split {self.split}): {error}. Without internet give --dataset-path"
                 " with GQA's own JSON and --image-root"
             ) from error
+        return found.cast_column("image", Image(decode=False)) if "image" in found.column_names else found
+
+
+class ParquetRows:
+    """Rows of Parquet files as `datasets` gives them, without its cache. One group of rows is in memory at a time."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        from pyarrow.parquet import ParquetFile
+
+        opened = [ParquetFile(file) for file in files]
+        self._groups = [(file, group) for file in opened for group in range(file.num_row_groups)]
+        self._ends: list[int] = []
+        for file, group in self._groups:
+            self._ends.append(file.metadata.row_group(group).num_rows + (self._ends[-1] if self._ends else 0))
+        self._last: tuple[int, Any] = (-1, None)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for file, group in self._groups:
+            yield from file.read_row_group(group).to_pylist()
+
+    def __getitem__(self, key: int | str) -> Any:
+        """Return the row of a number, or the values of a column."""
+        if isinstance(key, str):
+            groups = (file.read_row_group(group, columns=[key]) for file, group in self._groups)
+            return [value for table in groups for value in table[key].to_pylist()]
+        number = bisect_right(self._ends, key)
+        if self._last[0] != number:
+            file, group = self._groups[number]
+            self._last = (number, file.read_row_group(group))
+        row = key - (self._ends[number - 1] if number else 0)
+        return self._last[1].slice(row, 1).to_pylist()[0]
+
+
+def _files(folder: Path, config: str, split: str) -> Sequence[str]:
+    """The Parquet files of a configuration, by the folder's README or by their names. Raises: DatasetError for files of another kind."""
+    from datasets import load_dataset_builder
+
+    with TemporaryDirectory() as empty:  # what a cache has under this name may be another folder's
+        files = load_dataset_builder(str(folder), config, cache_dir=empty).config.data_files or {}
+    found = [str(file) for file in files.get(split, ())]
+    if not found or not all(file.endswith(".parquet") for file in found):
+        raise DatasetError(f"it has {', '.join(files) or 'no split'} and not {split}, or files that are not Parquet")
+    return found
 
 
 def sample_of(key: str, record: Mapping[str, Any], media: tuple[Media, ...]) -> Sample:

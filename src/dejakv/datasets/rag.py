@@ -72,7 +72,7 @@ def _squad(file: Path) -> Corpus:
     passages: list[Passage] = []
     questions: list[Question] = []
     try:
-        for article in json.loads(file.read_text(encoding="utf-8"))["data"]:
+        for article in json.loads(file.read_text(encoding="utf-8-sig"))["data"]:
             title = str(article.get("title", ""))
             for paragraph in article["paragraphs"]:
                 passages.append(Passage(title, paragraph["context"]))
@@ -113,7 +113,7 @@ def _folder(folder: Path) -> Corpus:
     passages: list[Passage] = []
     for file in sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXTS and path.is_file()):
         title = file.relative_to(folder).as_posix()
-        passages += [Passage(title, text) for text in _pieces(file.read_text(encoding="utf-8", errors="replace"))]
+        passages += [Passage(title, text) for text in _pieces(file.read_text(encoding="utf-8-sig", errors="replace"))]
     asked = folder / "questions.jsonl"
     if asked.is_file():
         more, questions = _lines(asked)
