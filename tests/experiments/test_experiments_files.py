@@ -1,5 +1,7 @@
 """What runs and sweeps write, replace and delete: their own files and stores, and nothing else."""
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,25 @@ def test_a_log_is_gone_on_with_or_refused(tmp_path: Path) -> None:
 
 
 HEAD = ",".join(COLUMNS).encode()
+
+
+TEXTS = ("=1+1", "@SUM(A1)", "+1+1", "-1+1", "\t=1", "\n=1", " =1", "'=1", "''=1", "'plain", "plain", "-0.5", "")
+
+
+def test_cells_of_a_sweeps_log_are_no_formulas(tmp_path: Path) -> None:
+    """A spreadsheet runs what begins with such a letter; whoever reads the log gets the texts as they were."""
+    path = tmp_path / "log.csv"
+    lines = [
+        {**dict.fromkeys(COLUMNS, ""), "name": f"={n}", "notes": text, "hit_rate": -0.5} for n, text in enumerate(TEXTS)
+    ]
+    for line in lines:
+        with open_log(path, resume=path.exists()) as log:
+            log.append(line)
+    assert [(line["name"], line["notes"], line["hit_rate"]) for line in logged(path)] == [
+        (line["name"], line["notes"], "-0.5") for line in lines
+    ]
+    cells = [cell for row in csv.reader(io.StringIO(path.read_text(), newline="")) for cell in row]
+    assert [cell for cell in cells if cell.lstrip()[:1] in ("=", "@", "+", "-") and cell != "-0.5"] == []
 
 
 @pytest.mark.parametrize("content", [b"", b"name,model\n", b"\xff\xfe", HEAD + b"\n" + b"{," * 30 + b"{\n"])

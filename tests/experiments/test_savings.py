@@ -130,7 +130,7 @@ def test_a_log_of_a_gateway_on_one_screen(tmp_path: Path) -> None:
     for words in (
         "3 requests of log.jsonl (LiteLLM log)", "elsewhere in earlier prompts", "blend default", "seconds to prefill a request",
         "by quarter of a prompt", "by tenant (1, which share nothing): me", "a store of all of it takes", "Worth a trial",
-        "left out: 1 line that cannot be read, the first at 4: JSONDecodeError", "prove it: dejakv run --model docs-lm --dataset log",
+        "left out: 1 line that cannot be read, the first at 4: it is no JSON object from column 2 on: write each request on one line", "prove it: dejakv run --model docs-lm --dataset log",
         "--reuse blend",
     ):  # fmt: skip
         assert words in out, words
@@ -141,9 +141,9 @@ def test_a_log_of_a_gateway_on_one_screen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"prompt": "a"}', "JSON lines tell whose a request was only by partition or user"),
+        ('{"prompt": "a"}', "without partition or user: 1 of 1 request, which count as one tenant's"),
         ("DEBUG 11-03 09:12:00 [l.py:1] Request a details: prompt: 'a', prompt_token_ids: None, prompt_embeds", "at level DEBUG alone"),
-        ('{"custom_id": "a", "body": {"prompt": "a"}}', "an OpenAI batch tells neither whose its requests were nor when"),
+        ('{"custom_id": "a", "body": {"prompt": "a"}}', "without a time: 1 of 1 request, so all are taken in the order of the file"),
         ('{"id": "a", "traceId": "t", "type": "GENERATION", "input": "a"}', "only of generations that it stored"),
         ('{"call_type": "completion", "id": "a", "messages": "a"}', "where it stores them (store_prompts_in_spend_logs)"),
         ('{"timestamp": 1, "input_length": 9, "hash_ids": [1]}', "a Mooncake trace has prefix blocks alone"),

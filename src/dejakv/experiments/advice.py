@@ -78,6 +78,8 @@ def worth(found: Mapping[str, Any]) -> dict[str, Any]:
 def verdict(found: Mapping[str, Any]) -> str:
     """Whether reuse pays, in a sentence."""
     total, computed = max(1, found["prompt_tokens"]), found["computed"]
+    if not found["prefixes_known"]:
+        return "Whether reuse pays is unknown: the log has lengths alone, and no text."
     exact = 1 - computed["exact"] / total
     if not found["whole_text"]:
         return f"Prefix caching saves {exact:.0%} of the tokens here, in one engine and while it holds them; `exact` keeps that over restarts and evictions."
@@ -103,7 +105,7 @@ def settings_sheet(result: Mapping[str, Any]) -> Sheet:
         [
             DONORS[row["level"]], figure(row["threshold"]), "checked" if row["lexical_guard"] else "-",
             estimated(row["hit_rate"], row["hit_interval"]), estimated(row["false_hit_rate"], row["false_hit_interval"]),
-            share(row["tokens_saved"] / result["prompt_tokens"]),
+            share(row["tokens_saved"] / max(1, result["prompt_tokens"])),
         ]
         for row in result["rows"]
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from dejakv.build import build_cache, build_guards
 from dejakv.cache import HierarchicalCache, check_top_layer
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
-from dejakv.datasets.log import LIMITS, Entry, Log
+from dejakv.datasets.log import LIMITS, OTHER, Entry, Log
 from dejakv.datasets.registry import KNOWN, begin, told
 from dejakv.decide.costs import Costs
 from dejakv.decide.levels.base import Level
@@ -105,14 +105,13 @@ def estimate(
     watch.stage("reading")
     asked = (reading or Requests)(file, settings, label_with, watch)
     if not asked.count:
-        first = next((f"line {place}: {why}; " for place, why in file.broken.items()), "") if file is not None else ""
-        raise DatasetError(f"the log {Path(log).name!r} has no prompts: {first}give a file with one request a line")
+        raise DatasetError(f"the log {Path(log).name!r} has no prompts: {_without_prompts(file)}")
     notes = told(settings.dataset_path, asked.count, asked.more)
     if file is not None:
         notes += file.left_out
         if file.formats.keys() - {"Mooncake trace", "Azure trace"}:
             notes.append("assumed: all state is kept; which answers a blend changes only a run shows")
-        notes += [LIMITS[name] for name in file.formats]
+        notes += [LIMITS[name] for name in file.formats if name in LIMITS]
     common: dict[str, Any] = {"index_encoder": index_encoder, "min_gain": min_gain}
     own = index_encoder == "model" and bool(asked.labelled)
     if own and not timed and model_is_missing(settings):
@@ -150,6 +149,16 @@ def estimate(
         "notes": notes,
         "dejakv_version": __version__,
     }
+
+
+def _without_prompts(file: Log | None) -> str:
+    """Why a log has none, and what to give instead."""
+    if file is None or not (file.unread or file.skipped):
+        return "give a file with one request a line"
+    said = [f"line {place}: {why}" for place, why in list(file.broken.items())[:1]] or file.left_out
+    if OTHER in file.skipped:
+        said.append(LIMITS["vLLM's log"])
+    return "; ".join(said)
 
 
 class Requests:

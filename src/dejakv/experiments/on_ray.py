@@ -20,7 +20,7 @@ import numpy as np
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
-from dejakv.datasets.log import Entry, Log
+from dejakv.datasets.log import Entry, Log, Skipped
 from dejakv.errors import ConfigError, DejaKVError, InputError, MissingExtraError
 from dejakv.experiments.compare import check_ran
 from dejakv.experiments.estimate import Asked, Requests, asked_of, labelled_by, tally
@@ -252,16 +252,18 @@ class RequestsOn(Requests):
         requests = [line for line in lines if line[1] == "request"]
         self.more = len(requests) > settings.max_samples
         last = requests[settings.max_samples][0] if self.more else math.inf
-        for place, kind, what, *_ in lines:
+        for place, kind, what, tenant, time, *_, lacks in lines:
             if place <= last:
-                file.count(place, {"request": Entry(0, what), "skipped": None}.get(kind, what))
+                arrival = None if math.isnan(time) else time
+                request = Entry(place, what, tenant=tenant, time=arrival, left_out=tuple(lacks.splitlines()))
+                file.count(place, {"request": request, "skipped": Skipped(what)}.get(kind, what))
             if kind == "failed" and place < last:
                 raise InputError(what)
         used = requests[: settings.max_samples]
         self.count = len(used)
-        self.texts = sum(text for *_, text, _ in used)
-        self.labelled = sum(labelled for *_, labelled in used)
-        by_time = not any(math.isnan(time) for _, _, _, _, time, _, _ in used)
+        self.texts = sum(text for *_, text, _, _ in used)
+        self.labelled = sum(labelled for *_, labelled, _ in used)
+        by_time = not any(math.isnan(time) for _, _, _, _, time, *_ in used)
         self._blocks = data.to_arrow_refs()
         tenants = _balanced(Counter(line[3] for line in used), cluster.cpus)
         self._taken = [(some, last, by_time, *self._blocks) for some in tenants]
@@ -294,7 +296,7 @@ class RequestsOn(Requests):
         return {text: vector for some in self._cluster.all(_encoded, slices) for text, vector in some.items()}
 
 
-_LIGHT = ("place", "kind", "what", "tenant", "time", "text", "labelled")
+_LIGHT = ("place", "kind", "what", "tenant", "time", "text", "labelled", "lacks")
 
 
 def _light(data: Any) -> Iterator[tuple[Any, ...]]:
@@ -321,16 +323,17 @@ def _rows(part: Log, settings: RunSettings, label_with: str | None) -> Iterator[
         asked = asked_of(samples, settings)
         for place, found in lines:
             if not isinstance(found, Entry):
-                kind = "skipped" if found is None else "broken"
-                yield place, kind, found or "", "", math.nan, False, False, None, None
+                kind = "skipped" if isinstance(found, Skipped) else "broken"
+                yield place, kind, str(found), "", math.nan, False, False, "", None, None
                 continue
             one = next(asked) if found.sample is not None else None
             time = math.nan if found.time is None else found.time
             known = one is not None and one.answer is not None
-            light = (place, "request", found.format, found.tenant, time, one is not None, known)
+            lacks = "\n".join(found.left_out)
+            light = (place, "request", found.format, found.tenant, time, one is not None, known, lacks)
             yield (*light, replace(found, sample=None), one)
     except DejaKVError as error:
-        yield place, "failed", str(error), "", math.nan, False, False, None, None
+        yield place, "failed", str(error), "", math.nan, False, False, "", None, None
 
 
 def _balanced(requests: Mapping[str, int], tasks: int) -> list[list[str]]:

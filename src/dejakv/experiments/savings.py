@@ -32,11 +32,13 @@ MOST_TENANTS = 5
 class Savings:
     """Counts requests in the order of their arrival; tenants share nothing.
 
-    whole_text  whether the tokens themselves are known, and not prefix blocks or lengths alone
+    whole_text      whether the tokens themselves are known, and not prefix blocks or lengths alone
+    prefixes_known  whether at least prefix blocks are
     """
 
     shares: Shares = field(default_factory=Shares)
     whole_text: bool = True
+    prefixes_known: bool = True
     quarters: list[Share] = field(default_factory=lambda: [Share()] * QUARTERS)
     by_tenant: defaultdict[str, Share] = field(default_factory=lambda: defaultdict[str, Share](Share))
     by_hour: defaultdict[int, Share] = field(default_factory=lambda: defaultdict[int, Share](Share))
@@ -60,6 +62,7 @@ class Savings:
     def add_trace(self, entry: Entry) -> None:
         """Count a request of which only prefix blocks or its length are known."""
         self.whole_text = False
+        self.prefixes_known = self.prefixes_known and bool(entry.blocks)
         seen = self._blocks[entry.tenant]
         held = next((place for place, block in enumerate(entry.blocks) if block not in seen), len(entry.blocks))
         seen.update(entry.blocks)
@@ -81,6 +84,7 @@ class Savings:
         return Savings(
             Shares(self.shares.total + other.shares.total),
             self.whole_text and other.whole_text,
+            self.prefixes_known and other.prefixes_known,
             [one + more for one, more in zip(self.quarters, other.quarters, strict=True)],
             _summed(self.by_tenant, other.by_tenant),
             _summed(self.by_hour, other.by_hour),
@@ -90,9 +94,12 @@ class Savings:
 
     def figures(self, costs: Costs | None = None) -> dict[str, Any]:
         """As JSON: tokens of all prompts, those in prefixes and anywhere, and their shares; the same tokens by `quarters`, `by_tenant` and
-        `by_hour`; `computed` tokens of all, and with `costs` `seconds` of a request's prefill, by way of reuse; `store_bytes` of all distinct state; `arrivals` a minute."""
+        `by_hour`; `computed` tokens of all, and with `costs` `seconds` of a request's prefill, by way of reuse; `store_bytes` of all distinct state; `arrivals` a minute.
+        What the log does not tell is None, and a way of reuse of which nothing is known is missing."""
         total, each = self.shares.total, self._each
-        rows = {"full": [one.tokens for one in each], "exact": [one.tokens - one.prefix for one in each]}
+        rows = {"full": [one.tokens for one in each]}
+        if self.prefixes_known:
+            rows["exact"] = [one.tokens - one.prefix for one in each]
         if self.whole_text:
             for name, quality in QUALITIES.items():
                 rows[f"blend {name}"] = [_blended(one, quality.share) for one in each]
@@ -101,20 +108,27 @@ class Savings:
         tenants = sorted(self.by_tenant.items(), key=lambda item: (-item[1].tokens, item[0]))
         found: dict[str, Any] = {
             "prompt_tokens": total.tokens,
-            "tokens_prefix": total.prefix,
-            "tokens_anywhere": total.anywhere,
-            **self.shares.figures,
+            "tokens_prefix": total.prefix if self.prefixes_known else None,
+            "tokens_anywhere": total.anywhere if self.whole_text else None,
+            "share_prefix": total.share_prefix if self.prefixes_known else None,
+            "share_anywhere": total.share_anywhere if self.whole_text else None,
             "whole_text": self.whole_text,
+            "prefixes_known": self.prefixes_known,
             "quarters": [vars(part) for part in self.quarters] if self.whole_text else [],
-            "by_tenant": {name: vars(part) for name, part in tenants},
-            "by_hour": {str(hour): vars(part) for hour, part in sorted(self.by_hour.items())},
+            "by_tenant": {name: self._known(part) for name, part in tenants},
+            "by_hour": {str(hour): self._known(part) for hour, part in sorted(self.by_hour.items())},
             "arrivals": arrivals,
             "computed": {name: sum(computed) for name, computed in rows.items()},
         }
-        if costs is not None:
+        if costs is not None and self.prefixes_known:
             found["seconds"] = {name: self._seconds(name, computed, costs) for name, computed in rows.items()}
             found["store_bytes"] = round((total.tokens - total.prefix) * costs.token_bytes)
         return found
+
+    def _known(self, part: Share) -> dict[str, int | None]:
+        """The counts of a part, None for what the log does not tell."""
+        prefix, anywhere = self.prefixes_known or None, self.whole_text or None
+        return {"tokens": part.tokens, "prefix": prefix and part.prefix, "anywhere": anywhere and part.anywhere}
 
     def _seconds(self, way: str, rows: Sequence[int], costs: Costs) -> float:
         """Mean seconds of a request's prefill. Each takes the fastest of its plans, as the planner does."""
@@ -143,21 +157,20 @@ def _blended(one: Share, part: float) -> int:
 
 def sheets(found: Mapping[str, Any]) -> list[Sheet]:
     """Tables of an estimate's savings: where tokens stood, and what each way of reuse would compute."""
-    total, prefix, anywhere = found["prompt_tokens"], found["tokens_prefix"], found["tokens_anywhere"]
-    where = [("in prefixes of earlier prompts", prefix / total, "`exact` and prefix caching compute none of these")]
-    if found["whole_text"]:
-        other = (anywhere - prefix) / total
-        where += [
-            ("elsewhere in earlier prompts", other, "`blend` reuses most of these; answers are approximate"),
-            ("new", 1 - anywhere / total, "always computed"),
-        ]
+    total, prefix, anywhere = max(1, found["prompt_tokens"]), found["tokens_prefix"], found["tokens_anywhere"]
+    elsewhere = anywhere - prefix if found["whole_text"] else None
+    where = [
+        ("in prefixes of earlier prompts", prefix, "`exact` and prefix caching compute none of these"),
+        ("elsewhere in earlier prompts", elsewhere, "`blend` reuses most of these; answers are approximate"),
+        ("new", total - anywhere if anywhere is not None else None, "always computed"),
+    ]
     seconds: Mapping[str, float] = found.get("seconds") or {}
     ways = [
         (name, share(count / total), *((f"{seconds[name]:.3f}",) if seconds else ()))
         for name, count in found["computed"].items()
     ]
     columns = ("reuse", "tokens computed", *(("seconds to prefill a request",) if seconds else ()))
-    stood = [(name, share(part), note) for name, part, note in where]
+    stood = [(name, "unknown" if part is None else share(part / total), note) for name, part, note in where]
     return [Sheet("", ("tokens", "share", ""), stood), Sheet("", columns, ways)]
 
 
@@ -171,8 +184,10 @@ def in_words(found: Mapping[str, Any]) -> list[str]:
         named = ", ".join(f"{name} {_part(part)}" for name, part in list(tenants.items())[:MOST_TENANTS])
         more = f", and {len(tenants) - MOST_TENANTS} more in estimate.json" if len(tenants) > MOST_TENANTS else ""
         lines.append(f"by tenant ({len(tenants)}, which share nothing): {named}{more}")
-    if len(hours := found["by_hour"]) > 1:
-        ranked = sorted(hours.items(), key=lambda item: item[1]["anywhere"] / max(1, item[1]["tokens"]))
+    if len(hours := found["by_hour"]) > 1 and found["prefixes_known"]:
+        ranked = sorted(
+            hours.items(), key=lambda item: (item[1]["anywhere"] or item[1]["prefix"]) / max(1, item[1]["tokens"])
+        )
         least, most = (f"{_part(part)} at {int(hour):02d} h" for hour, part in (ranked[0], ranked[-1]))
         lines.append(f"by hour of the day (UTC): from {least} to {most}")
     if arrivals := found["arrivals"]:
@@ -185,6 +200,8 @@ def in_words(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _part(part: Mapping[str, int]) -> str:
-    tokens = max(1, part["tokens"])
-    return f"{part['prefix'] / tokens:.0%} + {(part['anywhere'] - part['prefix']) / tokens:.0%}"
+def _part(part: Mapping[str, int | None]) -> str:
+    tokens, prefix, anywhere = max(1, part["tokens"] or 0), part["prefix"], part["anywhere"]
+    if prefix is None:
+        return "unknown"
+    return f"{prefix / tokens:.0%} + {'unknown' if anywhere is None else f'{(anywhere - prefix) / tokens:.0%}'}"

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ COLUMNS: tuple[str, ...] = (
     "ttft_p50_none", "ttft_p50_prefix", "ttft_p50_cache", "ttft_p95_none", "ttft_p95_prefix", "ttft_p95_cache",
     "notes", "settings", "error",
 )  # fmt: skip
+
+
+_FORMULA = re.compile(r"'*\s*(?!-?[\d.]+(e[+-]?\d+)?$)[=+@\t\r\n-]")
 
 
 @contextmanager
@@ -72,7 +76,7 @@ class SweepLog:
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, COLUMNS)
         writer.writeheader()
-        writer.writerows(self.lines)
+        writer.writerows({name: _plain(value) for name, value in line.items()} for line in self.lines)
         replace_file(self.path, text.getvalue(), "--log-file")
 
 
@@ -86,6 +90,7 @@ def logged(path: str | Path) -> list[dict[str, Any]]:
         for line in found:
             if set(line) != set(COLUMNS):
                 raise ValueError("other columns than this version writes")
+            line |= {name: _read(value) for name, value in line.items()}
             json.loads(line["settings"] or "{}")
         if len({line["name"] for line in found}) < len(found):
             raise ValueError("two rows have one name")
@@ -94,6 +99,15 @@ def logged(path: str | Path) -> list[dict[str, Any]]:
             f"{shown(str(path))} is no log of a sweep ({error}): give the --log-file of a sweep of this version"
         ) from error
     return found
+
+
+def _plain(value: Any) -> Any:
+    """A cell that a spreadsheet shows as text: one that begins as a formula does gets an apostrophe, which `_read` takes away."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def _read(cell: str) -> str:
+    return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell[1:]) else cell
 
 
 def log_line(
