@@ -98,6 +98,51 @@ def test_pictures_are_part_of_the_identity(name: str) -> None:
     assert len(records) == 6
 
 
+BETWEEN: dict[str, Any] = {
+    "forward": lambda model, inputs: model(**inputs),
+    "without a cache": lambda model, inputs: model.generate(**inputs, max_new_tokens=2, use_cache=False, pad_token_id=1),
+    "hidden states": lambda model, inputs: model.generate(
+        **inputs, max_new_tokens=2, output_hidden_states=True, return_dict_in_generate=True, pad_token_id=1
+    ),
+    "tower": lambda model, inputs: tower_of(model).add_(0.25),
+    "head": lambda model, inputs: model.lm_head.weight.mul_(0.5),
+    "text": lambda model, inputs: model.generate(
+        input_ids=inputs["input_ids"][:, :3], attention_mask=inputs["attention_mask"][:, :3], max_new_tokens=2
+    ),
+    "beams": lambda model, inputs: model.generate(**inputs, max_new_tokens=2, num_beams=2, pad_token_id=1),
+    "training": lambda model, inputs: (model.train()(**inputs), model.eval()),
+}
+"""Calls and changes between two calls of `generate`."""
+
+
+def tower_of(model: Any) -> torch.Tensor:
+    base = model.base_model
+    return next((getattr(base, "visual", None) or base.vision_tower).parameters())
+
+
+@pytest.mark.parametrize("name", tiny.IMAGES)
+def test_pictures_are_answered_whatever_happened_between_two_calls(name: str) -> None:
+    """The pixels of a call stay its own, also where the model's fingerprint is made anew before it runs."""
+    model, processor = tiny.image_model(name)
+    mark = tiny.PLACEHOLDER[name]
+    one, two = tiny.picture(1, 24, 16), tiny.picture(2, 24, 16)
+    first = picture_inputs(processor, [f"{START} {mark} what colour is the cube"], [[one]])
+    batch = picture_inputs(
+        processor, [f"{START} {mark} and {mark} how many", f"{START} {mark} left of it"], [[two, one], [one]]
+    )
+    options = {"max_new_tokens": 3, "pad_token_id": 1}
+    with dejakv.attach(model, processor):
+        attached = vars(model)["generate"]
+        for between, happens in BETWEEN.items():
+            for inputs in (first, batch):
+                with torch.no_grad():
+                    happens(model, first)
+                got = attached(**inputs, **options)
+                del vars(model)["generate"]
+                assert torch.equal(got, model.generate(**inputs, **options)), between
+                vars(model)["generate"] = attached
+
+
 def test_encoder_outputs_outlive_an_attachment_where_the_config_names_a_place(tmp_path: Path) -> None:
     name = tiny.IMAGES[0]
     model, processor = tiny.image_model(name)

@@ -58,7 +58,7 @@ from dejakv.engines.transformers.generate_call import PROMPT_KEYS, Arguments, Ge
 from dejakv.engines.transformers.hidden_keys import ROWS, left_out
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache
 from dejakv.engines.transformers.loading import DTYPES, load
-from dejakv.engines.transformers.prompts import image_text_ids, positions, text_ids, vision_base
+from dejakv.engines.transformers.prompts import image_text_ids, positions, spans_of, text_ids, vision_base
 from dejakv.engines.transformers.top_layer import PlannedTopLayer, plan_top_layer, why_not
 from dejakv.engines.transformers.vision import Vision, given_features
 from dejakv.engines.transformers.watch import ModelWatch
@@ -183,6 +183,8 @@ class TransformersEngine(Engine):
         """
         if isinstance(request, GenerateCall):
             ids, spans = request.token_ids, request.spans
+            with self._lock:
+                self._take_pictures(request)
         else:
             ids, spans = self._tokenized(request)
             self._check_length(len(ids))
@@ -324,6 +326,7 @@ class TransformersEngine(Engine):
         beams, n, spans = decoding.width(self.model, arguments), len(prepared.token_ids), prepared.spans
         steps = Steps(beams, self.tokenizer, on_token)
         self._check_model(prepared.epoch, n)
+        self._take_pictures(prepared.request)  # a model that changed since `prepare` forgets all pictures
         piece = self.piece
         ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
         cache, held, loaded = (planned.cache, 0, 0) if planned is not None else self._begun(parts, held, prepared)
@@ -471,7 +474,7 @@ class TransformersEngine(Engine):
         return reason
 
     def requests_of(self, call: Arguments, partition: str, numbers: Iterator[int]) -> list[GenerateCall]:
-        """Turn a call of `generate` into a request for each prompt, numbered by `numbers`, with its pixels kept for the run.
+        """Turn a call of `generate` into a request for each prompt, numbered by `numbers`, with its pixels.
 
         Raises: InputError for a prompt that is too long, ValueError for pixels that do not fit it.
         """
@@ -481,14 +484,19 @@ class TransformersEngine(Engine):
         for (ids, pictures), number in zip(
             rows_of({**call.given, "attention_mask": call.mask}, token), numbers, strict=False
         ):
-            media, spans = tuple(item for item, _, _ in pictures), ()
-            if pictures and self.vision is not None:
-                spans = self.vision.book_of(partition).given(ids, pictures)
+            media = tuple(item for item, _, _ in pictures)
+            spans = spans_of(ids, token, [picture for _, picture, _ in pictures], [item.digest for item in media])
             text, name = self.tokenizer.decode(ids, skip_special_tokens=True), f"generate-{number}"
-            made.append(GenerateCall(name, text, text, media, partition, token_ids=ids, spans=spans, arguments=options))
+            prompt = {"token_ids": ids, "spans": spans, "pictures": pictures}
+            made.append(GenerateCall(name, text, text, media, partition, **prompt, arguments=options))
         for one in made:
             self._check_length(len(one.token_ids))
         return made
+
+    def _take_pictures(self, request: Request) -> None:
+        """Make the pixels of a call of `generate` known, which no picture's bytes stand for."""
+        if isinstance(request, GenerateCall) and request.pictures and self.vision is not None:
+            self.vision.book_of(request.partition).take(request.pictures)
 
     def _check_length(self, tokens: int) -> None:
         """Raises: InputError for a prompt without tokens, or without room for an answer."""

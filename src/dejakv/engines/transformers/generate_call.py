@@ -140,12 +140,17 @@ def _left_padded(mask: torch.Tensor) -> bool:
     return bool(plain and (mask[:, -1] == 1).all() and (mask[:, 1:] >= mask[:, :-1]).all())
 
 
+Pictures = tuple[tuple[Media, Picture, Mapping[str, torch.Tensor]], ...]
+"""A prompt's pictures: pixels as media, their description for the prompt, and the tower's inputs."""
+
+
 @dataclass(frozen=True)
 class GenerateCall(Request):
-    """One prompt of a call of `generate`, as token ids, with the call's own arguments beside the prompt."""
+    """One prompt of a call of `generate`, as token ids, with the call's own arguments and pixels beside the prompt."""
 
     token_ids: tuple[int, ...] = ()
     spans: tuple[Span, ...] = ()
+    pictures: Pictures = ()
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -184,10 +189,6 @@ class _OwnPromptFirst(BaseStreamer):
         self._streamer.end()
 
 
-Pictures = tuple[tuple[Media, Picture, Mapping[str, torch.Tensor]], ...]
-"""A prompt's pictures: pixels as media, their description for the prompt, and the tower's inputs."""
-
-
 def rows_of(arguments: Mapping[str, Any], image_token: int | None) -> list[tuple[tuple[int, ...], Pictures]]:
     """Single prompts: tokens without padding, and pictures. Raises: ValueError if pixels and image tokens do not fit."""
     given = zip(arguments["input_ids"], arguments["attention_mask"], strict=True)
@@ -207,7 +208,8 @@ def rows_of(arguments: Mapping[str, Any], image_token: int | None) -> list[tuple
                 raise ValueError("pixel_values do not fit the image tokens")
             picture, pixels = parts.pop(0)
             wanted -= picture.rows
-            mine.append((Media(_bytes_of(pixels), name="pixels"), picture, pixels))
+            own_pixels = {name: part.clone() for name, part in pixels.items()}  # the caller may write into its batch
+            mine.append((Media(_bytes_of(pixels), name="pixels"), picture, own_pixels))
         rows.append((prompt, tuple(mine)))
     if parts:
         raise ValueError("pixel_values hold more pictures than the prompts")

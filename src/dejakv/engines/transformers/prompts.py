@@ -65,20 +65,15 @@ class PictureBook:
     def known(self, digest: str) -> Picture | None:
         return self._known.get(digest)
 
-    def given(
-        self, ids: Sequence[int], pictures: Sequence[tuple[Media, Picture, Mapping[str, Tensor]]]
-    ) -> tuple[Span, ...]:
-        """Add a prompt's pictures with pixels processed elsewhere, all kept; returns their spans."""
+    def take(self, pictures: Sequence[tuple[Media, Picture, Mapping[str, Tensor]]]) -> None:
+        """Add a prompt's pictures with pixels that were processed elsewhere; all of them are kept."""
         if len(pictures) > self._pixels.maxsize:
             larger: FIFOCache[str, Mapping[str, Tensor]] = FIFOCache(len(pictures))
             larger.update(self._pixels)
             self._pixels = larger
         for item, picture, pixels in pictures:
             self._known[item.digest] = picture
-            self._pixels[item.digest] = {name: part.clone() for name, part in pixels.items()}
-        return spans_of(
-            ids, self.image_token_id, [known for _, known, _ in pictures], [item.digest for item, _, _ in pictures]
-        )
+            self._pixels[item.digest] = pixels
 
     def pixels(self, media: Media) -> Mapping[str, Tensor]:
         """The processor's output for one picture: `pixel_values` and whatever else the tower takes."""
