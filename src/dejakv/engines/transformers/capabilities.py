@@ -7,31 +7,36 @@ from typing import Any
 
 import torch
 from PIL import Image
+from transformers.cache_utils import DynamicCache
 
 from dejakv.decide.costs import MASKED, Costs
 from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, plain_cache
 from dejakv.engines.transformers.prompts import image_text_ids
 from dejakv.engines.transformers.vision import Vision, given_features
-from dejakv.errors import DejaKVError, ModelError
+from dejakv.errors import ModelError
 from dejakv.models.lckv.layout import layout_of
 from dejakv.pictures import decoded
 from dejakv.request import Media, Request
+from dejakv.store.base import Tensor
 
 ATTENTION = ("sdpa", "eager")
 _PLAIN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _TOKENS, _SPLIT = 24, 13
 """Of the check at loading: the length of the prompt, and the number of its tokens that are reused."""
-_FAILURES = (DejaKVError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
+_LONGEST_WINDOW = 8192
+"""Largest sliding window for which the check at loading fills a cache beyond it."""
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """reuse: hand state out and start from it; images: take pictures. `reasons` says why not."""
+    """reuse: hand state out and start from it; images: take pictures; padding: answer the rows of a left-padded batch one by
+    one. `reasons` says why not."""
 
     reuse: bool = True
     images: bool = False
+    padding: bool = True
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def without(self, name: str, reason: str) -> "Capabilities":
@@ -48,10 +53,20 @@ def without_adapter_wrapper(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def text_setting(model: Any, name: str) -> Any:
+    """Read a field of the language model's configuration; None for one that it does not have, or that raises when read.
+
+    A configuration may lack any field (a recurrent model has no heads), or refuse to name one value for all layers.
+    """
+    try:
+        return getattr(model.config.get_text_config(decoder=True), name, None)
+    except Exception:  # the configuration's own code, which may raise anything
+        return None
+
+
 def check_attention(model: Any) -> str:
     """Return the attention implementation. Raises: ModelError if it cannot continue from arbitrary state."""
-    text = model.config.get_text_config(decoder=True)
-    implementation = str(getattr(text, "_attn_implementation", None) or model.config._attn_implementation)
+    implementation = str(text_setting(model, "_attn_implementation") or model.config._attn_implementation)
     if implementation not in ATTENTION:
         raise ModelError(
             f"attention implementation {implementation!r} is not supported: load the model with "
@@ -65,7 +80,7 @@ def from_config(model: Any) -> Capabilities:
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{type(model).__name__} is an encoder-decoder: only decoder language models are supported")
-    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - _PLAIN_LAYERS
+    kinds = set(text_setting(model, "layer_types") or ()) - _PLAIN_LAYERS
     reason = ""
     if kinds:
         reason = f"layers of type {', '.join(sorted(kinds))} keep a state that is no per-token KV"
@@ -91,9 +106,61 @@ def self_check(model: Any, found: Capabilities) -> Capabilities:
             return found.without("reuse", "its layers differ in shape, so no single tensor holds its KV")
         held = filled_cache([state], _SPLIT, ids.device, model.dtype, empty_cache(layout_of(model)))
         resumed = _last_logits(model, ids, held, _SPLIT)
-    except _FAILURES as error:
+        reason = disagreement(whole, resumed, model.dtype, "logits from reused state")
+        reason = reason or _forgetting(model, state)
+    except Exception as error:  # a model's own code may raise anything
         return found.without("reuse", f"the load-time self-check failed: {type(error).__name__}: {error}")
-    return found.without("reuse", disagreement(whole, resumed, model.dtype, "logits from reused state"))
+    return found.without("reuse", reason).without("padding", _padding(model, ids))
+
+
+def _forgetting(model: Any, state: Tensor) -> str:
+    """Tell why the model's own cache is not like one that keeps all tokens; empty if it is.
+
+    The default cache of a model with a sliding window drops what left the window. That is the same only where the model's mask
+    hides it, too, so a token behind a full window must see the same in both.
+    """
+    own = DynamicCache(config=model.config.get_text_config(decoder=True))
+    windows = [int(size) for layer in own.layers if (size := getattr(layer, "sliding_window", None))]
+    if not windows or layout_of(model) is not None or min(windows) > _LONGEST_WINDOW:
+        return ""
+    tokens, ids = min(windows) + 8, some_tokens(model, 1)
+    place = torch.tensor([[tokens]], device=ids.device)
+    _, layers, heads, _, dim = state.data.shape
+    generator, whole = torch.Generator().manual_seed(0), plain_cache()
+    try:
+        for layer in range(layers):
+            keys, values = torch.randn(2, 1, heads, tokens, dim, generator=generator).to(ids.device, model.dtype)
+            own.update(keys, values, layer)
+            whole.update(keys, values, layer)
+        expected, got = (
+            model(input_ids=ids, past_key_values=cache, position_ids=place, use_cache=True, return_dict=True).logits[0, -1]
+            for cache in (own, whole)
+        )
+    except torch.OutOfMemoryError:  # no room for two full windows says nothing about the model
+        return ""
+    what = "answers beyond its window, which its own cache forgets and no mask hides,"
+    return disagreement(expected.float(), got.float(), model.dtype, what)
+
+
+def _padding(model: Any, ids: torch.Tensor) -> str:
+    """Tell why the rows of a left-padded batch cannot be answered one by one; empty if they can.
+
+    Some models count the padding in their positions, or let tokens see it: a row alone is then another prompt.
+    """
+    padded = torch.cat([ids[:, :4], ids], dim=1)
+    mask = torch.ones_like(padded)
+    mask[:, :4] = 0
+    options = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "num_beams": 1, "pad_token_id": 0}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    try:
+        expected, got = (
+            torch.cat(type(model).generate(model, input_ids=row, attention_mask=seen, **options).logits).float()
+            for row, seen in ((padded, mask), (ids, torch.ones_like(ids)))
+        )
+    except Exception as error:  # a model's own code may raise anything
+        return f"a padded prompt failed: {type(error).__name__}: {error}"
+    reason = disagreement(expected, got, model.dtype, "logits behind padding")
+    return f"its answers depend on padding ({reason})" if reason else ""
 
 
 def disagreement(expected: torch.Tensor, got: torch.Tensor, dtype: torch.dtype, what: str) -> str:
@@ -122,7 +189,7 @@ def _last_logits(
 def some_tokens(model: Any, count: int) -> torch.Tensor:
     """Token ids `[1, count]` that stand for plain text in whatever vocabulary the model has."""
     config = model.config
-    vocabulary = int(config.get_text_config(decoder=True).vocab_size)
+    vocabulary = int(text_setting(model, "vocab_size") or model.get_input_embeddings().weight.shape[0])
     special = {
         value
         for name in ("image_token_id", "video_token_id", "audio_token_id")
@@ -137,15 +204,14 @@ def shape_of(model: Any, attention: str) -> Costs:
     """A model's work in floating-point operations, without embeddings. On a GPU, and with eager attention, pairs are not counted: a prefix always pays there. A
     layer-condensed model attends to the whole prompt."""
     embeddings = model.get_input_embeddings().weight
-    config = model.config.get_text_config(decoder=True)
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    layers, heads = (int(text_setting(model, name) or 0) for name in ("num_hidden_layers", "num_attention_heads"))
     layout = layout_of(model)
     with_kv = len(layout.kv_layers) if layout is not None else layers
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    width = text_setting(model, "head_dim") or int(text_setting(model, "hidden_size") or 0) // max(1, heads)
     named = [(name, p.numel()) for name, p in model.named_parameters() if "vision" not in name]
     weights = sum(size for name, size in named if "layers." in name)
     weights = weights or max(1, sum(size for _, size in named) - embeddings.numel())  # layers by another name
-    held = 2 * with_kv * (getattr(config, "num_key_value_heads", None) or heads) * width * embeddings.element_size()
+    held = 2 * with_kv * (text_setting(model, "num_key_value_heads") or heads) * width * embeddings.element_size()
     masked = attention == "sdpa" and embeddings.device.type == "cpu"
     pair, whole = 4 * layers * heads * width if masked else 0, 0.5 if masked and layout is None else 1.0
     return Costs(2 * weights, pair, whole=whole, masked=MASKED, token_bytes=held)
@@ -183,7 +249,7 @@ def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilit
             state = captured(cache, len(ids)) if state is None else state
             if state is None:
                 break
-    except _FAILURES as error:
+    except Exception as error:  # a model's own code may raise anything
         reason = f"the load-time self-check with a picture failed: {type(error).__name__}: {error}"
     finally:
         vision.take_runs()

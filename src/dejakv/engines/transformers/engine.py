@@ -51,6 +51,7 @@ from dejakv.engines.transformers.capabilities import (
     from_config,
     self_check,
     shape_of,
+    text_setting,
     without_adapter_wrapper,
 )
 from dejakv.engines.transformers.decoding import Declined, Steps, continued, may_prune, prefill_pruned, pruning_of
@@ -152,7 +153,7 @@ class TransformersEngine(Engine):
     @property
     def context(self) -> int:
         """Maximum tokens of prompt and answer together."""
-        limit = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        limit = text_setting(self.model, "max_position_embeddings")
         return int(limit) if limit else 1 << 30
 
     @property
@@ -468,6 +469,8 @@ class TransformersEngine(Engine):
         reason = call.why_untouched(images)
         if not reason and self._watch.by_length and call.padded:
             reason = "the rows of a padded batch share one rotary table"
+        if not reason and call.padded:
+            reason = self.capabilities.reasons.get("padding", "")
         reason = reason or self._watch.momentary()
         if not reason and not self.capabilities.reuse:
             return self.capabilities.reasons.get("reuse", "reuse is not possible")
