@@ -18,7 +18,7 @@ from dejakv.adopt.adopter import InputEmbeddings
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm import upstream
-from dejakv.engines.vllm.bind import WorkerExtension, bound_model
+from dejakv.engines.vllm.bind import WorkerExtension, watched_model
 from dejakv.engines.vllm.blend.model import Rotary
 from dejakv.engines.vllm.blend.state import Blending, Draft
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
@@ -173,12 +173,12 @@ def test_the_extension_hands_over_its_worker_alone():
     parts = SimpleNamespace(model_config=object(), weight_transfer_config=None)
     worker = WorkerExtension()
     worker.vllm_config, worker.model_runner = parts, SimpleNamespace(get_model=lambda: "model")
-    assert bound_model(copy.copy(parts)) == "model"
+    assert watched_model(copy.copy(parts)) == "model"
     other = SimpleNamespace(model_config=object(), weight_transfer_config=None)
-    assert bound_model(other) is None
+    assert watched_model(other) is None
     other.weight_transfer_config = "nccl"
     with pytest.raises(ConfigError, match="add --worker-extension-cls dejakv"):
-        bound_model(other)
+        watched_model(other)
 
 
 def _config(**changes):

@@ -3,12 +3,14 @@
     --worker-extension-cls dejakv.engines.vllm.bind.WorkerExtension
 
 vLLM adds the class to its worker's bases and makes the worker; `__new__` then notes the worker, and the connector, which is
-made later in the same process, finds the model runner behind it.
+made later in the same process, finds the model runner behind it. Blends compute with it, and need this seam. To watch the weights the
+worker that is handing out the KV cache will do (`upstream.calling_worker`), so that each server's are watched.
 """
 
 import weakref
 from typing import Any
 
+from dejakv.engines.vllm import upstream
 from dejakv.errors import ConfigError
 
 EXTENSION = "dejakv.engines.vllm.bind.WorkerExtension"
@@ -35,12 +37,15 @@ def bound_runner(vllm_config: Any) -> Any | None:
     return None
 
 
-def bound_model(vllm_config: Any) -> Any | None:
-    """The served model, to watch its weights; None without the extension. Raises: ConfigError if the server was started for updates of
-    weights without it."""
+def watched_model(vllm_config: Any) -> Any | None:
+    """The served model, to watch its weights; None if vLLM shows no worker. Raises: ConfigError if the server was started for updates of
+    weights and they cannot be watched."""
     runner = bound_runner(vllm_config)
-    if runner is None and vllm_config.weight_transfer_config is not None:
+    worker = upstream.calling_worker() if runner is None else None
+    if runner is None and worker is None and vllm_config.weight_transfer_config is not None:
         raise ConfigError(
             f"weights that are updated while the server runs need to be watched: add --worker-extension-cls {EXTENSION}"
         )
-    return None if runner is None else runner.get_model()
+    if runner is not None:
+        return runner.get_model()
+    return None if worker is None else worker.get_model()

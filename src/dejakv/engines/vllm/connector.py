@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from dejakv.blend.sentences import sentence_ends
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm import upstream
-from dejakv.engines.vllm.bind import EXTENSION, bound_model, bound_runner
+from dejakv.engines.vllm.bind import EXTENSION, bound_runner, watched_model
 from dejakv.engines.vllm.blend.blend import Blender
 from dejakv.engines.vllm.blend.model import Rotary
 from dejakv.engines.vllm.blend.names import Names, is_approximate
@@ -91,13 +91,14 @@ def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
     row = upstream.bytes_per_token(kv_cache_config)
     unit = math.lcm(upstream.block_tokens(kv_cache_config), BLOCK_TOKENS)
     most = max(1, settings.max_bytes // row) if settings.max_bytes else 0
-    return Room(settings.max_pending_bytes // row, unit, most, upstream.drops_blocks(kv_cache_config))
+    drops = upstream.drops_blocks(kv_cache_config)
+    return Room(settings.max_pending_bytes // row, unit, most, drops, upstream.is_stepped_by_hand())
 
 
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV, *, blends: bool) -> WorkerSide:
     """Make the worker side. Raises: ConfigError, StoreError, ModelError."""
     settings = settings_of_rank(settings, upstream.rank(), rank_count(vllm_config))
-    watch = Watch.of(bound_model(vllm_config))
+    watch = Watch.of(watched_model(vllm_config))
     blender = blender_for(vllm_config, settings, paged) if blends else None
     store = open_store(settings, vllm_config, writing=True)
     return WorkerSide(store, paged, blender, watch, settings.load_timeout_s, settings.max_pending_bytes)
@@ -138,7 +139,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         no_blend = upstream.usable("blend" if self.settings.may_blend else "exact")
         self._blends = self.settings.may_blend and not no_blend
         refuse_unsupported(vllm_config, kv_cache_config, self.settings)
-        refuse_beside_others(vllm_config, upstream.engine_transfer(), self.settings)
+        refuse_beside_others(vllm_config, upstream.engine_transfer(), self.settings, DejaKVConnector)
         self._counts = ConnectorCounts()
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -250,9 +251,9 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         if self._scheduler is not None:
-            self._scheduler.lookups.close()
+            self._scheduler.close()
         if self._worker is not None:
-            self._worker.close()
+            self._worker.close(upstream.seconds_to_stop(self._vllm_config))
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DejaKVStats:

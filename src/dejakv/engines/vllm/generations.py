@@ -177,9 +177,15 @@ class Watch:
 
     @classmethod
     def of(cls, model: torch.nn.Module | None) -> "Watch":
-        """Reads the weights of the model that the worker extension hands over (`bind`)."""
+        """Reads the weights of the model (`bind`)."""
         if model is None:
-            log.info("without --worker-extension-cls weights are not watched: each reset of this connector begins anew")
+            log.warning(
+                "the model is not visible here, so that changed weights are NOT noticed: after each change reset the prefix cache with this"
+                " connector, or answers come from old weights. Each reset begins with no state. --worker-extension-cls"
+                " dejakv.engines.vllm.bind.WorkerExtension makes the model visible"
+            )
+        else:
+            log.info("the weights are watched: after a change of them nothing is reused or stored until a reset")
         return cls(None if model is None else WeightDigests(model))
 
     @property

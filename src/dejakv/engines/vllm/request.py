@@ -95,6 +95,9 @@ class Tracked:
     loaded    what the worker said of the last load
     kept      its rows that are stored for later blends, if it was blended
     settled   no further load: it was loaded, it failed, or there is nothing to load
+    loadable  state may be loaded for it, and again after each preemption
+    preempted how often vLLM had taken its blocks at the latest lookup
+    save      description of its state at the first lookup, if that was before a preemption
     generation in which the request came; after a reset its state is of no use (`generations`)
     """
 
@@ -116,6 +119,21 @@ class Tracked:
     reason: str = ""
     saved: bool = False
     generation: int = 0
+    loadable: bool = True
+    preempted: int = 0
+    save: ChunkMeta | None = None
+
+    def start_again(self, lookup: "Future[LookupResult]", deadline: float) -> None:
+        """Forget the load that a preemption took, for another lookup. What of the prompt is to be stored stays as it was."""
+        assert self.found is not None
+        self.lookup, self.deadline, self.save = lookup, deadline, self.found.save
+        self.found, self.settled, self.reason = None, False, ""
+
+    def take(self, found: LookupResult) -> None:
+        """Take a lookup's result. A request that goes on after a preemption stays exact if it was."""
+        if self.preempted:
+            found = replace(found if self.approximate else found.exact, save=self.save)
+        self.found = found
 
     @property
     def expected(self) -> LookupResult:

@@ -30,19 +30,25 @@ class Room:
     tokens  maximum under way; without any, a unit or rows of a blend may always begin
     unit    an increment begins at a multiple of this: of a KV block, and of a block of the store's index of prefixes
     most    tokens that the store's budget has room for, 0: no limit
-    at_once copy a step's tokens behind that step, since vLLM drops blocks outside of a window before the next one; False: behind the next
-            step, when this one's answer tokens are out
+    drops   vLLM drops blocks outside of a window before the next step
+    by_hand the engine's owner makes its steps: there may be none behind the last answer
     """
 
     tokens: int = 0
     unit: int = 1
     most: int = 0
-    at_once: bool = False
+    drops: bool = False
+    by_hand: bool = False
+
+    @property
+    def at_once(self) -> bool:
+        """Whether to copy a step's tokens behind that step, and not behind the next one, when this one's answer tokens are out."""
+        return self.drops or self.by_hand
 
     @property
     def least(self) -> int:
         """Tokens of an increment before the last."""
-        if self.at_once:
+        if self.drops:
             return self.unit
         return min(max(LEAST_TOKENS // self.unit, 1), max(self.tokens // 2 // self.unit, 1)) * self.unit
 
@@ -136,6 +142,11 @@ class Saves:
         """Index nothing that is under way: the weights may have changed."""
         for saving in list(self.pending.values()):
             self._end(saving, RESET)
+
+    def lost(self) -> int:
+        """How many prompts were to be stored whole and are not, once the workers have ended."""
+        store = self.lookups.cache.store
+        return sum(store.meta(saving.meta.id) is None for saving in self.pending.values() if not saving.over)
 
     def of_no_use(self, tracked: Tracked) -> str:
         """Why a request's state is neither stored nor assembled from stored state; empty if it may be."""

@@ -4,6 +4,7 @@ It runs in vLLM's engine loop, so it never waits: lookups run in threads (`None`
 that touches KV is ordered from the worker and confirmed by it.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -23,6 +24,8 @@ from dejakv.engines.vllm.saves import BACKLOG, ENDED, Room, Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.stats import ConnectorCounts
 from dejakv.engines.vllm.upstream import was_aborted
+
+log = logging.getLogger("dejakv.vllm")
 
 NO_GAIN = "no gain under load: full computation is done before it, or costs hardly more"
 """Why a blend or a load is refused."""
@@ -88,6 +91,7 @@ class SchedulerSide:
             elif request.skip_reading_prefix_cache:
                 tracked.reason, tracked.settled = "skip_reading_prefix_cache", True
             tracked.wish = wish
+            tracked.loadable = wish.mode != "off" and not tracked.settled
             if not self.generations.unknown:
                 tracked.lookup = self.lookups.submit(request, wish)
         self.requests[request.request_id] = tracked
@@ -108,22 +112,33 @@ class SchedulerSide:
         if why:
             tracked.used = 0
             return self._no(tracked, tracked.reason or why), False
+        if request.num_preemptions > tracked.preempted:
+            self._start_again(tracked)
         if tracked.settled:
             return 0, False
         if tracked.lookup is None:
             return self._begin_lookup(tracked)
         if tracked.found is None:
             if tracked.lookup.done():
-                tracked.found = tracked.lookup.result()
+                tracked.take(tracked.lookup.result())
             elif time.monotonic() < tracked.deadline:
                 return None, False
             else:
-                tracked.found = LookupResult(reason=f"the lookup took longer than {self.settings.lookup_timeout_s:g} s")
+                late = f"the lookup took longer than {self.settings.lookup_timeout_s:g} s"
+                tracked.take(LookupResult(reason=late))
+            assert tracked.found is not None
             self.counts.looked_up(tracked.found)
         if tracked.wish.mode == "blend" and self._shares(tracked, tracked.found, local):
             return None, False
         gain = self._loadable(tracked, request, local)
         return gain, bool(gain)
+
+    def _start_again(self, tracked: Tracked) -> None:
+        """Look up a preempted request again: its blocks are gone, and what was loaded with them."""
+        tracked.preempted = tracked.request.num_preemptions
+        tracked.used, tracked.loaded, tracked.held = 0, None, 0
+        if tracked.loadable and tracked.found is not None:
+            tracked.start_again(self.lookups.submit(tracked.request, tracked.wish), self._deadline())
 
     def _begin_lookup(self, tracked: Tracked) -> tuple[int | None, bool]:
         """Look up a request that came before the workers' answers about their weights."""
@@ -264,7 +279,8 @@ class SchedulerSide:
             self.queue.failed(request.num_computed_tokens)
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         last = computed and all(tables) and not aborted
-        holds = last and self.saves.order(tracked, request.num_prompt_tokens, lambda: tables, release=True)
+        waits = last and not self.save_room.by_hand  # nobody may make the step that would free the blocks
+        holds = waits and self.saves.order(tracked, request.num_prompt_tokens, lambda: tables, release=True)
         self.saves.ended(request.request_id, BACKLOG if last else ENDED)
         if tracked.lookup is not None:
             tracked.lookup.cancel()
@@ -278,9 +294,20 @@ class SchedulerSide:
 
         problem  why nothing may be stored or used after this reset either
         """
+        if problem:
+            log.warning("reset, but nothing is stored or reused from now on: %s", problem)
         self.generations.begin(problem)
         self.lookups.adapters.base = self.generations.epoch
         self.saves.outdate()
+
+    def close(self) -> None:
+        """End. vLLM has ended the workers by now, perhaps while they were storing."""
+        lost = self.saves.lost()
+        if lost:
+            log.warning(
+                "stopped before %d prompt%s could be stored: %s computed again when asked for", lost, *(("", "it is") if lost == 1 else ("s", "they are"))
+            )
+        self.lookups.close()
 
     def _heard_load(self, loaded: LoadResult) -> None:
         self.blends.ended(loaded.request_id)
@@ -343,7 +370,7 @@ class SchedulerSide:
             return self._no(
                 tracked, f"{gain} tokens beyond vLLM's own prefix hit, min_gain is {self.settings.min_gain}"
             )
-        if self.whole and stop < request.num_prompt_tokens - 1:
+        if self.whole and stop < request.num_tokens - 1:
             return self._no(
                 tracked, "this attention backend computes a single token behind stored ones, and more are left"
             )

@@ -64,6 +64,7 @@ class Use:
 _ONE, _BOTH = "0.32.0", "0.31.0 and 0.32.0"
 _REQUEST = (
     "request_id status priority prompt_token_ids prompt_embeds mm_features num_prompt_tokens num_computed_tokens num_output_tokens"
+    " num_tokens num_preemptions"
     " sampling_params pooling_params cache_salt lora_request kv_transfer_params skip_reading_prefix_cache resumable"
 )
 _STEP = "num_scheduled_tokens total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs"
@@ -87,17 +88,19 @@ USES = (
     Use("vllm.v1.kv_cache_interface:KVCacheConfig", "kv_cache_groups", "the KV cache's shape is not known"),
     Use("vllm.config:CompilationConfig", "static_forward_context", "no layer is found for its KV cache"),
     Use("vllm.config", "get_current_vllm_config_or_none", "a policy that fails requests is not noticed"),
+    Use("vllm.v1.worker.worker_base:WorkerBase", "get_model", "a change of weights is not noticed", seen=_ONE),
     Use("vllm.config", "set_current_vllm_config", "another backend's state would be exact", seen=_BOTH),
     Use("vllm.config:AttentionConfig", "compute_hash", "another backend's state would be exact", seen=_BOTH),
     Use("vllm.platforms", "current_platform", "no device is known", seen=_BOTH),
     Use("torch.cpu", "_is_amx_tile_supported", "another processor's pages would be exact", seen=_BOTH),
     Use(
         "vllm.envs",
-        "VLLM_BATCH_INVARIANT VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_USE_MODELSCOPE",
+        "VLLM_BATCH_INVARIANT VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_USE_MODELSCOPE VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
         "bits, adapters and weights are taken for others",
         seen=_BOTH,
     ),
     Use(_FACTORY, "register_connector", "statistics below MultiConnector end the server", seen=_BOTH),
+    Use(_FACTORY, "get_connector_class", "a second DejaKVConnector ends the server", seen=_ONE),
     Use(
         "vllm.v1.attention.backend:AttentionBackend",
         "forward_includes_kv_cache_update",
@@ -146,6 +149,7 @@ USES = (
     Use(_ROTARY, "cos_sin_cache is_neox_style", "keys cannot be moved", "blend", _ONE),
     Use("vllm.lora.layers", "BaseLayerWithLoRA", "adapters would change blends of the base model", "blend", _ONE),
     Use("vllm.v1.core.encoder_cache_manager:EncoderCacheManager", "reset", "resets are not noticed", "pictures", _ONE),
+    Use("vllm.v1.engine.core_client", "InprocClient", "resets fail behind a last answer of one token", seen=_ONE),
     Use("vllm.v1.engine.core_client:InprocClient", "engine_core", "saves are not waited for", "run", _ONE),
     Use("vllm.distributed", "cleanup_dist_env_and_memory", "a second engine does not start", "run", _ONE),
     Use(
@@ -213,17 +217,58 @@ def usable(part: Part, version: str | None = None) -> str:
 
 
 def calling_scheduler() -> Any:
-    """The scheduler that is making this connector, from the calling frames: vLLM hands it out nowhere. Its budget leaves room to blends.
-    Raises: ConfigError without one."""
+    """The scheduler that is making this connector. Its budget leaves room to blends. Raises: ConfigError without one."""
     from vllm.v1.core.sched.interface import SchedulerInterface
 
+    scheduler = _caller(SchedulerInterface)
+    if scheduler is None:
+        raise ConfigError("no scheduler makes this connector: blend runs in vLLM's engine alone")
+    return scheduler
+
+
+def calling_worker() -> Any | None:
+    """The worker that is making this connector or handing it the KV cache; None without one."""
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    return _caller(WorkerBase)
+
+
+def is_stepped_by_hand() -> bool:
+    """Whether the scheduler that is being made is of an engine in its caller's process, who makes its steps: an `LLM` with
+    `VLLM_ENABLE_V1_MULTIPROCESSING=0`. It makes none while no request is unanswered."""
+    from vllm.v1.engine.core_client import InprocClient
+
+    return _caller(InprocClient) is not None
+
+
+def seconds_to_stop(vllm_config: Any) -> float:
+    """How long a connector may store when vLLM stops. A worker of its own gets this many seconds, 4 more, and SIGKILL
+    (`v1/executor/multiproc_executor.py`)."""
+    from vllm import envs
+
+    apart = vllm_config.parallel_config.distributed_executor_backend not in (None, "uni")
+    return float(envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS + 3) if apart else 30.0
+
+
+def _caller(kind: type) -> Any | None:
+    """The nearest object of this kind among those whose methods are running: vLLM hands a connector neither its scheduler nor its worker."""
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
-        if isinstance(caller, SchedulerInterface):
+        if isinstance(caller, kind):
             return caller
         frame = frame.f_back
-    raise ConfigError("no scheduler makes this connector: blend runs in vLLM's engine alone")
+    return None
+
+
+def connector_classes(transfer: Any) -> list[type]:
+    """The classes of all connectors that KV transfer settings name, also below (nested) MultiConnectors (`v1/multi_connector.py`)."""
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    below = transfer.kv_connector_extra_config.get("connectors") or ()
+    classes = [each for child in below for each in connector_classes(KVTransferConfig(**child))]
+    return [KVConnectorFactory.get_connector_class(transfer), *classes]
 
 
 def engine_transfer() -> Any | None:

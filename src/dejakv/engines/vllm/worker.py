@@ -59,9 +59,14 @@ class Saver:
         """Wait until nothing is pending; False after `timeout` seconds."""
         return not wait(list(self._under_way.values()), timeout).not_done
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Stores what is pending, for at most `timeout` seconds."""
-        self.flush(timeout)
+    def close(self, timeout: float) -> None:
+        """Stores what is pending, for at most `timeout` seconds, and says what that is."""
+        pending = sum(not put.done() for put in self._under_way.values())
+        if pending:
+            log.warning("stopping: %d parts of prompts are still to be stored, for at most %g s", pending, timeout)
+        if not self.flush(timeout):
+            left = sum(not put.done() for put in self._under_way.values())
+            log.warning("stopped: %d of these %d parts of prompts were not stored within %g s", left, pending, timeout)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _put(self, make: Make) -> str:
@@ -131,9 +136,10 @@ class WorkerSide:
             return None
         return StepReport(saved, fetched, loaded, rows, problem, weights, changed, timed)
 
-    def close(self) -> None:
+    def close(self, timeout: float = 30.0) -> None:
+        """End, after storing for at most `timeout` seconds."""
         self.loads.close()
-        self.saver.close()
+        self.saver.close(timeout)
         self.store.close()
 
     def _copy(self, save: Save) -> None:
