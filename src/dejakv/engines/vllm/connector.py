@@ -34,7 +34,7 @@ from dejakv.engines.vllm.identity import Adapters, server_epoch
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.pages import PagedKV
-from dejakv.engines.vllm.ranks import ALONE, Ranks, rank_count, settings_of_rank
+from dejakv.engines.vllm.ranks import ALONE, Ranks, is_apart, rank_count, settings_of_rank
 from dejakv.engines.vllm.refusals import refuse_beside_others, refuse_unsupported
 from dejakv.engines.vllm.saves import Room
 from dejakv.engines.vllm.scheduler import SchedulerSide
@@ -253,7 +253,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None:
             self._scheduler.close()
         if self._worker is not None:
-            self._worker.close(upstream.seconds_to_stop(self._vllm_config))
+            self._worker.close(upstream.seconds_to_stop() if is_apart(self._vllm_config) else 30.0)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DejaKVStats:

@@ -30,11 +30,11 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from dejakv.config import switched_off
 from dejakv.encoder_cache import EncoderView, VisualKVCache
 from dejakv.engines.vllm import upstream
-from dejakv.engines.vllm.bind import bound_model
+from dejakv.engines.vllm.bind import watched_model
 from dejakv.engines.vllm.generations import Generations, Watch
 from dejakv.engines.vllm.identity import AnonymousMedia, media_digest, partition_of, server_epoch
 from dejakv.engines.vllm.ranks import is_apart, rank_count
-from dejakv.engines.vllm.settings import EncoderSettings
+from dejakv.engines.vllm.settings import EncoderSettings, choices_in
 from dejakv.errors import ConfigError
 
 REMEMBERED = 10_000
@@ -148,13 +148,13 @@ class EncoderFinder:
 
 def keeps_nothing(request: Any) -> bool:
     """Whether a request asks for `kv_transfer_params.dejakv.no_store`; True for unreadable parameters."""
-    asked = (request.kv_transfer_params or {}).get("dejakv")
+    asked = choices_in(request.kv_transfer_params)
     return asked is not None and (not isinstance(asked, dict) or asked.get("no_store", False) is not False)
 
 
 def _switched_off(request: Any) -> bool:
     """Whether `ec_transfer_params.dejakv.mode` of a request is `off`; any other value changes nothing."""
-    asked = (request.ec_transfer_params or {}).get("dejakv")
+    asked = choices_in(request.ec_transfer_params)
     return isinstance(asked, dict) and asked.get("mode") == "off"
 
 
@@ -305,7 +305,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
     # Worker side
 
     def start_worker_services(self) -> None:
-        self._watch = Watch.of(bound_model(self._vllm_config))
+        self._watch = Watch.of(watched_model(self._vllm_config))
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
         device = self._vllm_config.device_config.device

@@ -180,9 +180,9 @@ class Watch:
         """Reads the weights of the model (`bind`)."""
         if model is None:
             log.warning(
-                "the model is not visible here, so that changed weights are NOT noticed: after each change reset the prefix cache with this"
-                " connector, or answers come from old weights. Each reset begins with no state. --worker-extension-cls"
-                " dejakv.engines.vllm.bind.WorkerExtension makes the model visible"
+                "vLLM does not show this connector its model, so that changed weights are NOT noticed: after each change reset vLLM's caches"
+                " with this connector, or answers come from old weights. Add --worker-extension-cls"
+                " dejakv.engines.vllm.bind.WorkerExtension to have them watched"
             )
         else:
             log.info("the weights are watched: after a change of them nothing is reused or stored until a reset")

@@ -1,5 +1,6 @@
 """The scheduler side's state of one live request, and the result of its lookup."""
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -162,7 +163,8 @@ class Tracked:
     def tells(self) -> bool:
         """Whether the client is told: if it asked, or if its answer is approximate. Other responses stay as vLLM makes them, since
         routers take `kv_transfer_params` in a response for orders."""
-        return self.approximate or "dejakv" in (self.request.kv_transfer_params or {})
+        params = self.request.kv_transfer_params
+        return self.approximate or (isinstance(params, Mapping) and "dejakv" in params)
 
     def told(self) -> dict[str, Any]:
         """Fields of `kv_transfer_params` for the client."""

@@ -305,7 +305,9 @@ class SchedulerSide:
         lost = self.saves.lost()
         if lost:
             log.warning(
-                "stopped before %d prompt%s could be stored: %s computed again when asked for", lost, *(("", "it is") if lost == 1 else ("s", "they are"))
+                "stopped before %d prompt%s could be stored: %s computed again when asked for",
+                lost,
+                *(("", "it is") if lost == 1 else ("s", "they are")),
             )
         self.lookups.close()
 

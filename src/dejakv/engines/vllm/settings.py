@@ -212,10 +212,10 @@ class Wish:
         return Ask(self.mode, self.threshold, self.donors, self.no_store)
 
     @classmethod
-    def of(cls, params: Mapping[str, Any] | None, settings: ConnectorSettings) -> "Wish":
+    def of(cls, params: object, settings: ConnectorSettings) -> "Wish":
         """Read and check a request's `kv_transfer_params`. Never raises."""
-        asked = (params or {}).get("dejakv")
-        if asked is None:
+        asked = choices_in(params)
+        if asked is None and (params is None or isinstance(params, Mapping)):
             return cls(settings.mode)
 
         def refuse(why: str) -> "Wish":
@@ -226,9 +226,9 @@ class Wish:
             return refuse("kv_transfer_params.dejakv is no object")
         asked = cast(Mapping[str, Any], asked)
         known = {"mode", "threshold", "no_store", "donors", "ttl"}
-        unknown = sorted(str(name) for name in set(asked) - known)
+        unknown = sorted(repr(name) for name in set(asked) - known)
         if unknown:
-            return refuse(f"unknown field {unknown[0]!r}: a request chooses mode, threshold, no_store, ttl and donors")
+            return refuse(f"unknown field {unknown[0]}: a request chooses mode, threshold, no_store, ttl and donors")
         mode = asked.get("mode", settings.mode)
         if mode not in MODES:
             return refuse(f"unknown mode {mode!r}: choose from {', '.join(MODES)}")
@@ -258,6 +258,11 @@ class Wish:
             named,
             None if ttl is None else float(ttl),
         )
+
+
+def choices_in(params: object) -> object:
+    """What a request's connector parameters, whatever they are, hold for DejaKV; None without any."""
+    return cast(Mapping[str, Any], params).get("dejakv") if isinstance(params, Mapping) else None
 
 
 def _is_number(value: object) -> bool:

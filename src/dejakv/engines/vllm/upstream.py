@@ -241,13 +241,12 @@ def is_stepped_by_hand() -> bool:
     return _caller(InprocClient) is not None
 
 
-def seconds_to_stop(vllm_config: Any) -> float:
-    """How long a connector may store when vLLM stops. A worker of its own gets this many seconds, 4 more, and SIGKILL
+def seconds_to_stop() -> float:
+    """How long a worker in a process of its own may store when vLLM stops: it gets this many seconds, 4 more, and then SIGKILL
     (`v1/executor/multiproc_executor.py`)."""
     from vllm import envs
 
-    apart = vllm_config.parallel_config.distributed_executor_backend not in (None, "uni")
-    return float(envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS + 3) if apart else 30.0
+    return float(envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS + 3)
 
 
 def _caller(kind: type) -> Any | None:
