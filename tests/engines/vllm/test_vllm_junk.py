@@ -67,7 +67,9 @@ def test_no_parameters_end_the_engine(engine: Engine) -> None:
         asked: dict[str, tuple[int, Any]] = {}
         for each in range(BATCH):
             name, number, params = f"{batch}-{each}", rng.randrange(len(PROMPTS)), parameters(rng)
-            sampling = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, extra_args={"kv_transfer_params": params})
+            sampling = SamplingParams(
+                temperature=0, max_tokens=3, ignore_eos=True, extra_args={"kv_transfer_params": params}
+            )
             llm.add_request(name, {"prompt_token_ids": PROMPTS[number]}, sampling)
             asked[name] = number, params
         gone = rng.sample(sorted(asked), 3)
@@ -104,5 +106,5 @@ def test_two_of_ours_below_multi_connector_are_refused(tmp_path: Path, nested: b
     if nested:
         below = {"connectors": two[1:]}
         two[1] = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": below}
-    with pytest.raises(ConfigError, match="has DejaKVConnector twice.*leave one out"), running(multi=two):
+    with pytest.raises(ConfigError, match=r"has DejaKVConnector twice.*leave one out"), running(multi=two):
         pass

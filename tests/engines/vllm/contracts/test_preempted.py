@@ -17,7 +17,9 @@ def engine(toy: Callable[..., ToyEngine], tmp_path: Path) -> ToyEngine:
     return toy({"store_dir": str(tmp_path), "memory_bytes": 0, "load_timeout_s": 60})
 
 
-def preempted(engine: ToyEngine, prompt: list[int], answered: int, then: Callable[[], Any] = lambda: None, **wish: Any) -> Asked:
+def preempted(
+    engine: ToyEngine, prompt: list[int], answered: int, then: Callable[[], Any] = lambda: None, **wish: Any
+) -> Asked:
     """A request whose blocks are taken away once so many tokens of its answer are out, and the tokens computed from there on."""
     name = engine.add(prompt, count=20, **wish)
     while len(engine.asked[name].tokens) < answered:
@@ -101,7 +103,7 @@ def test_too_few_blocks_for_all(toy: Callable[..., ToyEngine], tmp_path: Path, s
         engine.drain()
     assert sum(request.num_preemptions for request in made.values()) > 0
     again = [name for name, request in made.items() if request.num_preemptions]
-    for name, request in made.items():
+    for name in made:
         asked = engine.asked[name]
         assert asked.tokens == answer(asked.prompt, 40, engine.weight)
         assert asked.told["tokens_reused"] <= len(asked.prompt) - 1
