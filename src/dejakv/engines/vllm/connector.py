@@ -7,6 +7,7 @@
                        "kv_connector_extra_config": {"store": "/var/lib/dejakv"}}'
 """
 
+import logging
 import math
 from functools import partial
 from typing import Any
@@ -44,6 +45,8 @@ from dejakv.engines.vllm.stores import EveryRank, open_store
 from dejakv.engines.vllm.worker import WorkerSide
 from dejakv.errors import ConfigError
 from dejakv.identity import BLOCK_TOKENS
+
+log = logging.getLogger("dejakv.vllm")
 
 _RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING lets other weights be loaded behind an adapter's id: unset it for reuse"
 
@@ -197,6 +200,8 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         """False if vLLM's own prefix cache still holds what was computed before the reset: nothing is stored or used until
         a reset finds no block in use."""
         clean = upstream.prefix_cache_is_empty(self._kv_cache_manager)
+        if not clean:
+            log.warning("the reset was not whole, so nothing is stored or reused: %s", UNCLEAN)
         self.scheduler_side.reset("" if clean else UNCLEAN)
         return clean
 

@@ -294,8 +294,6 @@ class SchedulerSide:
 
         problem  why nothing may be stored or used after this reset either
         """
-        if problem:
-            log.warning("reset, but nothing is stored or reused from now on: %s", problem)
         self.generations.begin(problem)
         self.lookups.adapters.base = self.generations.epoch
         self.saves.outdate()

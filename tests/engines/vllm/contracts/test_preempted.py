@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from toy_engine import BLOCK, Asked, ToyEngine, answer
-from vllm_harness import segments, tokens
+from vllm_harness import segments, tokens, worker_side
 
 A, B = tokens(150, 11), tokens(150, 12)
 
@@ -47,7 +47,7 @@ def test_what_is_stored_is_loaded_again(engine: ToyEngine, answered: int, wish: 
 
 def test_a_prompt_that_was_stored_meanwhile_is_loaded(engine: ToyEngine) -> None:
     """Its own state: nothing was stored of it when it came."""
-    asked = preempted(engine, A, 5, then=engine.step)
+    asked = preempted(engine, A, 5, then=lambda: worker_side().saver.flush(10))
     assert (asked.told["method"], asked.told["tokens_reused"]) == ("exact", len(A) - 1)
     engine.forget()
     assert engine.ask(A).told["method"] == "exact"
