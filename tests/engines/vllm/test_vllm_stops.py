@@ -72,7 +72,7 @@ def test_in_every_state_we_are_reset_or_it_is_said_that_we_are_not(slow: Slow, s
     if state != "idle":
         slow.delays.set(get_parts=2 if state == "loading" else 0)
         assert post(address, "/reset_prefix_cache").json()["success"]
-        body = {"model": "docs", "prompt": prompt, "max_tokens": 600, "ignore_eos": True, "temperature": 0}
+        body = {"model": "docs", "prompt": prompt, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
         asking = threading.Thread(
             target=lambda: answers.append(httpx.post(f"{address}/v1/completions", json=body, timeout=None))
         )
