@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.datasets import log as log_module
-from dejakv.datasets.log import Entry, Log
+from dejakv.datasets.entries import Entry
+from dejakv.datasets.log import Log
 from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.errors import DatasetError
 

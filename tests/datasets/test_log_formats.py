@@ -210,6 +210,9 @@ def asking(*parts: Any, **more: Any) -> dict[str, Any]:
         (asking({"type": "thinking", "thinking": "hm"}), "reasoning"),
         (asking(response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}}), "field 'response_format'"),
         (asking(previous_response_id="r1"), "field 'previous_response_id'"),
+        (asking(prompt="another text"), "field 'prompt'"),
+        ({"body": {"prompt": {"id": "p1"}, "input": "a"}}, "field 'prompt'"),
+        ({"call_type": "completion", "messages": "a b (litellm_truncated 500 chars)"}, "what LiteLLM cut of long texts"),
         (asking(retrieved=["some words of a passage " * 9]), "field 'retrieved'"),
         ({"messages": [{"role": "user", "content": "a", "name": "ann"}]}, "names of speakers"),
         ({"prompt": "What?", "image": "a.png"}, "pictures"),
@@ -234,7 +237,7 @@ def test_text_of_other_parts_is_counted(tmp_path: Path) -> None:
     ]
     log = read(tmp_path / "log", asking(*parts, documents=[{"title": "d", "text": "shelf"}]))
     assert [dict(sample.messages) for sample in samples(log)] == [
-        {"system": "shelf", "user": "What?\nT\nplain\nS\npassage\nother\nbare"}
+        {"system": "d\nshelf", "user": "What?\nT\nplain\nS\npassage\nother\nbare"}
     ]
     assert not log.partly
 
@@ -248,6 +251,11 @@ def test_text_of_other_parts_is_counted(tmp_path: Path) -> None:
          (("system", "Be brief."), ("user", "a"), ("assistant", "b"), ("user", "c"))),
         ({"system": "Be brief.", "prompt": "a", "context": None}, (("system", "Be brief."), ("user", "a"))),
         ({"contents": "a", "system_instruction": "s"}, (("system", "s"), ("user", "a"))),
+        ({"key": "1", "request": {"contents": [{"parts": [{"text": "a"}]}]}}, (("user", "a"),)),
+        ({"custom_id": "1", "params": {"system": "s", "messages": [{"role": "user", "content": "a"}]}}, (("system", "s"), ("user", "a"))),
+        ({"documents": [{"title": "t", "snippet": "x"}], "message": "q"}, (("system", "t\nx"), ("user", "q"))),
+        ({"messages": [{"role": "assistant", "parts": [{"type": "tool-f", "toolCallId": "1", "input": {"x": 1}, "output": "o"}]}]},
+         (("assistant", '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'), ("user", "<tool_response>\no\n</tool_response>"))),
         ({"messages": [{"role": "system", "content": "alone"}]}, (("user", "alone"),)),
         ({"body": {"input": "a", "instructions": "s"}}, (("system", "s"), ("user", "a"))),
     ],

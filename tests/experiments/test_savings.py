@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
-from dejakv.datasets.log import Entry
+from dejakv.datasets.entries import Entry
 from dejakv.decide.costs import Costs
 from dejakv.experiments.advice import verdict, worth
 from dejakv.experiments.savings import Savings, in_words

@@ -5,60 +5,37 @@ Read are JSON lines of prompts or messages, vLLM's log of requests, OpenAI's bat
 lines or an array), and the traces of Mooncake and Azure, which have no text.
 """
 
-import ast
 import csv
-import datetime
-import hashlib
 import io
 import json
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from dejakv.datasets.base import Sample
+from dejakv.datasets.entries import (
+    LIMITS,
+    TRACES,
+    Entry,
+    Format,
+    Skipped,
+    loaded,
+    of_azure,
+    of_line,
+    of_record,
+    token_ids,
+)
 from dejakv.datasets.files import pictures_in
-from dejakv.datasets.messages import SEEN, parsed, read_request, text_of, unnested, unseen
 from dejakv.errors import DatasetError, DejaKVError, counted
-
-Format = Literal[
-    "JSON lines", "vLLM's log", "OpenAI batch", "Langfuse export", "LiteLLM log", "Mooncake trace", "Azure trace"
-]
-
-MOONCAKE_BLOCK = 512
-"""Tokens of a block of a Mooncake trace."""
 
 LONGEST_LINE = 64 << 20
 """Characters of a line; a longer one is left out."""
 MOST_NAMED = 100
 """Lines that could not be read whose reason is kept."""
-
-LIMITS: Mapping[Format, str] = {
-    "Langfuse export": "prompts are in an export of Langfuse only of generations that it stored",
-    "vLLM's log": "prompts are in vLLM's log at level DEBUG alone (--enable-log-requests), cut at --max-log-len if that is given",
-    "LiteLLM log": "prompts are in LiteLLM's log where it stores them (store_prompts_in_spend_logs)",
-    "Mooncake trace": "a Mooncake trace has prefix blocks alone: what stands elsewhere in earlier prompts, and what blend would save, is unknown",
-    "Azure trace": "an Azure trace has times and lengths alone: what was asked before is unknown",
-}
-"""What a format does not say."""
-_TRACES = {"Mooncake trace", "Azure trace"}
-
-TENANT = ("partition", "tenant", "end_user", "user_api_key_hash", "api_key", "userId", "user_id", "user")
-TIME = ("timestamp", "startTime", "start_time", "created_at", "createdAt", "time", "ts", "@timestamp")
-LATEST = 1e11
-"""Seconds since 1970 below which a number is a time in seconds; up to a thousand times as much it is one in ms, and so on."""
-MOST_TOKENS = 10**9
-"""Tokens of a prompt, and a vocabulary; more are no count and no id."""
-_VLLM = re.compile(r"Request (\S+) details: prompt: (.*), prompt_token_ids: (\[[\d, ]*\]|None), prompt_embeds")
-_OLD_VLLM = re.compile(
-    r"Received request (\S+): prompt: (.*), (?:sampling_)?params: \w+\(.*, prompt_token_ids: (\[[\d, ]*\]|None)"
-)
-_VLLM_BODY = re.compile(r"Request \S+ JSON body: (\{.*)$")
-_VLLM_TIME = re.compile(r"(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
 
 _COMPRESSED = "it is compressed or no text ({}): unpack it, and write one JSON object a line"
 _MAGIC = {
@@ -67,58 +44,6 @@ _MAGIC = {
 }  # fmt: skip
 _PRETTY = re.compile(r'\{\s*("[^"]*"\s*:\s*[\[{]?\s*)?[\r\n]')
 _HEADER = re.compile(r'"?[A-Za-z_][\w .()-]*"?([,;\t]"?[A-Za-z_][\w .()-]*"?)+\s*?[\r\n]')
-_NO_PROMPT = re.compile(
-    r"a?(embedding|rerank|moderation|transcription|speech|image_generation|image_edit)s?", re.IGNORECASE
-)
-_NO_PROMPT_URL = re.compile(r"/v\d+/(embeddings|rerank|moderations|audio|images|score|pooling|classify|tokenize)\b")
-_REDACTED = "redacted-by-litellm"
-_LISTS = ("data", "observations", "items", "requests", "rows", "results", "logs")
-_OBSERVATIONS = (
-    "GENERATION",
-    "SPAN",
-    "EVENT",
-    "AGENT",
-    "TOOL",
-    "CHAIN",
-    "RETRIEVER",
-    "EVALUATOR",
-    "EMBEDDING",
-    "GUARDRAIL",
-)
-
-
-class Skipped(str):
-    """What a line is in place of a request to a model that reads text: a noun, and what tells it apart."""
-
-
-OTHER = Skipped("line on something else than a request")
-SPAN = Skipped("span of a trace")
-CACHED = Skipped("request that a cache answered")
-FAILED = Skipped("request that failed")
-EMBEDDED = Skipped("request for embeddings or the like")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One request; what its format does not have is None or empty.
-
-    place      of the line in the file, from 1 on
-    sample     its text, with `token_ids` among the fields where the log has them
-    blocks     of a Mooncake trace: ids of its blocks, each of the whole beginning of the prompt
-    tokens     length of a prompt without text
-    tenant     whose request it is
-    time       of its arrival, in seconds
-    left_out   names of what the model may have read and the sample lacks
-    """
-
-    place: int
-    format: Format
-    sample: Sample | None = None
-    blocks: tuple[int, ...] = ()
-    tokens: int = 0
-    tenant: str = ""
-    time: float | None = None
-    left_out: tuple[str, ...] = ()
 
 
 @dataclass
@@ -215,7 +140,7 @@ class Log:
             told.append(f"left out: {counted(count, noun)} {which}")
         for what, count in self.partly.most_common():
             told.append(f"not counted: {what}, in {count:,} of {counted(total, 'request')} ({count / total:.0%})")
-        if self.nobody and self.formats.keys() - _TRACES:
+        if self.nobody and self.formats.keys() - TRACES:
             told.append(
                 f"without partition or user: {self.nobody:,} of {counted(total, 'request')}, which count as one tenant's"
             )
@@ -250,7 +175,7 @@ class Log:
         if entry.sample is None:
             return entry
         fields, root = dict(entry.sample.fields), self.image_root
-        if not _ids(fields.get("token_ids")):
+        if not token_ids(fields.get("token_ids")):
             fields.pop("token_ids", None)
         if entry.tenant:
             fields["partition"] = entry.tenant
@@ -272,13 +197,13 @@ class Log:
                     yield place, partial(_element, place, text)
             elif shape == "table":
                 for place, row in enumerate(_rows(lines), 2):
-                    yield place, partial(_of_azure, place, row)
+                    yield place, partial(of_azure, place, row)
             elif shape != "lines":
                 yield 1, partial(_refuse, shape)
             else:
                 for place, line in enumerate(iter(partial(_whole_line, lines), ""), self.first):
                     if line.strip("\ufeff \t\r\n\0"):
-                        yield place, partial(_of_line, place, line)
+                        yield place, partial(of_line, place, line)
 
     def _text(self) -> io.TextIOBase:
         file: Any = self.path.open("rb")
@@ -362,252 +287,4 @@ def _elements(read: Callable[[int], str]) -> Iterator[str]:
 
 
 def _element(place: int, text: str) -> Entry | Skipped:
-    return _entry(place, _loaded(text))
-
-
-def _loaded(text: str) -> Any:
-    """JSON; halves of surrogate pairs, which are no text, become question marks."""
-    found = json.loads(text)
-    return json.loads(_whole_text(json.dumps(found, ensure_ascii=False))) if "\\ud" in text.lower() else found
-
-
-def _whole_text(text: str) -> str:
-    return text.encode(errors="replace").decode()
-
-
-def _of_line(place: int, line: str) -> Entry | Skipped:
-    text = line.strip("\ufeff \t\r\n\0\x1e")
-    if text.startswith("{"):
-        return _entry(place, _loaded(text))
-    if found := _VLLM.search(text) or _OLD_VLLM.search(text):
-        prompt, ids = ast.literal_eval(found[2]), ast.literal_eval(found[3])
-        sample = _raw(found[1], _whole_text(str(prompt or "")), ids)
-        return Entry(place, "vLLM's log", sample, time=_vllm_time(text))
-    if found := _VLLM_BODY.search(text):
-        body, left_out = _loaded(found[1]), list[str]()
-        if why := _no_prompt({"body": body}):
-            return why
-        return Entry(
-            place, "vLLM's log", _of_body(str(place), body, left_out), time=_vllm_time(text), left_out=tuple(left_out)
-        )
-    if _VLLM_TIME.search(text):
-        return OTHER
-    raise DatasetError("it is neither JSON nor a line of vLLM's log: write one JSON object a line")
-
-
-def _entry(place: int, record: Any) -> Entry | Skipped:
-    """Of a JSON object."""
-    if not isinstance(record, dict):
-        raise DatasetError("it is not an object: write each request as one")
-    record = cast(dict[str, Any], record)
-    if "hash_ids" in record:
-        time = _moment(record.get("timestamp"), 1000)
-        tokens = _count(record.get("input_length"), "input_length")
-        return Entry(place, "Mooncake trace", blocks=tuple(map(int, record["hash_ids"])), tokens=tokens, time=time)
-    if why := _no_prompt(record):
-        return why
-    name, kind = str(record.get("id", record.get("request_id", place))), str(record.get("type", "")).upper()
-    left_out: list[str] = []
-    if isinstance(body := parsed(record.get("body")), dict):
-        name, form = str(record.get("custom_id", name)), "OpenAI batch"
-        sample = _of_body(name, body, left_out)
-    elif "input" in record and (
-        {"traceId", "trace_id", "startTime", "start_time"} & set(record) or kind in _OBSERVATIONS
-    ):
-        if kind not in ("", "GENERATION"):
-            return SPAN
-        form, sample = "Langfuse export", _of_input(name, record["input"], left_out)
-    elif "call_type" in record or ("startTime" in record and {"messages", "proxy_server_request"} & set(record)):
-        form, sample = "LiteLLM log", _of_litellm(name, record, left_out)
-    else:
-        form, sample = "JSON lines", _plain(str(record.get("id", place)), record, left_out)
-    return Entry(place, form, sample, tenant=_tenant(record), time=_time(record), left_out=tuple(left_out))
-
-
-def _no_prompt(record: Mapping[str, Any]) -> Skipped | None:
-    """What a record is if no model read a prompt for it."""
-    body, response = (cast(Any, parsed(record.get(name))) for name in ("body", "response"))
-    body = body if isinstance(body, dict) else {}
-    code = response.get("status_code") if isinstance(response, dict) else record.get("status_code")
-    names = [str(record.get(name) or "") for name in ("call_type", "type", "operation", "object")]
-    urls = [str(record.get(name) or "") for name in ("url", "endpoint", "path")]
-    if any(map(_NO_PROMPT.fullmatch, names)) or any(map(_NO_PROMPT_URL.search, urls)):
-        return EMBEDDED
-    if "messages" not in body and ("encoding_format" in body or "embed" in str(body.get("model", "")).lower()):
-        return EMBEDDED
-    if str(record.get("cache_hit")).lower() in ("true", "1"):
-        return CACHED
-    failed = (
-        str(record.get("status")).lower() in ("failure", "failed", "error")
-        or str(record.get("level")).upper() == "ERROR"
-    )
-    failed = failed or any(record.get(name) for name in ("error", "error_str", "exception"))
-    return FAILED if failed or (isinstance(code, int) and code >= 400) else None
-
-
-def _plain(name: str, record: dict[str, Any], left_out: list[str]) -> Sample:
-    """`{"prompt": ...}`, `{"question": ..., "context": ...}`, `{"messages": [...]}` and their kind, with `image` or `images`."""
-    answer = record.get("answer")
-    answer = None if answer is None else str(answer)
-    question = record.get("question", record.get("prompt"))
-    if question is not None and not any(record.get(key) for key in SEEN):
-        if not isinstance(question, str) or not question.strip():
-            raise DatasetError("its 'prompt' or 'question' is no text, or an empty one: give a text, or 'messages'")
-        left: set[str] = set(unseen(record))
-        context = text_of(record.get("context"), left)
-        left_out += sorted(left)
-        return Sample(name, question, answer, context=context, fields=record)
-    if unnested(record) is record and not any(record.get(key) for key in (*SEEN, "message", "query")):
-        _refuse_answers(record)
-    return _of_messages(name, record, left_out, answer)
-
-
-def _refuse_answers(record: Mapping[str, Any]) -> None:
-    """Raises: DatasetError with the remedy for records that are often taken for requests."""
-    if "custom_id" in record:
-        raise DatasetError("it is the output of a batch: give the batch's input, which has the prompts")
-    if "choices" in record or record.get("object") in ("response", "chat.completion", "text_completion"):
-        raise DatasetError("it is an answer without its prompt: log the bodies of requests")
-    if key := next((key for key in _LISTS if isinstance(record.get(key), list)), None):
-        raise DatasetError(f"its requests are in a list: write one a line (jq -c '.{key}[]' FILE)")
-
-
-def _of_litellm(name: str, record: Mapping[str, Any], left_out: list[str]) -> Sample:
-    """The request as the proxy got it, or the messages and parameters that it made of it."""
-    body = parsed(record.get("proxy_server_request"))
-    if not isinstance(body, dict) or not any(
-        unnested(body).get(key) for key in ("messages", "prompt", "input", "contents")
-    ):
-        body = parsed(record.get("messages")) or ""
-        if isinstance(body, list):
-            given = (parsed(record.get(key)) for key in ("optional_params", "model_parameters"))
-            extra = {
-                key: value for each in given if isinstance(each, dict) for key, value in each.items() if key in SEEN
-            }
-            body = {**extra, "messages": body}
-    if _REDACTED in json.dumps(body):
-        raise DatasetError("its prompt was not stored (turn_off_message_logging)")
-    return _of_input(name, body, left_out)
-
-
-def _of_input(name: str, asked: Any, left_out: list[str]) -> Sample:
-    """What a gateway or a tracer kept of a request: a request's body, also as JSON text, its messages, or its prompt as a text."""
-    body = parsed(asked)
-    if isinstance(body, dict) and (unnested(body) is not body or {"prompt", "question", *SEEN} & set(body)):
-        return _of_body(name, cast(dict[str, Any], body), left_out)
-    items: list[Any] = body if isinstance(body, list) else []
-    if items and (not isinstance(asked, str) or all(isinstance(item, dict) for item in items)):
-        return _of_prompt(name, items, left_out, "its prompt was not stored")
-    return _of_prompt(name, asked, left_out, "its prompt was not stored")
-
-
-def _of_body(name: str, body: Mapping[str, Any], left_out: list[str]) -> Sample:
-    """The body of a completion, chat completion or response."""
-    body = unnested(body)
-    asked = body.get("prompt", body.get("question"))
-    if isinstance(body.get("input"), list) and all(isinstance(each, int) for each in cast(list[Any], body["input"])):
-        asked = cast(list[int], body["input"])
-    elif any(body.get(key) for key in SEEN):
-        return _of_messages(name, body, left_out)
-    left_out += sorted(unseen(body))
-    return _of_prompt(name, asked, left_out, "its body has no prompt and no messages")
-
-
-def _of_prompt(name: str, asked: Any, left_out: list[str], lacks: str) -> Sample:
-    """A text, token ids or messages."""
-    if isinstance(asked, list) and len(cast(list[Any], asked)) == 1 and isinstance(asked[0], str):
-        asked = cast(str, asked[0])
-    if isinstance(asked, str) and asked.strip():
-        return _raw(name, asked)
-    if isinstance(asked, list) and asked:
-        if any(isinstance(each, int) for each in cast(list[Any], asked)):
-            return _raw(name, "", cast(list[int], asked))
-        return _of_messages(name, {"messages": asked}, left_out)
-    raise DatasetError(lacks)
-
-
-def _of_messages(name: str, record: Mapping[str, Any], left_out: list[str], answer: str | None = None) -> Sample:
-    left: set[str] = set(unseen(unnested(record)))
-    messages = tuple((message.role, message.text) for message in read_request(record, "it", left))
-    left_out += sorted(left)
-    return Sample(name, messages[-1][1], answer, messages=messages, fields=record)
-
-
-def _raw(name: str, prompt: str, ids: Sequence[int] | None = None) -> Sample:
-    """A prompt as the model reads it."""
-    if not prompt.strip() and not ids:
-        raise DatasetError("its prompt was not stored")
-    if ids and not _ids(ids):
-        raise DatasetError("its prompt has numbers that are no token ids: give ids from 0 on, or a text")
-    return Sample(
-        name,
-        (prompt.strip() and prompt) or "token ids",
-        fields={"prompt": prompt, "token_ids": tuple(ids or ()), "raw": True},
-    )
-
-
-def _ids(value: Any) -> bool:
-    """Whether a value is a list of token ids."""
-    listed = isinstance(value, list | tuple)
-    return listed and all(type(each) is int and 0 <= each < MOST_TOKENS for each in cast(Sequence[Any], value))
-
-
-def _of_azure(place: int, row: Mapping[str, Any]) -> Entry:
-    tokens = _count(row.get("CONTEXTTOKENS"), "ContextTokens")
-    return Entry(place, "Azure trace", tokens=tokens, time=_moment(row.get("TIMESTAMP")))
-
-
-def _count(value: Any, name: str) -> int:
-    """A number of tokens."""
-    try:
-        count = int(value)
-    except (TypeError, ValueError, OverflowError):
-        count = 0
-    if not 0 < count <= MOST_TOKENS:
-        raise DatasetError(f"its {name} is no number of tokens: give one from 1 on")
-    return count
-
-
-def _tenant(record: Mapping[str, Any]) -> str:
-    metadata = record.get("metadata")
-    places = (record, cast(dict[str, Any], metadata) if isinstance(metadata, dict) else {})
-    name, value = next(((name, each[name]) for name in TENANT for each in places if each.get(name)), ("", ""))
-    return f"key {hashlib.sha256(str(value).encode()).hexdigest()[:8]}" if name == "api_key" else str(value)
-
-
-def _time(record: Mapping[str, Any]) -> float | None:
-    moments = (_moment(record.get(name)) for name in TIME)
-    return next((moment for moment in moments if moment is not None), None)
-
-
-def _moment(value: Any, unit: float = 1) -> float | None:
-    """Seconds since 1970 of a time: a number of `unit` parts of a second, or where that is too late of ms, us or ns, or a text in ISO 8601,
-    UTC unless it says otherwise. None for anything else."""
-    try:
-        number = float(value) if not isinstance(value, bool) else math.nan
-    except ValueError:
-        seconds = _seconds(str(value))
-        return seconds if 0 <= seconds < LATEST else None
-    except (TypeError, OverflowError):
-        return None
-    if not 0 <= number < LATEST * 1e9:  # not a number, too
-        return None
-    return number / next(part for part in (unit, 1, 1e3, 1e6, 1e9) if part >= unit and number / part < LATEST)
-
-
-def _seconds(text: str) -> float:
-    """Of a time in ISO 8601; not a number for another text. Digits behind microseconds do not count."""
-    text = re.sub(r"(\.\d{6})\d+", r"\1", text.strip().removesuffix(" UTC"))
-    try:
-        time = datetime.datetime.fromisoformat(text)
-        return (time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return math.nan
-
-
-def _vllm_time(line: str) -> float | None:
-    """vLLM's log has no year: 2000 has every day."""
-    if (found := _VLLM_TIME.search(line)) is None:
-        return None
-    month, day, hour, minute, second = found.groups()
-    return _moment(f"2000-{month}-{day}T{hour}:{minute}:{second}")
+    return of_record(place, loaded(text))

@@ -6,6 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from dejakv.datasets.parts import (
+    CALL,
+    REASONING,
+    RESULT,
+    call_of,
+    definition_of,
+    definitions_of,
+    joined,
+    kind_of,
+    named,
+    parsed,
+    pieces_of,
+    result_of,
+    text_of,
+)  # fmt: skip
 from dejakv.errors import DatasetError
 
 Role = Literal["system", "user", "assistant"]
@@ -26,20 +41,12 @@ SEEN = (*CONVERSATIONS, *SYSTEM, *DEFINITIONS, "documents", "trajectory")
 """Fields of a request that the model reads, beside a single question."""
 
 NESTED = (
-    "body", "request", "request_body", "requestBody", "proxy_server_request", "inputBodyJson", "payload", "kwargs", "input", "inputs",
-    "messages",
+    "body", "request", "request_body", "requestBody", "proxy_server_request", "inputBodyJson", "payload", "params", "kwargs", "input",
+    "inputs", "messages",
 )  # fmt: skip
 """Fields in which a request's body may stand."""
 
-_UNSEEN = (
-    "suffix",
-    "previous_response_id",
-    "conversation",
-    "cachedContent",
-    "cached_content",
-    "chat_template",
-    "mcp_servers",
-)
+_UNSEEN = ("suffix", "previous_response_id", "conversation", "cachedContent", "cached_content", "chat_template", "mcp_servers")  # fmt: skip
 """Fields that add to a prompt what is not in the log, or stands where the chat template of a model decides."""
 _SCHEMAS = ("response_format", "text", "generationConfig", "output_format", "output_config", "format")
 _SETTINGS = {
@@ -51,29 +58,6 @@ _SETTINGS = {
 }  # fmt: skip
 _LEAST = 100
 """Characters of text from which on an unknown field may have been a part of the prompt."""
-
-_CALL = re.compile(r"(tool_use|tool_calls?|_call)$|^function$")
-_RESULT = re.compile(r"(tool|call|function)\w*(result|response|output)$")
-_REASONING = re.compile(r"thinking|reasoning")
-_MEDIA = re.compile(r"image|audio|video|file|media|inline_?data|base64|^url$")
-_CALLS = ("functionCall", "function_call", "toolUse", "toolCall", "tool_call")
-_RESULTS = ("functionResponse", "function_response", "toolResult", "tool_result")
-_TEXTS = (
-    "text",
-    "content",
-    "parts",
-    "value",
-    "message",
-    "data",
-    "output",
-    "result",
-    "response",
-    "error",
-    "source",
-    "refusal",
-)
-_ARGUMENTS = ("arguments", "input", "args", "action", "code")
-_SCHEMA = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema")
 
 
 @dataclass(frozen=True)
@@ -125,17 +109,6 @@ def read_request(record: Mapping[str, Any], where: str, left_out: set[str] | Non
     return kept
 
 
-def parsed(value: Any) -> Any:
-    """A value that may be JSON in a string."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{", '"'):
-        try:
-            inner = json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-        return parsed(inner) if isinstance(inner, str) else inner
-    return value
-
-
 def unnested(record: Mapping[str, Any], depth: int = 4) -> Mapping[str, Any]:
     """The body of a request, which may stand within other objects, also as JSON text; the record itself if it has no other."""
     if depth and not _has(record, CONVERSATIONS, "trajectory"):
@@ -152,15 +125,22 @@ def _has(record: Mapping[str, Any], names: Iterable[str], *more: str) -> bool:
     return any(isinstance(each := parsed(record.get(name)), str | list) and each for name in (*names, *more))
 
 
+def _beside(body: Mapping[str, Any], prompt: Any) -> bool:
+    """Whether a prompt stands beside other messages, or is the name of one that the provider keeps."""
+    listed = [body.get(key) for key in CONVERSATIONS if key not in ("history", "chat_history") and body.get(key)]
+    return isinstance(prompt, dict) or (bool(listed) and isinstance(prompt, str) and prompt not in str(listed))
+
+
 def unseen(body: Mapping[str, Any]) -> Iterator[str]:
     """Names of a body's fields that the model may have read, and that are not counted."""
     for name, value in body.items():
         if (
             (name in _UNSEEN and value)
+            or (name in ("prompt", "question") and _beside(body, value))
             or (name in _SCHEMAS and isinstance(value, dict) and "schema" in json.dumps(value).lower())
             or (name not in (*SEEN, *QUESTIONS, *_SCHEMAS, *_SETTINGS, *NESTED) and _words(value) >= _LEAST)
         ):
-            yield _named("field", name)
+            yield named("field", name)
 
 
 def _words(value: Any) -> int:
@@ -172,20 +152,16 @@ def _words(value: Any) -> int:
     return sum(map(_words, value)) if isinstance(value, list) else 0
 
 
-def _named(what: str, name: str) -> str:
-    """A name of the log's, if it is one and no text."""
-    return f"{what} {name!r}" if re.fullmatch(r"[\w.:/-]{1,40}", name) else f"{what} with another name"
-
-
 def _found(record: Mapping[str, Any], where: str, left_out: set[str], *, question: bool = False) -> list[Message]:
     """System texts, tools and messages of a conversation. An edit names a message by its number, without edits, among all of them.
 
     question  whether a question without messages is a conversation
     """
     record = unnested(record)
-    texts = [record[name] for name in (*SYSTEM, "documents") if isinstance(record.get(name), str | list | dict)]
+    texts = [record[name] for name in SYSTEM if isinstance(record.get(name), str | list | dict)]
+    texts += [[_fields(each) for each in listed]] if isinstance(listed := record.get("documents"), list) else []
     heads = [text for each in texts if (text := text_of(each, left_out)).strip()]
-    tools = [one for name in DEFINITIONS for one in _definitions(parsed(record.get(name)))]
+    tools = [one for name in DEFINITIONS for one in definitions_of(parsed(record.get(name)))]
     items = [*_items(record, where, question)]
     if not items and not (question and heads):
         raise DatasetError(
@@ -215,6 +191,12 @@ def _found(record: Mapping[str, Any], where: str, left_out: set[str], *, questio
         for message in found
     ]
     return [*first, *found[:begin], *behind, *found[begin:]]
+
+
+def _fields(document: Any) -> Any:
+    """The texts of a document's fields, where all are texts."""
+    whole = isinstance(document, dict) and all(isinstance(each, str) for each in document.values())
+    return list(document.values()) if whole else document
 
 
 def _items(record: Mapping[str, Any], where: str, question: bool) -> Iterator[tuple[Any, str]]:
@@ -258,13 +240,13 @@ def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> It
         yield Message("user", item["content"], edits=item["edit"])
         return
     item = _flat(item)
-    name = _role(item)
+    name = _role(item) or ("user" if "parts" in item else "")
     if name not in _ROLES:
-        kind = _kind(item)
-        if not ("role" in item or "from" in item) and (_CALL.search(kind) or _RESULT.search(kind)):
-            name, item = ("assistant" if _CALL.search(kind) else "user"), {"content": [item]}
+        kind = kind_of(item)
+        if not ("role" in item or "from" in item) and (CALL.search(kind) or RESULT.search(kind)):
+            name, item = ("assistant" if CALL.search(kind) else "user"), {"content": [item]}
         elif kind and not ("role" in item or "from" in item or "content" in item):
-            left_out.add("reasoning" if _REASONING.search(kind) else _named("items of type", kind))
+            left_out.add("reasoning" if REASONING.search(kind) else named("items of type", kind))
             return
         else:
             raise DatasetError(f"{where} has the unknown role {name!r}: give one of {', '.join(_ROLES)}")
@@ -274,11 +256,11 @@ def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> It
     )
     if content is not None and not isinstance(content, str | list | dict):
         raise DatasetError(f"{where}: 'content' is neither a text nor a list of parts: give one of them")
-    if name in _TOOLS and isinstance(content, dict) and _definition(content) is None:
-        content = _result(content, left_out)
-    pieces = list(_pieces(content, left_out))
+    if name in _TOOLS and isinstance(content, dict) and definition_of(content) is None:
+        content = result_of(content, left_out)
+    pieces = list(pieces_of(content, left_out))
     if not any(kind == "call" for kind, _ in pieces):
-        pieces += [("call", _call(call)) for call in _calls(item)]
+        pieces += [("call", call_of(call)) for call in _calls(item)]
     if not pieces and isinstance(item.get("refusal"), str):
         pieces = [("text", item["refusal"])]
     for key, what in (
@@ -300,19 +282,15 @@ def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> It
     for kind, text in pieces:
         if kind == "result" and name not in _TOOLS:
             if any(texts):
-                yield Message(_ROLES[name], _lines(texts))
+                yield Message(_ROLES[name], joined(texts))
             yield _tool(text)
             texts, results = [], True
         elif kind != "tool":
             texts.append(text)
     if name in _TOOLS:
-        yield _tool(_lines(texts))
+        yield _tool(joined(texts))
     elif any(texts) or not results:
-        yield Message(_ROLES[name], _lines(texts))
-
-
-def _lines(texts: Iterable[str]) -> str:
-    return "\n".join(text for text in texts if text)
+        yield Message(_ROLES[name], joined(texts))
 
 
 def _flat(item: dict[str, Any]) -> dict[str, Any]:
@@ -332,10 +310,6 @@ def _role(item: Mapping[str, Any]) -> str:
     return re.sub(r"message(chunk)?$", "", str(said).lower()) or str(said).lower()
 
 
-def _kind(part: Mapping[str, Any]) -> str:
-    return str(part.get("type") or "").lower().replace("-", "_")
-
-
 def _calls(item: Mapping[str, Any]) -> list[Any]:
     """The tool calls beside a message's content."""
     more = item.get("additional_kwargs")
@@ -348,133 +322,6 @@ def _calls(item: Mapping[str, Any]) -> list[Any]:
 
 def _tool(text: str) -> Message:
     return Message("user", f"<tool_response>\n{text}\n</tool_response>", tool=True)
-
-
-def text_of(content: Any, left_out: set[str]) -> str:
-    """The text of a value: a string, parts, or nothing."""
-    return _lines(text for kind, text in _pieces(content, left_out) if kind != "tool")
-
-
-def _pieces(part: Any, left_out: set[str]) -> Iterator[tuple[str, Any]]:
-    """The parts of a content in any format: `text`, `call`, `result`, each with its text, or `tool` with a definition. What is no text goes
-    into `left_out` by its type."""
-    if part is None:
-        return
-    if isinstance(part, str):
-        yield "text", part
-    elif isinstance(part, list):
-        for each in part:
-            yield from _pieces(each, left_out)
-    elif not isinstance(part, dict):
-        yield "text", json.dumps(part)
-    else:
-        yield from _part(part, left_out)
-
-
-def _part(part: dict[str, Any], left_out: set[str]) -> Iterator[tuple[str, Any]]:
-    kind = _kind(part)
-    call = next((part[key] for key in _CALLS if isinstance(part.get(key), dict)), None)
-    result = next((part[key] for key in _RESULTS if isinstance(part.get(key), dict)), None)
-    if (tool := _definition(part)) is not None:
-        yield "tool", tool
-    elif call is not None or _CALL.search(kind):
-        yield "call", _call(part if call is None else call)
-    elif result is not None or _RESULT.search(kind):
-        yield "result", _result(part if result is None else result, left_out)
-    elif _REASONING.search(kind) or "reasoningContent" in part or "thought" in part:
-        left_out.add("reasoning")
-    elif kind in ("document", "search_result") and (texts := _quoted(part)):
-        yield "text", texts
-    elif _MEDIA.search(kind) or kind == "document":
-        left_out.add(_named("parts of type", kind))
-    else:
-        key = next((key for key in _TEXTS if part.get(key) not in (None, "", [])), None)
-        if key is None or (key == "source" and not isinstance(part[key], dict | list)):
-            other = kind or next((key for key in part if isinstance(part[key], dict | list | str)), "")
-            left_out.update([_named("parts of type", other)] if part and not any(key in part for key in _TEXTS) else [])
-        else:
-            yield from _pieces(part[key], left_out)
-
-
-def _quoted(part: Mapping[str, Any]) -> str:
-    """The text of a document in a message, with its title; empty if it is none."""
-    source = part.get("source")
-    if isinstance(source, dict) and _MEDIA.search(_kind(source)):
-        return ""
-    text = text_of(part.get("content") or source, set())
-    return _lines([str(part.get("title") or ""), str(part.get("context") or ""), text]) if text else ""
-
-
-def _result(value: Any, left_out: set[str]) -> str:
-    """What a tool gave back, as text: parts by their text, other objects as JSON."""
-    if isinstance(value, dict):
-        inner = [
-            value[key]
-            for key in ("content", "output", "result", "response", "text", "error", "json")
-            if value.get(key) is not None
-        ]
-        if inner:
-            return _result(inner[0], left_out)
-        return json.dumps({key: each for key, each in value.items() if key != "type"}, ensure_ascii=False)
-    if isinstance(value, list) and all(
-        isinstance(each, str) or (isinstance(each, dict) and _is_part(each)) for each in value
-    ):
-        return text_of(value, left_out)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _is_part(part: Mapping[str, Any]) -> bool:
-    return "type" in part or len(part) == 1
-
-
-def _definition(part: Any) -> dict[str, Any] | None:
-    """A definition of a tool in the form of OpenAI's chat completions; None for anything else."""
-    if not isinstance(part, dict):
-        return None
-    function = next((part[key] for key in ("function", "toolSpec") if isinstance(part.get(key), dict)), part)
-    schema: Any = next((function[key] for key in _SCHEMA if isinstance(function.get(key), dict)), None)
-    described = schema is not None or ("function" in part and "description" in function)
-    if not described or not isinstance(function.get("name"), str) or any(key in function for key in _ARGUMENTS):
-        return None
-    if isinstance(schema, dict) and isinstance(schema.get("json"), dict):
-        schema = schema["json"]
-    told = {"name": function["name"], "description": function.get("description"), "parameters": schema}
-    return {"type": "function", "function": {key: value for key, value in told.items() if value is not None}}
-
-
-def _definitions(listed: Any) -> Iterator[Any]:
-    """The definitions of a request's tools; what the provider defines stands as it is logged."""
-    for tool in listed if isinstance(listed, list) else [listed]:
-        inner = tool
-        if isinstance(tool, dict):
-            inner = next(
-                (
-                    tool[key]
-                    for key in ("functionDeclarations", "function_declarations", "tools")
-                    if isinstance(tool.get(key), list)
-                ),
-                tool,
-            )
-        if inner is not tool:
-            yield from _definitions(inner)
-        elif tool:
-            yield _definition(tool) or tool
-
-
-def _call(call: Any) -> str:
-    """A tool call in the form of Hermes' and Qwen's templates."""
-    function = call if isinstance(call, dict) else {"name": str(call)}
-    if isinstance(inner := function.get("function"), dict):
-        function = inner
-    arguments = next((function[key] for key in (*_ARGUMENTS, "parameters") if function.get(key) is not None), {})
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = {"text": arguments}
-    name = function.get("name") or function.get("toolName") or function.get("type") or ""
-    content = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{content}\n</tool_call>"
 
 
 def _step(step: Any, where: str) -> Iterator[Message]:

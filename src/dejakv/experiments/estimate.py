@@ -19,7 +19,8 @@ from dejakv.build import build_cache, build_guards
 from dejakv.cache import HierarchicalCache, check_top_layer
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
-from dejakv.datasets.log import LIMITS, OTHER, Entry, Log
+from dejakv.datasets.entries import LIMITS, OTHER, Entry
+from dejakv.datasets.log import Log
 from dejakv.datasets.registry import KNOWN, begin, told
 from dejakv.decide.costs import Costs
 from dejakv.decide.levels.base import Level

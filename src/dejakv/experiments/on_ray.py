@@ -20,7 +20,8 @@ import numpy as np
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
-from dejakv.datasets.log import Entry, Log, Skipped
+from dejakv.datasets.entries import Entry, Skipped
+from dejakv.datasets.log import Log
 from dejakv.errors import ConfigError, DejaKVError, InputError, MissingExtraError
 from dejakv.experiments.compare import check_ran
 from dejakv.experiments.estimate import Asked, Requests, asked_of, labelled_by, tally

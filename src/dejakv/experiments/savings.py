@@ -15,7 +15,7 @@ import numpy as np
 
 from dejakv.blend.recomputed import count_of
 from dejakv.blend.settings import QUALITIES
-from dejakv.datasets.log import MOONCAKE_BLOCK, Entry
+from dejakv.datasets.entries import MOONCAKE_BLOCK, Entry
 from dejakv.decide.costs import Costs
 from dejakv.errors import counted
 from dejakv.experiments.plain_words import share
