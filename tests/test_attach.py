@@ -100,7 +100,9 @@ def test_pictures_are_part_of_the_identity(name: str) -> None:
 
 BETWEEN: dict[str, Any] = {
     "forward": lambda model, inputs: model(**inputs),
-    "without a cache": lambda model, inputs: model.generate(**inputs, max_new_tokens=2, use_cache=False, pad_token_id=1),
+    "without a cache": lambda model, inputs: model.generate(
+        **inputs, max_new_tokens=2, use_cache=False, pad_token_id=1
+    ),
     "hidden states": lambda model, inputs: model.generate(
         **inputs, max_new_tokens=2, output_hidden_states=True, return_dict_in_generate=True, pad_token_id=1
     ),

@@ -4,12 +4,13 @@
         model.generate(**inputs, max_new_tokens=32)   # computed and stored
         model.generate(**inputs, max_new_tokens=32)   # starts from the stored state
 
-Changes only this object's attribute `generate`, and always restores it.
+Changes only this object's attributes `generate` and `__getstate__`, and always restores them.
 """
 
-import threading
+import logging
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ import torch
 
 from dejakv.build import build_cache
 from dejakv.cache import HierarchicalCache
-from dejakv.config import SemanticCacheConfig
+from dejakv.config import SemanticCacheConfig, switched_off
 from dejakv.engines.open import encoder_registry
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.generate_call import Arguments, GenerateCall, joined
@@ -26,6 +27,9 @@ from dejakv.identity import check_partition
 from dejakv.pipeline import Pipeline
 from dejakv.records import Record
 from dejakv.request import DEFAULT_PARTITION
+from dejakv.store.forks import fork_safe_rlock
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -52,7 +56,7 @@ def attach(
     processor_or_tokenizer  for image-text models the processor
     cache                   used instead of a new one made from `config`, and left open
     encoder_cache           a `VisualKVCache` to share; by default one by `config`
-    on_record               called with the record of every prompt served
+    on_record               called with the record of every prompt served; what it raises is logged, and the call goes on
     trusted                 modules or packages whose classes, hooks and functions may be part of the model, by name
                             ("my_package", "__main__"). Their code is part of the model's fingerprint, global variables that it
                             reads are not. With code neither trusted nor of an installed library, every prompt is computed in full
@@ -74,7 +78,7 @@ def attach(
             "answers=keep returns texts, and generate of an attached model returns more: use Pipeline or `dejakv serve`, or leave it out"
         )
     check_partition(partition)
-    model = getattr(model, "_orig_mod", model)  # what `torch.compile` wraps is what generates
+    wrapper, model = model, getattr(model, "_orig_mod", model)  # what `torch.compile` wraps is what generates
     processor = processor_or_tokenizer if hasattr(processor_or_tokenizer, "image_processor") else None
     tokenizer = processor.tokenizer if processor is not None else processor_or_tokenizer
     original, registry = model.generate, encoder_cache
@@ -85,6 +89,9 @@ def attach(
         used = cache if cache is not None else ours.enter_context(closing(build_cache(settings, engine)))
         own["generate"] = _Generate(original, Pipeline(engine, used), engine, partition, on_record)
         ours.callback(own.pop, "generate")
+        # `copy`, `pickle` and `torch.save` ask the object itself for its state: what they make is not attached.
+        own["__getstate__"] = partial(_state_alone, wrapper.__getstate__)
+        ours.callback(own.pop, "__getstate__")
         yield used
 
 
@@ -104,7 +111,7 @@ class _Generate:
         self._engine = engine
         self._partition = partition
         self._on_record: Callable[[Record], None] = on_record or _ignored
-        self._calls = threading.RLock()
+        self._calls = fork_safe_rlock()
         self._numbers = count(1)
 
     def __call__(self, inputs: Any = None, *args: Any, **arguments: Any) -> Any:
@@ -117,7 +124,7 @@ class _Generate:
             if inputs is not None:
                 arguments["input_ids"] = inputs
             call = Arguments(arguments, self._engine.model)
-            reason = self._engine.untouchable(call)
+            reason = self._off() or self._engine.untouchable(call)
             if reason:
                 return self._untouched(reason, **arguments)
             try:
@@ -133,12 +140,32 @@ class _Generate:
 
     def _answer(self, request: GenerateCall) -> Any:
         answer = self._pipeline.answer(request)
-        self._on_record(answer.record)
+        self._tell(answer.record)
         return request.output(answer.completion.details["output"], answer.completion.prompt_tokens)
 
     def _untouched(self, reason: str, *args: Any, **arguments: Any) -> Any:
-        self._on_record(Record("untouched", reason=reason))
+        self._tell(Record("untouched", reason=reason))
         return self._original(*args, **arguments)
+
+    def _off(self) -> str:
+        """Why `DEJAKV_OFF`, set while the model is attached, leaves this call to the model; empty if it does not."""
+        if self._pipeline.cache is None or self._pipeline.cache.off:  # off from the start: the cache says so itself
+            return ""
+        try:
+            return switched_off()
+        except ConfigError as error:
+            return str(error)
+
+    def _tell(self, record: Record) -> None:
+        try:
+            self._on_record(record)
+        except Exception:  # the caller's own code must not cost an answer
+            _log.exception("on_record raised an exception")
+
+
+def _state_alone(plain_state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a model's state without what `attach` put there."""
+    return {name: value for name, value in plain_state().items() if name not in ("generate", "__getstate__")}
 
 
 def _ignored(_record: Record) -> None:

@@ -26,6 +26,7 @@ from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.request import Prepared, Request
 from dejakv.store.base import KV, ChunkMeta, PrefixHit
 from dejakv.store.budgets import shortest
+from dejakv.store.forks import fork_safe_rlock
 from dejakv.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class Finder:
         self.embed = embed
         self.embedder = embedder
         self._background = background
-        self._lock = threading.RLock()  # again where the store tells of an entry that left while it is read
+        self._lock = fork_safe_rlock()  # again where the store tells of an entry that left while it is read
         self.counts = PartitionCounts(self._lock)
         # Of copied text nobody pays for an index before a piecewise method is asked for.
         at_once = self.config.copied_text and Ask(self.config.reuse).piecewise

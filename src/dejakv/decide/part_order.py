@@ -8,7 +8,6 @@
 Nothing is approximate: the prompt is another one, of the same parts. docs/results/order.md has the effect on answers.
 """
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from cachetools import FIFOCache
 from dejakv.errors import ConfigError
 from dejakv.identity import BLOCK_TOKENS, DEFAULT_PARTITION
 from dejakv.request import Frame, Request, check_parts
+from dejakv.store.forks import fork_safe_lock
 from dejakv.store.keys import Keys
 
 BEGINNING = 256
@@ -150,7 +150,7 @@ class SeenPrompts:
         if max_blocks < 1:
             raise ConfigError(f"max_blocks={max_blocks}: give 1 or more")
         self._seen: FIFOCache[bytes, None] = FIFOCache(max_blocks)
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def __len__(self) -> int:
         return len(self._seen)

@@ -1,6 +1,5 @@
 """Bounded queue of requests to settle in idle time, and the removals to heed."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -8,6 +7,7 @@ from typing import TypeVar
 from dejakv.decide.plan import Decision
 from dejakv.request import Request, Sampling
 from dejakv.store.budgets import now
+from dejakv.store.forks import fork_safe_lock
 from dejakv.trust.differs import Differs, Seen
 from dejakv.trust.draw import Draw
 from dejakv.trust.gate import Gate
@@ -87,7 +87,7 @@ class SettlingQueue:
         self._promotions: dict[str, Promotion] = {}
         self._dropped = 0
         self._removals: list[str | None] = []
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def label(self, draw: Draw, request: Request, epoch: str, decision: Decision) -> None:
         """Queue a draw's label before its request runs, so that a client leaving at its answer changes nothing."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from dejakv.store.base import Chunk, ChunkMeta, Tensor
 from dejakv.store.counters import logger
+from dejakv.store.forks import call_in_child, fork_safe_lock
 
 Capture = Callable[[], Tensor | None]
 Complete = Callable[[ChunkMeta], ChunkMeta | None]
@@ -72,8 +73,15 @@ class Worker:
         self.queued: dict[str, Queued] = {}
         """Entries not stored yet, by id, the oldest first. Read it without the lock."""
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._closed = False
+        call_in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """In a child of `fork`: the parent's thread stores what waited there, and the child's queue is its own."""
+        self._queue = queue.Queue(self._queue.maxsize)
+        self.queued = {}
+        self._thread = None
 
     def submit(self, item: Queued, background: bool) -> bool:
         """Queue an item; never waits. False if the queue is full or closed. `background=False`: process it before returning."""

@@ -1,6 +1,5 @@
 """Rules of a store: what is worth storing, the part of each partition in its budgets, and how long an entry may be used."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError
 from dejakv.store.base import ChunkMeta
+from dejakv.store.forks import fork_safe_lock
 
 Clock = Callable[[], float]
 PolicyName = Literal["lru", "lfu"]
@@ -221,7 +221,7 @@ class SteadyClock:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._last = time.time()
         self._at = time.monotonic()
 

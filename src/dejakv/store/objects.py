@@ -9,7 +9,6 @@ import fcntl
 import mmap
 import os
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from dejakv.store.base import CorruptChunk
 from dejakv.store.claim import GROUP, SEGMENT, SEGMENTS, TEMPORARY, file_of, is_our_file, open_file, own_folder
+from dejakv.store.forks import fork_safe_lock
 
 Bytes = NDArray[np.uint8]
 MAP_FROM_BYTES = 1 << 20
@@ -133,7 +133,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self._segments, self._temporary = own_folder(root / SEGMENTS), own_folder(root / TEMPORARY)
         self._kept: OrderedDict[str, tuple[tuple[int, ...], Bytes]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
         group, file = file_of(name)

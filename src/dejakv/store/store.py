@@ -7,7 +7,6 @@ its blocks, whoever stored it.
 """
 
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,6 +35,7 @@ from dejakv.store.budgets import now as steady
 from dejakv.store.catalog import Catalog, Piece, reason_of
 from dejakv.store.changes import Gone, Notes
 from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
+from dejakv.store.forks import fork_safe_lock
 from dejakv.store.keys import PREFIX, Keys, prefix_id, prefix_of
 from dejakv.store.objects import Bytes, Late, Memory, Missing, Objects, Unknown
 from dejakv.store.reconcile import News, reconcile
@@ -87,7 +87,7 @@ class Store:
         self._clock = clock
         self._background = background
         self._release = release
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._counters = Counters(self._lock)
         self._listeners = Listeners()
         self._arrivals = Listeners()

@@ -133,7 +133,9 @@ def _forgetting(model: Any, state: Tensor) -> str:
             own.update(keys, values, layer)
             whole.update(keys, values, layer)
         expected, got = (
-            model(input_ids=ids, past_key_values=cache, position_ids=place, use_cache=True, return_dict=True).logits[0, -1]
+            model(input_ids=ids, past_key_values=cache, position_ids=place, use_cache=True, return_dict=True).logits[
+                0, -1
+            ]
             for cache in (own, whole)
         )
     except torch.OutOfMemoryError:  # no room for two full windows says nothing about the model

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -68,6 +67,7 @@ from dejakv.identity import Span
 from dejakv.models.lckv.layout import layout_of
 from dejakv.request import DEFAULT_PARTITION, Media, Request, pieces, reusable
 from dejakv.store.base import Chunk, CorruptChunk, consecutive
+from dejakv.store.forks import fork_safe_rlock
 from dejakv.store.store import Store
 from dejakv.vectors.base import normalized
 
@@ -98,7 +98,7 @@ class TransformersEngine(Engine):
         self.tokenizer = tokenizer
         self.processor = processor
         self._attention = check_attention(self.model)
-        self._lock = threading.RLock()
+        self._lock = fork_safe_rlock()
         self._base = vision_base(self.model)
         self._layout = layout_of(self.model)
         found = from_config(self.model)

@@ -40,7 +40,7 @@ IGNORED = frozenset(vars(nn.Module())) - {"training"} | {
     "architectures", "generation_config", "loss_type", "all_tied_weights_keys", "_tp_plan", "_ep_plan", "_pp_plan", "_fsdp_plan",
     "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict", "_no_split_modules", "_skip_keys_device_placement",
     "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected", "_keys_to_ignore_on_save", "_weight_conversions",
-    "_is_hf_initialized", "_output_capturing_hooks_installed", "generate",
+    "_is_hf_initialized", "_output_capturing_hooks_installed", "generate", "__getstate__",
 }  # fmt: skip
 """Attributes without effect on the computation, or described in another way."""
 _VALUES = (
@@ -267,7 +267,9 @@ class Structure:
             defaults = self._text([value.__defaults__, value.__kwdefaults__], path)
             named = f"{named} {code_digest(value.__code__)} {source_digest(value.__globals__['__name__'])} {defaults}"
         else:
-            return self._unknown(f"{path or 'the model'} runs {named.removeprefix('.')}, which is no library's code")
+            return self._unknown(
+                f"{path or 'the model'} runs {named.removeprefix('.')}, which is no library's code: {_trust(value.__module__)}"
+            )
         if value.__closure__ is None or id(value) in self._seen:
             return named
         self._note(value)
@@ -287,7 +289,9 @@ class Structure:
     def _members(self, kind: type, path: str) -> Any:
         trusted = is_trusted(kind.__module__, self._trusted)
         if not trusted and not in_library(kind.__module__):
-            return self._unknown(f"{path or 'the model'} is a {_name(kind)}, which is no library's class")
+            return self._unknown(
+                f"{path or 'the model'} is a {_name(kind)}, which is no library's class: {_trust(kind.__module__)}"
+            )
         if home(kind.__module__) not in KNOWN and not trusted:
             return _name(kind)  # Python's own
         leave = _MAKE_MODULES.__contains__ if kind is nn.Module else None
@@ -314,6 +318,10 @@ class Structure:
         if callable(value) and not isinstance(value, type) and not in_library(type(value).__module__):
             return self._unknown(f"{path} is a {_name(type(value))}")
         return ""
+
+
+def _trust(module: object) -> str:
+    return f"if you know what it computes, give `attach` trusted=[{str(module)!r}]"
 
 
 def _name(kind: type) -> str:

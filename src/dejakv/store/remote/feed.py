@@ -8,7 +8,6 @@ keeps the latest events alone, and a server that is away or has lost everything 
 """
 
 import secrets
-import threading
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from cachetools import FIFOCache
 from dejakv.errors import MissingExtraError, StoreError
 from dejakv.settings import shown
 from dejakv.store.counters import logger
+from dejakv.store.forks import fork_safe_lock
 from dejakv.store.remote.health import Breaker
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Feed:
         self._errors = (redis.RedisError, OSError)
         self._stream, self._own = f"dejakv:{name}", secrets.token_hex(8)
         self.breaker = Breaker()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._unsent = deque[tuple[str, str]](maxlen=_UNSENT)
         self._unsure = False
         self.left = FIFOCache[str, None](_KEPT)

@@ -3,10 +3,11 @@ so that nobody waits for it again and again."""
 
 import math
 import random
-import threading
 import time
 from collections.abc import Callable
 from statistics import median
+
+from dejakv.store.forks import fork_safe_lock
 
 AT_ONCE = 16
 """Concurrent reads from one service."""
@@ -68,7 +69,7 @@ class Breaker:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._failures = 0
         self._until = 0.0
         self._since: float | None = None

@@ -4,7 +4,6 @@ Objects never change, so that no copy is ever out of date. What is written goes 
 """
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,6 +15,7 @@ import numpy as np
 
 from dejakv.store.base import CorruptChunk
 from dejakv.store.counters import logger
+from dejakv.store.forks import call_in_child, fork_safe_lock
 from dejakv.store.memory import MemoryTier
 from dejakv.store.objects import Bytes, Folder, Late, Missing, Objects, Unknown
 from dejakv.store.remote.health import AT_ONCE, Breaker, Link
@@ -102,14 +102,18 @@ class Tiers:
         self.shared = objects.shared
         self._objects, self._most, self._fill, self._disk = objects, max_bytes, fill, disk
         self._held = MemoryTier[str, Bytes](max_bytes)
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._link: Link | None = getattr(objects, "link", None)
         self.tombstones: Tombstones | None = getattr(objects, "tombstones", None)
         self.breaker: Breaker | None = getattr(objects, "breaker", None)
+        self._begin_reads()
+        call_in_child(self._begin_reads)  # the parent's threads are not there
+        self.head = objects.head
+
+    def _begin_reads(self) -> None:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="dejakv-fetch")
         self._reads: dict[str, Future[Bytes]] = {}
         """Reads under way; others of the same object wait for them."""
-        self.head = objects.head
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
         made = self._objects.put(name, parts)

@@ -1,0 +1,42 @@
+"""What a child of `fork` makes anew: locks that other threads of the parent may have held, and what threads did that it lacks."""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+_methods: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+
+def fork_safe_lock() -> threading.Lock:
+    """Make a lock that is free in a child of `fork`, whoever held it in the parent."""
+    lock = threading.Lock()
+    _locks.add(lock)
+    return lock
+
+
+def fork_safe_rlock() -> Any:
+    """Make a lock like `fork_safe_lock` that its thread may take again."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
+def call_in_child(method: Callable[[], None]) -> None:
+    """Have a bound method called in each child of `fork`, as long as its object lives."""
+    _methods[:] = [known for known in _methods if known() is not None]
+    _methods.append(weakref.WeakMethod(method))
+
+
+def _after_in_child() -> None:
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # as the standard library does with its own
+
+    for known in _methods:
+        if (method := known()) is not None:
+            method()
+
+
+os.register_at_fork(after_in_child=_after_in_child)
