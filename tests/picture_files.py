@@ -36,6 +36,31 @@ def text_bomb(kind: bytes) -> bytes:
     return png(8, 8, extra=_chunk(kind, b"k\0\0" + zlib.compress(b"a" * 30_000_000)))
 
 
+def many_scans(size: int, scans: int) -> bytes:
+    """A grey progressive JPEG, the last scan of which comes again and again; few bytes, and each passes over all pixels."""
+    whole = saved("JPEG", (size, size), progressive=True)
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    return whole[:-2] + last * (scans - whole.count(b"\xff\xda")) + whole[-2:]
+
+
+def arithmetic(size: int) -> bytes:
+    """A JPEG whose frame header asks for arithmetic coding."""
+    return saved("JPEG", (size, size)).replace(b"\xff\xc0", b"\xff\xc9", 1)
+
+
+def oriented(kind: str, orientation: int) -> bytes:
+    """A picture of 48 x 32 pixels with an orientation in its EXIF data; each quarter has a color of its own."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.new("RGB", (48, 32))
+    for place, color in enumerate(("red", "lime", "blue", "white")):
+        left, top = place % 2 * 24, place // 2 * 16
+        image.paste(color, (left, top, left + 24, top + 16))
+    file = BytesIO()
+    image.save(file, kind, exif=exif)
+    return file.getvalue()
+
+
 def data_url(data: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
@@ -56,6 +81,14 @@ HARMFUL = {
     "GIF": (saved("GIF"), "not a readable image"),
     "TIFF": (saved("TIFF"), "not a readable image"),
     "BMP": (saved("BMP"), "not a readable image"),
+    "a JPEG of 800 scans": (many_scans(64, 800), "has 800 scans, the limit is 100"),
+    "a large JPEG of 40 scans": (many_scans(5_000, 40), "takes as long to decode as 112,"),
+    "fill bytes before markers": (many_scans(64, 800).replace(b"\xff\xda", b"\xff\xff\xda"), "has 800 scans"),
+    "a JPEG of many segments": (
+        saved("JPEG")[:2] + b"\xff\xfe\0\2" * 10_000 + saved("JPEG")[2:],
+        "more than 10,000 segments",
+    ),
+    "arithmetic coding": (arithmetic(64), "has arithmetic coding"),
     "EPS": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "not a readable image"),
     "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "not a readable image"),
     "a pickle": (b"\x80\x04cos\nsystem\n.", "not a readable image"),

@@ -1,12 +1,14 @@
 """Pictures from strangers: judged by their header, refused before they are decoded, decoded in one way."""
 
 from contextlib import suppress
+from io import BytesIO
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.picture_files import GOOD, png, saved
+from PIL import Image
+from tests.picture_files import GOOD, many_scans, oriented, png, saved
 
 from dejakv.errors import InputError
 from dejakv.pictures import checked, decoded
@@ -27,8 +29,8 @@ def test_every_limit_holds_exactly(width: int, height: int) -> None:
     long, short = max(width, height), min(width, height)
     with patch.multiple("dejakv.pictures", MAX_PIXELS=20_000, MAX_SIDE=250, MAX_RATIO=10):
         if width * height <= 20_000 and long <= 250 and long <= 10 * short:
-            media, pixels = checked(png(width, height), "x")
-            assert pixels == width * height
+            media, work = checked(png(width, height), "x")
+            assert width * height <= work <= width * height + len(media.data)
             assert decoded(media).size == (width, height)
         else:
             with pytest.raises(InputError, match=f"x has {width} x {height} pixels: make "):
@@ -42,6 +44,32 @@ def test_damage_is_an_input_error_or_no_matter(data: st.DataObject) -> None:
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     with suppress(InputError):
         assert decoded(checked(bytes(whole), "x")[0]).mode == "RGB"
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(9))
+def test_pictures_are_turned_as_transformers_turns_them(kind: str, orientation: int) -> None:
+    from transformers.image_utils import load_image
+
+    data = oriented(kind, orientation)
+    with Image.open(BytesIO(data)) as image:
+        expected = load_image(image)
+    picture = decoded(Media(data))
+    assert (picture.size, picture.tobytes()) == (expected.size, expected.tobytes())
+    assert (picture.size == (32, 48)) is (orientation > 4)
+
+
+def test_ordinary_pictures_are_within_the_limit_of_work() -> None:
+    """A phone's picture with a film behind its end, in which bytes look like scans; a progressive one of 12 megapixels."""
+    film = b"\xff\xda\0\2" * 5_000
+    for data in (
+        saved("JPEG", (4_000, 3_000)) + film,
+        saved("JPEG", (4_000, 3_000), progressive=True),
+        many_scans(64, 99),
+    ):
+        media, work = checked(data, "x")
+        assert work <= 50_000_000
+        assert decoded(media).mode == "RGB"
 
 
 def test_sounds_are_no_pictures() -> None:

@@ -1,5 +1,6 @@
 """Errors of DejaKV. Each message names cause and remedy."""
 
+import re
 import shlex
 import shutil
 import sys
@@ -76,3 +77,15 @@ def is_out_of_memory(error: Exception) -> bool:
 def counted(number: int, noun: str) -> str:
     """`1 prompt`, `2,000 prompts`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Escape what would control a terminal or turn the direction of writing (C0, C1, bidi controls); line ends and tabs stay.
+
+    >>> printable("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return _CONTROLS.sub(lambda control: ascii(control[0])[1:-1], text)

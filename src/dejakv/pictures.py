@@ -3,6 +3,7 @@
 Knows no engine. Pillow is loaded when the first picture comes.
 """
 
+import re
 from collections.abc import Callable
 from contextvars import ContextVar
 from io import BytesIO
@@ -14,6 +15,8 @@ from dejakv.request import Media
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+DECODING = "turned as EXIF says"
+"""How a file becomes pixels: state of pictures that were decoded otherwise is another's."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 
 
@@ -23,15 +26,24 @@ MAX_SIDE = 32_768
 MAX_RATIO = 100
 """The longer side by the shorter: processors that scale the shorter side to a fixed length blow up a strip."""
 
+MAX_SCANS = 100
+"""Passes over a JPEG's coefficients; encoders write up to 10 or so."""
+MAX_SEGMENTS = 10_000
+"""Parts of a JPEG that are walked through to count its scans."""
+
+_SCAN, _END, _ARITHMETIC = 0xDA, 0xD9, (0xC9, 0xCA, 0xCB)
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
+"""The next marker of a JPEG that begins a segment or ends the picture (ITU-T T.81, B.1.1)."""
+
 before_decoding: ContextVar[Callable[[], None] | None] = ContextVar("before_decoding", default=None)
 """Called before a picture is decoded; may raise, to decode nothing for a client that left."""
 
 
 def checked(data: bytes, name: str) -> tuple[Media, int]:
-    """The bytes as a medium, and its pixels (width by height), after checks of header and checksums; nothing is decoded. Raises: InputError
-    for anything but a still PNG, JPEG or WebP picture, or a too large one."""
+    """The bytes as a medium, and its pixels (width by height, or as many as take as long to decode), after checks of header and
+    checksums; nothing is decoded. Raises: InputError for anything but a still PNG, JPEG or WebP picture, or a too large one."""
     with _opened(data, name) as image:
-        pixels = image.width * image.height
+        pixels = max(image.width * image.height, _work(image, data))
         try:
             image.verify()
         except Exception as error:  # a damaged file makes Pillow raise almost anything
@@ -40,7 +52,10 @@ def checked(data: bytes, name: str) -> tuple[Media, int]:
 
 
 def decoded(media: Media) -> "Image":
-    """The picture in RGB. Raises: InputError as `checked`, and for a truncated picture."""
+    """The picture in RGB, turned as its EXIF data says (transformers' `load_image`). Raises: InputError as `checked`, and for a truncated
+    picture."""
+    from PIL import ImageOps
+
     name = media.name or f"picture {media.digest[:12]}"
     if media.modality != "image":
         raise InputError(f"{name}: {media.modality} is not supported here, give pictures (PNG, JPEG or WebP)")
@@ -48,6 +63,7 @@ def decoded(media: Media) -> "Image":
         if (ask := before_decoding.get()) is not None:
             ask()
         try:
+            ImageOps.exif_transpose(image, in_place=True)
             return image.convert("RGB")
         except Exception as error:
             raise _unreadable(name, error) from error
@@ -60,14 +76,14 @@ def _opened(data: bytes, name: str) -> Any:
         image = Image.open(BytesIO(data), formats=FORMATS)
     except Exception as error:
         raise _unreadable(name, error) from error
-    problem = _problem(image)
+    problem = _problem(image, data)
     if problem:
         image.close()
         raise InputError(f"{name} {problem}")
     return image
 
 
-def _problem(image: Any) -> str:
+def _problem(image: Any, data: bytes) -> str:
     """What is wrong with a picture's header, and the remedy; empty if nothing is."""
     width, height = image.size
     size = f"has {width} x {height} pixels: make"
@@ -78,7 +94,48 @@ def _problem(image: Any) -> str:
     if max(width, height) > MAX_RATIO * min(width, height):
         return f"{size} the longer side at most {MAX_RATIO} times the shorter one"
     animated = image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False)
-    return "is animated: give one frame as a picture" if animated else ""
+    if animated:
+        return "is animated: give one frame as a picture"
+    if _is_jpeg(image) and (slow := _scans(data)[1]):
+        return f"{slow}: save it again as a baseline JPEG"
+    if (work := _work(image, data)) > MAX_PIXELS:
+        return f"takes as long to decode as {work:,} pixels, the limit is {MAX_PIXELS:,}: make it smaller, or save it as a baseline JPEG"
+    return ""
+
+
+def _is_jpeg(image: Any) -> bool:
+    return image.format not in ("PNG", "WEBP")  # phones' pictures in several parts are of format MPO
+
+
+def _work(image: Any, data: bytes) -> int:
+    """The time to decode a picture, in pixels of 20 ns: at most that of `MAX_PIXELS`, a second, since decoding cannot be interrupted. Rounded
+    up from measurements of one core with noise, flat pictures and each mode."""
+    pixels, size = image.width * image.height, len(data)
+    if image.format == "PNG":
+        deep = image.tile and "16" in str(image.tile[0][3])
+        samples = len(image.getbands()) * (2 if deep else 1)
+        passes = 1.25 if image.info.get("interlace") else 1.0
+        return int(pixels * (1 + samples) / 6 * passes + size / 4)
+    if image.format == "WEBP":
+        return int(pixels * 0.75 + size * (5 if b"VP8 " in data else 1))
+    return int(pixels * (0.5 + _scans(data)[0] / 10) + size)
+
+
+def _scans(data: bytes) -> tuple[int, str]:
+    """The scans of a JPEG up to its end, and what is wrong with them; nothing is decoded. Each scan passes over all pixels, however few bytes
+    it has, and arithmetic coding makes pixels out of no bytes at all."""
+    scans, place = 0, 0
+    for _ in range(MAX_SEGMENTS):
+        marker = _MARKER.search(data, place)
+        kind = data[marker.end() - 1] if marker else _END
+        if marker is None or kind == _END:
+            return scans, f"has {scans} scans, the limit is {MAX_SCANS}" if scans > MAX_SCANS else ""
+        if kind in _ARITHMETIC:
+            return scans, "has arithmetic coding"
+        scans += kind == _SCAN
+        alone = kind == 0xD8  # the beginning of the picture has no length
+        place = marker.end() + (0 if alone else int.from_bytes(data[marker.end() : marker.end() + 2]))
+    return scans, f"has more than {MAX_SEGMENTS:,} segments"
 
 
 def _unreadable(name: str, error: Exception) -> InputError:

@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.asking import COSTS, DOCUMENT, EXACT, FACT, OTHER, request
 from tests.serving import stored, until
 
 from dejakv.build import build_cache
+from dejakv.errors import InputError
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request
 from dejakv.server.app import create_app
@@ -125,3 +128,32 @@ def test_a_server_may_be_told_not_to(engine: Any) -> None:
             stored(client)
         assert told["reuse"] == "blend"
         assert client.app.state.service.worker.pipeline.cache.queue.counts.promotions == 0
+
+
+def test_the_turn_goes_round_among_tenants() -> None:
+    """One tenant's many requests make another wait for no more than the one under way."""
+    order: list[str] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def answer(request: Request, **_: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        order.append(request.partition)
+        raise InputError("not answered here")
+
+    async def scenario() -> None:
+        stub: Any = SimpleNamespace(answer=answer, waiting=0, cache=None, stop_settling=lambda: None)
+        worker = RequestWorker(stub, 16)
+        jobs = [worker.submit(Request("1", "p", "p", partition="many"))]
+        assert await asyncio.to_thread(begun.wait, 60)
+        later = ("many", "many", "many", "few", "few", "third")
+        jobs += [worker.submit(Request("1", "p", "p", partition=partition)) for partition in later]
+        jobs[1].cancel()
+        go.set()
+        for job in jobs[:1] + jobs[2:]:
+            with pytest.raises(InputError):
+                await job.answer()
+        await asyncio.to_thread(worker.close, 20)
+
+    asyncio.run(scenario())
+    assert order == ["many", "few", "third", "many", "few", "many"]

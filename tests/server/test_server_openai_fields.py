@@ -250,3 +250,29 @@ def test_a_model_may_be_served_by_another_name(engine: Any) -> None:
         assert running.openai.chat.completions.create(**{**CHAT, "model": "ours/small"}).model == "ours/small"
         with pytest.raises(openai.NotFoundError, match="ours/small"):
             running.openai.chat.completions.create(**CHAT)
+
+
+def test_names_and_marks_of_messages_are_accepted(server: Running) -> None:
+    """`name` is a field of every message of OpenAI's; Anthropic's clients and routers before them mark prefixes by `cache_control`."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    content = [{"type": "text", "text": question(0), **mark}]
+    body = {**CHAT, "messages": [{"role": "user", "name": "ann", "content": content, **mark}]}
+    answer = server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    for wrong in ({"name": 5}, {"name": "a: b"}, {"tool_call_id": "1"}):
+        refused = server.http.post("/v1/chat/completions", json={**CHAT, "messages": [{**MESSAGES[0], **wrong}]})
+        assert refused.status_code == 400
+        assert next(iter(wrong)) in refused.text
+
+
+def test_probes_may_ask_for_the_head_alone(server: Running) -> None:
+    for path in ("/health", "/ready"):
+        answer = server.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", PLAIN)])
+def test_proxies_do_not_hold_streams_back(server: Running, path: str, body: dict[str, Any]) -> None:
+    streamed = server.http.post(path, json={**body, "stream": True})
+    assert streamed.headers["x-accel-buffering"] == "no"
+    assert "x-accel-buffering" not in server.http.post(path, json=body).headers

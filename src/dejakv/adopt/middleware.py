@@ -23,7 +23,7 @@ from dejakv.adopt.openai_body import asked_of, own, unkept, wish_of, with_text, 
 from dejakv.adopt.routes import ADOPTING, CLIENT, audience
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.http.asgi import check_lengths, headers_of, replayed, route_path, with_length
+from dejakv.http.asgi import UNBUFFERED, check_lengths, headers_of, replayed, route_path, with_length
 from dejakv.http.bodies import Limits, parse_json, read_body
 from dejakv.http.errors import Receive, RefusedError, Scope, Send, refuse
 from dejakv.http.keys import OPERATOR, SECRET, VARIABLE, ApiKeys, key_of
@@ -133,7 +133,10 @@ class AdoptMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", []), *_headers(note)]}
+                headers = [*message.get("headers", []), *_headers(note)]
+                if any(name.lower() == b"content-type" and b"event-stream" in value for name, value in headers):
+                    headers += [(name.lower().encode(), value.encode()) for name, value in UNBUFFERED.items()]
+                message = {**message, "headers": headers}
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if last and status == 200 and asked is not None:
                 # In a thread and not waited for: whoever wraps this application may cancel it once the answer is out.

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 import typer
 
-from dejakv.errors import ConfigError, InputError, counted
+from dejakv.errors import ConfigError, InputError, counted, printable
 
 
 def explain_command(
@@ -38,7 +38,7 @@ def explain_command(
     if server is not None:
         if sample is None or run is not None or html is not None:
             raise ConfigError("--server takes a request alone: give a JSON file, or - for standard input")
-        typer.echo(explain_request(server, sample, api_key))
+        typer.echo(printable(explain_request(server, sample, api_key)))
         return
     if sample is None or run is None:
         raise ConfigError("Missing option: give the id of a sample and --run FOLDER, or a request and --server URL")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from dejakv.errors import ConfigError, DejaKVError, OutputError
+from dejakv.errors import ConfigError, DejaKVError, OutputError, printable
 
 COMMANDS = {
     "run": "Ask many questions with and without the cache: hits, tokens saved, time to first token, answers changed.",
@@ -165,7 +165,7 @@ def app() -> None:
 
 
 def _fail(message: str, status: int = 2) -> NoReturn:
-    typer.echo("dejakv: " + " ".join(message.split()), err=True)
+    typer.echo("dejakv: " + printable(" ".join(message.split())), err=True)
     sys.exit(status)
 
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from dejakv.errors import printable
 from dejakv.experiments.summary import Progress, Row
 
 LOG_SECONDS = 10.0
@@ -54,7 +55,7 @@ class _Means(Progress):
         return f"mean TTFT ms: {means}" if means else ""
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 class _Bar(_Means):
@@ -69,7 +70,7 @@ class _Bar(_Means):
         super().stage(text)
         if self._stage is not None:
             self._bars.remove_task(self._stage)
-        self._stage = self._bars.add_task(escape(text), total=None, means="")
+        self._stage = self._bars.add_task(escape(printable(text)), total=None, means="")
 
     def sample(self, done: int, total: int, row: Row | None) -> None:
         super().sample(done, total, row)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dejakv.errors import counted
+from dejakv.errors import counted, printable
 from dejakv.experiments.plain_words import (
     estimated,
     figure,
@@ -42,11 +42,13 @@ class Sheet(NamedTuple):
 
     def printed(self, box: Box | None = HEAVY_HEAD) -> Table:
         """As a table for a rich console, framed by `box`."""
-        table = Table(title=Text(self.title) if self.title else None, box=box)
+        table = Table(title=Text(printable(self.title)) if self.title else None, box=box)
         for place, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if self.has_words(place) else "right", overflow="fold")
+            table.add_column(
+                Text(printable(column)), justify="left" if self.has_words(place) else "right", overflow="fold"
+            )
         for row in self.rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(printable(cell)) for cell in row))
         return table
 
 
@@ -61,7 +63,7 @@ def print_blocks(blocks: Iterable[Block], console: Console | None = None, box: B
         if isinstance(block, Sheet):
             console.print(block.printed(box))
         else:
-            console.print(block, soft_wrap=True, markup=False, highlight=False)
+            console.print(printable(block), soft_wrap=True, markup=False, highlight=False)
 
 
 def show(summary: dict[str, Any], rows: Sequence[Row] = (), console: Console | None = None) -> None:

@@ -10,6 +10,9 @@ from dejakv.http.errors import Receive, RefusedError, Scope, Send
 LINGER_SECONDS, PIECE_SECONDS = 2.0, 0.5
 """Most seconds for the rest of an answered request's body, and for each piece of it."""
 
+UNBUFFERED = {"X-Accel-Buffering": "no"}
+"""Of streamed answers: nginx, with its defaults, would hold them back until they are complete."""
+
 
 def headers_of(scope: Mapping[str, Any], name: bytes) -> list[str]:
     """The values of a header that may be there several times. `name` is in lower case."""

@@ -35,10 +35,12 @@ def conversation(messages: list[ChatMessage]) -> Conversation:
     for message in messages:
         content = message.content
         parts: list[dict[str, Any]] = []
+        name = {"name": message.name} if message.name else {}  # some templates show it
+        speaker = f"{message.role} {message.name}" if message.name else message.role
         for part in [ContentPart(type="text", text=content)] if isinstance(content, str) else content:
             if part.type == "text":
                 parts.append({"type": "text", "text": part.text or ""})
-                asked.texts.append(f"{message.role}: {part.text or ''}")
+                asked.texts.append(f"{speaker}: {part.text or ''}")
             elif part.image_url is None:
                 raise InputError("a part of type image_url has no url: give {'image_url': {'url': ...}}")
             else:
@@ -46,7 +48,7 @@ def conversation(messages: list[ChatMessage]) -> Conversation:
                 asked.pictures.append(part.image_url.url)
         only_text = all(part["type"] == "text" for part in parts)
         plain = " ".join(part["text"] for part in parts) if only_text else parts
-        asked.messages.append({"role": message.role, "content": plain})
+        asked.messages.append({"role": message.role, **name, "content": plain})
     if not any(text.partition(": ")[2].strip() for text in asked.texts):
         raise InputError("the messages have no text: send a text")
     return asked

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from itertools import count
 from queue import Empty, SimpleQueue
 
 from dejakv.errors import InputError
@@ -58,7 +59,8 @@ class Job:
 
 
 class RequestWorker:
-    """Runs jobs on one thread until closed, first come, first served. When none waits, it settles prompts one at a time.
+    """Runs jobs on one thread until closed: of the partition whose last turn is longest ago, first come, first served, so that nobody's
+    many requests make another wait for more than one of them. When none waits, it settles prompts one at a time.
 
     max_queue      requests that may wait
     promote_after  seconds without a request before the first prompt is settled: traffic has pauses in which the next request is near
@@ -70,9 +72,13 @@ class RequestWorker:
         self._left = 0  # on the event loop
         self.totals = RequestTotals()
         self._max_queue, self._promote_after = max_queue, promote_after
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._calls: SimpleQueue[bool] = SimpleQueue()
+        """True for each job that came, False for the end."""
         self._waiting: dict[Job, Request] = {}
         """Requests of jobs in the queue. `pop` gives each job to one thread alone."""
+        self._begun = count(1)
+        self._turns: dict[str, int] = {}
+        """Of each partition, how many jobs had begun when its last one did."""
         self._closed = False
         self._running: Job | None = None
         self._thread = threading.Thread(target=self._work, name="dejakv-engine", daemon=True)
@@ -100,13 +106,13 @@ class RequestWorker:
             raise RefusedError(429, f"{self._max_queue} requests are waiting (--max-queue): try again in a moment")
         job = Job(asyncio.get_running_loop(), self._leave)
         self._waiting[job] = request
-        self._jobs.put(job)
+        self._calls.put(True)
         return job
 
     def close(self, seconds: float) -> None:
         """Finishes queued requests, for at most `seconds`, stops the rest, then finishes the saves."""
         self._closed = True
-        self._jobs.put(None)
+        self._calls.put(False)
         self.pipeline.stop_settling()
         self._thread.join(seconds)
         for job in list(self._waiting):
@@ -128,17 +134,24 @@ class RequestWorker:
         pause = self._promote_after
         while True:
             try:
-                job = self._running = self._jobs.get(timeout=pause if self.pipeline.waiting else None)
+                came = self._calls.get(timeout=pause if self.pipeline.waiting else None)
             except Empty:
                 self.pipeline.settle_one()
                 pause = 0.0
                 continue
-            if job is None:
+            if not came:
                 return
-            if (request := self._waiting.pop(job, None)) is not None:
+            job = self._running = self._next()
+            if job is not None and (request := self._waiting.pop(job, None)) is not None:
+                self._turns[request.partition] = next(self._begun)
                 pause = self._promote_after
                 self._serve(job, request)
             self._running = job = request = None  # at once: it holds the prompt
+
+    def _next(self) -> Job | None:
+        """The job whose turn it is; None if all that waited have left."""
+        waiting = self._waiting.copy()  # in one step: the event loop adds and removes meanwhile
+        return min(waiting, key=lambda job: self._turns.get(waiting[job].partition, 0), default=None)
 
     def _serve(self, job: Job, request: Request) -> None:
         try:

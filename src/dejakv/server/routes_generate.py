@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from dejakv.decide.plan import APPROXIMATE
 from dejakv.errors import InputError
+from dejakv.http.asgi import UNBUFFERED
 from dejakv.http.errors import RefusedError, error_object
 from dejakv.pipeline import Answer
 from dejakv.request import Media, Request, Sampling
@@ -181,7 +182,7 @@ class EventStream(StreamingResponse):
     """The events of a job. When the stream ends, even before its first event, the job stops."""
 
     def __init__(self, job: Job, events: AsyncIterator[str]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache", **UNBUFFERED})
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

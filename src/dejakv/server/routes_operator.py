@@ -12,12 +12,14 @@ from dejakv.server.service import AnyService
 router = APIRouter(tags=["operations"])
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> dict[str, str]:
     """The process responds."""
     return {"status": "ok"}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses={503: {"description": "The engine's thread has ended or the server shuts down."}})
 async def ready(response: Response, service: AnyService) -> dict[str, str]:
     """The model is loaded and accepts requests."""

@@ -209,18 +209,27 @@ class CompletionRequest(OpenAIRequest):
         return given
 
 
+class _InMessage(_Plain):
+    """A part of a message. `cache_control`, in which Anthropic's clients mark a prefix, changes no answer: prefixes are found unmarked."""
+
+    @classmethod
+    def asks_nothing(cls, name: str, value: Any) -> bool:
+        return name == "cache_control" or super().asks_nothing(name, value)
+
+
 class ImageUrl(_Plain):
     url: str
     detail: Literal["auto"] = "auto"
 
 
-class ContentPart(_Plain):
+class ContentPart(_InMessage):
     type: Literal["text", "image_url"]
     text: str | None = None
     image_url: ImageUrl | None = None
 
 
-class ChatMessage(_Plain):
+class ChatMessage(_InMessage):
+    name: Annotated[str, Field(pattern=r"^[^\s:]{1,64}$")] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
 

@@ -12,7 +12,7 @@ import numpy as np
 from dejakv.datasets.files import by_id, inside, media_from_file
 from dejakv.errors import ConfigError, DatasetError, InputError, MissingExtraError, ModelError
 from dejakv.identity import epoch_of
-from dejakv.pictures import decoded
+from dejakv.pictures import DECODING, decoded
 from dejakv.request import DEFAULT_PARTITION, Media
 from dejakv.vectors.base import ImageEncoder, Vector, module_fingerprint, torch_threads, unit
 from dejakv.vectors.text import load_sentence_transformer
@@ -29,7 +29,7 @@ class ClipEncoder:
     def __init__(self, name_or_path: str = CLIP, *, device: str = "cpu") -> None:
         self.name = name_or_path
         self._model = load_sentence_transformer(name_or_path, device, "image_encoder")
-        self.fingerprint = epoch_of({"kind": "clip", "weights": module_fingerprint(self._model)})
+        self.fingerprint = epoch_of({"kind": "clip", "weights": module_fingerprint(self._model), "pictures": DECODING})
 
     def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
         picture = decoded(media)

@@ -20,6 +20,7 @@ from dejakv.engines.transformers.kv import piece_of
 from dejakv.engines.transformers.structure import Structure, by_length, changes_with_length
 from dejakv.engines.transformers.weights import WeightDigest, unreadable
 from dejakv.identity import digest_of, epoch_of
+from dejakv.pictures import DECODING
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +96,8 @@ class ModelWatch:
             self._weights = WeightDigest(names, tensors)
         parts = {"layout": LAYOUT, "transformers": transformers.__version__, "piece": self.piece}
         parts |= {"structure": structure.digest, "numerics": self._numerics}
+        if self._processor is not None:
+            parts["pictures"] = DECODING
         self.epoch = epoch_of({**parts, "weights": self._weights.digest, "tokenizer": self._tokenizer_digest})
         self.encoder_epoch = epoch_of({**parts, "weights": self._weights.digest_where(_outside_the_language_model)})
 

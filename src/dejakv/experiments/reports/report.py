@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from dejakv import __version__
 from dejakv.datasets.base import Sample
-from dejakv.errors import ConfigError, DejaKVError
+from dejakv.errors import ConfigError, DejaKVError, printable
 from dejakv.experiments import advice, sweep_log
 from dejakv.experiments.output import SAMPLES, SETTINGS, SUMMARY, make_folder, read_object, replace_file
 from dejakv.experiments.plain_words import verdict
@@ -71,7 +71,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 def text(value: object) -> str:
     """A value as HTML text."""
-    return html.escape(str(value))
+    return html.escape(printable(str(value)))
 
 
 def paragraph(*sentences: str) -> str:
