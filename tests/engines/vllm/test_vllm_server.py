@@ -48,6 +48,19 @@ def _complete(server, prompt, key="one", cache_control="", **more):
     return answer.json()["choices"][0]["text"], answer.headers, told
 
 
+def test_series_are_there_before_the_first_request(server):
+    """A rate needs a value before the first event: an alert would not see what never happened before."""
+    samples = {
+        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+        for line in httpx.get(f"{server}/metrics", timeout=None).text.splitlines()
+        if line.startswith("vllm:dejakv_") and "_created{" not in line
+    }
+    assert {name.partition("{")[0] for name in samples} == {f"vllm:dejakv_{name}_total" for name in METRICS}
+    assert set(samples.values()) == {0}
+    results = {re.search(r'found="(\w+)"', name)[1] for name in samples if "_lookups_total" in name}
+    assert results == {"exact", "blend", "miss"}
+
+
 def test_server(server):
     """Adopt, its provenance and its partitions over HTTP; the connector's own word in the body; figures on /metrics."""
     text, headers, told = _complete(server, FIRST)

@@ -35,12 +35,13 @@ from dejakv.engines.vllm.identity import Adapters, server_epoch
 from dejakv.engines.vllm.lookups import Lookups
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.pages import PagedKV
+from dejakv.engines.vllm.prometheus import DejaKVPromMetrics
 from dejakv.engines.vllm.ranks import ALONE, Ranks, is_apart, rank_count, settings_of_rank
 from dejakv.engines.vllm.refusals import refuse_beside_others, refuse_unsupported
 from dejakv.engines.vllm.saves import Room
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
-from dejakv.engines.vllm.stats import ConnectorCounts, DejaKVPromMetrics, DejaKVStats
+from dejakv.engines.vllm.stats import ConnectorCounts, DejaKVStats
 from dejakv.engines.vllm.stores import EveryRank, open_store
 from dejakv.engines.vllm.worker import WorkerSide
 from dejakv.errors import ConfigError

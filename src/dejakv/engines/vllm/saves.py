@@ -20,6 +20,7 @@ LEAST_TOKENS = 256
 
 BACKLOG = "backlog: the store is slower than the prompts"
 ENDED = "the request ended, or became approximate, before all of it was stored"
+UNPROVEN = "LoRA: which weights computed it is not proven"
 TOO_LARGE = "too large: the prompt's state is larger than max_bytes"
 
 
@@ -182,7 +183,7 @@ class Saves:
             return None
         why = self.of_no_use(tracked)
         if not why and not self.lookups.adapters.may_store(request.lora_request):
-            why = "LoRA: which weights computed it is not proven"
+            why = UNPROVEN
         if not why and meta.kind == KV and self.room.most and meta.num_tokens > self.room.most:
             why = TOO_LARGE
         self._end(saving, why)

@@ -5,10 +5,8 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from prometheus_client import Counter
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from dejakv.engines.vllm.messages import LoadResult
 from dejakv.engines.vllm.request import LookupResult
@@ -22,7 +20,7 @@ class ConnectorCounts:
         self._asked = time.monotonic()
 
     def add(self, name: str, label: str = "", amount: float = 1) -> None:
-        key = f"{name}|{_short(label)}" if label else name
+        key = f"{name}|{short(label)}" if label else name
         self._values[key] += amount
 
     def looked_up(self, found: LookupResult) -> None:
@@ -56,8 +54,8 @@ class ConnectorCounts:
         return values
 
 
-def _short(label: str) -> str:
-    """A label cut at a colon, before its variable part: the number of series stays small."""
+def short(label: str) -> str:
+    """Return a label cut at a colon, before its variable part: the number of series stays small."""
     return label.split(":")[0][:60]
 
 
@@ -99,31 +97,3 @@ class DejaKVStats(KVConnectorStats):
 
     def is_empty(self) -> bool:
         return not self.data
-
-
-class DejaKVPromMetrics(KVConnectorPromMetrics):
-    """`vllm:dejakv_*_total` counters, labelled by engine and, where there is one, by reason or result."""
-
-    def __init__(
-        self,
-        vllm_config: Any,
-        metric_types: Any,
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> None:
-        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._counters = {
-            name: self._counter_cls(
-                name=f"vllm:dejakv_{name}", documentation=about, labelnames=[*labelnames, *([label] if label else [])]
-            )
-            for name, (about, label) in METRICS.items()
-        }
-
-    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        engine = [str(value) for value in self.per_engine_labelvalues[engine_idx]]
-        for key, value in transfer_stats_data.items():
-            name, _, label = key.partition("|")
-            if name in self._counters:
-                labels = [*engine, *([label or "unknown"] if METRICS[name][1] else [])]
-                counter: Counter = self._counters[name].labels(*labels)
-                counter.inc(value)

@@ -25,6 +25,11 @@ from dejakv.store.store import Store
 
 log = logging.getLogger("dejakv.vllm")
 
+REFUSED = "refused: the store did not take it"
+UNWANTED = "admission: the store does not want it"
+WINDOWS = "windows: vLLM has dropped blocks that are outside of them"
+NO_MEMORY = "out of memory: the copy of the state could not be made"
+"""Why a save is dropped."""
 
 Make = Callable[[], AbstractContextManager[Chunk]]
 """Makes the chunk; its memory may be used for something else when the context ends."""
@@ -73,7 +78,7 @@ class Saver:
         """Store a chunk; return why it is not stored, or ""."""
         try:
             with make() as chunk:
-                return "" if self._store.put(chunk) else "refused: the store did not take it"
+                return "" if self._store.put(chunk) else REFUSED
         except Exception as error:  # whatever is wrong with a store, it costs this save and nothing else
             why = f"error: {type(error).__name__}: {error}"
             log.warning("the state of a prompt was not stored: %s", why)
@@ -148,10 +153,10 @@ class WorkerSide:
             self.saver.drop(save.name, self.watch.problem)
             return
         if self.paged.lacks(save.block_ids, meta.position + save.first, meta.position + save.stop):
-            self.saver.drop(save.name, "windows: vLLM has dropped blocks that are outside of them")
+            self.saver.drop(save.name, WINDOWS)
             return
         if save.begins and not self.store.wants(meta.id, meta.num_tokens, meta.partition):
-            self.saver.drop(save.name, "admission: the store does not want it")
+            self.saver.drop(save.name, UNWANTED)
             return
         try:
             made = self._made(save)
@@ -159,7 +164,7 @@ class WorkerSide:
             if not is_out_of_memory(error):
                 raise
             log.warning("no memory to copy the state of a prompt of %d tokens: %s", meta.num_tokens, error)
-            self.saver.drop(save.name, "out of memory: the copy of the state could not be made")
+            self.saver.drop(save.name, NO_MEMORY)
             return
         self.saver.submit(save.name, made)
 

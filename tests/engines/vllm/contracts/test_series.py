@@ -1,0 +1,74 @@
+"""Every series of the connector exists with 0 before the first request, for each engine."""
+
+import inspect
+import re
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+from dejakv.decide import bound
+from dejakv.engines.vllm import saves, scheduler, worker
+from dejakv.engines.vllm.connector import DejaKVConnector
+from dejakv.engines.vllm.prometheus import KNOWN
+from dejakv.engines.vllm.stats import METRICS, ConnectorCounts, short
+
+
+@pytest.fixture
+def prom():
+    """The connector's Prometheus side, as vLLM makes it for a server of two engines."""
+    engines = {0: ["docs", "0"], 1: ["docs", "1"]}
+    types = {kind: kind for kind in (Counter, Gauge, Histogram)}
+    made = DejaKVConnector.build_prom_metrics(
+        SimpleNamespace(kv_transfer_config=None), types, ["model_name", "engine"], engines
+    )
+    yield made
+    for counter in made._counters.values():
+        REGISTRY.unregister(counter)
+
+
+def series():
+    """Value of each series by its name and labels."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name.startswith("vllm:dejakv_") and sample.name.endswith("_total")
+    }
+
+
+def test_every_series_begins_with_zero_for_each_engine(prom):
+    values = series()
+    assert set(values.values()) == {0}
+    for engine in ("0", "1"):
+        for name, (_, label) in METRICS.items():
+            for value in map(short, KNOWN[name]) if label else [None]:
+                assert (f"vllm:dejakv_{name}_total", "docs", engine, *([value] if value else [])) in values
+
+
+def test_an_event_is_counted_in_the_series_that_was_there(prom):
+    before = set(series())
+    counts = ConnectorCounts()
+    for reason in (saves.BACKLOG, saves.ENDED, worker.UNWANTED, "error: OSError: no space"):
+        counts.add("saves_dropped", reason)
+    counts.add("blends_refused", scheduler.NO_GAIN)
+    prom.observe(counts.take(), 1)
+    values = series()
+    assert set(values) == before
+    assert sum(values.values()) == 5
+
+
+def test_reasons_in_the_code_are_known():
+    """A constant that says why a save was dropped, and what a certificate says of a plan, have a series from the start."""
+    dropped, withheld = ({short(value) for value in KNOWN[name]} for name in ("saves_dropped", "withheld"))
+    for module in (saves, worker):
+        reasons = [value for name, value in vars(module).items() if name.isupper() and isinstance(value, str)]
+        sentences = {short(reason) for reason in reasons if " " in reason}
+        assert sentences
+        assert sentences <= dropped
+    drops = re.findall(r"\.drop\(save\.name, (\S+?)\)", inspect.getsource(worker))
+    assert drops
+    assert not [each for each in drops if each.startswith(('"', "'"))], "a reason is a constant, so that it is known"
+    source = inspect.getsource(bound)
+    said = {short(f"{bound.CERTIFICATE} {each}") for each in re.findall(r'f"\{CERTIFICATE\} ([\w ]+):', source)}
+    assert said == withheld
