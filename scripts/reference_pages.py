@@ -114,7 +114,7 @@ def metrics() -> str:
         (f"`{name.replace('ratio', 'rate')}`", f"`dejakv_{name}{'' if gauge else '_total'}{label}`", about)
         for name, about, label, gauge in (
             *((name, about, "", False) for name, about in figures.ENCODER.values()),
-            *((name, about, f"{{{label}}}", False) for name, about, label in figures.ENCODER_BY.values()),
+            *((name, about, f"{{{label}}}", False) for name, about, label, _ in figures.ENCODER_BY.values()),
             *((name, about, "", True) for name, about in figures.ENCODER_NOW.values()),
         )
     ]
@@ -156,7 +156,7 @@ the error or is cancelled.
             (f"dejakv_{name.replace('{', '_total{') if '{' in name else name + '_total'}", what)
             for name, what in counters.values()
         ]
-        rows += [(f"dejakv_{name}_total{{{label}}}", what) for name, what, label in labelled.values()]
+        rows += [(f"dejakv_{name}_total{{{label}}}", what) for name, what, label, _ in labelled.values()]
         rows += [
             (f"dejakv_{name}", what + (" A histogram." if gauges is figures.TIMES else ""))
             for name, what in gauges.values()

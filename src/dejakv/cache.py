@@ -233,7 +233,13 @@ class HierarchicalCache:
         """Copy of a partition's counters; None sums over all, for the operator of the process. Raises: InputError for an invalid
         partition."""
         check_scope(partition)
-        return self.finder.counts.of(partition)
+        counts = self.finder.counts.of(partition)
+        if partition is None:  # the operator's series begin with 0
+            for level in self.finder.level_names:
+                counts.hits.setdefault(level, 0)
+            for guard in self.finder.guards:
+                counts.rejections.setdefault(guard.name, 0)
+        return counts
 
     def trust(self, partition: str | None) -> TrustReport | None:
         """Report on the error bound of a partition (of its group, if it shares evidence), or of all (None, for the operator).

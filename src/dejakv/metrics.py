@@ -15,6 +15,7 @@ from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import MissingExtraError
 from dejakv.records import Record
 from dejakv.store.base import StoreStats
+from dejakv.store.counters import FAILED_WRITES
 from dejakv.trust.report import TrustReport
 
 try:
@@ -29,8 +30,15 @@ BUCKETS: Final = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 
 Figures = Mapping[str, tuple[str, str]]
 """By a name in some statistics: the name of the metric, and its meaning."""
-Labelled = Mapping[str, tuple[str, str, str]]
-"""Of counts by reason, level or guard also the label."""
+Labelled = Mapping[str, tuple[str, str, str, tuple[str, ...]]]
+"""Of counts by reason, level or guard also the label, and its values that are known before the first event: their series begin with 0,
+since a series that first appears with an event has no increase that a rate could see."""
+
+EVICTIONS: Final = ("entries", "bytes", "replaced")
+REFUSALS: Final = ("oversized", "minimum")
+"""Reasons for which encoder outputs leave memory, or are not kept in it."""
+REFUSED_CHUNKS: Final = ("too_short", "first_sight", "rate", "too_large", "parent", "invalid", "busy")
+"""Reasons for which a chunk is not stored, beside failures of the place."""
 
 ENCODER: Final[Figures] = {
     "hits": ("visual_cache_hits", "Encoder outputs served without running the encoder."),
@@ -55,8 +63,8 @@ ENCODER_NOW: Final[Figures] = {
     "waiting_callers": ("visual_cache_waiting_callers", "Callers that wait for somebody else's encoder run."),
 }
 ENCODER_BY: Final[Labelled] = {
-    "evictions": ("visual_cache_evictions", "Encoder outputs that left memory, by reason.", "reason"),
-    "refusals": ("visual_cache_refusals", "Encoder outputs not kept in memory, by reason.", "reason"),
+    "evictions": ("visual_cache_evictions", "Encoder outputs that left memory, by reason.", "reason", EVICTIONS),
+    "refusals": ("visual_cache_refusals", "Encoder outputs not kept in memory, by reason.", "reason", REFUSALS),
 }
 STORE: Final[Figures] = {
     "hits": ("store_hits", "Chunks that were found."),
@@ -75,8 +83,8 @@ STORE_NOW: Final[Figures] = {
     "feed_away_seconds": ("store_feed_away_seconds", "For how long the feed's service has failed; 0: it answers."),
 }
 STORE_BY: Final[Labelled] = {
-    "evictions": ("store_evictions", "Chunks that left, by reason.", "reason"),
-    "refused": ("store_refused", "Chunks not stored, by reason.", "reason"),
+    "evictions": ("store_evictions", "Chunks that left, by reason.", "reason", ("bytes", "entries")),
+    "refused": ("store_refused", "Chunks not stored, by reason.", "reason", (*REFUSED_CHUNKS, *FAILED_WRITES)),
 }
 TOKENS: Final[Figures] = {
     "prompt_tokens": ("prompt_tokens", "Tokens of the prompts."),
@@ -103,8 +111,8 @@ LEVELS: Final[Figures] = {
     "rows_kept": ("rows_kept", "Rows of blended prompts kept for later blends."),
 }
 LEVELS_BY: Final[Labelled] = {
-    "hits": ("level_hits", "Donors found and trusted, by level.", "level"),
-    "rejections": ("guard_rejections", "Donors that were not trusted, by guard.", "guard"),
+    "hits": ("level_hits", "Donors found and trusted, by level.", "level", ()),
+    "rejections": ("guard_rejections", "Donors that were not trusted, by guard.", "guard", ()),
 }
 TRUST_NOW: Final[Figures] = {
     "delta": ("trust_bound", "Largest share of wrong answers that is allowed."),
@@ -117,7 +125,7 @@ WAITING_NOW: Final[Figures] = {
 }
 WAITING: Final[Figures] = {"dropped": ("promotions_dropped", "Such prompts dropped for want of room.")}
 SERVER_NOW: Final[Figures] = {"waiting": ("server_queue", "Requests that wait.")}
-SERVER_BY: Final[Labelled] = {"outcomes": ("server_requests", "Requests by how they ended.", "outcome")}
+SERVER_BY: Final[Labelled] = {"outcomes": ("server_requests", "Requests by how they ended.", "outcome", ())}
 TIMES: Final[Figures] = {
     "ttft_ms": ("ttft_seconds", "Time to the first token."),
     "latency_ms": ("latency_seconds", "Time to the last token."),
@@ -133,6 +141,8 @@ class RequestTotals:
     def __init__(self) -> None:
         self._registry = made = CollectorRegistry()
         self._served = Counter("dejakv_requests", "Requests by what was reused.", ["method", "level"], registry=made)
+        for method, level in (("none", ""), ("prefix", "prefix"), ("exact", "exact_text")):
+            self._served.labels(method, level)
         self._sums = {
             name: Counter(f"dejakv_{exported}", about, registry=made) for name, (exported, about) in TOKENS.items()
         }
@@ -198,8 +208,9 @@ class CacheCollector(Collector):
                     for name, (exported, about) in figures.items():
                         if (value := getattr(stats, name)) is not None:
                             yield family(f"dejakv_{exported}", about, value=value)
-                for name, (exported, about, label) in labelled.items():
-                    counts = {(of,): count for of, count in getattr(stats, name).items()}
+                for name, (exported, about, label, known) in labelled.items():
+                    values = dict.fromkeys(known, 0) | getattr(stats, name)
+                    counts = {(value,): count for value, count in values.items()}
                     yield _by(CounterMetricFamily, exported, about, (label,), counts)
         if self._stores:
             yield from _store_metrics({name: stats() for name, stats in self._stores.items()})
@@ -213,8 +224,9 @@ def _store_metrics(stores: Mapping[str, StoreStats]) -> Iterator[Metric]:
         for name, (exported, about) in figures.items():
             held = {(store,): getattr(stats, name) for store, stats in stores.items()}
             yield _by(family, exported, about, ("store",), held)
-    for name, (exported, about, label) in STORE_BY.items():
-        counts = {(store, of): n for store, stats in stores.items() for of, n in getattr(stats, name).items()}
+    for name, (exported, about, label, known) in STORE_BY.items():
+        by_store = {store: dict.fromkeys(known, 0) | getattr(stats, name) for store, stats in stores.items()}
+        counts = {(store, value): n for store, values in by_store.items() for value, n in values.items()}
         yield _by(CounterMetricFamily, exported, about, ("store", label), counts)
 
 

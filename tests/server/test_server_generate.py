@@ -1,6 +1,8 @@
 """SemShareKV's endpoint and the cache's, over the bundled documents model."""
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ from tests.serving import stored
 from dejakv.errors import ConfigError
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
+from dejakv.store.counters import FAILED_WRITES
 from dejakv_models.docs import edit, make_document, prompt_of
 
+ROOT = Path(__file__).parents[2]
 RNG = random.Random(5)
 DOCUMENT = make_document(RNG, facts=24)
 EDITED = edit(DOCUMENT, RNG, facts=1)
@@ -130,6 +134,26 @@ def test_health_ready_metrics_and_docs(client: TestClient) -> None:
     assert "dejakv_store_puts_total" in text
     assert "default" not in text.replace("dejakv_", "")
     assert client.get("/docs").status_code == 200
+
+
+def test_every_series_is_there_before_the_first_request(client: TestClient) -> None:
+    """A rate needs a value before the first event: an alert would not see what never happened before."""
+    samples = [line for line in client.get("/metrics").text.splitlines() if line.startswith("dejakv_")]
+    names = {re.split(r"[{ ]", line)[0] for line in samples}
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    counters = set(re.findall(r"`(dejakv_\w+_total)(?:\{[\w,]+\})?`", page))
+    elsewhere = {name for name in counters if name.startswith(("dejakv_visual_", "dejakv_dp_", "dejakv_trust_"))}
+    assert counters - elsewhere <= names
+    assert {line for line in samples if "_total" in line and not line.endswith(" 0.0")} == set()
+    for name, label, values in (
+        ("dejakv_server_requests_total", "outcome", {"served", "refused", "cancelled", "failed"}),
+        ("dejakv_store_refused_total", "reason", set(FAILED_WRITES)),
+        ("dejakv_store_evictions_total", "reason", {"bytes", "entries"}),
+        ("dejakv_level_hits_total", "level", {"exact_text"}),
+        ("dejakv_guard_rejections_total", "guard", {"threshold", "lexical"}),
+    ):
+        exported = {re.search(rf'{label}="(\w+)"', line)[1] for line in samples if line.startswith(name)}  # pyright: ignore[reportOptionalSubscript]
+        assert values <= exported, name
 
 
 def test_the_operator_has_figures_and_no_partition(engine: Any) -> None:

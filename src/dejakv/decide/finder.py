@@ -173,6 +173,12 @@ class Finder:
         return False
 
     @property
+    def level_names(self) -> list[str]:
+        """Names under which a hit may be counted."""
+        names = [name for level in self.levels for name in level.status_names]
+        return [*names, *([COPIED] if self._copied is not None else [])]
+
+    @property
     def _exact(self) -> list[Level]:
         """Levels without vectors."""
         return [level for level in self.levels if isinstance(level, ExactTextCache)]
