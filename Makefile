@@ -41,7 +41,7 @@ test-fast: $(VENV)/.installed-dev
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q $(FAST) -m "not soak and not slow"
 
 ## all tests but vLLM's
-test-core: $(VENV)/.installed-dev $(VENV)/.model $(VENV)/.browser
+test-core: $(VENV)/.installed-dev $(VENV)/.model $(VENV)/.browser $(VENV)/.promtool
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore=tests/engines/vllm -m "not soak"
 
 ## the tests that run a real vLLM engine on the CPU, in their own environment
@@ -121,6 +121,14 @@ $(VENV)/.browser: $(BIN)/python
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 	    && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	    || echo "no chromium, and none could be installed: the tests that look at reports in a browser are not run"
+	touch $@
+
+# the alerts' rules are run by Prometheus' own tool: its program alone is unpacked, since the package would start a server
+$(VENV)/.promtool: $(BIN)/python
+	@command -v promtool >/dev/null || { command -v apt-get >/dev/null && { test "$$(id -u)" != 0 || apt-get update -qq; } \
+	    && cd $(VENV) && apt-get download -qq prometheus && dpkg -x prometheus_*.deb promtool && rm prometheus_*.deb \
+	    && ln -sf ../promtool/usr/bin/promtool bin/promtool; } \
+	    || echo "no promtool, and none could be unpacked: the tests that run the alerts' rules are not run"
 	touch $@
 
 .venv-vllm/.installed: scripts/setup-vllm-env.sh pyproject.toml

@@ -123,7 +123,7 @@ def metrics() -> str:
 
 {MADE} [Monitor](../how-to/monitor.md) says how to scrape them and which to watch.
 
-Counters end in `_total` and restart at zero with the process or when a cache is cleared. Times are in seconds, sizes in bytes. No metric has a partition's name.
+Counters end in `_total`, exist from the start and restart at zero with the process or when a cache is cleared. Times are in seconds, sizes in bytes. No metric has a partition's name.
 
 ## Encoder cache
 

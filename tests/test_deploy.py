@@ -1,9 +1,12 @@
-"""What deploy/ holds: the parsers of Compose and Helm take it, and its names are those of the code. deploy/alerts_test.yaml, which tests the alerts, needs promtool."""
+"""What deploy/ holds: the parsers of Compose and Helm take it, and its names are those of the code. promtool runs
+the alerts' own tests, deploy/alerts_test.yaml."""
 
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -165,6 +168,53 @@ def test_alerts_are_of_metrics_that_exist_and_the_runbook_has_each() -> None:
     assert set(re.findall(r'reason=~"(.*?)"', reasons)[0].split("|")) == set(FAILED_WRITES)
     runbook = re.findall(r"^\| `(DejaKV\w+)`", (ROOT / "docs/operations.md").read_text(), re.M)
     assert runbook == [rule["alert"] for rule in rules]
+
+
+PROMTOOL = shutil.which("promtool", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool: `make .venv/.promtool` brings it")
+
+
+def promtool(*command: str) -> subprocess.CompletedProcess[str]:
+    assert PROMTOOL is not None
+    return subprocess.run([PROMTOOL, *command], capture_output=True, text=True)
+
+
+@needs_promtool
+def test_alerts_fire_where_nothing_works_and_else_not() -> None:
+    ran = promtool("test", "rules", str(DEPLOY / "alerts_test.yaml"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@needs_promtool
+def test_a_rule_that_stays_silent_is_seen(tmp_path: Path) -> None:
+    """The tests of the rules can fail: each silent case, with an alert that never fires."""
+    tests = yaml.safe_load((DEPLOY / "alerts_test.yaml").read_text())
+    rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())
+    for alert in ("DejaKVSavesDropped", "DejaKVLoadsFail", "DejaKVFindsNothing"):
+        broken = [
+            {**rule, "expr": "vector(1) > 2"} if rule["alert"] == alert else rule
+            for rule in rules["groups"][0]["rules"]
+        ]
+        cases = [case for case in tests["tests"] if alert in json.dumps(case.get("promql_expr_test"))]
+        assert cases
+        for case in cases:
+            (tmp_path / "alerts.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dejakv", "rules": broken}]}))
+            (tmp_path / "test.yaml").write_text(yaml.safe_dump({**tests, "tests": [case]}))
+            assert promtool("test", "rules", str(tmp_path / "test.yaml")).returncode, (alert, case.get("name"))
+
+
+@needs_promtool
+def test_scrape_configurations_are_prometheus_s(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/monitor.md").read_text()
+    (on_page,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    (tmp_path / "prometheus.yml").write_text(on_page)
+    (tmp_path / "alerts.yaml").write_bytes((DEPLOY / "alerts.yaml").read_bytes())
+    for path in (tmp_path / "prometheus.yml", DEPLOY / "prometheus.yml"):
+        ran = promtool("check", "config", "--syntax-only", str(path))
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    jobs = {job["job_name"] for job in yaml.safe_load(on_page)["scrape_configs"]}
+    down = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"][0]["expr"]
+    assert jobs == set(re.findall(r'job=~"(.*?)"', down)[0].split("|"))
 
 
 def test_bytes_a_token_are_those_of_the_shapes() -> None:

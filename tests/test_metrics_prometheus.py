@@ -146,7 +146,24 @@ def test_documentation_and_dashboard_name_nothing_else_and_leave_nothing_out():
     targets = [target for panel in dashboard["panels"] for target in panel.get("targets", ())]
     used = {name for target in targets for name in re.findall(r"dejakv_\w+", target["expr"])}
     assert used <= exported
+    shown = {name.removesuffix("_bucket") for name in used}
+    assert documented - shown == {"dejakv_visual_cache_hit_ratio"}, "the board computes it, over its own time"
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     for target in targets:
         assert target["expr"].count("(") == target["expr"].count(")")
         assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= set(re.findall(r"\w+", target["expr"]))
+
+
+def test_each_series_of_the_page_on_monitoring_exists_and_is_on_a_board():
+    page = (ROOT / "docs/how-to/monitor.md").read_text()
+    named = set(re.findall(r"`((?:vllm:)?dejakv_\w+?)(?:\{[\w,]+\})?`", page))
+    assert {name.partition("_")[0] for name in named} == {"dejakv", "vllm:dejakv"}
+    reference = (ROOT / "docs/reference/metrics.md").read_text()
+    assert named <= set(re.findall(r"`((?:vllm:)?dejakv_\w+?)(?:\{[\w,]+\})?`", reference))
+    for board, prefix in (("dejakv", "dejakv_"), ("dejakv-vllm", "vllm:dejakv_")):
+        panels = json.loads((ROOT / f"docs/grafana/{board}.json").read_text())["panels"]
+        expressions = " ".join(target["expr"] for panel in panels for target in panel.get("targets", ()))
+        shown = {name.removesuffix("_bucket") for name in re.findall(r"(?:vllm:)?dejakv_\w+", expressions)}
+        assert {name for name in named if name.startswith(prefix)} <= shown
+        places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+        assert len(set(places)) == len(places)

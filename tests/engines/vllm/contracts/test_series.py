@@ -2,14 +2,17 @@
 
 import inspect
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from dejakv.decide import bound
 from dejakv.engines.vllm import saves, scheduler, worker
 from dejakv.engines.vllm.connector import DejaKVConnector
+from dejakv.engines.vllm.generations import RESET
 from dejakv.engines.vllm.prometheus import KNOWN
 from dejakv.engines.vllm.stats import METRICS, ConnectorCounts, short
 
@@ -19,11 +22,11 @@ def prom():
     """The connector's Prometheus side, as vLLM makes it for a server of two engines."""
     engines = {0: ["docs", "0"], 1: ["docs", "1"]}
     types = {kind: kind for kind in (Counter, Gauge, Histogram)}
-    made = DejaKVConnector.build_prom_metrics(
+    prom_metrics = DejaKVConnector.build_prom_metrics(
         SimpleNamespace(kv_transfer_config=None), types, ["model_name", "engine"], engines
     )
-    yield made
-    for counter in made._counters.values():
+    yield prom_metrics
+    for counter in prom_metrics._counters.values():
         REGISTRY.unregister(counter)
 
 
@@ -72,3 +75,12 @@ def test_reasons_in_the_code_are_known():
     source = inspect.getsource(bound)
     said = {short(f"{bound.CERTIFICATE} {each}") for each in re.findall(r'f"\{CERTIFICATE\} ([\w ]+):', source)}
     assert said == withheld
+
+
+def test_the_alert_leaves_out_what_is_dropped_by_design():
+    """The reasons in its rule are the code's, so that a changed sentence does not make it fire, or silent."""
+    rules = yaml.safe_load((Path(__file__).parents[4] / "deploy/alerts.yaml").read_text())["groups"][0]["rules"]
+    rule = next(rule["expr"] for rule in rules if rule["alert"] == "DejaKVSavesDropped")
+    left_out = re.findall(r'reason!~"(.*?)"', rule)[0]
+    by_design = {reason for reason in map(short, KNOWN["saves_dropped"]) if re.fullmatch(left_out, reason)}
+    assert by_design == {short(reason) for reason in (worker.UNWANTED, RESET, saves.ENDED)}
