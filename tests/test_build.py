@@ -1,5 +1,6 @@
 """From settings to parts."""
 
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +9,18 @@ import pytest
 
 from dejakv.build import build_cache, build_guards, build_levels
 from dejakv.config import SemanticCacheConfig
+from dejakv.decide.guards.base import Guard
+from dejakv.decide.guards.lexical import LexicalGuard
 from dejakv.decide.levels.latent import EmbeddingCache
+from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.errors import ConfigError, ModelError
+from dejakv.request import Request
 
 PLAIN = SemanticCacheConfig(index_encoder="model")
+
+
+def prepared(text: str) -> Prepared:
+    return Prepared(Request("r", text, text), tuple(map(ord, text)), epoch="e")
 
 
 class Engine:
@@ -65,3 +74,13 @@ def test_the_models_embeddings_need_a_model() -> None:
 def test_layers_without_a_hook_name_the_remedy() -> None:
     with pytest.raises(ConfigError, match="--embedding-hook"):
         build_cache(replace(PLAIN, embedding_layers=("prompt:2",)), Engine())
+
+
+@pytest.mark.parametrize(("guards", "method"), [([], "none"), ([LexicalGuard({"vehicle": "car"})], "adopt")])
+def test_a_guard_takes_the_place_of_the_default_guard_of_its_name(guards: list[Guard], method: str) -> None:
+    config = replace(PLAIN, reuse="adopt", similarity_threshold=-1.0, min_gain=0, exact_prefix=False)
+    with closing(build_cache(config, Engine(), guards=guards, background=False)) as cache:
+        donor, asked = (prepared(f"What color is the {noun}?") for noun in ("vehicle", "car"))
+        decision = cache.find(donor)
+        assert cache.keep(donor, decision, decision.plan, Completion("", (), 1, 0, capture=lambda: NO_STATE))
+        assert cache.find(asked).plan.method == method

@@ -38,14 +38,16 @@ def build_cache(
     """Build the cache of a config. Raises: ConfigError for settings that do not fit, MissingExtraError for an encoder not installed.
 
     engine          gives the embeddings, if the config asks for the served model's own
-    levels, guards  of the caller, asked before those of the config
+    levels, guards  of the caller, asked before those of the config; a guard takes the place of the config's guard of its name
     """
     used = [*levels, *build_levels(config, engine)]
+    names = {guard.name for guard in guards}
+    others = [guard for guard in build_guards(config, used) if guard.name not in names]
     embed, hook_fingerprint = build_hook(config, engine)
     return HierarchicalCache(
         store if store is not None else store_of(config),
         used,
-        [*guards, *build_guards(config, used)],
+        [*guards, *others],
         config,
         embed=embed,
         fusion=build_fusion(config, engine),
@@ -126,7 +128,7 @@ def build_fusion(config: SemanticCacheConfig, engine: Any) -> FusionStates | Non
 
 def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard]:
     """Guards in order: threshold, pictures, prompt around the chunk, words."""
-    thresholds: dict[str, float] = {}
+    thresholds: dict[str, float] = {"exact_text": config.similarity_threshold}
     for level in levels:
         thresholds |= getattr(level, "thresholds", {})
     guards: list[Guard] = [

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from dejakv.adopt.adopter import Adopter, AdoptRequest
 from dejakv.adopt.middleware import AdoptMiddleware
 from dejakv.adopt.openai_body import asked_of
 from dejakv.config import SemanticCacheConfig
+
+PAIRS = Path(__file__).parents[2] / "research/guard_pairs.json"
 
 
 class _Words:
@@ -252,3 +255,37 @@ def test_a_lookup_that_fails_tells_no_text(monkeypatch):
     monkeypatch.setattr(adopter._cache, "find", failing)
     _, note = adopter.find(AdoptRequest("p", "hi", ""))
     assert note.reason == "the lookup failed: ValueError"
+
+
+class _Alike:
+    """An embedding that takes all texts for one."""
+
+    epoch = "alike"
+
+    def embed_text(self, text):
+        return np.array([1.0, 0.0], dtype=np.float32)
+
+
+def _ran(config, first, second, **asked):
+    """The text that runs for the second prompt, after the first."""
+    adopter = Adopter(SemanticCacheConfig(reuse="adopt", index_encoder="model", **config), embeddings=_Alike())
+    request = AdoptRequest("p", first, "c", **asked)
+    adopter.learn(request, adopter.find(request)[1])
+    return adopter.find(AdoptRequest("p", second, "c", **asked))[0]
+
+
+def test_no_question_of_another_meaning_is_adopted():
+    kinds = json.loads(PAIRS.read_text("utf-8"))
+    assert len(kinds) == 20
+    served = {(a, b) for pairs in kinds.values() for a, b in pairs if _ran({}, a, b) != b or _ran({}, b, a) != a}
+    assert served == {("Does a Polish shine?", "Does a polish shine?")}  # names may be written small
+
+
+@pytest.mark.parametrize("semantic", [True, False])
+def test_a_threshold_of_1_means_equal_text(semantic):
+    first, second = "What color is the car?", "what color  is the car?"
+    settings = {"semantic_text": semantic, "lexical_guard": False}
+    assert _ran(settings, first, second) == first
+    assert _ran({**settings, "similarity_threshold": 1.0}, first, second) == second
+    assert _ran(settings, first, second, threshold=1.0) == second
+    assert _ran(settings, first, second, threshold=0.999) == first

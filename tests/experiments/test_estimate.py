@@ -58,7 +58,7 @@ def test_hits_and_false_hits_by_threshold() -> None:
 
 
 def test_hits_without_answers_are_not_judged() -> None:
-    row = tally([asked("a one", None, 1), asked("a  ONE", "red", 2)], adopting())
+    row = tally([asked("a one", None, 1), asked("a  One", "red", 2)], adopting())
     assert (row["hits"], row["judged"]) == (1, 0)
 
 

@@ -34,7 +34,7 @@ def test_verdicts_carry_name_and_reason() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("What color is the cube?", "what  colour is THE cube"),
+        ("What color is the cube?", "what  colour is the cube"),
         ("What color is the cube?", "tell me the color of the box"),
         ("What color is the cube?", "Could you please tell me which color the cube is?"),
         ("What color is the cube?", "What's the cube's color?"),
@@ -103,6 +103,23 @@ def test_passes(one: str, other: str) -> None:
         ("Not all cubes are red", "All cubes are not red", "order"),
         ("What is the room number?", "What is the number of rooms?", ""),
         ("什么颜色？", "什么大小？", "content words"),
+        ("What is 10⁶?", "What is 106?", ""),
+        ("when is a != b", "when is a = b", ""),
+        ("What does ls -A do?", "What does ls -a do?", "case"),
+        ("What does __init__ do?", "What does init do?", ""),
+        ("Let us help the US", "Let us help the us", "case"),
+        ("Does getName work?", "Does getname work?", "case"),
+        ("How much is 5!?", "How much is 5?", "symbols"),
+        ("What is n! for n?", "What is n for n?", "symbols"),
+        ("Add 5 Mb", "Add 5 MB", "case"),
+        ("How much is 5 Cal?", "How much is 5 cal?", "case"),
+        ("Explain:\nif a:\n  b\n  c", "Explain:\nif a:\n  b\nc", "layout"),
+        ("git add .\ngit commit", "git add . git commit", "layout"),
+        ("What is f' of x?", "What is f of x?", "symbols"),
+        ("Split 'a  b' here", "Split 'a b' here", "layout"),
+        ("Let us eat, Ann", "Let us eat Ann", "punctuation"),
+        ("Is x² odd?", "Is x2 odd?", "symbols"),
+        ("What is １０?", "What is 10?", "symbols"),
     ],
 )
 def test_vetoed(one: str, other: str, says: str) -> None:
@@ -176,9 +193,12 @@ def test_the_order_of_the_two_does_not_matter(one: str, other: str) -> None:
     assert bool(GUARD.difference(one, other)) == bool(GUARD.difference(other, one))
 
 
-@given(TEXTS.filter(lambda text: all(c in string.printable for c in text)))
-def test_case_and_white_space_do_not_matter(text: str) -> None:
-    assert GUARD.difference(text, f"  {text.swapcase()}\n") == ""
+WORDS = st.lists(st.text(string.ascii_lowercase, min_size=3), max_size=9).map(" ".join)
+
+
+@given(WORDS)
+def test_case_and_white_space_of_words_do_not_matter(text: str) -> None:
+    assert GUARD.difference(text, f"  {text.title()}\n") == ""
     assert GUARD.difference(text, text.replace(" ", " \t ")) == ""
 
 

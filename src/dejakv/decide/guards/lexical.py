@@ -5,13 +5,14 @@ text asks, as far as its words show it; two texts with equal readings ask the sa
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dejakv.decide.guards import words as data
 from dejakv.decide.guards.base import Guard, Verdict
 from dejakv.decide.levels.base import Match
-from dejakv.decide.levels.exact import normalize
+from dejakv.decide.literals import literals
 from dejakv.errors import ConfigError
 from dejakv.request import Request
 from dejakv.store.base import ChunkMeta
@@ -23,6 +24,8 @@ Phrase = tuple[re.Pattern[str], str]
 
 PHRASES: tuple[Phrase, ...] = tuple((re.compile(pattern), wording) for pattern, wording in data.PHRASES)
 _FRAMES = tuple(re.compile(pattern) for pattern in data.FRAMES)
+_CLOSING = ".?!…。？！ \t"
+_STRAIGHT = str.maketrans("’‘“”", "''\"\"")
 _THOUSANDS = re.compile(r",(?=\d{3}(?!\d))")
 _IF = re.compile(r"^(?:if|whether)\b")
 _WHICH = re.compile(r"\bwhich\b")
@@ -103,9 +106,19 @@ class LexicalGuard(Guard):
         return Verdict("accept", self.name, "same content words, numbers, polarity and kind of question")
 
     def difference(self, one: str, other: str) -> str:
-        """Why two texts are different questions (see `explain`), or "". Symmetric."""
+        """Why two texts are different questions, or "". Symmetric.
+
+        Their readings differ (see `explain`), or what carries meaning by its form (see `dejakv.decide.literals`), or, where
+        the words are the same, the marks between them.
+        """
+        if one == other:
+            return ""
         here, there = (read(text, self._synonyms, self._phrases) for text in (one, other))
-        return explain(here, there)
+        if reason := explain(here, there):
+            return reason
+        if literals(one) != literals(other):
+            return "symbols, case or layout differ"
+        return "punctuation differs" if _punctuated(one, other) else ""
 
     def _root(self, word: str) -> str:
         seen: list[str] = []
@@ -167,7 +180,7 @@ def read(text: str, synonyms: Mapping[str, str] = data.SYNONYMS, phrases: Iterab
     >>> read("Is the ball left of the ring?") == read("Is the ring left of the ball?")
     False
     """
-    plain = bare = _contractions(normalize(text))
+    plain = bare = _contractions(_folded(text))
     for frame in _FRAMES:
         plain = frame.sub("", plain).strip()
     framed = plain != bare
@@ -266,6 +279,23 @@ def _asked(kind: str, tokens: list[str]) -> tuple[str, list[str], str]:
     if kind == "what" and len(tokens) - len(rest) > 1:  # twice: which of them is asked for is not plain
         return kind, tokens, ""
     return kind, [t for t in rest if t != "'s"], asked
+
+
+def _folded(text: str) -> str:
+    """The text in Unicode NFKC and lower case, its white space collapsed, without closing marks."""
+    folded = text
+    while True:  # folding may undo NFKC (and the other way round) for a few letters: until nothing changes
+        again = " ".join(unicodedata.normalize("NFKC", folded.casefold()).split())
+        if again == folded:
+            return folded.rstrip(_CLOSING) or folded
+        folded = again
+
+
+def _punctuated(one: str, other: str) -> bool:
+    """Whether two texts have the same words and other marks between them: "eat, Ann" is not "eat Ann"."""
+    here, there = (_folded(text).translate(_STRAIGHT) for text in (one, other))
+    same_words = re.findall(r"\w+", here) == re.findall(r"\w+", there)
+    return same_words and "".join(here.split()) != "".join(there.split())
 
 
 def _contractions(text: str) -> str:

@@ -1,37 +1,45 @@
-"""L0.5: equal text apart from case, white space, Unicode form and closing punctuation, found by a hash."""
+"""L0.5: equal text apart from Unicode's composition, the case of words and the white space of prose, by a hash."""
 
+import re
 import unicodedata
 from hashlib import blake2b
 
 from dejakv.decide.levels.base import Match, Query, Search
+from dejakv.decide.literals import is_shouted, tokens
 
-CLOSING = ".?!…。？！ \t"
 MAX_MATCHES = 8
 _DEFAULT_SPACE = "default"
+_QUOTE = re.compile(r"[\"`“”«»]|(?<!\w)['‘’]")
+_SPACE = re.compile(r"(\s+)")
 
 
 def normalize(text: str) -> str:
     """Normalize a text for comparison. Idempotent.
 
-    Unicode NFKC (full-width letters, ligatures and the like become plain), case folded, white space collapsed and trimmed. Closing marks
-    (`. ? ! …` and their full-width forms) are dropped, so "The car?" is "the car"; inner marks stay, so 1.5 is not 15. A text of marks
-    alone stays as it is. The lexical guard compares the original texts, and tells "it is red." from "it is red?".
+    Unicode NFC; plain words are lower case, unless the case carries meaning (`US`, `getName`). White space is collapsed in texts of one
+    line without quotes; elsewhere it may be code, and only that around the text is trimmed. All marks and forms of digits stay.
 
-    >>> normalize("  The  CAR? ")
-    'the car'
-    >>> normalize("1.5") == normalize("15")
+    >>> normalize("  The  car? ")
+    'the car?'
+    >>> normalize("10⁶") == normalize("106")
     False
     """
-    if text.isascii():
-        folded = " ".join(text.lower().split())
+    text = unicodedata.normalize("NFC", text)
+    lines = text.splitlines()
+    while lines and not lines[0].strip():
+        del lines[0]
+    shouted = is_shouted(text)
+    if len(text.strip().splitlines()) < 2 and not _QUOTE.search(text):
+        folded = " ".join(token.folded for token in tokens(text, shouted=shouted))
     else:
-        folded = text
-        while True:  # folding may undo NFKC (and the other way round) for a few letters: until nothing changes
-            again = " ".join(unicodedata.normalize("NFKC", folded.casefold()).split())
-            if again == folded:
-                break
-            folded = again
-    return folded.rstrip(CLOSING) or folded
+        folded = "\n".join(_folded(line, shouted) for line in lines).rstrip()
+    return unicodedata.normalize("NFC", folded)
+
+
+def _folded(line: str, shouted: bool) -> str:
+    """The line with its white space."""
+    folded = (token.folded for token in tokens(line, shouted=shouted))
+    return "".join(part if not part or part.isspace() else next(folded) for part in _SPACE.split(line))
 
 
 class ExactTextCache:
@@ -41,7 +49,7 @@ class ExactTextCache:
 
     >>> cache = ExactTextCache()
     >>> cache.record("Where is the cat?", "chunk_1")
-    >>> cache.candidates("where is the CAT")
+    >>> cache.candidates("where is  the cat?")
     ['chunk_1']
     """
 
