@@ -94,7 +94,7 @@ def check_bucket(store: str | None, **settings: object) -> None:
 class TextSettings:
     """Find and judge prompts in other words.
 
-    similarity_threshold  least cosine for the semantic text level, -1 to 1
+    similarity_threshold  least cosine for the semantic text level, -1 to 1; 1: equal text alone
     index_encoder         sentence-transformers name or folder; `model`: the served model's own input embeddings
     encoder_threads       threads of the sentence encoder; 0: one
     chunk_window          characters of the compared text to embed; 0: all

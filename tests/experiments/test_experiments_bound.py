@@ -87,7 +87,8 @@ def test_the_line_of_the_report() -> None:
     [line] = bound_in_words(trust)
     assert line == (
         "error bound 1.0%: open, 2 rules; 300 hits computed both ways (1 wrong), 50 served, 4 of them audited (0 wrong), 3 labels lost; "
-        "at most 0.9% of what is served now is wrong (95.0% confidence)"
+        "at most 0.9% of what is served now is wrong (95.0% confidence, if hits do not come in bursts of near-duplicates, which share "
+        "one outcome)"
     )
     [line] = bound_in_words(
         {**trust, "upper": None, "gate": "closed", "rules": 0, "lost": 0, "served": 0, "audited": 0}

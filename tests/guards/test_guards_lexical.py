@@ -117,6 +117,8 @@ def test_passes(one: str, other: str) -> None:
         ("git add .\ngit commit", "git add . git commit", "layout"),
         ("What is f' of x?", "What is f of x?", "symbols"),
         ("Split 'a  b' here", "Split 'a b' here", "layout"),
+        ("Split “a  b” here", "Split “a b” here", "layout"),
+        ("Add:\nA\nB", "Add:\na\nb", "case"),
         ("Let us eat, Ann", "Let us eat Ann", "punctuation"),
         ("Is x² odd?", "Is x2 odd?", "symbols"),
         ("What is １０?", "What is 10?", "symbols"),

@@ -14,7 +14,7 @@ _CLOSING = ".,;:?…。？！，；：、"
 _JOINT = re.compile(r"[-'’‐]")
 _NUMBER = re.compile(r"[$€£]?\d+(?:[.,:]\d+)*[%$€£]?")
 _SENTENCE_END = re.compile(rf"[.?!:…。？！][{_QUOTES})\]]*$")
-_QUOTED = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|`[^`]*`")
+_QUOTED = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|`[^`]*`|“[^”]*”|«[^»]*»")
 _UNEVEN_SPACE = re.compile(r"\s\s|[^\S ]")
 _SHOUTED_WORDS = 3
 
@@ -44,7 +44,7 @@ def tokens(line: str, *, shouted: bool = False) -> Iterator[Token]:
     ['', 'n!', '', '', '10⁶', '', '', 'US']
     """
     parts = line.split()
-    begins, number = True, False
+    begins, number = len(parts) > 1, False  # a word alone may be a name
     for place, part in enumerate(parts):
         plain = part.lstrip(_OPENING).rstrip(_CLOSING + _QUOTES + "!)]}")
         bare = part.rstrip(_CLOSING)

@@ -133,7 +133,8 @@ def bound_in_words(trust: Mapping[str, Any] | None) -> list[str]:
     upper = (
         ""
         if trust["upper"] is None
-        else f"; at most {share(trust['upper'])} of what is served now is wrong ({share(trust['confidence'])} confidence)"
+        else f"; at most {share(trust['upper'])} of what is served now is wrong ({share(trust['confidence'])} confidence, "
+        "if hits do not come in bursts of near-duplicates, which share one outcome)"
     )
     return [
         f"error bound {share(trust['delta'])}: {trust['gate']}{rules}; {trust['explored']} hits computed both ways "
