@@ -8,6 +8,7 @@ Changes only this object's attributes `generate` and `__getstate__`, and always 
 """
 
 import logging
+import warnings
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -57,12 +58,16 @@ def attach(
     cache                   used instead of a new one made from `config`, and left open
     encoder_cache           a `VisualKVCache` to share; by default one by `config`
     on_record               called with the record of every prompt served; what it raises is logged, and the call goes on
-    trusted                 modules or packages whose classes, hooks and functions may be part of the model, by name
-                            ("my_package", "__main__"). Their code is part of the model's fingerprint, global variables that it
-                            reads are not. With code neither trusted nor of an installed library, every prompt is computed in full
+    trusted                 has no effect any more, and leaves with 0.4: all code of a model is read, whoever wrote it
 
     Yields the cache. Raises: ModelError for an unsupported model, ConfigError for an attached one, and for an error bound.
     """
+    if tuple(trusted):
+        warnings.warn(
+            "attach: trusted has no effect any more, since all code is read: leave it out",
+            DeprecationWarning,
+            stacklevel=3,
+        )
     own = cast(dict[str, Any], vars(model))
     if "generate" in own:
         raise ConfigError("this model is attached already, or its generate was replaced: leave the other `with` first")
@@ -85,7 +90,7 @@ def attach(
     with ExitStack() as ours:
         if registry is None and settings.encoder_bytes and (registry := encoder_registry(settings)) is not None:
             ours.callback(registry.close)
-        engine = TransformersEngine(model, tokenizer, processor, encoder_cache=registry, trusted=trusted)
+        engine = TransformersEngine(model, tokenizer, processor, encoder_cache=registry)
         used = cache if cache is not None else ours.enter_context(closing(build_cache(settings, engine)))
         own["generate"] = _Generate(original, Pipeline(engine, used), engine, partition, on_record)
         ours.callback(own.pop, "generate")

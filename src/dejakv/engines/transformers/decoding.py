@@ -1,7 +1,7 @@
 """From a prompt and its state to tokens: one call of `generate`, whatever the way of sampling."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,12 +60,21 @@ class Steps(StoppingCriteria):
     single row on as they come.
 
     rows  that `generate` makes of the prompt: beams, or sequences asked for
+    look  tells whether the model is what it was, asked once the prompt is computed; `same` is its answer
     """
 
     def __init__(self, rows: int, tokenizer: Any, on_token: OnToken | None) -> None:
         self.began = time.perf_counter()
         self.first: float | None = None
         self.rows, self._pieces, self._on_token = rows, Detokenizer(tokenizer), on_token
+        self.look: Callable[[], bool] | None = None
+        self.same = True
+
+    def behind_prefill(self) -> None:
+        """Looks at the model, before any code of the caller runs: it may change it and change it back."""
+        look, self.look = self.look, None
+        if look is not None:
+            self.same = look()
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         if self.rows == 1:
@@ -123,7 +132,9 @@ def generate(model: Any, ids: torch.Tensor, cache: Cache | None, arguments: Mapp
     """Continue `ids` `[1, n]` from a cache of its first tokens (None: the model's own); return the result of `generate`. Calls the class's
     `generate`: the object's own may be the caller (see `attach`)."""
     criteria = StoppingCriteriaList([*(arguments.get("stopping_criteria") or []), steps])
-    held = {"past_key_values": cache} if cache is not None else {}
+    held: dict[str, Any] = {"past_key_values": cache} if cache is not None else {}
+    if steps.look is not None:
+        held["logits_processor"] = LogitsProcessorList([_Behind(steps), *(arguments.get("logits_processor") or [])])
     return type(model).generate(model, input_ids=ids, **{**arguments, **held, "stopping_criteria": criteria})
 
 
@@ -164,6 +175,17 @@ def width(model: Any, arguments: Mapping[str, Any]) -> int:
 
 class Declined(Exception):
     """The first token is not to be given; the message says why."""
+
+
+class _Behind(LogitsProcessor):
+    """Looks at the model directly behind the prompt's forward, and changes no score."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        self._steps.behind_prefill()
+        return scores
 
 
 class FirstLogits(LogitsProcessor):

@@ -3,7 +3,7 @@
 import copy
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -61,7 +61,7 @@ from dejakv.engines.transformers.loading import DTYPES, load
 from dejakv.engines.transformers.prompts import image_text_ids, positions, spans_of, text_ids, vision_base
 from dejakv.engines.transformers.top_layer import PlannedTopLayer, plan_top_layer, why_not
 from dejakv.engines.transformers.vision import Vision, given_features
-from dejakv.engines.transformers.watch import ModelWatch
+from dejakv.engines.transformers.watch import ModelWatch, Writes
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.identity import Span
 from dejakv.models.lckv.layout import layout_of
@@ -78,7 +78,6 @@ class TransformersEngine(Engine):
     """Serves one model, one request at a time (under a lock).
 
     capabilities  supported methods of this model, with reasons
-    trusted       see `attach`
     """
 
     name = "transformers"
@@ -92,7 +91,6 @@ class TransformersEngine(Engine):
         *,
         encoder_cache: Any = None,
         check: bool = True,
-        trusted: Iterable[str] = (),
     ) -> None:
         self.model = without_adapter_wrapper(model)
         self.tokenizer = tokenizer
@@ -113,7 +111,7 @@ class TransformersEngine(Engine):
         self.pruning: PruneConfig | None = None
         timed = forward_of(self.model) if self.capabilities.reuse else None
         self._meter = CostMeter(shape_of(self.model, self._attention), timed)
-        self._watch = ModelWatch(self.model, tokenizer, processor, trusted)
+        self._watch = ModelWatch(self.model, tokenizer, processor)
         self._follow()
 
     @classmethod
@@ -312,11 +310,13 @@ class TransformersEngine(Engine):
             seed = sampling.seed
         if accept is not None:
             arguments = decoding.asking(arguments, accept)
-        with self._lock, decoding.seeded(seed, self.device) if seed is not None else nullcontext():
-            return self._generate(prepared, arguments, parts, held, partial, on_token)
+        drawing = decoding.seeded(seed, self.device) if seed is not None else nullcontext()
+        with self._lock, drawing, self._watch.running() as writes:
+            return self._generate(writes, prepared, arguments, parts, held, partial, on_token)
 
     def _generate(
         self,
+        writes: Writes,
         prepared: Prepared,
         arguments: Mapping[str, Any],
         parts: Sequence[Chunk],
@@ -331,6 +331,8 @@ class TransformersEngine(Engine):
         piece = self.piece
         ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
         cache, held, loaded = (planned.cache, 0, 0) if planned is not None else self._begun(parts, held, prepared)
+        if n - held > 1:
+            steps.look = self._watch.same
         inject = time.perf_counter() - steps.began
         rows, runs, place = None, 0, None
         if self.vision is not None:
@@ -369,7 +371,7 @@ class TransformersEngine(Engine):
                 given["position_ids"] = place
             output = decoding.generate(self.model, ids, used, given, steps)
         # A model that changed while it ran made state that is of neither.
-        kept = bool(self.epoch) and (n - held <= 1 or self._watch.check(turn=False))
+        kept = bool(self.epoch) and not writes.any and steps.same and (n - held <= 1 or self._watch.check(turn=False))
         if (beams > 1 or used is not cache) and n in pieces(n + 1, piece, spans):
             kept = False  # the last piece was not computed as one
         self._follow()

@@ -1,31 +1,46 @@
 """Keeps a model's epoch true: a whole fingerprint at first, a cheap check before each use, a new one when that notices.
 
 Everything that makes the same tokens give another state must change the epoch: the model's kind, modules, attributes and code
-(`Structure`), its weights (`weights`), tokenizer, processor and rotary tables.
+(`Contents`), its weights (`weights`), tokenizer, processor and rotary tables.
 """
 
 import copy
 import json
 import logging
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
+from dejakv.engines.transformers.contents import IGNORED, Contents, by_length, changes_with_length, made_anew, plain
 from dejakv.engines.transformers.kv import piece_of
-from dejakv.engines.transformers.structure import Structure, by_length, changes_with_length
 from dejakv.engines.transformers.weights import WeightDigest, unreadable
 from dejakv.identity import digest_of, epoch_of
 from dejakv.pictures import DECODING
 
 _log = logging.getLogger(__name__)
 
-LAYOUT = 3
+LAYOUT = 4
 """Raised with each change of the stored state, or of its fingerprint."""
+
+
+_SWITCHES = (
+    "blas_preferred_backend", "cpu_allow_fp16_reduced_precision_reduction", "cublas_allow_bf16_reduced_precision_reduction",
+    "cublas_allow_fp16_accumulation", "cublas_allow_fp16_reduced_precision_reduction", "cudnn_benchmark", "cudnn_depthwise_kernel",
+    "cudnn_deterministic", "cudnn_enabled", "cudnn_sdp_enabled", "deterministic_algorithms", "fa3_sdp_enabled", "flash_sdp_enabled",
+    "linalg_preferred_backend", "math_sdp_allow_fp16_bf16_reduction", "math_sdp_enabled", "mem_efficient_sdp_enabled",
+    "miopen_immediate", "mkldnn_deterministic", "mkldnn_enabled", "nnpack_enabled", "overrideable_sdp_enabled", "qengine",
+    "rocm_fa_preferred_backend", "sdp_priority_order", "sm_carveout_experimental",
+)  # fmt: skip
+"""torch's switches between kernels, but for float32 products, which are read with their dtypes."""
+_KERNELS = [getter for name in _SWITCHES if (getter := getattr(torch._C, f"_get_{name}", None)) is not None]
+_KERNELS += [torch.backends.mha.get_fastpath_enabled, torch.backends.opt_einsum._get_enabled]
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -47,12 +62,11 @@ class ModelWatch:
     piece          see `Prepared`
     tables         rotary tables by length
     by_length      whether there are any
-    trusted        modules and packages whose code counts as understood, by name
+    modules        identities of the model's modules
     """
 
-    def __init__(self, model: Any, tokenizer: Any, processor: Any, trusted: Iterable[str] = ()) -> None:
+    def __init__(self, model: Any, tokenizer: Any, processor: Any) -> None:
         self._model, self._tokenizer, self._processor = model, tokenizer, processor
-        self._trusted = frozenset(trusted)
         self._told: set[str] = set()
         self.renew()
 
@@ -61,15 +75,28 @@ class ModelWatch:
 
         turn  compare the next part of all weights too, besides every tensor's sample
         """
-        structure, weights = self._structure, self._weights
-        same = self._numerics == self._process() and structure.unchanged()
+        contents, weights = self._contents, self._weights
+        same = self._numerics == self._process() and contents.unchanged()
         if weights is None:
             same = same and self.reason == self._why()
-        elif not weights.unchanged(structure.names, structure.tensors(), turn=turn):
+        elif not weights.unchanged(contents.names, contents.tensors(), turn=turn):
             same, self._weights = False, None
         if not same:
             self._renew()
         return same
+
+    @contextmanager
+    def running(self) -> Iterator["Writes"]:
+        """While it is open, a run computes state, and every attribute that anyone sets on a module of the model is noted."""
+        with _writes(Writes(self)) as writes:
+            yield writes
+
+    def same(self) -> bool:
+        """Whether the model is what its epoch stands for, as far as a look without a turn sees. Makes no new epoch."""
+        contents, weights = self._contents, self._weights
+        if weights is None or self._numerics != self._process() or not contents.unchanged():
+            return False
+        return weights.unchanged(contents.names, contents.tensors(), turn=False)
 
     def renew(self) -> str:
         """Fingerprints everything anew and returns the epoch."""
@@ -79,8 +106,9 @@ class ModelWatch:
         return self.epoch
 
     def _renew(self) -> None:
-        structure = self._structure = Structure(self._model, self._processor, self._trusted)
+        contents = self._contents = Contents(self._model, self._processor)
         self.tables, self.piece = Tables(self._model), piece_of(self._model)
+        self.modules = frozenset(map(id, self._model.modules()))
         self.by_length = self.tables.any
         self._numerics = self._process()
         self.reason = self._why()
@@ -91,11 +119,11 @@ class ModelWatch:
                 _log.warning("nothing is reused: %s", self.reason)
             self._weights = None
             return
-        names, tensors = structure.names, structure.tensors()
+        names, tensors = contents.names, contents.tensors()
         if self._weights is None or not self._weights.unchanged(names, tensors, turn=False):
             self._weights = WeightDigest(names, tensors)
         parts = {"layout": LAYOUT, "transformers": transformers.__version__, "piece": self.piece}
-        parts |= {"structure": structure.digest, "numerics": self._numerics}
+        parts |= {"contents": contents.digest, "numerics": self._numerics}
         if self._processor is not None:
             parts["pictures"] = DECODING
         self.epoch = epoch_of({**parts, "weights": self._weights.digest, "tokenizer": self._tokenizer_digest})
@@ -113,9 +141,9 @@ class ModelWatch:
         return ""
 
     def _why(self) -> str:
-        structure = self._structure
-        foreign = self.momentary() or structure.foreign or self.tables.unknown()
-        return foreign or unreadable(structure.names, structure.tensors())
+        contents = self._contents
+        foreign = self.momentary() or contents.foreign or self.tables.unknown()
+        return foreign or unreadable(contents.names, contents.tensors())
 
     def _process(self) -> tuple[str, ...]:
         """Settings of the process that decide how the model computes."""
@@ -123,11 +151,64 @@ class ModelWatch:
         products = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
         products += (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
         precisions = [str(part.fp32_precision).replace("none", "ieee") for part in products]  # unset is full precision
-        return self._model.device.type, self.momentary(), *precisions
+        kernels = [str(getter()) for getter in _KERNELS]
+        return self._model.device.type, self.momentary(), *precisions, *kernels, str(torch.get_default_dtype())
 
 
 def _outside_the_language_model(name: str) -> bool:
     return "language_model" not in name and "lm_head" not in name
+
+
+class Writes:
+    """What was written on modules during a run, by its callbacks or by another thread, also if it was written back since.
+
+    any  whether an attribute got another value
+    """
+
+    def __init__(self, watch: ModelWatch) -> None:
+        self._watch, self.any = watch, False
+
+    def note(self, module: nn.Module, name: str, value: Any) -> None:
+        if id(module) in self._watch.modules and not self.any and name not in IGNORED:
+            before = getattr(module, name, None)
+            changes = before is not value and not (plain(before) and plain(value) and repr(before) == repr(value))
+            self.any = changes and not (made_anew(name) and changes_with_length(module))
+
+
+_open_writes: list[Writes] = []
+_guard = threading.Lock()
+_own_setattr, _own_delattr = nn.Module.__setattr__, nn.Module.__delattr__
+
+
+def _noting_setattr(self: nn.Module, name: str, value: Any) -> None:
+    for writes in _open_writes:
+        writes.note(self, name, value)
+    _own_setattr(self, name, value)
+
+
+def _noting_delattr(self: nn.Module, name: str) -> None:
+    for writes in _open_writes:
+        writes.note(self, name, Writes)
+    _own_delattr(self, name)
+
+
+@contextmanager
+def _writes(writes: Writes) -> Iterator[Writes]:
+    """Passes attributes set on modules by `writes`; `nn.Module` has its own methods again when no run is open."""
+    global _own_setattr, _own_delattr
+    kind: Any = nn.Module
+    with _guard:
+        if not _open_writes:
+            _own_setattr, _own_delattr = kind.__setattr__, kind.__delattr__
+            kind.__setattr__, kind.__delattr__ = _noting_setattr, _noting_delattr
+        _open_writes.append(writes)
+    try:
+        yield writes
+    finally:
+        with _guard:
+            _open_writes.remove(writes)
+            if not _open_writes:
+                kind.__setattr__, kind.__delattr__ = _own_setattr, _own_delattr
 
 
 class Tables:
@@ -170,12 +251,12 @@ class Tables:
         kinds = [module.rope_type for module in self._modules]
         for module, kind in zip(self._modules, kinds, strict=True):
             _make(module, tokens)
-            module.rope_type = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
+            vars(module)["rope_type"] = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
         try:
             yield
         finally:
             for module, kind in zip(self._modules, kinds, strict=True):
-                module.rope_type = kind
+                vars(module)["rope_type"] = kind
 
 
 def _make(module: Any, tokens: int) -> None:
