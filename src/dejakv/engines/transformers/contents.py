@@ -432,7 +432,12 @@ def _readable(value: Any) -> bool:
     return (
         next(filter(_native, kinds)) in _CONTAINERS
         and type(value) is not object
-        and not any(type(item) is types.MemberDescriptorType for kind in kinds for item in vars(kind).values())
+        and not any(
+            type(item) is types.MemberDescriptorType
+            for kind in kinds
+            if kind not in _CONTAINERS  # `defaultdict.default_factory` is read apart
+            for item in vars(kind).values()
+        )
     )
 
 
