@@ -184,6 +184,7 @@ def test_pixels_that_the_caller_overwrites_later_are_not_those_that_were_kept() 
     engine = TransformersEngine(model, processor.tokenizer, processor)
     (request,) = engine.requests_of(Arguments(given, model), "default", count())
     pixels.zero_()
+    engine.prepare(request)
     assert engine.vision is not None
     kept = engine.vision.book_of("default").held_pixels(request.media[0].digest)
     assert kept is not None

@@ -48,7 +48,7 @@ _NATIVE = (
     types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType,
 )  # fmt: skip
-_CONTAINERS = (object, dict, defaultdict, OrderedDict, list, tuple, set, frozenset)
+_CONTAINERS = (object, types.SimpleNamespace, dict, defaultdict, OrderedDict, list, tuple, set, frozenset)
 """Native bases whose content is read."""
 _RUN = frozenset({"forward", "prepare_inputs_for_generation", "__call__", "__getattr__", "__getattribute__"})
 """Members that a run begins with: what code names is looked up for these and for all members whose names they mention."""
@@ -472,11 +472,12 @@ def _functions_of(value: Any) -> list[types.FunctionType]:
 
 @functools.cache
 def _own_hooks() -> frozenset[int]:
-    """Code of DejaKV's hooks, which come and go and change nothing."""
+    """Code of DejaKV's hooks and of a picture's ready features, which come and go and change nothing."""
     from dejakv.blend import prune
-    from dejakv.engines.transformers import blend_model, hidden_keys
+    from dejakv.engines.transformers import blend_model, hidden_keys, vision
 
-    return frozenset(chain.from_iterable(codes_of(vars(module)) for module in (prune, blend_model, hidden_keys)))
+    modules = (prune, blend_model, hidden_keys, vision)
+    return frozenset(chain.from_iterable(codes_of(vars(module)) for module in modules))
 
 
 def _compilers() -> frozenset[int]:
@@ -490,8 +491,12 @@ def _codes_of_compiler() -> frozenset[int]:
     return codes_of(vars(sys.modules["torch._dynamo.eval_frame"]))
 
 
+def _is_ours(value: Any) -> bool:
+    return type(value) is types.FunctionType and id(value.__code__) in _own_hooks()
+
+
 def _of_others(hooks: Mapping[Any, Any]) -> list[Any]:
-    return [hook for hook in hooks.values() if id(getattr(hook, "__code__", None)) not in _own_hooks()]
+    return [hook for hook in hooks.values() if not _is_ours(hook)]
 
 
 def _innermost(backend: Any) -> Any:
@@ -534,9 +539,13 @@ class _Items:
         """Whether all counted items are unchanged: plain values by type and value, all others by identity."""
         if len(self.views) == 1:
             return len(self.held) == len(self.was[0]) and all(map(_same, self.held, self.was[0]))
-        was = {name: value for name, value in zip(*self.was, strict=True) if _counts(name, self.leave)}
-        now = {name: value for name, value in self.held.items() if _counts(name, self.leave)}
+        was = self._counted(zip(*self.was, strict=True))
+        now = self._counted(self.held.items())
         return was.keys() == now.keys() and all(_same(now[name], value) for name, value in was.items())
+
+    def _counted(self, items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        """Leave out what counts for nothing, and what DejaKV itself puts there for the length of a run."""
+        return {name: value for name, value in items if _counts(name, self.leave) and not _is_ours(value)}
 
 
 class _Hooks(_Items):
