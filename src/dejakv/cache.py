@@ -216,13 +216,14 @@ class HierarchicalCache:
         return [described_rows(entry, rows, first, stop, shortest(*lives), kind) for first, stop in rows.runs]
 
     def serves(self, engine: Engine) -> None:
-        """Register an engine, weakly, and measure its costs before the first request.
+        """Register an engine, weakly; measure its costs and prepare it for the method of reuse before the first request.
 
         Raises: ModelError if `top_layer` is set and unsupported by engine or model.
         """
         check_top_layer(engine, self.config)
         self._served.add(engine)
         self.costs(engine)
+        engine.get_ready(Ask(self.config.reuse).method)
 
     def weights_changed(self) -> None:
         """Let every registered engine fingerprint its model again (docs/explanation/exactness.md)."""

@@ -140,3 +140,25 @@ def test_a_folder_has_one_run_at_a_time(engine: Any, tmp_path: Path) -> None:
         assert "under way" in said
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == SAMPLES
     assert run(settings, engine=engine).earlier
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b'{"id": "torn', b'{"id": "0", "error": "the prompt is too long", "arms": {}}\n'], ids=str
+)
+def test_a_run_that_measured_nothing_leaves_its_folder_to_the_corrected_command(
+    engine: Any, tmp_path: Path, line: bytes
+) -> None:
+    class Fails(Progress):
+        def stage(self, text: str) -> None:
+            if text == "warming up":
+                raise ConfigError("a setting that only the loaded model shows to be wrong")
+
+    with pytest.raises(ConfigError, match="loaded model"):
+        run(settings_for(tmp_path, max_new_tokens=3), Fails(), engine=engine)
+    (tmp_path / "samples.jsonl").write_bytes(line)
+    corrected = settings_for(tmp_path, max_samples=2)
+    result = run(corrected, engine=engine)
+    assert (result.earlier, len(facts(tmp_path))) == (False, 2)
+    assert run(corrected, engine=engine).earlier
+    with pytest.raises(ConfigError, match="other settings"):
+        run(settings_for(tmp_path, max_samples=2, max_new_tokens=3), engine=engine)

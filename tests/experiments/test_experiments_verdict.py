@@ -24,7 +24,9 @@ def test_a_run_on_one_screen(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     printed = done.stdout.strip().splitlines()
     assert len(printed) <= 15
-    assert re.match(r"6 prompts of docs, \d+ to \d+ tokens each, answers of up to \d+, through docs-lm\.", printed[0])
+    assert re.match(
+        r"6 prompts of docs, \d+ to \d+ tokens each, answers of up to \d+, through docs-lm in fp32\.", printed[0]
+    )
     assert "prefix caching" in printed[2]
     rounding = re.search(r"Rounding alone .*: the first token in (\d) of 4, the whole answer in (\d)\.", done.stdout)
     assert rounding is not None, done.stdout

@@ -16,6 +16,7 @@ from dejakv.decide.answers import KeptAnswer, kept_answer
 from dejakv.decide.costs import Costs
 from dejakv.decide.guards.base import Verdict
 from dejakv.decide.levels.base import Match, Query, Status
+from dejakv.identity import BLOCK_TOKENS
 from dejakv.request import Prepared, Request, ReuseMode, Sampling, reusable
 from dejakv.settings import MAX_SHARE
 from dejakv.store.base import INT8, KV, ROWS, ChunkMeta, PrefixHit, Rows
@@ -330,7 +331,7 @@ def choose(
             own = replace(own, method="exact", match=found.match)
             return (own, *(() if again else (exact,)), *others), (*ways, own)
         else:
-            reason = f"the prompt is shorter than a piece of {piece} tokens, which is the least that is reused in low precision"
+            reason = _below(piece, "the prompt")
     elif ask.method == "exact":
         level = found.match.level
         reason = (
@@ -348,7 +349,17 @@ def choose(
                 whole = replace(best, config=config, most=most_computed(tokens, best, exact, config.min_gain, costs))
             return (whole, exact, *others), (*ways, *(whole if way is best else way for way in tried))
         reason = f"{COSTS}: {', '.join(map(str, (*ways, *tried)))}: {best.name}" if admitted else tried[0].refused
+    if not reason and not exact.donors and found.prefix is not None:
+        held = min(found.prefix[0].tokens, tokens - 1)
+        slower = f"{COSTS}: {', '.join(map(str, ways))}: {exact.name}"
+        reason = slower if len(ways) > 1 else _below(piece, f"the stored prefix of {held} tokens") if held else ""
     return (replace(exact, reason=reason), *others), (*ways, *tried)
+
+
+def _below(piece: int, what: str) -> str:
+    """Why exact state of a prompt or a prefix is not reused at all."""
+    precision = " in low precision" if piece != BLOCK_TOKENS else ""  # else it is a prefix cache's block
+    return f"{what} is shorter than a piece of {piece} tokens, which is the least that is reused{precision}"
 
 
 def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.config import SemanticCacheConfig
+from dejakv.config import ReuseMethod, SemanticCacheConfig
 from dejakv.decide.costs import Costs
 from dejakv.decide.plan import FULL as FULL
 from dejakv.decide.plan import PIECEWISE as PIECEWISE
@@ -239,6 +239,9 @@ class Engine:
         timed  False runs nothing: until measured, costs are counted from the model's shape
         """
         return None
+
+    def get_ready(self, method: ReuseMethod) -> None:
+        """Do beforehand, once, what the first request with a method would have to wait for."""
 
     def apart(self, kept: int) -> "Engine":
         """Engine for one run without the prompt's own state. `kept`: tokens of the exact prefix to allow."""

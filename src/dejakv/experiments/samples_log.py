@@ -32,7 +32,8 @@ class SamplesLog:
     def __init__(self, folder: Path, told: Mapping[str, Any], chosen: Sequence[Sample]) -> None:
         self._path = run_folder(folder) / SAMPLES
         try:
-            self.rows = self._finished(folder, told, chosen) if read_object(folder / SETTINGS) else []
+            continues = read_object(folder / SETTINGS) and _has_measured(self._path)
+            self.rows = self._finished(folder, told, chosen) if continues else []
             replace_file(
                 folder / SETTINGS, json.dumps({**told, SIGNED: __version__}, indent=2, default=str) + "\n", "--output"
             )
@@ -63,8 +64,6 @@ class SamplesLog:
         self._file.close()
 
     def _finished(self, folder: Path, told: Mapping[str, Any], chosen: Sequence[Sample]) -> list[Row]:
-        if not self._path.exists():
-            return []
         check_same(folder, told)
         rows: list[Row] = []
         whole = 0
@@ -85,6 +84,22 @@ class SamplesLog:
                 whole += len(line)
         os.truncate(self._path, whole)
         return rows
+
+
+def _has_measured(path: Path) -> bool:
+    """Whether a run's samples hold one that is finished and could run: there is nothing else to lose."""
+    try:
+        with path.open("rb") as lines:
+            return any(line.endswith(b"\n") and not _could_not_run(line) for line in lines)
+    except FileNotFoundError:
+        return False
+
+
+def _could_not_run(line: bytes) -> bool:
+    try:
+        return bool(json.loads(line)["error"])
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def check_same(folder: Path, told: Mapping[str, Any]) -> None:
@@ -153,7 +168,7 @@ def earlier_run(
     """
     folder = Path(settings.output or "")
     summary, path = read_object(folder / SUMMARY), folder / SAMPLES
-    if settings.output is None or not path.exists() or not path.stat().st_size:
+    if settings.output is None or not _has_measured(path):
         return None
     if not read_object(folder / SETTINGS):  # as a dry run leaves it
         if resume and "cache_mode" not in summary:

@@ -215,6 +215,7 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
     summary: dict[str, Any] = {
         "model": model,
         "dataset": dataset,
+        "dtype": _dtype(rows),
         "samples": len(rows),
         "not_run": not_run,
         "arms": {name: _arm(rows, name) for name in names},
@@ -234,6 +235,12 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         "dejakv_version": __version__,
     }
     return summary
+
+
+def _dtype(rows: Sequence[Row]) -> str:
+    """The model's dtype as its answers tell it; empty where none does."""
+    told = {outcome.record.arithmetic for row in rows for outcome in row.arms.values()}
+    return ", ".join(sorted(told - {""}))
 
 
 def _rate(name: str, marks: Sequence[bool]) -> dict[str, Any]:

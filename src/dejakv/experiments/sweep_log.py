@@ -20,7 +20,7 @@ from dejakv.experiments.table import Block, Sheet
 from dejakv.settings import shown
 
 COLUMNS: tuple[str, ...] = (
-    "name", "model", "dataset", "samples", "hit_rate", "agreement", "judged_hits", "false_hits", "prefix_hits", "share_prefix", "share_anywhere",
+    "name", "model", "dtype", "dataset", "samples", "hit_rate", "agreement", "judged_hits", "false_hits", "prefix_hits", "share_prefix", "share_anywhere",
     "accuracy_none", "accuracy_prefix", "accuracy_cache",
     "computed_none", "computed_prefix", "computed_cache", "encoder_runs_none", "encoder_runs_cache",
     "ttft_p50_none", "ttft_p50_prefix", "ttft_p50_cache", "ttft_p95_none", "ttft_p95_prefix", "ttft_p95_cache",
@@ -146,7 +146,16 @@ def parts(lines: Sequence[Mapping[str, Any]]) -> list[Block]:
     ]
 
 
-COLUMNS_SHOWN = ("experiment", "hit rate", "agreement", "false hits", "computed", "TTFT p50, ms", "of prefix caching's")
+COLUMNS_SHOWN = (
+    "experiment",
+    "dtype",
+    "hit rate",
+    "agreement",
+    "false hits",
+    "computed",
+    "TTFT p50, ms",
+    "of prefix caching's",
+)
 
 
 def sheet(lines: Sequence[Mapping[str, Any]]) -> Sheet:
@@ -154,7 +163,7 @@ def sheet(lines: Sequence[Mapping[str, Any]]) -> Sheet:
     noted = any(line["notes"] for line in lines)
     rows = [
         [
-            str(line["name"]), "failed" if line["error"] else share(number(line["hit_rate"])), share(number(line["agreement"])),
+            str(line["name"]), str(line["dtype"] or "-"), "failed" if line["error"] else share(number(line["hit_rate"])), share(number(line["agreement"])),
             figure(number(line["false_hits"])), share(part(line, "computed_cache", "computed_none")),
             figure(number(line["ttft_p50_cache"])), share(part(line, "ttft_p50_cache", "ttft_p50_prefix")),
             *([line["notes"] or ""] if noted else []),

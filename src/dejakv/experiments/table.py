@@ -91,8 +91,13 @@ def _arms(summary: Mapping[str, Any]) -> Sheet:
         rows.insert(0, ["accuracy", *(estimated(arm["accuracy"], arm["accuracy_interval"]) for arm in arms)])
     for name, key, of in _TIMES:
         rows.append([name, *(f"{arm[key][of]:.2f}" for arm in arms)])
-    title = f"{summary['samples']} samples of {summary['dataset']} through {summary['model']}"
+    title = f"{summary['samples']} samples of {summary['dataset']} through {model_of(summary)}"
     return Sheet(title, ("", *summary["arms"]), rows)
+
+
+def model_of(summary: Mapping[str, Any]) -> str:
+    """The model of a run and its dtype: `smollm2-135m in bf16`."""
+    return summary["model"] + (f" in {dtype}" if (dtype := summary.get("dtype")) else "")
 
 
 _COUNTS = (("prompt tokens", "prompt_tokens"), ("computed tokens", "computed_tokens"), ("encoder runs", "encoder_runs"))
@@ -175,7 +180,7 @@ def asked(summary: Mapping[str, Any], rows: Sequence[Row]) -> str:
         lengths = [record.prompt_tokens for record in records]
         answers = max(record.output_tokens for record in records)
         each = f", {min(lengths):,} to {max(lengths):,} tokens each, answers of up to {answers}"
-    return f"{counted(summary['samples'], 'prompt')} of {summary['dataset']}{each}, through {summary['model']}."
+    return f"{counted(summary['samples'], 'prompt')} of {summary['dataset']}{each}, through {model_of(summary)}."
 
 
 def headline(summary: Mapping[str, Any]) -> Sheet:

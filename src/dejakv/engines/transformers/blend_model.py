@@ -176,7 +176,7 @@ def install(layers: Sequence[nn.Module]) -> None:
         layer.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-FIXED = ("default", "linear", "yarn", "llama3")
+FIXED = {"default", "linear", "yarn", "llama3", "proportional"}
 """Kinds of rotary tables that do not depend on a prompt's length."""
 TOKENS, SHIFT = 24, 7
 """Tokens of the trial, and the positions that they are shifted by."""
@@ -204,7 +204,8 @@ class BlendModel:
     @property
     def fixed(self) -> bool:
         """Whether a position is rotated alike in prompts of any length."""
-        return getattr(self.rotary, "rope_type", "default") in FIXED
+        kinds = getattr(self.rotary, "rope_type", "default")
+        return set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= FIXED  # a dict: by layer type
 
     def tables(self, length: int, kind: str | None) -> Tables:
         """cos and sin in float32, `[1, >= length tokens, d]`, as a prompt of `length` tokens is rotated. Up to 8 are kept."""

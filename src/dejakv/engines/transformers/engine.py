@@ -21,7 +21,7 @@ from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_map import Ids
 from dejakv.blend.top_layer import TopLayerConfig
-from dejakv.config import PrunePolicy
+from dejakv.config import PrunePolicy, ReuseMethod
 from dejakv.decide.costs import CostMeter, Costs
 from dejakv.engines.base import (
     FULL,
@@ -63,7 +63,7 @@ from dejakv.engines.transformers.top_layer import PlannedTopLayer, plan_top_laye
 from dejakv.engines.transformers.vision import Vision, given_features
 from dejakv.engines.transformers.watch import ModelWatch, Writes
 from dejakv.errors import InputError, ModelChangedError, ModelError
-from dejakv.identity import Span
+from dejakv.identity import BLOCK_TOKENS, Span
 from dejakv.models.lckv.layout import layout_of
 from dejakv.request import DEFAULT_PARTITION, Media, Request, pieces, reusable
 from dejakv.store.base import Chunk, CorruptChunk, consecutive
@@ -82,6 +82,7 @@ class TransformersEngine(Engine):
 
     name = "transformers"
     tells_first_token = True
+    _as_prefix_cache = False
 
     def __init__(
         self,
@@ -146,7 +147,13 @@ class TransformersEngine(Engine):
     @cached_property
     def blend_model(self) -> BlendModel | ModelError:
         """The model prepared for blending at the first use, or why it cannot blend."""
-        return blend_model_of(self.model)
+        with self._lock:
+            return blend_model_of(self.model)
+
+    def get_ready(self, method: ReuseMethod) -> None:
+        """See `Engine.get_ready`."""
+        if method == "blend" and self.capabilities.reuse:
+            _ = self.blend_model
 
     @property
     def context(self) -> int:
@@ -157,7 +164,7 @@ class TransformersEngine(Engine):
     @property
     def piece(self) -> int:
         """See `Prepared`."""
-        return self._watch.piece if self.capabilities.reuse else 1
+        return self._watch.piece if self.capabilities.reuse and not self._as_prefix_cache else 1
 
     @property
     def encoder_cache(self) -> Any:
@@ -166,9 +173,11 @@ class TransformersEngine(Engine):
 
     def for_arm(self, arm: str, name: str = "") -> "TransformersEngine":
         """The same model for an arm of a comparison, with shared weights and lock. Only the arm `cache` has the encoder registry and
-        prunes; `name` has no effect.
+        prunes; the arm `prefix` reuses what a prefix cache does: whole blocks of 16 tokens in any dtype, whatever they cost. `name` has
+        no effect.
         """
         other = copy.copy(self)
+        other._as_prefix_cache = arm == "prefix"
         other.pruning = self.pruning if arm == "cache" else None
         if self.vision is not None:
             registry = self.vision.registry if arm == "cache" else None
@@ -188,7 +197,8 @@ class TransformersEngine(Engine):
             ids, spans = self._tokenized(request)
             self._check_length(len(ids))
         own_epoch = self._epoch_for(len(ids)) if self._watch.by_length else ""
-        return Prepared(request, tuple(ids), tuple(spans), epoch=own_epoch, piece=self.piece)
+        least = BLOCK_TOKENS if self._as_prefix_cache else self.piece
+        return Prepared(request, tuple(ids), tuple(spans), epoch=own_epoch, piece=least)
 
     def _tokenized(self, request: Request) -> tuple[Sequence[int], Sequence[Span]]:
         if not request.prompt.strip():
@@ -247,6 +257,9 @@ class TransformersEngine(Engine):
     ) -> Completion | Refusal:
         """See `Engine.blend`."""
         began, told = time.perf_counter(), decoding.Told(on_token) if on_token is not None else None
+        if not isinstance(config, TopLayerConfig):
+            _ = self.blend_model
+        ready = time.perf_counter()  # the check of a model, once, says nothing of what a blend costs
         report = BlendReport(len(prepared.token_ids), reason=UNREADABLE)
         partial: PlannedBlend | PlannedTopLayer | None = None
         try:
@@ -268,7 +281,8 @@ class TransformersEngine(Engine):
             method = "top_layer" if isinstance(config, TopLayerConfig) else "blend"
             return Refusal(f"{method}: {error}", {"blend": report})
         if not done.encoder_runs:
-            self._meter.blended(partial.priced_rows(), report.tokens, planning - report.read_s + done.ttft_s)
+            blending = began + planning - ready - report.read_s + done.ttft_s
+            self._meter.blended(partial.priced_rows(), report.tokens, blending)
         return replace(
             done,
             ttft_s=done.ttft_s + planning,
@@ -405,8 +419,10 @@ class TransformersEngine(Engine):
             details={"output": output},
         )
 
-    def costs(self, *, timed: bool = True) -> Costs:
+    def costs(self, *, timed: bool = True) -> Costs | None:
         """See `Engine.costs`."""
+        if self._as_prefix_cache:
+            return None
         if timed and not self._meter.timed:
             with self._lock:
                 self._meter.time()

@@ -1,0 +1,109 @@
+"""The first blend of a process: what the check of the model takes is no cost of blends; rows are kept for any fixed rotary tables."""
+
+import time
+from typing import Any
+
+import pytest
+from tests.engines.transformers import blend_models as models
+from tests.running import blended
+from tiny_transformers import text_model, tokenizer
+
+import dejakv.engines.transformers.engine as engine_module
+from dejakv.build import build_cache
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.base import Prepared
+from dejakv.engines.transformers import TransformersEngine
+from dejakv.pipeline import Pipeline
+from dejakv.request import Request, Sampling
+from dejakv.store.base import Chunk, ChunkMeta
+
+SLOW_S = 0.3
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Each check of a model, which takes at least `SLOW_S` longer."""
+    seen: list[Any] = []
+    check = engine_module.blend_model_of
+
+    def slow(model: Any) -> Any:
+        seen.append(model)
+        time.sleep(SLOW_S)
+        return check(model)
+
+    monkeypatch.setattr(engine_module, "blend_model_of", slow)
+    return seen
+
+
+def engine_of(model: Any) -> TransformersEngine:
+    return TransformersEngine(model, tokenizer(), check=False)
+
+
+def prepared_of(ids: list[int]) -> Prepared:
+    request = Request("r", "a prompt", "a prompt", sampling=Sampling(2))
+    return Prepared(request, tuple(ids))
+
+
+def donor_of(engine: Any, ids: list[int]) -> Chunk:
+    state = engine.full(prepared_of(ids)).capture()
+    return Chunk(ChunkMeta("donor", "default", engine.epoch, tuple(ids), "a prompt", "a prompt"), state)
+
+
+@pytest.mark.parametrize("mode", ["blend", "exact", "adopt"])
+def test_a_cache_that_blends_has_the_model_checked_before_the_first_request(checks: list[Any], mode: Any) -> None:
+    engine = engine_of(text_model("llama"))
+    cache = build_cache(SemanticCacheConfig(reuse=mode, semantic_text=False), engine, background=False)
+    Pipeline(engine, cache)
+    assert len(checks) == (mode == "blend")
+
+
+def test_the_meter_does_not_learn_from_the_check(checks: list[Any]) -> None:
+    """A request may ask for a blend where the cache does not: it waits, and says so, but later plans are priced without."""
+    engine = engine_of(text_model("llama"))
+    engine.costs()
+    seen: list[float] = []
+    meter: Any = engine._meter
+    meter.blended = lambda rows, tokens, seconds: seen.append(seconds)
+    ids = [3 + 7 * place % 200 for place in range(80)]
+    donor = donor_of(engine, ids)
+    prompt = prepared_of([5, 9, 4, *ids, 8, 6])
+    first, second = (blended(engine, prompt, [donor]) for _ in range(2))
+    assert [len(checks), len(seen)] == [1, 2]
+    assert first.ttft_s - seen[0] >= SLOW_S
+    assert second.ttft_s - seen[1] < SLOW_S
+
+
+@pytest.mark.parametrize("name", ["llama", "llama+yarn", "gemma2", "gemma3_text", "olmo3", "gemma3_text+mixed"])
+def test_rows_of_a_blend_are_kept_where_rotary_tables_are_fixed(name: str) -> None:
+    own: dict[str, Any] = {}
+    if name.endswith("+mixed"):
+        own["rope_parameters"] = {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        }
+    assert kept_rows(name, **models.ARCHITECTURES[name.removesuffix("+mixed")], **own)
+
+
+@pytest.mark.parametrize("name", ["llama+dynamic", "gemma3_text+dynamic"])
+def test_rows_are_not_kept_where_a_table_depends_on_the_length(name: str) -> None:
+    own: dict[str, Any] = dict(models.ARCHITECTURES.get(name, {}))
+    if name.startswith("gemma3"):
+        own = models.ARCHITECTURES["gemma3_text"] | {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 2.0},
+            }
+        }
+    assert not kept_rows(name, **own)
+
+
+def kept_rows(name: str, **settings: Any) -> bool:
+    """Whether a blend of a model hands its recomputed rows to the store."""
+    settings = {"vocab_size": len(tokenizer()), **settings}
+    engine = engine_of(models.tiny(name.removesuffix("+mixed"), **settings))
+    ids = [3 + 7 * place % 200 for place in range(80)]
+    new = [11 + 5 * place % 90 for place in range(60)]
+    prompt = prepared_of([*new, *ids, 8, 6])
+    answer = blended(engine, prompt, [donor_of(engine, ids)])
+    assert not answer.details["blend"].reason
+    return answer.rows is not None and bool(answer.rows.runs)

@@ -1,0 +1,68 @@
+"""The arm `prefix`: what a prefix cache in blocks of 16 tokens reuses, in any dtype, as `estimate` says beforehand."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dejakv.experiments.estimate import estimate
+from dejakv.experiments.run import run
+from dejakv.experiments.settings import settings_from
+
+WORDS = "river ferry town hill noon bridge rain market garden letter window harbour music stone".split()
+
+
+def sentence(words: int, seed: int) -> str:
+    draw = random.Random(seed)
+    return " ".join(draw.choice(WORDS) for _ in range(words))
+
+
+def chats() -> list[str]:
+    """Prompts that begin alike for some tokens or many, one that comes again, one that goes on, one of its own."""
+    common, long = sentence(40, 1), sentence(330, 2)
+    return [
+        f"{common} {sentence(20, 3)}", f"{common} {sentence(25, 4)}", f"{common} {sentence(20, 3)}",
+        f"{sentence(9, 6)}", f"{sentence(9, 6)} {sentence(4, 7)}",
+        f"{long} {sentence(9, 8)}", f"{long} {sentence(30, 9)}", sentence(60, 10),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in chats()))
+    return path
+
+
+def measured(log: Path, dtype: str, **run_part: Any) -> Any:
+    given = {"model": "docs-lm", "dataset": "log", "dataset_path": str(log), "raw_prompts": True}
+    return run(settings_from(None, {**given, "dtype": dtype, "max_new_tokens": 2, **run_part}, {}))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_it_reuses_the_prefixes_that_estimate_counts(log: Path, dtype: str) -> None:
+    expected = estimate(log, "docs-lm", raw_prompts=True)["tokens_prefix"]
+    result = measured(log, dtype)
+    arm = result.summary["arms"]["prefix"]
+    assert arm["prompt_tokens"] - arm["computed_tokens"] == expected > 0
+    reused = [row.arms["prefix"].record.reused_tokens for row in result.rows]
+    assert all(tokens % 16 == 0 for tokens in reused)
+    assert 0 < min(filter(None, reused)) < 256 < max(reused)
+    records = [row.arms["prefix"].record for row in result.rows]
+    assert not any(record.bitwise for record in records if record.reused_tokens)
+    assert result.summary["dtype"] == dtype
+
+
+def test_a_prefix_that_is_too_short_for_low_precision_is_named(log: Path) -> None:
+    """Each miss behind a stored prefix says why, also in the summary; in fp32 none is too short."""
+    result = measured(log, "bf16", arms=("prefix", "cache"))
+    rows = result.rows
+    behind = [row for row in rows if row.arms["prefix"].record.reused_tokens]
+    missed = [row.arms["cache"].record for row in behind if row.arms["cache"].record.method == "none"]
+    assert len(missed) == len(behind) - 1 > 0  # the long one reuses a piece
+    assert all("shorter than a piece of 256 tokens" in record.reason for record in missed)
+    assert set(result.summary["not_used"]) == {record.reason for record in missed}
+    exact = [row.arms["cache"].record for row in measured(log, "fp32", arms=("cache",)).rows]
+    assert not any("shorter than a piece" in record.reason for record in exact)
