@@ -153,11 +153,13 @@ def speed_in_words(summary: Mapping[str, Any]) -> list[str]:
         return []
     ratio = beyond["tokens_ratio"]
     tokens = "no tokens computed by either" if ratio is None else f"with {100 * ratio:.0f}% of the tokens computed"
+    agreement = summary.get("agreement")
+    equal = "answers not compared" if agreement is None else f"{share(agreement)} of the answers as in full computation"
     times = (beyond["ttft_difference_ms"], *beyond["ttft_difference_interval"])
     unit, scale = ("s", 1e-3) if abs(times[0]) >= 100 else ("ms", 1.0)
     mean, low, high = (scale * time for time in times)
     lines = [
-        f"{_speed(beyond)} over all {summary['samples']} requests, {tokens}: {mean:+.2f} {unit} a request (95%: {low:+.2f} to {high:+.2f})."
+        f"{_speed(beyond)} over all {summary['samples']} requests, {tokens}, {equal}: {mean:+.2f} {unit} a request (95%: {low:+.2f} to {high:+.2f})."
     ]
     if (noise := beyond.get("noise")) is not None:
         low, high = noise["ttft_ratio_interval"]
