@@ -63,6 +63,6 @@ def test_a_prefix_that_is_too_short_for_low_precision_is_named(log: Path) -> Non
     missed = [row.arms["cache"].record for row in behind if row.arms["cache"].record.method == "none"]
     assert len(missed) == len(behind) - 1 > 0  # the long one reuses a piece
     assert all("shorter than a piece of 256 tokens" in record.reason for record in missed)
-    assert set(result.summary["not_used"]) == {record.reason for record in missed}
+    assert {record.reason for record in missed} <= set(result.summary["not_used"])
     exact = [row.arms["cache"].record for row in measured(log, "fp32", arms=("cache",)).rows]
     assert not any("shorter than a piece" in record.reason for record in exact)

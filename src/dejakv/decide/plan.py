@@ -349,10 +349,11 @@ def choose(
                 whole = replace(best, config=config, most=most_computed(tokens, best, exact, config.min_gain, costs))
             return (whole, exact, *others), (*ways, *(whole if way is best else way for way in tried))
         reason = f"{COSTS}: {', '.join(map(str, (*ways, *tried)))}: {best.name}" if admitted else tried[0].refused
-    if not reason and not exact.donors and found.prefix is not None:
-        held = min(found.prefix[0].tokens, tokens - 1)
-        slower = f"{COSTS}: {', '.join(map(str, ways))}: {exact.name}"
-        reason = slower if len(ways) > 1 else _below(piece, f"the stored prefix of {held} tokens") if held else ""
+    if not exact.donors and found.prefix is not None:
+        if len(ways) > 1:
+            reason = reason or f"{COSTS}: {', '.join(map(str, ways))}: {exact.name}"
+        elif piece > 1 and (not reason or ask.method == "exact"):  # a donor that nobody asked for is no reason
+            reason = _below(piece, "the prompt" if same else "the stored prefix")
     return (replace(exact, reason=reason), *others), (*ways, *tried)
 
 
