@@ -1,9 +1,10 @@
-"""Adopt before an OpenAI server: an ASGI middleware that rewrites a prompt to a similar earlier one before tokenization.
+"""Two ASGI middlewares before vLLM's OpenAI server: keys and labels alone, and adopting as well.
 
-    DEJAKV_ADOPT='{"similarity_threshold": 0.9}' DEJAKV_API_KEYS=key-of-one,key-of-two \\
-    vllm serve MODEL --middleware dejakv.adopt.AdoptMiddleware
+    DEJAKV_API_KEYS=key-of-one,key-of-two vllm serve MODEL --middleware dejakv.adopt.ServerMiddleware
+    DEJAKV_ADOPT='{"similarity_threshold": 0.9}' vllm serve MODEL --middleware dejakv.adopt.AdoptMiddleware
 
-The key alone names the partition: the body's `cache_salt` is replaced by it. Headers `x-dejakv-*` tell whose prompt was run.
+The key alone names the partition: the body's `cache_salt` is replaced by it. Headers `x-dejakv-*` tell whose prompt was run, and
+whether the answer is approximate; a stream's last event tells it, too.
 """
 
 import asyncio
@@ -19,7 +20,8 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dejakv.adopt.adopter import Adopter, AdoptRecord, AdoptRequest, InputEmbeddings
-from dejakv.adopt.openai_body import asked_of, own, unkept, wish_of, with_text, with_wish
+from dejakv.adopt.labels import STREAMS, labelling, watch
+from dejakv.adopt.openai_body import asked_of, asks_connector, own, unkept, wish_of, with_text, with_wish
 from dejakv.adopt.routes import ADOPTING, CLIENT, audience
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
@@ -32,31 +34,20 @@ from dejakv.request import asks_no_store
 log = logging.getLogger("dejakv.adopt")
 
 
-class AdoptMiddleware:
-    """Settings come from the environment, since vLLM makes the middleware without arguments.
+class ServerMiddleware:
+    """API keys as partitions, and labels of approximate answers. Settings come from the environment, since vLLM makes the
+    middleware without arguments.
 
-    DEJAKV_ADOPT      JSON: settings of `SemanticCacheConfig` (similarity_threshold, index_encoder, ...), `max_donors`, `mode`
-                      (for requests that ask for nothing: `adopt`, `blend`, which is the connector's, or `off`), and `model`, a folder,
-                      for index_encoder `model`
     DEJAKV_API_KEYS, DEJAKV_API_KEYS_FILE
                       keys separated by commas, and a file with one a line; a client must bring one. Without them there is one
                       partition, and every route is open
     DEJAKV_OPERATOR_KEY
                       opens the routes that are not for clients (`routes`), where keys are required
 
-    Raises ConfigError for settings that do not fit, and for lists of keys without a key.
+    Raises ConfigError for lists of keys without a key.
     """
 
-    def __init__(
-        self, app: Any, adopter: Adopter | None = None, api_keys: Sequence[str] | None = None, limits: Limits = Limits()
-    ) -> None:
-        values = json.loads(os.environ.get("DEJAKV_ADOPT") or "{}")
-        if not isinstance(values, dict):
-            raise ConfigError("DEJAKV_ADOPT is no JSON object: give {} or settings such as similarity_threshold")
-        self.mode = values.pop("mode", "adopt")
-        if self.mode not in ("adopt", "blend", "off"):
-            raise ConfigError(f"DEJAKV_ADOPT: mode {self.mode!r} is unknown: choose adopt, blend or off")
-        donors, model = values.pop("max_donors", 10_000), values.pop("model", None)
+    def __init__(self, app: Any, api_keys: Sequence[str] | None = None, limits: Limits = Limits()) -> None:
         self.app = app
         operator = os.environ.get(OPERATOR)
         if api_keys is not None:
@@ -65,10 +56,6 @@ class AdoptMiddleware:
             file = os.environ.get(f"{VARIABLE}_FILE")
             self.keys = ApiKeys.load(os.environ.get(VARIABLE), file, os.environ.get(SECRET), operator)
         self.limits = limits
-        if adopter is None:
-            config = SemanticCacheConfig.from_dict({"reuse": "adopt", **values})
-            adopter = Adopter(config, donors, _embeddings(model))
-        self.adopter = adopter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -83,17 +70,84 @@ class AdoptMiddleware:
             body = parse_json(await read_body(scope, receive, self.limits))
             if not isinstance(body, dict):
                 raise RefusedError(400, "the body is no JSON object: send {...}")
+            asks = asks_connector(body)
             no_store = asks_no_store(headers_of(scope, b"cache-control"))
-            asked, note = await self._rewrite(body, partition, scope, no_store)
+            send = await self._rewrite(body, partition, scope, send, no_store)
             if no_store:
                 unkept(body, partition)
+            send = self._labelled(body, scope, send, asks)
         except RefusedError as error:
             await refuse(scope, send, error)
             return
         raw = json.dumps(body, ensure_ascii=False).encode()
-        await self.app(with_length(scope, len(raw)), replayed(raw, receive), self._noting(send, asked, note))
+        await self.app(with_length(scope, len(raw)), replayed(raw, receive), send)
 
-    async def _rewrite(
+    async def _rewrite(self, body: dict[str, Any], partition: str, scope: Scope, send: Send, no_store: bool) -> Send:
+        """Make the body the partition's, in place; returns what its answer is sent by. Raises RefusedError."""
+        own(body, partition)
+        return send
+
+    def _labelled(self, body: dict[str, Any], scope: Scope, send: Send, asks: bool) -> Send:
+        """Tell the connector that the label of this answer is shown, and show it."""
+        state = getattr(scope.get("app"), "state", None)
+        shown = not body.get("stream") or route_path(scope) in STREAMS
+        if not shown or not watch(getattr(state, "engine_client", None)):
+            return send
+        with_wish(body, {**wish_of(body), "labelled": True, **({} if asks else {"quiet": True})})
+        return labelling(send, asks)
+
+    def _partition(self, scope: Scope) -> str | None:
+        """The partition of a client's key; None where the request is not a client's. Raises RefusedError for a request that needs a key
+        and brings no known one, before the request is looked at any further."""
+        who = audience(scope)
+        if who == "everybody":
+            return None
+        caller = self.keys.caller(key_of(scope))
+        if who == "operator":
+            if caller is None or not caller.operator:
+                raise RefusedError(
+                    403,
+                    f"{route_path(scope)} is not for clients where API keys are required: send the key that"
+                    " DEJAKV_OPERATOR_KEY holds, or use one of " + ", ".join(sorted(CLIENT)),
+                )
+            return None
+        if caller is None or caller.partition is None:
+            bearer = {"WWW-Authenticate": "Bearer"}
+            raise RefusedError(401, "no known API key: send one as 'Authorization: Bearer ...'", bearer)
+        return caller.partition
+
+
+class AdoptMiddleware(ServerMiddleware):
+    """The same, and a prompt is rewritten to a similar earlier one before tokenization.
+
+    DEJAKV_ADOPT      JSON: settings of `SemanticCacheConfig` (similarity_threshold, index_encoder, ...), `max_donors`, `mode`
+                      (for requests that ask for nothing: `adopt`, `blend`, which is the connector's, or `off`), and `model`, a folder,
+                      for index_encoder `model`. With `blend` or `off` and no other setting nothing is adopted, and no encoder is needed
+
+    Raises ConfigError for settings that do not fit, and for lists of keys without a key.
+    """
+
+    def __init__(
+        self, app: Any, adopter: Adopter | None = None, api_keys: Sequence[str] | None = None, limits: Limits = Limits()
+    ) -> None:
+        values = json.loads(os.environ.get("DEJAKV_ADOPT") or "{}")
+        if not isinstance(values, dict):
+            raise ConfigError("DEJAKV_ADOPT is no JSON object: give {} or settings such as similarity_threshold")
+        self.mode = values.pop("mode", "adopt")
+        if self.mode not in ("adopt", "blend", "off"):
+            raise ConfigError(f"DEJAKV_ADOPT: mode {self.mode!r} is unknown: choose adopt, blend or off")
+        if adopter is None and (self.mode == "adopt" or values):
+            donors, model = values.pop("max_donors", 10_000), values.pop("model", None)
+            config = SemanticCacheConfig.from_dict({"reuse": "adopt", **values})
+            adopter = Adopter(config, donors, _embeddings(model))
+        self.adopter = adopter
+        super().__init__(app, api_keys, limits)
+
+    async def _rewrite(self, body: dict[str, Any], partition: str, scope: Scope, send: Send, no_store: bool) -> Send:
+        asked, note = await self._adopted(body, partition, scope, no_store)
+        return self._noting(send, asked, note)
+
+    async def _adopted(
         self, body: dict[str, Any], partition: str, scope: Scope, no_store: bool
     ) -> tuple[AdoptRequest | None, AdoptRecord]:
         """Changes the body in place. Raises RefusedError."""
@@ -108,6 +162,10 @@ class AdoptMiddleware:
             with_wish(body, {"mode": "exact", "no_store": wish.get("no_store") is True})
         if mode != "adopt":
             return None, AdoptRecord(reason=f"mode is {mode}")
+        if self.adopter is None:
+            return None, AdoptRecord(
+                reason=f"this server adopts nothing: DEJAKV_ADOPT has mode {self.mode} and no settings"
+            )
         if body.get("prompt_logprobs") is not None:
             return None, AdoptRecord(reason="prompt_logprobs are of the very prompt that is sent")
         try:
@@ -146,30 +204,11 @@ class AdoptMiddleware:
         return noting
 
     def _learn(self, asked: AdoptRequest, note: AdoptRecord) -> None:
+        assert self.adopter is not None
         try:
             self.adopter.learn(asked, note)
         except Exception:
             log.exception("a prompt could not be remembered as a donor")
-
-    def _partition(self, scope: Scope) -> str | None:
-        """The partition of a client's key; None where the request is not a client's. Raises RefusedError for a request that needs a key
-        and brings no known one, before the request is looked at any further."""
-        who = audience(scope)
-        if who == "everybody":
-            return None
-        caller = self.keys.caller(key_of(scope))
-        if who == "operator":
-            if caller is None or not caller.operator:
-                raise RefusedError(
-                    403,
-                    f"{route_path(scope)} is not for clients where API keys are required: send the key that"
-                    " DEJAKV_OPERATOR_KEY holds, or use one of " + ", ".join(sorted(CLIENT)),
-                )
-            return None
-        if caller is None or caller.partition is None:
-            bearer = {"WWW-Authenticate": "Bearer"}
-            raise RefusedError(401, "no known API key: send one as 'Authorization: Bearer ...'", bearer)
-        return caller.partition
 
 
 class _Choice(BaseModel):

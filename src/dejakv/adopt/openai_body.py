@@ -73,6 +73,12 @@ def wish_of(body: dict[str, Any]) -> dict[str, Any]:
     return wish if isinstance(wish, dict) else {}
 
 
+def asks_connector(body: dict[str, Any]) -> bool:
+    """Tell whether the client asked for what the connector says of its request, if only by an empty object."""
+    params = body.get("kv_transfer_params")
+    return isinstance(params, dict) and "dejakv" in params
+
+
 def with_wish(body: dict[str, Any], wish: dict[str, Any]) -> None:
     """Set a body's choices for the connector, in place of all `kv_transfer_params`."""
     body["kv_transfer_params"] = {"dejakv": wish}

@@ -164,7 +164,9 @@ class Tracked:
         """Whether the client is told: if it asked, or if its answer is approximate. Other responses stay as vLLM makes them, since
         routers take `kv_transfer_params` in a response for orders."""
         params = self.request.kv_transfer_params
-        return self.approximate or (isinstance(params, Mapping) and "dejakv" in params)
+        choices = params.get("dejakv") if isinstance(params, Mapping) else None
+        quiet = isinstance(choices, Mapping) and choices.get("quiet") is True
+        return self.approximate or (isinstance(params, Mapping) and "dejakv" in params and not quiet)
 
     def told(self) -> dict[str, Any]:
         """Fields of `kv_transfer_params` for the client."""

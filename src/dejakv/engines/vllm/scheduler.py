@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from cachetools import LRUCache
+
 from dejakv.blend.forced import LONGEST_TAIL
 from dejakv.engines.vllm.blend.names import Names
 from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW, Queue, StepRoom, Waiting
@@ -23,7 +25,7 @@ from dejakv.engines.vllm.request import LookupResult, Tracked
 from dejakv.engines.vllm.saves import BACKLOG, ENDED, Room, Saves
 from dejakv.engines.vllm.settings import ConnectorSettings, Wish
 from dejakv.engines.vllm.stats import ConnectorCounts
-from dejakv.engines.vllm.upstream import was_aborted
+from dejakv.engines.vllm.upstream import shows_label, sibling_of, was_aborted
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -35,6 +37,15 @@ FAR = "no gain: the state is in a bucket, and computing takes less time than rea
 
 TOO_LONG = "too long: what a blend starts from would be larger than max_pending_bytes"
 """Why a prompt is not blended."""
+
+UNLABELLED = (
+    "vLLM shows no label of this answer (a stream, a beam, or a further prompt of one call): put dejakv.adopt.ServerMiddleware before the "
+    "server, or set unlabelled_answers"
+)
+"""Why a prompt is not blended."""
+
+_SAMPLED = 4096
+"""Requests with several samples whose labels are kept until the last sample ends."""
 
 
 @dataclass
@@ -64,6 +75,8 @@ class SchedulerSide:
     whole: bool = False
     requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     _loads: list[Load] = field(default_factory=list[Load])
+    _approximate_samples: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(_SAMPLED))
+    """Whether an ended sample of a request (`n` above 1) was approximate; the latest requests."""
 
     def __post_init__(self) -> None:
         self.generations = Generations(self.lookups.adapters.base, self.ranks)
@@ -86,6 +99,8 @@ class SchedulerSide:
             if wish.mode == "blend" and (self.no_blend or request.lora_request is not None):
                 tracked.reason = self.no_blend or "blend is not for requests with a LoRA adapter"
                 wish = replace(wish, mode="exact")
+            elif wish.mode == "blend" and not self._labelled(wish, request):
+                tracked.reason, wish = UNLABELLED, replace(wish, mode="exact")
             if request.sampling_params.prompt_logprobs is not None:
                 tracked.reason, tracked.settled = "prompt_logprobs need every prompt token computed", True
             elif request.skip_reading_prefix_cache:
@@ -284,10 +299,23 @@ class SchedulerSide:
         self.saves.ended(request.request_id, BACKLOG if last else ENDED)
         if tracked.lookup is not None:
             tracked.lookup.cancel()
-        if not tracked.tells:
+        approximate = self._any_approximate(tracked)
+        if not approximate and not tracked.tells:
             return holds, {}
-        bitwise = self.bitwise and not tracked.approximate
-        return holds, {"dejakv": {**tracked.told(), "arithmetic": self.arithmetic, "bitwise": bitwise}}
+        label = {"approximate": approximate, "arithmetic": self.arithmetic, "bitwise": self.bitwise and not approximate}
+        return holds, {"dejakv": {**tracked.told(), **label}}
+
+    def _labelled(self, wish: Wish, request: Any) -> bool:
+        """Tell whether the client will see that this request's answer is approximate, or does not want to."""
+        return wish.labelled or self.settings.unlabelled_answers or shows_label(request)
+
+    def _any_approximate(self, tracked: Tracked) -> bool:
+        """Tell whether this answer, or an ended sample that is given out together with it, is approximate."""
+        parent = sibling_of(tracked.request.request_id)
+        if not parent:
+            return tracked.approximate
+        self._approximate_samples[parent] = tracked.approximate or self._approximate_samples.get(parent, False)
+        return self._approximate_samples[parent]
 
     def reset(self, problem: str = "") -> None:
         """Begin a generation: the weights may have changed, so nothing stored, under way or being computed is used as exact.

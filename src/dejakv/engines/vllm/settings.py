@@ -65,6 +65,8 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     refresh_s          seconds between searches for other processes' chunks; 0 never
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load whose data takes longer to read is a miss
+    unlabelled_answers blend also for answers of which vLLM shows no label: streams, beams and further prompts of one call, without
+                       `dejakv.adopt.ServerMiddleware`. False: these are computed exactly
     copied_text        let blend search for runs of tokens anywhere in stored prompts, beside a request's named donors
     blend_max_share    largest share of rows to compute in a blend; a prompt that needs more is computed in full
     blend_tail         last tokens of the prompt, computed by vLLM itself after a blend, at least 1
@@ -78,6 +80,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     refresh_s: Seconds = 5.0
     lookup_timeout_s: Timeout = 0.5
     load_timeout_s: Timeout = 10.0
+    unlabelled_answers: bool = False
     copied_text: bool = True
     blend_max_share: Share = 0.8
     blend_tail: Positive = 16
@@ -198,6 +201,9 @@ class EncoderSettings(LifetimeSettings):
 class Wish:
     """Choices of a request in `kv_transfer_params.dejakv`. Untrusted input: any mistake becomes `problem`, and the request runs
     without reuse and says why.
+
+    labelled: who sends the request shows the label of an approximate answer, also where vLLM does not. `quiet`, read by
+    `Tracked.tells`: the client did not ask for what is said of an exact one.
     """
 
     mode: Mode = "exact"
@@ -205,6 +211,7 @@ class Wish:
     no_store: bool = False
     donors: tuple[str, ...] = ()
     ttl: float | None = None
+    labelled: bool = False
     problem: str = ""
 
     def ask(self) -> Ask:
@@ -225,7 +232,7 @@ class Wish:
         if not isinstance(asked, Mapping):
             return refuse("kv_transfer_params.dejakv is no object")
         asked = cast(Mapping[str, Any], asked)
-        known = {"mode", "threshold", "no_store", "donors", "ttl"}
+        known = {"mode", "threshold", "no_store", "donors", "ttl", "labelled", "quiet"}
         unknown = sorted(repr(name) for name in set(asked) - known)
         if unknown:
             return refuse(f"unknown field {unknown[0]}: a request chooses mode, threshold, no_store, ttl and donors")
@@ -240,6 +247,9 @@ class Wish:
         no_store = asked.get("no_store", False)
         if not isinstance(no_store, bool):
             return refuse(f"no_store {no_store!r} is neither true nor false")
+        labelled = asked.get("labelled", False)
+        if not isinstance(labelled, bool):
+            return refuse(f"labelled {labelled!r} is neither true nor false")
         ttl = asked.get("ttl")
         if ttl is not None and not (_is_number(ttl) and ttl > 0):
             return refuse(f"ttl {ttl!r} is no time: give seconds, more than 0")
@@ -257,6 +267,7 @@ class Wish:
             no_store,
             named,
             None if ttl is None else float(ttl),
+            labelled,
         )
 
 

@@ -13,6 +13,7 @@ import copy
 import importlib
 import inspect
 import logging
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ USES = (
     Use("vllm.distributed", "get_tp_group get_tensor_model_parallel_rank", "ranks do not know their heads"),
     Use("vllm.platforms.interface:Platform", "device_type get_device_name get_punica_wrapper", "no device is known"),
     Use("vllm.config.lora:LoRAConfig", _LORA, "state of one adapter would be another one's"),
+    Use("vllm.sampling_params:RequestOutputKind", "FINAL_ONLY", "no answer is blended", "blend", _ONE),
     Use("vllm.v1.request:Request", "block_hashes _block_hasher", "blends would be served as exact", "blend", _ONE),
     Use(
         "vllm.v1.core.block_pool:BlockPool",
@@ -310,6 +312,28 @@ def register(connector: type) -> None:
         KVConnectorFactory.register_connector(connector.__name__, connector.__module__, connector.__name__)
     except ValueError:
         log.debug("%s is registered already", connector.__name__)
+
+
+def shows_label(request: Any) -> bool:
+    """Tell whether vLLM puts a connector's parameters for this request into the answer that the client gets.
+
+    It does so in unstreamed answers (`FINAL_ONLY`), and of several prompts of one call (`cmpl-...-0`, `-1`, ...) for the first. It does not in
+    streams, nor for the beams of its beam search, whose requests are neither.
+    """
+    kind = getattr(request.sampling_params, "output_kind", None)
+    return getattr(kind, "name", "") == "FINAL_ONLY" and _LATER_PROMPT.search(request.request_id) is None
+
+
+def sibling_of(request_id: str) -> str:
+    """Return the request whose sample this is (`n` above 1: `0_ID`, `1_ID`, ...); empty for a request of its own.
+
+    The samples' answers are given out together, with the parameters of the one that ends last.
+    """
+    number, underscore, parent = request_id.partition("_")
+    return parent if underscore and number.isdecimal() else ""
+
+
+_LATER_PROMPT = re.compile(r"^(?:\d+_)?cmpl-.*-[1-9]\d*(?:-[0-9a-f]{8})?$")
 
 
 def was_aborted(request: Any) -> bool:

@@ -1,0 +1,101 @@
+"""Labels of approximate answers that vLLM's OpenAI server does not show: a header, and a last event of a stream.
+
+vLLM puts what a KV connector says of a request into the bodies of unstreamed answers, of several prompts or samples those of one.
+This module notes it for all requests of one HTTP call, where the server's engine client hands out their results.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any
+
+from dejakv.http.errors import Send
+
+HEADER = b"x-dejakv-approximate"
+STREAMS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Paths whose streams are OpenAI's events and end with `[DONE]`."""
+
+_DONE = b"data: [DONE]"
+_notes: ContextVar["AnswerNotes | None"] = ContextVar("dejakv_labels", default=None)
+
+
+class AnswerNotes:
+    """What the connector said of the requests of one HTTP call."""
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, Any]] = []
+
+    def note(self, output: Any) -> None:
+        """Take the parameters of a result, if it has any of ours."""
+        params = getattr(output, "kv_transfer_params", None)
+        if isinstance(params, dict) and isinstance(params.get("dejakv"), dict):
+            self.said.append(params["dejakv"])
+
+    @property
+    def approximate(self) -> bool:
+        """Whether any part of the answer is."""
+        return any(said.get("approximate") for said in self.said)
+
+    def label(self) -> dict[str, Any]:
+        """Return what is said of the call: of an approximate request, if there is one."""
+        return next((said for said in self.said if said.get("approximate")), self.said[0])
+
+
+def watch(client: Any) -> bool:
+    """Note what the results of an engine client say, from now on. False for a client that hands out none."""
+    generate = getattr(client, "generate", None)
+    if generate is None:
+        return False
+    if not hasattr(generate, "dejakv"):
+
+        def noting(*args: Any, **arguments: Any) -> AsyncIterator[Any]:
+            return _noted(generate(*args, **arguments), _notes.get())
+
+        noting.dejakv = True  # pyright: ignore[reportFunctionMemberAccess]
+        client.generate = noting
+    return True
+
+
+async def _noted(results: Any, notes: AnswerNotes | None) -> AsyncIterator[Any]:
+    """Pass results on; a caller that leaves closes the engine's own iterator, which aborts the request."""
+    try:
+        async for output in results:
+            if notes is not None:
+                notes.note(output)
+            yield output
+    finally:
+        await results.aclose()
+
+
+def labelling(send: Send, asks: bool) -> Send:
+    """Wrap `send` for one HTTP call, whose requests' results are noted in this context.
+
+    asks: the client asked for what the connector says, so that a stream tells it also of an exact answer.
+    """
+    notes, first = AnswerNotes(), bytearray()
+    _notes.set(notes)
+
+    async def sent(message: Any) -> None:
+        if message["type"] == "http.response.start" and notes.said:
+            value = b"true" if notes.approximate else b"false"
+            message = {**message, "headers": [*message.get("headers", []), (HEADER, value)]}
+        elif message["type"] == "http.response.body" and message.get("body"):
+            body = bytes(message["body"])
+            if not first:
+                first.extend(body)
+            if _DONE in body and notes.said and (asks or notes.approximate):
+                message = {**message, "body": body.replace(_DONE, _event(bytes(first), notes) + _DONE)}
+        await send(message)
+
+    return sent
+
+
+def _event(first: bytes, notes: AnswerNotes) -> bytes:
+    """Make the event before the end of a stream: a chunk without choices, as the one with the usage, with the label."""
+    chunk: dict[str, Any] = {}
+    with suppress(ValueError):
+        chunk = json.loads(first.split(b"\n", 1)[0].removeprefix(b"data: "))
+    about = {name: chunk[name] for name in ("id", "object", "created", "model") if name in chunk}
+    label = {**about, "choices": [], "kv_transfer_params": {"dejakv": notes.label()}}
+    return b"data: " + json.dumps(label).encode() + b"\n\n"

@@ -1,0 +1,156 @@
+"""Labels: an approximate answer says so on every way that it takes, and where it could not, it is exact."""
+
+import json
+
+import httpx
+import pytest
+from vllm_harness import BLENDING, running, server_flags, serving, tokens
+
+MODES = {**BLENDING, "mode": "blend", "min_gain": 1}
+HEADS = [f"{name} lives in {place}. " * 40 for name, place in (("mara", "rome"), ("olga", "oslo"), ("nina", "kiel"))]
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def requested(kind, prompt, **more):
+    """Path and body of one call."""
+    body = {"model": "docs", "max_tokens": 4, "temperature": 0, **more}
+    if kind == "chat":
+        return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": prompt}]}
+    if kind == "responses":
+        limits = {"max_output_tokens": body.pop("max_tokens"), "store": False}
+        return "/v1/responses", {**body, **limits, "input": prompt}
+    return "/v1/completions", {**body, "prompt": prompt}
+
+
+def events_of(text):
+    """The events of a stream, as objects."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def said_of(event):
+    """What the connector said, in an event or an answer, or in the response that an event holds."""
+    params = event.get("kv_transfer_params") or (event.get("response") or {}).get("kv_transfer_params")
+    return (params or {}).get("dejakv")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("labels")
+    flags = [
+        flag.replace("AdoptMiddleware", "ServerMiddleware")
+        for flag in server_flags({**MODES, "store": str(folder / "kv")})
+    ]
+    with serving(folder, [*flags, "--chat-template", TEMPLATE], {}) as address:
+        yield address
+
+
+def post(server, kind, prompt, **more):
+    path, body = requested(kind, prompt, **more)
+    answer = httpx.post(f"{server}{path}", json=body, timeout=None)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def blended(server, number):
+    """A prompt whose blend has donors: its two halves were served, apart from each other, and are stored."""
+    halves = [f"{number} {head}" for head in HEADS[:2]]
+    for half in halves:
+        post(server, "completions", half)
+    prompt = f"{halves[1]}{halves[0]}where does mara live?"
+    asks = {"kv_transfer_params": {"dejakv": {"mode": "blend", "no_store": True}}}
+    while True:  # a prompt is stored behind its answer
+        said = said_of(post(server, "completions", prompt, **asks).json())
+        if said["approximate"]:
+            return prompt, asks
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat", "responses"])
+def test_an_unstreamed_blend_is_labelled_in_body_and_header(server, kind):
+    prompt, asks = blended(server, f"u{kind}")
+    for more in ({}, asks):
+        answer = post(server, kind, prompt, **more)
+        assert said_of(answer.json())["approximate"] is True
+        assert answer.headers["x-dejakv-approximate"] == "true"
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat", "responses"])
+def test_a_streamed_blend_is_labelled_before_its_end(server, kind):
+    prompt, asks = blended(server, f"s{kind}")
+    for more in ({}, asks):
+        text = post(server, kind, prompt, stream=True, **more).text
+        labels = [said["approximate"] for event in events_of(text) if (said := said_of(event))]
+        assert labels, text[-2000:]
+        assert labels[-1] is True
+        if kind != "responses":
+            assert text.rstrip().endswith("data: [DONE]")
+            assert events_of(text)[-1]["choices"] == []
+            assert events_of(text)[-1]["id"] == events_of(text)[0]["id"]
+
+
+def test_samples_and_further_prompts_of_one_call_are_labelled(server):
+    prompt, _ = blended(server, "n")
+    samples = post(server, "completions", prompt, n=3, temperature=0.8)
+    assert samples.headers["x-dejakv-approximate"] == "true"
+    assert said_of(samples.json())["approximate"] is True
+    several = post(server, "completions", [HEADS[2], prompt])
+    assert several.headers["x-dejakv-approximate"] == "true"
+    streamed = events_of(post(server, "completions", prompt, n=2, stream=True).text)
+    assert said_of(streamed[-1])["approximate"] is True
+
+
+def test_an_exact_answer_says_nothing_unless_it_is_asked(server):
+    post(server, "completions", HEADS[2])
+    quiet = post(server, "completions", HEADS[2])
+    assert quiet.json()["kv_transfer_params"] is None
+    assert "x-dejakv-approximate" not in quiet.headers
+    assert all(said_of(event) is None for event in events_of(post(server, "completions", HEADS[2], stream=True).text))
+    asks = {"kv_transfer_params": {"dejakv": {}}}
+    asked = post(server, "completions", HEADS[2], **asks)
+    assert asked.headers["x-dejakv-approximate"] == "false"
+    assert (
+        said_of(events_of(post(server, "completions", HEADS[2], stream=True, **asks).text)[-1])["approximate"] is False
+    )
+
+
+def test_a_client_that_leaves_a_stream_ends_its_request(server):
+    path, body = requested("completions", HEADS[2], max_tokens=400, ignore_eos=True, stream=True)
+    with httpx.stream("POST", f"{server}{path}", json=body, timeout=None) as answer:
+        next(answer.iter_lines())
+    while "vllm:num_requests_running{" in (text := httpx.get(f"{server}/metrics", timeout=None).text):
+        line = next(line for line in text.splitlines() if line.startswith("vllm:num_requests_running{"))
+        if float(line.rsplit(" ", 1)[1]) == 0:
+            break
+
+
+@pytest.mark.parametrize("unlabelled", [False, True])
+def test_an_answer_whose_label_nobody_sees_is_exact_unless_the_server_allows_it(unlabelled):
+    """Without the middleware, in vLLM's own engine: a stream, a further prompt of one call, and what is neither."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    halves = [tokens(160, seed) for seed in (1, 2)]
+    prompt = [*halves[1], *halves[0], *tokens(20, 3)]
+    kinds = RequestOutputKind
+    with running(extra={**MODES, "unlabelled_answers": unlabelled}) as engine:
+        engine.ask(halves)
+        engine.settle()
+
+        def said(request_id, kind, **choices):
+            params = {"kv_transfer_params": {"dejakv": {"no_store": True, **choices}}}
+            sampling = SamplingParams(max_tokens=2, temperature=0, output_kind=kind, extra_args=params)
+            engine.llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt}, sampling)
+            outputs = []
+            while engine.llm.llm_engine.has_unfinished_requests():
+                outputs += engine.llm.llm_engine.step()
+            engine.llm.reset_prefix_cache()
+            return outputs[-1].kv_transfer_params["dejakv"]
+
+        assert said("whole", kinds.FINAL_ONLY)["approximate"] is True
+        assert said("cmpl-1-0", kinds.FINAL_ONLY)["approximate"] is True
+        for request_id, kind in (("stream", kinds.DELTA), ("beam", kinds.CUMULATIVE), ("cmpl-1-1", kinds.FINAL_ONLY)):
+            label = said(request_id, kind)
+            assert label["approximate"] is unlabelled, label
+            assert unlabelled or "ServerMiddleware" in label["reason"]
+        assert said("shown", kinds.DELTA, labelled=True)["approximate"] is True
+        assert said("wrong", kinds.FINAL_ONLY, labelled="yes")["reason"].startswith("labelled 'yes' is neither")
