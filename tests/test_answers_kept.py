@@ -2,6 +2,7 @@
 computation would have been asked for the same."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.serving import stored
 
 import dejakv
 from dejakv.build import build_cache
+from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import ConfigError
 from dejakv.pipeline import Pipeline
 from dejakv.request import Sampling
@@ -146,3 +148,44 @@ def test_the_server_returns_and_labels_stored_answers(client: TestClient) -> Non
     similar = client.post("/v1/completions", json={**body, "prompt": other, "dejakv": {"reuse": "adopt"}}).json()
     assert (similar["dejakv"]["answer"], similar["dejakv"]["approximate"]) == ("stored", True)
     assert similar["choices"][0]["text"] == first["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repetition_penalty", 4.0),
+        ("suppress_tokens", None),  # the first token of the answer
+        ("eos_token_id", None),
+        ("forced_bos_token_id", 5),
+        ("no_repeat_ngram_size", 1),
+        ("min_new_tokens", 3),
+        ("bad_words_ids", None),
+    ],
+)
+def test_a_stored_answer_is_of_the_same_generation_configuration(
+    tmp_path: Path, docs_engine: Any, name: str, value: Any
+) -> None:
+    """Also after a restart: what decides a greedy answer and stands in no request is a part of the answer's key."""
+    model, tokenizer = docs_engine.model, docs_engine.tokenizer
+    wanted, config = request(wordings()[0]), replace(KEEP, store=str(tmp_path))
+    before = getattr(model.generation_config, name, None)
+
+    def answer() -> Any:
+        engine = TransformersEngine(model, tokenizer)
+        with closing(build_cache(config, engine)) as cache:
+            return Pipeline(engine, cache).answer(wanted), uncached(engine, wanted)
+
+    first, _ = answer()
+    values = {
+        "suppress_tokens": [first.token_ids[0]],
+        "eos_token_id": first.token_ids[0],
+        "bad_words_ids": [[first.token_ids[0]]],
+    }
+    setattr(model.generation_config, name, values.get(name, value))
+    try:
+        changed, alone = answer()
+        assert changed.record.answer == "computed"
+        assert changed.token_ids == alone.token_ids
+    finally:
+        setattr(model.generation_config, name, before)
+    assert answer()[0].token_ids == first.token_ids

@@ -89,7 +89,9 @@ class HierarchicalCache:
 
     def decide(self, prepared: Prepared, engine: Engine) -> Decision:
         """Decide how an engine runs a prompt, by its request and the settings."""
-        costs, ask = self.costs(engine), Ask.of(prepared.request, self.config, donors=engine.most_donors)
+        costs = self.costs(engine)
+        generation = engine.generation if self.config.answers == "keep" else ""
+        ask = Ask.of(prepared.request, self.config, donors=engine.most_donors, generation=generation)
         if engine.tells_first_token and prepared.request.sampling.num_beams == 1:
             ask = replace(ask, tells_first_token=True)
         return self.find(prepared, ask, costs=costs)
@@ -149,7 +151,7 @@ class HierarchicalCache:
         if asked:
             entry = replace(entry, vectors=dict(self.finder.vectors(query)))
         if answer is not None and self.config.answers == "keep":
-            note = answer_note(query.request.sampling, ran.token_ids, ran.arithmetic, ran.bitwise)
+            note = answer_note(decision.ask.answers, ran.token_ids, ran.arithmetic, ran.bitwise)
             entry = replace(entry, metadata={**entry.metadata, **note})
 
         def removed() -> bool:

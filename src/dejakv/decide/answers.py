@@ -9,7 +9,10 @@ from dejakv.request import Sampling
 from dejakv.store.base import ChunkMeta
 
 _NOTE = "kept"
-"""Entry of a chunk's `metadata`: the sampling of its answer, the answer's token ids, the dtype, and whether it is bitwise."""
+"""Entry of a chunk's `metadata`: the key of its answer, the answer's token ids, the dtype, and whether it is bitwise."""
+
+AnswerKey = tuple[Any, ...]
+"""All that decides a greedy answer beside the prompt and the model's state."""
 
 
 @dataclass(frozen=True)
@@ -22,24 +25,29 @@ class KeptAnswer:
     bitwise: bool = False
 
 
+def answer_key(sampling: Sampling, generation: str) -> AnswerKey | None:
+    """Make the key under which an answer is stored; None for a sampled one, which is never stored.
+
+    generation: `Engine.generation`, a digest of the settings that the request does not name.
+    """
+    if not sampling.greedy:
+        return None
+    return sampling.max_new_tokens, sampling.num_beams, list(sampling.stop), generation
+
+
 def answer_note(
-    sampling: Sampling, token_ids: tuple[int, ...], arithmetic: str, bitwise: bool
+    key: AnswerKey | None, token_ids: tuple[int, ...], arithmetic: str, bitwise: bool
 ) -> Mapping[str, list[Any]]:
-    """Note of a greedy answer for its chunk's `metadata`; empty for a sampled one."""
-    return {_NOTE: [_of(sampling), list(token_ids), arithmetic, bitwise]} if sampling.greedy else {}
+    """Note of an answer for its chunk's `metadata`; empty without a key."""
+    return {_NOTE: [list(key), list(token_ids), arithmetic, bitwise]} if key is not None else {}
 
 
-def kept_answer(meta: ChunkMeta, sampling: Sampling) -> KeptAnswer | None:
-    """The stored answer for this sampling. None without one, for another sampling, and for a note that is damaged."""
-    if not sampling.greedy or meta.answer is None:
+def kept_answer(meta: ChunkMeta, key: AnswerKey | None) -> KeptAnswer | None:
+    """Return the stored answer of this key. None without a key or an answer, for another key, and for a damaged note."""
+    if key is None or meta.answer is None:
         return None
     match meta.metadata.get(_NOTE):
-        case [of, [*ids], dtype, bitwise] if of == _of(sampling) and all(isinstance(each, int) for each in ids):
+        case [of, [*ids], dtype, bitwise] if of == list(key) and all(isinstance(each, int) for each in ids):
             return KeptAnswer(meta.answer, tuple(ids), str(dtype), bitwise is True)
         case _:
             return None
-
-
-def _of(sampling: Sampling) -> list[Any]:
-    """Settings that decide a greedy answer, beside the prompt."""
-    return [sampling.max_new_tokens, sampling.num_beams, list(sampling.stop)]

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.config import ReuseMethod, SemanticCacheConfig
-from dejakv.decide.answers import KeptAnswer, kept_answer
+from dejakv.decide.answers import AnswerKey, KeptAnswer, answer_key, kept_answer
 from dejakv.decide.costs import Costs
 from dejakv.decide.guards.base import Verdict
 from dejakv.decide.levels.base import Match, Query, Status
 from dejakv.identity import BLOCK_TOKENS
-from dejakv.request import Prepared, Request, ReuseMode, Sampling, reusable
+from dejakv.request import Prepared, Request, ReuseMode, reusable
 from dejakv.settings import MAX_SHARE
 from dejakv.store.base import INT8, KV, ROWS, ChunkMeta, PrefixHit, Rows
 from dejakv.trust.draw import Draw
@@ -54,7 +54,7 @@ class Ask:
     donors     maximum donors of a piecewise method; None: by the settings
     levels     False skips the levels; copied text is still searched
     tells_first_token  the engine can refuse a blend by its first token, so an error bound may wait for it
-    answers    sampling for which a stored answer may be returned; None: answers are computed
+    answers    key of a stored answer that may be returned; None: answers are computed, and not stored
     """
 
     mode: ReuseMode = "exact"
@@ -64,13 +64,15 @@ class Ask:
     donors: int | None = None
     levels: bool = True
     tells_first_token: bool = False
-    answers: Sampling | None = None
+    answers: AnswerKey | None = None
 
     @classmethod
-    def of(cls, request: Request, config: SemanticCacheConfig, *, donors: int | None = None) -> "Ask":
-        """The request's own choice, else the cache's."""
+    def of(
+        cls, request: Request, config: SemanticCacheConfig, *, donors: int | None = None, generation: str = ""
+    ) -> "Ask":
+        """The request's own choice, else the cache's. `generation`: see `Engine.generation`."""
         mode = request.reuse or config.reuse
-        answers = request.sampling if config.answers == "keep" and mode != "off" else None
+        answers = answer_key(request.sampling, generation) if config.answers == "keep" and mode != "off" else None
         return cls(mode, request.threshold, no_store=request.no_store, donors=donors, answers=answers)
 
     @property
@@ -416,8 +418,8 @@ def _cheapest(plans: Sequence[Plan]) -> Plan:
 
 
 def _asked_answer(donor: ChunkMeta, ask: Ask) -> KeptAnswer | None:
-    """The donor's stored answer, if the request asks for stored answers and there is one for its sampling."""
-    return kept_answer(donor, ask.answers) if ask.answers is not None else None
+    """The donor's stored answer, if the request asks for stored answers and there is one of its key."""
+    return kept_answer(donor, ask.answers)
 
 
 def _exact_plans(tokens: int, found: Found, costs: Costs | None, piece: int) -> list[Plan]:

@@ -173,9 +173,11 @@ class Engine:
     tells_first_token  whether it asks plans' `accept`
     holds_state        it keeps computed state itself: a cache over it describes prompts, without their state
     encoder_cache      registry of its vision tower's outputs; None without one
+    generation         digest of all settings that decide a greedy answer and that a request does not name
     """
 
     name: str = ""
+    generation: str = ""
     epoch: str = ""
     unidentified: str = ""
     piece: int = 1

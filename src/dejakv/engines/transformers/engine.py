@@ -1,6 +1,7 @@
 """Engine on Hugging Face transformers: prepares a request, runs it from stored state, returns the new state."""
 
 import copy
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +64,7 @@ from dejakv.engines.transformers.top_layer import PlannedTopLayer, plan_top_laye
 from dejakv.engines.transformers.vision import Vision, given_features
 from dejakv.engines.transformers.watch import ModelWatch, Writes
 from dejakv.errors import InputError, ModelChangedError, ModelError
-from dejakv.identity import BLOCK_TOKENS, Span
+from dejakv.identity import BLOCK_TOKENS, Span, digest_of
 from dejakv.models.lckv.layout import layout_of
 from dejakv.request import DEFAULT_PARTITION, Media, Request, pieces, reusable
 from dejakv.store.base import Chunk, CorruptChunk, consecutive
@@ -160,6 +161,12 @@ class TransformersEngine(Engine):
         """Maximum tokens of prompt and answer together."""
         limit = text_setting(self.model, "max_position_embeddings")
         return int(limit) if limit else 1 << 30
+
+    @property
+    def generation(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """See `Engine`: the model's generation configuration, and the special tokens of an answer."""
+        settings = self.model.generation_config.to_dict() | decoding.special_tokens(self.model, self.tokenizer)
+        return digest_of(json.dumps({**settings, "transformers_version": ""}, sort_keys=True, default=str))
 
     @property
     def piece(self) -> int:
