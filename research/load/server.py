@@ -118,6 +118,6 @@ def _connector(arm: str, folder: Path) -> list[str]:
     from dejakv.engines.vllm.bind import EXTENSION
     from dejakv.experiments.vllm_engine import KV_CONNECTOR
 
-    extra = {"store": str(folder / arm), "max_bytes": STORE_BYTES, "mode": arm}
+    extra = {"store": str(folder / arm), "max_bytes": STORE_BYTES, "mode": arm, "unlabelled_answers": True}
     told = json.dumps({**KV_CONNECTOR, "kv_connector_extra_config": extra})
     return ["--kv-transfer-config", told, "--worker-extension-cls", EXTENSION]

@@ -13,8 +13,8 @@ from typing import Any
 from dejakv.http.errors import Send
 
 HEADER = b"x-dejakv-approximate"
-STREAMS = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""Paths whose streams are OpenAI's events and end with `[DONE]`."""
+STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+"""Paths whose streams show the label: by an event of ours before `[DONE]`, or, of responses, in vLLM's `response.completed`."""
 
 _DONE = b"data: [DONE]"
 _notes: ContextVar["AnswerNotes | None"] = ContextVar("dejakv_labels", default=None)

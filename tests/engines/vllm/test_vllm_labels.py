@@ -52,33 +52,34 @@ def post(server, kind, prompt, **more):
     return answer
 
 
-def blended(server, number):
-    """A prompt whose blend has donors: its two halves were served, apart from each other, and are stored."""
-    halves = [f"{number} {head}" for head in HEADS[:2]]
+ASKS = {"kv_transfer_params": {"dejakv": {"mode": "blend"}}}
+
+
+@pytest.fixture(scope="module")
+def prompts(server):
+    """Prompts that are blended, each once: a prompt that was blended before is computed in full."""
+    halves = HEADS[:2]
     for half in halves:
         post(server, "completions", half)
-    prompt = f"{halves[1]}{halves[0]}where does mara live?"
-    asks = {"kv_transfer_params": {"dejakv": {"mode": "blend", "no_store": True}}}
-    while True:  # a prompt is stored behind its answer
-        said = said_of(post(server, "completions", prompt, **asks).json())
-        if said["approximate"]:
-            return prompt, asks
+    words = "mara olga nina rome oslo kiel lives where does in".split()
+    fresh = (f"{halves[1]}{halves[0]}{one} {other} {third}" for one in words for other in words for third in words)
+    while not said_of(post(server, "completions", next(fresh), **ASKS).json())["approximate"]:
+        pass  # a prompt is stored behind its answer
+    return fresh
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat", "responses"])
-def test_an_unstreamed_blend_is_labelled_in_body_and_header(server, kind):
-    prompt, asks = blended(server, f"u{kind}")
-    for more in ({}, asks):
-        answer = post(server, kind, prompt, **more)
+def test_an_unstreamed_blend_is_labelled_in_body_and_header(server, prompts, kind):
+    for more in ({}, ASKS):
+        answer = post(server, kind, next(prompts), **more)
         assert said_of(answer.json())["approximate"] is True
         assert answer.headers["x-dejakv-approximate"] == "true"
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat", "responses"])
-def test_a_streamed_blend_is_labelled_before_its_end(server, kind):
-    prompt, asks = blended(server, f"s{kind}")
-    for more in ({}, asks):
-        text = post(server, kind, prompt, stream=True, **more).text
+def test_a_streamed_blend_is_labelled_before_its_end(server, prompts, kind):
+    for more in ({}, ASKS):
+        text = post(server, kind, next(prompts), stream=True, **more).text
         labels = [said["approximate"] for event in events_of(text) if (said := said_of(event))]
         assert labels, text[-2000:]
         assert labels[-1] is True
@@ -88,14 +89,13 @@ def test_a_streamed_blend_is_labelled_before_its_end(server, kind):
             assert events_of(text)[-1]["id"] == events_of(text)[0]["id"]
 
 
-def test_samples_and_further_prompts_of_one_call_are_labelled(server):
-    prompt, _ = blended(server, "n")
-    samples = post(server, "completions", prompt, n=3, temperature=0.8)
+def test_samples_and_further_prompts_of_one_call_are_labelled(server, prompts):
+    samples = post(server, "completions", next(prompts), n=3, temperature=0.8)
     assert samples.headers["x-dejakv-approximate"] == "true"
     assert said_of(samples.json())["approximate"] is True
-    several = post(server, "completions", [HEADS[2], prompt])
+    several = post(server, "completions", [HEADS[2], next(prompts)])
     assert several.headers["x-dejakv-approximate"] == "true"
-    streamed = events_of(post(server, "completions", prompt, n=2, stream=True).text)
+    streamed = events_of(post(server, "completions", next(prompts), n=2, temperature=0.8, stream=True).text)
     assert said_of(streamed[-1])["approximate"] is True
 
 
@@ -147,8 +147,13 @@ def test_an_answer_whose_label_nobody_sees_is_exact_unless_the_server_allows_it(
             return outputs[-1].kv_transfer_params["dejakv"]
 
         assert said("whole", kinds.FINAL_ONLY)["approximate"] is True
+        assert said("stepped", kinds.CUMULATIVE)["approximate"] is True
         assert said("cmpl-1-0", kinds.FINAL_ONLY)["approximate"] is True
-        for request_id, kind in (("stream", kinds.DELTA), ("beam", kinds.CUMULATIVE), ("cmpl-1-1", kinds.FINAL_ONLY)):
+        for request_id, kind in (
+            ("stream", kinds.DELTA),
+            ("cmpl-1-beam-0", kinds.CUMULATIVE),
+            ("cmpl-1-1", kinds.FINAL_ONLY),
+        ):
             label = said(request_id, kind)
             assert label["approximate"] is unlabelled, label
             assert unlabelled or "ServerMiddleware" in label["reason"]

@@ -111,7 +111,7 @@ USES = (
     Use("vllm.distributed", "get_tp_group get_tensor_model_parallel_rank", "ranks do not know their heads"),
     Use("vllm.platforms.interface:Platform", "device_type get_device_name get_punica_wrapper", "no device is known"),
     Use("vllm.config.lora:LoRAConfig", _LORA, "state of one adapter would be another one's"),
-    Use("vllm.sampling_params:RequestOutputKind", "FINAL_ONLY", "no answer is blended", "blend", _ONE),
+    Use("vllm.sampling_params:RequestOutputKind", "DELTA", "no answer is blended", "blend", _ONE),
     Use("vllm.v1.request:Request", "block_hashes _block_hasher", "blends would be served as exact", "blend", _ONE),
     Use(
         "vllm.v1.core.block_pool:BlockPool",
@@ -317,11 +317,11 @@ def register(connector: type) -> None:
 def shows_label(request: Any) -> bool:
     """Tell whether vLLM puts a connector's parameters for this request into the answer that the client gets.
 
-    It does so in unstreamed answers (`FINAL_ONLY`), and of several prompts of one call (`cmpl-...-0`, `-1`, ...) for the first. It does not in
-    streams, nor for the beams of its beam search, whose requests are neither.
+    It does not in streams (`DELTA`), for the second and later prompts of one call (`cmpl-...-1`), nor for the beams of its beam search.
+    A program that steps the engine itself has the parameters in each result.
     """
     kind = getattr(request.sampling_params, "output_kind", None)
-    return getattr(kind, "name", "") == "FINAL_ONLY" and _LATER_PROMPT.search(request.request_id) is None
+    return getattr(kind, "name", "DELTA") != "DELTA" and _WITHOUT_LABEL.search(request.request_id) is None
 
 
 def sibling_of(request_id: str) -> str:
@@ -333,7 +333,7 @@ def sibling_of(request_id: str) -> str:
     return parent if underscore and number.isdecimal() else ""
 
 
-_LATER_PROMPT = re.compile(r"^(?:\d+_)?cmpl-.*-[1-9]\d*(?:-[0-9a-f]{8})?$")
+_WITHOUT_LABEL = re.compile(r"^(?:\d+_)?cmpl-.*-[1-9]\d*(?:-[0-9a-f]{8})?$|-beam-\d+(?:-[0-9a-f]{8})?$")
 
 
 def was_aborted(request: Any) -> bool:
