@@ -65,7 +65,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     refresh_s          seconds between searches for other processes' chunks; 0 never
     lookup_timeout_s   a lookup that takes longer is a miss
     load_timeout_s     a load whose data takes longer to read is a miss
-    unlabelled_answers blend also for answers of which vLLM shows no label: streams, beams and further prompts of one call, without
+    unlabelled_answers  blend also for answers of which vLLM shows no label: streams, beams and further prompts of one call, without
                        `dejakv.adopt.ServerMiddleware`. False: these are computed exactly
     copied_text        let blend search for runs of tokens anywhere in stored prompts, beside a request's named donors
     blend_max_share    largest share of rows to compute in a blend; a prompt that needs more is computed in full
