@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dejakv.engines.transformers import TransformersEngine
 from dejakv.experiments.plain_words import speed_in_words
 from dejakv.experiments.reports.report import run_section
 from dejakv.experiments.run import run
@@ -248,29 +247,3 @@ def test_a_dry_run_says_what_it_judges_by() -> None:
     assert summary["judged"] > 0
     assert "judged by the data set's answers" in shown(summary)
     assert sum(summary["not_used"].values()) > 0
-
-
-class Cased:
-    """docs-lm's tokenizer, which does not see case, with one token more for a word in capitals."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def __call__(self, text: str, **options: Any) -> Any:
-        given = self._tokenizer(text, **options)
-        ids = list(given["input_ids"])
-        return {**given, "input_ids": [*ids, ids[-1]] if "LIVE" in text else ids}
-
-
-def test_exact_reuse_names_the_flag_that_would_use_what_was_found(
-    questions: dict[str, Any], tmp_path: Path, docs_engine: Any
-) -> None:
-    rows = [{"question": question} for question in ("Where does Ann live?", "where does ann  LIVE?")]
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    docs_engine = TransformersEngine(docs_engine.model, Cased(docs_engine.tokenizer), check=False)
-    summary = run(settings_from(None, {**questions, "arms": ("none", "cache")}, {}), engine=docs_engine).summary
-    assert "found and not used" in shown(summary)
-    assert "--reuse adopt would use it" in shown(summary)
