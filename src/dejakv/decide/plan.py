@@ -320,7 +320,7 @@ def choose(
         pass
     elif same:
         donor, own = found.donors[0], ways[-1]
-        answer = _asked_answer(donor, ask)
+        answer = kept_answer(donor, ask.answers)
         if answer is not None:
             own = Plan("exact", (donor,), found.match, tokens, seconds=_nothing(costs), answer=answer)
         elif found.prefix is None or found.prefix[0].donor != donor.id:
@@ -417,11 +417,6 @@ def _cheapest(plans: Sequence[Plan]) -> Plan:
     return min(plans, key=lambda plan: plan.seconds or 0.0)
 
 
-def _asked_answer(donor: ChunkMeta, ask: Ask) -> KeptAnswer | None:
-    """The donor's stored answer, if the request asks for stored answers and there is one of its key."""
-    return kept_answer(donor, ask.answers)
-
-
 def _exact_plans(tokens: int, found: Found, costs: Costs | None, piece: int) -> list[Plan]:
     """Plans in full and behind the exact prefix. `piece`: see `Prepared`."""
     behind: list[Plan] = []
@@ -440,7 +435,7 @@ def _approximate_plans(
     """Plans with the donors, by the method asked for. Arguments: see `choose`."""
     donors = found.donors
     if ask.method == "adopt":  # the donor's own prompt runs, from its own state
-        answer = _asked_answer(donors[0], ask)
+        answer = kept_answer(donors[0], ask.answers)
         if answer is not None:
             yield Plan("adopt", donors, found.match, tokens, seconds=_nothing(costs), answer=answer)
             return
