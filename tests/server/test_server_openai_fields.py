@@ -136,7 +136,6 @@ def test_what_changes_nothing_is_accepted(server: Any, name: str) -> None:
         ({"stop": "a" * 257}, "stop", "1 to 256"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "user"),
-        ({"messages": [{"role": "user", "content": "x", "name": "ann"}]}, "messages.0.name", "not supported"),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
             "messages.0.content.0.type",
