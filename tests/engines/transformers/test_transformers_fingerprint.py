@@ -104,6 +104,79 @@ def test_another_process_finds_the_same_epoch(tmp_path: Path) -> None:
     assert done.stdout.strip() == TransformersEngine.from_pretrained(str(tmp_path), dtype="fp32", device="cpu").epoch
 
 
+HISTORIES = """
+import copy, io, logging, sys, torch, transformers
+from torch import nn
+from dejakv.engines.transformers import TransformersEngine
+
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
+
+def epoch():
+    return TransformersEngine(model, tokenizer, check=False).epoch
+
+def compiled():
+    torch.compile(nn.Linear(2, 2), backend="eager")(torch.ones(2))
+
+def trained():
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(2)).sum().backward()
+    optimizer.step()
+
+def traced():
+    torch.fx.symbolic_trace(nn.Linear(2, 2))
+    torch.jit.trace(nn.Linear(2, 2), torch.ones(2))
+    torch.export.export(nn.Linear(2, 2), (torch.ones(2),))
+
+def adapted():
+    import peft
+    model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"])).unload()
+
+def profiled():
+    with torch.profiler.profile(), torch.autocast("cpu"):
+        nn.Linear(2, 2)(torch.ones(2))
+
+def saved():
+    copy.deepcopy(nn.Linear(2, 2))
+    file = io.BytesIO()
+    torch.save(nn.Linear(2, 2).state_dict(), file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+
+def switched():
+    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(False)
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float32)
+
+def generated():
+    ids = torch.tensor([[5, 6, 7]])
+    for how in ({"num_beams": 2}, {"do_sample": True, "top_k": 3}, {"return_dict_in_generate": True, "output_scores": True}):
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, pad_token_id=0, **how)
+
+def told():
+    transformers.logging.set_verbosity_debug()
+    logging.getLogger("transformers").warning("told")
+    transformers.set_seed(1)
+
+first = epoch()
+for history in (trained, profiled, saved, switched, generated, told, adapted, traced, compiled):
+    history()
+    print(history.__name__, epoch() == first, flush=True)
+"""
+
+
+def test_what_else_a_process_did_does_not_count(tmp_path: Path) -> None:
+    text_model("llama").save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    done = subprocess.run([sys.executable, "-c", HISTORIES, str(tmp_path)], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 9
+    assert [line for line in lines if not line.endswith(" True")] == []
+
+
 def test_a_function_that_a_library_calls_for_a_model_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import masking_utils
 
