@@ -31,10 +31,12 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 @dataclass(frozen=True)
 class Capabilities:
-    """reuse: hand state out and start from it; images: take pictures. `reasons` says why not."""
+    """reuse: hand state out and start from it; images: take pictures; padding: answer the rows of a left-padded batch one by
+    one. `reasons` says why not."""
 
     reuse: bool = True
     images: bool = False
+    padding: bool = True
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def without(self, name: str, reason: str) -> "Capabilities":
@@ -108,7 +110,7 @@ def self_check(model: Any, found: Capabilities) -> Capabilities:
         reason = reason or _forgetting(model, state)
     except Exception as error:  # a model's own code may raise anything
         return found.without("reuse", f"the load-time self-check failed: {type(error).__name__}: {error}")
-    return found.without("reuse", reason)
+    return found.without("reuse", reason).without("padding", _padding(model, ids))
 
 
 def _forgetting(model: Any, state: Tensor) -> str:
@@ -142,13 +144,11 @@ def _forgetting(model: Any, state: Tensor) -> str:
     return disagreement(expected.float(), got.float(), model.dtype, what)
 
 
-@torch.inference_mode()
-def sees_padding(model: Any) -> str:
+def _padding(model: Any, ids: torch.Tensor) -> str:
     """Tell why the rows of a left-padded batch cannot be answered one by one; empty if they can.
 
     Some models count the padding in their positions, or let tokens see it: a row alone is then another prompt.
     """
-    ids = some_tokens(model, _TOKENS)
     padded = torch.cat([ids[:, :4], ids], dim=1)
     mask = torch.ones_like(padded)
     mask[:, :4] = 0

@@ -49,7 +49,6 @@ from dejakv.engines.transformers.capabilities import (
     check_pictures,
     forward_of,
     from_config,
-    sees_padding,
     self_check,
     shape_of,
     text_setting,
@@ -145,11 +144,6 @@ class TransformersEngine(Engine):
     def sentence_ends(self) -> Ids | None:
         """Ids of the tokens that end a sentence; None: unknown."""
         return sentence_ends(self.tokenizer)
-
-    @cached_property
-    def _sees_padding(self) -> str:
-        """Why padded batches go to the model untouched, tried at the first one."""
-        return sees_padding(self.model)
 
     @cached_property
     def blend_model(self) -> BlendModel | ModelError:
@@ -501,7 +495,7 @@ class TransformersEngine(Engine):
         if not reason and self._watch.by_length and call.padded:
             reason = "the rows of a padded batch share one rotary table"
         if not reason and call.padded:
-            reason = self._sees_padding
+            reason = self.capabilities.reasons.get("padding", "")
         reason = reason or self._watch.momentary()
         if not reason and not self.capabilities.reuse:
             return self.capabilities.reasons.get("reuse", "reuse is not possible")
