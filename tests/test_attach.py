@@ -70,6 +70,29 @@ def test_equal_and_longer_prompts_start_from_stored_state_and_answer_the_same(na
 
 
 @pytest.mark.parametrize("name", tiny.IMAGES)
+def test_calls_of_the_model_itself_between_pictures_lose_no_state(name: str) -> None:
+    model, processor = tiny.image_model(name)
+    prompt = f"{START} {tiny.PLACEHOLDER[name]} what colour is the cube"
+    inputs = picture_inputs(processor, [prompt], [[tiny.picture(1, 24, 16)]])
+    words = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "attention_mask": torch.tensor([[0, 0, 1, 1]])}
+    options = {"max_new_tokens": 5, "pad_token_id": 1}
+    expected, records = model.generate(**inputs, **options), list[Record]()
+    with dejakv.attach(model, processor, on_record=records.append) as cache:
+        for call in (
+            {},
+            {**words},
+            {**inputs, "do_sample": True},
+            {**inputs, "num_return_sequences": 2, "do_sample": True},
+        ):
+            if call:
+                type(model).generate(model, **call, **options)
+            assert torch.equal(model.generate(**inputs, **options), expected)
+            cache.flush()
+    assert [record.method for record in records] == ["none", "exact", "exact", "exact"]
+    assert sum(record.encoder_runs for record in records) == 1
+
+
+@pytest.mark.parametrize("name", tiny.IMAGES)
 def test_pictures_are_part_of_the_identity(name: str) -> None:
     model, processor = tiny.image_model(name)
     mark = tiny.PLACEHOLDER[name]

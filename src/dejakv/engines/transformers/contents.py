@@ -282,9 +282,9 @@ class Contents:
     def _module(self, module: nn.Module, path: str) -> Any:
         self._parts.add(id(module))
         self._modules.append(module)
-        leave = made_anew if changes_with_length(module) else None
+        leave = left_by_runs(module)
         # a length's tables are in its prompts' epochs
-        kinds = ("_parameters",) if leave else ("_parameters", "_buffers")
+        kinds = ("_parameters",) if changes_with_length(module) else ("_parameters", "_buffers")
         self._registers.append((module, kinds))
         carried: list[Any] = []
         for name, tensor in chain.from_iterable(vars(module)[kind].items() for kind in kinds):
@@ -658,3 +658,14 @@ def changes_with_length(module: nn.Module) -> bool:
 def made_anew(name: str) -> bool:
     """Whether such a module writes the attribute of this name for each prompt."""
     return name.endswith(("inv_freq", "max_seq_len_cached", "attention_scaling")) and "original" not in name
+
+
+def left_by_runs(module: nn.Module) -> Leave | None:
+    """Tell attributes that a model's own runs leave on a module and that no later run of DejaKV reads; None if there are none.
+
+    Beside tables by length: the offset of the last prompt's positions, where pictures take part in positions. DejaKV gives each
+    forward its positions.
+    """
+    if changes_with_length(module):
+        return made_anew
+    return "rope_deltas".__eq__ if hasattr(type(module), "get_rope_index") else None

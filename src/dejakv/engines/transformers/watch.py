@@ -18,7 +18,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from dejakv.engines.transformers.contents import IGNORED, Contents, by_length, changes_with_length, made_anew, plain
+from dejakv.engines.transformers.contents import IGNORED, Contents, by_length, changes_with_length, left_by_runs, plain
 from dejakv.engines.transformers.kv import piece_of
 from dejakv.engines.transformers.weights import WeightDigest, unreadable
 from dejakv.identity import digest_of, epoch_of
@@ -172,7 +172,8 @@ class Writes:
         if id(module) in self._watch.modules and not self.any and name not in IGNORED:
             before = getattr(module, name, None)
             changes = before is not value and not (plain(before) and plain(value) and repr(before) == repr(value))
-            self.any = changes and not (made_anew(name) and changes_with_length(module))
+            leave = left_by_runs(module)
+            self.any = changes and not (leave is not None and leave(name))
 
 
 _open_writes: list[Writes] = []
