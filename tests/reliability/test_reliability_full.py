@@ -1,11 +1,9 @@
 """Disks that fill up: what `put` said is what is there, and clearing works."""
 
 import contextlib
-import os
 import random
 import resource
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,24 +16,12 @@ from dejakv.testing import make_chunk
 SIZES = (800, 16_000, 48_000)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 4 MB, where this user may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 @contextlib.contextmanager
-def somebody_fills(disk: Path) -> Iterator[None]:
-    """Takes what room is left, and gives it back."""
+def somebody_fills(disk: Path, at_once: int = 4096) -> Iterator[None]:
+    """Takes what room is left, in steps of so many bytes, and gives it back."""
     with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
         while True:
-            filler.write(bytes(4096))
+            filler.write(bytes(at_once))
     try:
         yield
     finally:

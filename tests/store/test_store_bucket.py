@@ -2,8 +2,10 @@
 
 import http.server
 import re
+import struct
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from tests.services import S3Server, free_ports, wait_until
 
 from dejakv.engines.vllm.settings import ConnectorSettings
@@ -244,6 +247,76 @@ def test_state_is_packed_without_loss(damage: str, bucket: str, s3_server: S3Ser
             later = prompt_chunk((*LONG, 1), width=64)
             assert other.put(later)
             check_whole(other, [later])
+
+
+@pytest.mark.parametrize(
+    "liar",
+    [
+        "6 GiB",
+        "2**63",
+        "nothing",
+        "no size",
+        "less",
+        "more",
+        "cut",
+        "frames",
+        "header alone",
+        "no frame",
+        "description",
+    ],
+)
+def test_a_packed_object_that_lies_about_its_size_is_a_counted_miss(
+    liar: str, two: tuple[Store, Store], s3_server: S3Server, bucket: str
+) -> None:
+    """And no memory is taken for what it claims. Its size stands in its beginning and in its zstd frame."""
+    store, chunk = two[0], prompt_chunk(LONG, width=64)
+    with closing(open_store(bucket, compress=True, background=False)) as packer:
+        assert packer.put(chunk)
+    store.catch_up()
+    check_whole(store, [chunk])
+    for path in objects_of(s3_server, bucket):
+        held = s3_server.request("GET", f"/dejakv/{path}")
+        magic, skipped, size = struct.unpack_from("<IIQ", held)
+        if magic != 0x184D2A5D:
+            continue
+        head, frame = held[16 : 8 + skipped], held[8 + skipped :]
+        state = zstandard.ZstdDecompressor().decompress(frame)
+
+        def framed(data: bytes, claimed: int | None = None, known: bool = True) -> bytes:
+            """A frame whose header gives `claimed` in eight bytes, or no size (RFC 8878, 3.1.1.1)."""
+            made = zstandard.ZstdCompressor(write_content_size=False).compress(data)
+            if not known:
+                return made
+            whole = len(data) if claimed is None else claimed
+            return made[:4] + bytes([0xC0 | made[4] & 0x1F]) + made[5:6] + struct.pack("<Q", whole) + made[6:]
+
+        assert zstandard.ZstdDecompressor().decompress(framed(state)) == state
+        rest = size - len(state)
+        claims, body = {
+            "6 GiB": (rest + (6 << 30), framed(state, 6 << 30)),
+            "2**63": (rest + (1 << 63), framed(state, 1 << 63)),
+            "nothing": (rest, framed(b"")),
+            "no size": (size, framed(state, known=False)),
+            "less": (size - 4096, framed(state, len(state) - 4096)),
+            "more": (size + 4096, framed(state, len(state) + 4096)),
+            "cut": (size, frame[:-40]),
+            "frames": (size, framed(state[:4096]) + framed(state[4096:])),
+            "header alone": (size, frame[:5]),
+            "no frame": (size, b""),
+            "description": (size, frame),
+        }[liar]
+        skipped = 2**32 - 1 if liar == "description" else skipped
+        s3_server.request("PUT", f"/dejakv/{path}", struct.pack("<IIQ", magic, skipped, claims) + head + body)
+    tracemalloc.start()
+    try:
+        assert store.get(chunk.meta.id) is None
+        assert store.stats().corrupt > 0
+        with closing(open_store(bucket, background=False)) as later:
+            assert later.get(chunk.meta.id) is None
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 30
 
 
 def test_models_and_tenants_on_one_prefix_do_not_see_each_other(two: tuple[Store, Store]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.reliability.test_reliability_full import files_no_larger_than
+from tests.reliability.test_reliability_full import files_no_larger_than, somebody_fills
 
+from dejakv.errors import StoreError
 from dejakv.store import open_store
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
@@ -135,4 +136,38 @@ def test_a_full_disk_is_no_hindrance(tmp_path: Path, size: int) -> None:
     assert list((tmp_path / "segments").glob("*/*")) == []
     assert [id for id in ids if store.get(id) is not None] == []
     assert store.put(DONOR)
+    store.close()
+
+
+@pytest.mark.parametrize("chosen", [Selection(), Selection(donors=(DONOR.meta.id,))], ids=["all", "donor"])
+@pytest.mark.parametrize(
+    ("others", "room", "left"), [(0, 0, "entries"), (20, 0, "entries"), (20, 80_000, r"text .* catalog\.sqlite-wal")]
+)
+def test_text_that_a_full_disk_keeps_is_no_finished_purge(
+    small_disk: Path, others: int, room: int, left: str, chosen: Selection
+) -> None:
+    """A change needs room in the log, and the log is written back into a file that grows: the purge says what is left, and how it ends."""
+    folder, spare = small_disk / "store", small_disk / "spare"
+    store = open_store(folder)
+    for chunk in (*OTHERS[:others], DONOR):
+        assert store.put(chunk)
+    spare.write_bytes(bytes(room))
+    with somebody_fills(small_disk, 65536):
+        spare.unlink()
+        with pytest.raises(StoreError, match=f"{left} could not be removed .*: make room on its disk and purge again"):
+            store.purge(chosen)
+        assert traces(folder)
+    store.purge(chosen)
+    assert traces(folder) == []
+    store.close()
+    assert traces(folder) == []
+
+
+def test_what_cannot_be_written_is_not_called_purged(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    filled(store)
+    with files_no_larger_than(4096), pytest.raises(StoreError, match="purge again"):
+        store.purge(Selection())
+    store.purge(Selection())
+    assert traces(tmp_path) == []
     store.close()

@@ -23,7 +23,7 @@ import numpy as np
 
 from dejakv.identity import BLOCK_TOKENS as BLOCK
 from dejakv.store.budgets import SKEW
-from dejakv.store.connection import Connection, Damaged, is_damage
+from dejakv.store.connection import Busy, Connection, Damaged, is_damage
 from dejakv.store.counters import logger
 from dejakv.store.keys import Keys
 from dejakv.store.segment import NEVER, RECORD
@@ -171,7 +171,7 @@ class Catalog:
             # SQLite waits for readers, but not for a checkpoint of another process.
             while sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                 if time.monotonic() > until:
-                    raise sqlite3.OperationalError("another process has been reading the catalog for too long")
+                    raise Busy("another process has been reading the catalog for too long")
                 time.sleep(0.01)
 
     def close(self) -> None:

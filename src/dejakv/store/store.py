@@ -474,16 +474,20 @@ class Store:
             parts[:] = loose(sql, selection, [meta.id for meta in wanted], records, self._clock())
             return records, parts
 
+        left = "entries"
         try:
             gone = self._remove(choose, dry_run=dry_run)
             if not dry_run:
                 decode_meta.cache_clear()
                 self._discard()
+                left = "text of removed entries in catalog.sqlite-wal"
                 self._catalog.empty_log()
         except (sqlite3.Error, Unknown) as error:
-            raise StoreError(
-                f"entries could not be removed ({error}): make the store writable and purge again"
-            ) from error
+            why = error.reason if isinstance(error, Unknown) else reason_of(error)
+            remedy = {"full": "make room on its disk", "busy": "end the process that uses it"}.get(
+                why, "make the store writable"
+            )
+            raise StoreError(f"{left} could not be removed ({error}): {remedy} and purge again") from error
         return replace(counted(wanted), parts=len(parts), bytes=gone.nbytes)
 
     def sweep(self) -> int:

@@ -24,6 +24,8 @@ _LEVEL = 1
 _WORD = 4
 _LEAST = 1 << 16
 """Bytes of state below which nothing is packed."""
+_MOST = 256 << 20
+"""Bytes of state above which nothing is packed: what claims more is no object of ours, and no memory is taken for it."""
 MORE = _FRAME.size
 """Bytes by which a description begins later in a packed object."""
 
@@ -41,7 +43,7 @@ def packed(parts: Sequence[Any]) -> bytes:
     """An object's bytes, of its description and its state: packed if that makes them fewer."""
     if len(parts) == 2:
         head, state = bytes(parts[0]), np.frombuffer(parts[1], np.uint8)
-        if state.size >= _LEAST and state.size % _WORD == 0:
+        if _LEAST <= state.size <= _MOST and state.size % _WORD == 0:
             planes = np.ascontiguousarray(state.reshape(-1, _WORD).T)
             frame = check_zstd().ZstdCompressor(_LEVEL).compress(planes)
             if len(frame) + MORE < state.size:
@@ -59,8 +61,8 @@ def unpacked(data: Bytes, name: str) -> Bytes:
         raise Unknown(OSError(errno.EIO, str(error))) from error
     try:
         frame = data[MORE + length :]
-        if not 0 < size - length == zstd.frame_content_size(frame):
-            raise CorruptChunk(f"object {name}: its size is another one")
+        if not 0 < size - length == zstd.frame_content_size(frame) <= _MOST:
+            raise CorruptChunk(f"object {name}: its size is another one, or none that an object has")
         planes = np.frombuffer(zstd.ZstdDecompressor().decompress(frame), np.uint8)
         made = np.empty(size, np.uint8)
         made[:length] = data[MORE : MORE + length]
