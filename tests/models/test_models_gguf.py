@@ -4,14 +4,16 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny_gguf import FAMILIES, tiny_model, write_gguf
+from tiny_gguf import FAMILIES, WORDS, tiny_model, write_gguf
 
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import ModelError
 from dejakv.models import load
+from dejakv.models.gguf import load_gguf_tokenizer
 from dejakv.request import Request, Sampling
 
 
@@ -26,6 +28,40 @@ def test_every_family_comes_back_as_it_was_written(family: str, tmp_path: Path) 
     ids = torch.tensor([[3, 5, 7, 11, 2]])
     with torch.inference_mode():
         assert torch.equal(model(input_ids=ids).logits, tiny_model(family)(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("said", "added"),
+    [
+        ({}, (0, 0)),
+        ({"bos": True}, (1, 0)),
+        ({"bos": False, "eos": True}, (0, 1)),
+        ({"bos": True, "eos": True}, (1, 1)),
+        ({"pre": "llama-bpe"}, (1, 0)),
+        ({"pre": "llama-bpe", "bos": False}, (0, 0)),
+        ({"pre": ""}, (1, 0)),
+        ({"pre": "", "bos": False, "eos": False}, (0, 0)),
+    ],
+    ids=str,
+)
+def test_the_tokenizer_adds_what_llama_cpp_adds(
+    family: str, said: dict[str, Any], added: tuple[int, int], tmp_path: Path
+) -> None:
+    """As `tokenizer.ggml.add_bos_token` and `add_eos_token` say; without them by the kind of tokenizer."""
+    write_gguf(tmp_path / "model.gguf", family, **said)
+    tokenizer = load_gguf_tokenizer(tmp_path / "model.gguf")
+    plain = tokenizer("ab a", add_special_tokens=False)["input_ids"]
+    assert plain
+    assert tokenizer("ab a")["input_ids"] == [0] * added[0] + plain + [1] * added[1]
+
+
+def test_a_prompt_for_the_engine_begins_as_in_llama_cpp(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", bos=True)
+    engine = TransformersEngine.from_pretrained(str(tmp_path / "model.gguf"))
+    for prompt in ("ab a", "<s>ab a"):
+        ids = engine.prepare(Request("1", prompt, prompt)).token_ids
+        assert list(ids) == [0, *(WORDS.index(word) for word in ("ab", "Ġa"))]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

@@ -56,10 +56,17 @@ def config_of(family: str):
 
 
 def write_gguf(
-    file: Path, family: str = "llama", architecture: str | None = None, tokens: int = len(WORDS)
+    file: Path,
+    family: str = "llama",
+    architecture: str | None = None,
+    tokens: int = len(WORDS),
+    pre: str = "smollm",
+    bos: bool | None = None,
+    eos: bool | None = None,
 ) -> dict[str, torch.Tensor]:
     """Writes the tiny model of a family under the names that llama.cpp gives. Returns the weights that were written.
-    `tokens`: rows of the embedding, if more than there are words; the rest are zeros."""
+    `tokens`: rows of the embedding, if more than there are words; the rest are zeros. `pre`: its pre-tokenizer; empty: it is
+    a SentencePiece model. `bos`, `eos`: what it says of adding them; None: nothing."""
     weights = {name: tensor for name, tensor in tiny_model(family).state_dict().items() if name != "lm_head.weight"}
     writer = gguf.GGUFWriter(
         str(file), architecture or {"mistral": "llama"}.get(family, family)
@@ -79,11 +86,18 @@ def write_gguf(
         rows = weights["model.embed_tokens.weight"]
         weights["model.embed_tokens.weight"] = torch.cat([rows, torch.zeros(tokens - len(WORDS), rows.shape[1])])
     writer.add_vocab_size(tokens)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(WORDS)
+    writer.add_tokenizer_model("gpt2" if pre else "llama")
+    if pre:
+        writer.add_tokenizer_pre(pre)
+    else:
+        writer.add_token_scores([float(-at) for at in range(len(WORDS))])
+    if bos is not None:
+        writer.add_add_bos_token(bos)
+    if eos is not None:
+        writer.add_add_eos_token(eos)
+    writer.add_token_list(WORDS if pre else [word.replace("Ġ", "▁") for word in WORDS])
     writer.add_token_types([3, 3, *[1] * (len(WORDS) - 2)])
-    writer.add_token_merges(["a b", "Ġ a"])
+    writer.add_token_merges(["a b", "Ġ a" if pre else "▁ a"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_pad_token_id(1)

@@ -1,6 +1,9 @@
 """GGUF files: transformers reads them into an ordinary model with dequantized weights."""
 
 import importlib.util
+import mmap
+import struct
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -10,6 +13,22 @@ from dejakv.errors import MissingExtraError, ModelError, is_out_of_memory
 
 SUFFIX = ".gguf"
 FAMILIES = "Llama, Qwen and Mistral"
+_WIDTHS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+_BEGIN_WITH_BOS = {
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "jina-v5-nano",
+    "tekken",
+    "chameleon",
+}
+"""Pre-tokenizers of BPE for which llama.cpp adds the first token where a file does not say."""
 
 
 def load_gguf(file: Path, **options: Any) -> tuple[Any, Any]:
@@ -30,7 +49,7 @@ def load_gguf_model(file: Path, **options: Any) -> Any:
 
     if options.get("dtype", "auto") == "auto":
         options["dtype"] = torch.float32
-    model = _read(AutoModelForCausalLM, file, **options)
+    model = _read(file, lambda: AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, **options))
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     for trace in ("hf_quantizer", "is_quantized", "quantization_method"):
@@ -39,19 +58,54 @@ def load_gguf_model(file: Path, **options: Any) -> Any:
 
 
 def load_gguf_tokenizer(file: Path) -> Any:
-    """The tokenizer of a GGUF file. Raises: as `load_gguf`."""
+    """The tokenizer of a GGUF file, which adds to a text the tokens that llama.cpp adds. Raises: as `load_gguf`."""
     from transformers import AutoTokenizer
 
-    return _read(AutoTokenizer, file)
+    def read() -> Any:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        said = _metadata(file)
+        begins = said.get("model") == "llama" or said.get("pre") in _BEGIN_WITH_BOS
+        tokenizer.add_bos_token = bool(said.get("add_bos_token", begins))
+        tokenizer.add_eos_token = bool(said.get("add_eos_token", False))
+        return tokenizer
+
+    return _read(file, read)
 
 
-def _read(kind: Any, file: Path, **options: Any) -> Any:
+def _metadata(file: Path) -> dict[str, Any]:
+    """What a file says of its tokenizer, without arrays; transformers reads less of it, and the package `gguf` takes seconds."""
+    values: dict[str, Any] = {}
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = 16
+
+        def read(format: str) -> Any:
+            nonlocal at
+            (value,) = struct.unpack_from(f"<{format}", data, at)
+            at += struct.calcsize(f"<{format}")
+            return value
+
+        def text() -> bytes:
+            return read(f"{read('Q')}s")
+
+        for _ in range(read("Q")):
+            name, kind = text().decode(), read("I")
+            if kind == _ARRAY:
+                of, count = read("I"), read("Q")
+                for _ in range(count if of == _TEXT else 0):
+                    at += 8 + struct.unpack_from("<Q", data, at)[0]
+                at += 0 if of == _TEXT else count * struct.calcsize(_WIDTHS[of])
+            else:
+                values[name.removeprefix("tokenizer.ggml.")] = text().decode() if kind == _TEXT else read(_WIDTHS[kind])
+    return values
+
+
+def _read(file: Path, read: Callable[[], Any]) -> Any:
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "gguf", "reading a GGUF file")
     try:
         with redirect_stderr(StringIO()):  # transformers draws a progress bar that none of its settings turns off
-            return kind.from_pretrained(file.parent, gguf_file=file.name, **options)
+            return read()
     except Exception as error:  # truncated, altered, unknown and too large files raise a dozen kinds
         if is_out_of_memory(error):
             raise ModelError(
