@@ -14,6 +14,7 @@ from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.fusion import FusionStates
 from dejakv.decide.levels.latent import EmbeddingCache
 from dejakv.decide.levels.semantic import SemanticTextCache
+from dejakv.errors import ConfigError
 from dejakv.identity import epoch_of
 from dejakv.settings import made_by, named
 from dejakv.store.budgets import Budget
@@ -22,8 +23,9 @@ from dejakv.store.store import Store
 from dejakv.trust.evidence import fingerprint
 from dejakv.trust.gate import Gate
 from dejakv.trust.ledger import Ledger
-from dejakv.vectors.hooks import hook_named
-from dejakv.vectors.text import text_encoder
+from dejakv.vectors.hooks import check_hook, hook_named
+from dejakv.vectors.spaces import LayerSpec
+from dejakv.vectors.text import sentence_width, text_encoder
 
 
 def build_cache(
@@ -61,12 +63,29 @@ def check_config(config: SemanticCacheConfig) -> None:
     """Check names and layers as `build_cache` does, before a model is loaded. Raises: ConfigError."""
     if config.embedding_layers:
         EmbeddingCache(config.embedding_layers, config.embedding_match, index=config.index)
+        check_hook(config.embedding_hook, config)
     for dotted, what in (
         *((one, "levels (--level)") for one in config.levels),
         (config.fusion_provider, "fusion_provider (--fusion-provider)"),
     ):
         if dotted is not None:
             named(dotted, what)
+
+
+def check_encoders(config: SemanticCacheConfig, hidden: int | None) -> None:
+    """Check that encoders can be loaded and layers have their dimensions, before the model is loaded. `hidden`: width of the model's own
+    embeddings, if it is known. Raises: ConfigError, MissingExtraError, ModelError."""
+    made = check_hook(config.embedding_hook, config) if config.embedding_layers else []
+    widths: dict[str, int | None] = {}
+    if config.semantic_text or "prompt" in made:
+        own = config.index_encoder == "model"
+        widths["prompt"] = hidden if own else sentence_width(config.index_encoder)
+    if "vision" in made and config.image_encoder is not None:
+        own = config.image_encoder == "model"
+        widths["vision"] = hidden if own else sentence_width(config.image_encoder, "image_encoder")
+    for spec in map(LayerSpec.parse, config.embedding_layers):
+        if spec.dim is not None and (width := widths.get(spec.name)) not in (None, spec.dim):
+            raise ConfigError(spec.misfit(f"its vectors have {width} components", width))
 
 
 def build_gate(config: SemanticCacheConfig) -> Gate | None:

@@ -35,6 +35,8 @@ _LARGEST = 2**63 - 1
 """What SQLite and a C size hold."""
 MEMORY = "memory:"
 _BUCKET = re.compile(r"(s3|gs|az)://[^/?#@:\s]+(/[^/?#\s]+)*/?")
+_ADDRESS = re.compile(r"(?i)[a-z][\w+.-]+:/|(s3|gs|az|memory|file|rediss?|https?):|(s3|gs|az)//|.*://", re.DOTALL)
+"""What is meant as an address, however it is mistyped: no folder is made for it."""
 _NO_FOLDER = f"is an address: give a folder on a disk of this machine, or {MEMORY}"
 _NO_PLACE = (
     f"is no address of a store: give a folder, {MEMORY}, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX; credentials "
@@ -102,7 +104,7 @@ class OnDisk(_Kind):
     def problem(self, value: str) -> str | None:
         if self.store and (is_memory(value) or _BUCKET.fullmatch(value)):
             return None
-        if self.folder and "://" in value:
+        if self.folder and _ADDRESS.match(value):
             return _NO_PLACE if self.store else _NO_FOLDER
         if not value:
             return "is empty: give a path, or leave the setting out"
@@ -145,7 +147,7 @@ def is_memory(place: str) -> bool:
 
 def in_bucket(place: str) -> bool:
     """Whether a store's address is in a bucket; otherwise it is memory or a folder. Raises: ConfigError for another address."""
-    if "://" not in place or is_memory(place):
+    if is_memory(place) or not _ADDRESS.match(place):
         return False
     if not _BUCKET.fullmatch(place):
         raise ConfigError(f"{shown(place)} {_NO_PLACE}")

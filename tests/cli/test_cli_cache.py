@@ -80,12 +80,28 @@ def test_the_partitions_of_keys_are_those_of_the_server(tmp_path: Path) -> None:
 
 
 def test_show_tells_what_is_in_the_folder(folder: Path) -> None:
-    done = CliRunner().invoke(typer_app, ["cache", "show", str(folder)], env={"COLUMNS": "200"})
+    done = CliRunner().invoke(typer_app, ["cache", "show", str(folder)], env={"COLUMNS": "40"})
     assert done.exit_code == 0, done.exception
     assert "2 prompts, " in done.output
     for meta in (DONOR.meta, OTHER.meta):
         assert any(meta.partition in line and meta.epoch in line for line in done.output.splitlines())
     assert left(folder) == {DONOR.meta.id, OTHER.meta.id}
+
+
+def test_a_stored_name_does_not_control_the_terminal(tmp_path: Path) -> None:
+    """Neither by a stored partition, nor by the name of a folder."""
+    place = tmp_path / "a\x1b]0;b"
+    store = open_store(place)
+    assert store.put(prompt_chunk(range(40), partition="t\x1b[2J\u202eu"))
+    store.close()
+    ledger = Ledger(place, "terms")
+    ledger.change(ClassKey("\x1b[2Je", "blend", "strict", "group"), lambda state: state.counted(Counts(explored=3)))
+    ledger.close()
+    for command in (["show", str(place)], ["evidence", "--cache-dir", str(place)]):
+        done = CliRunner().invoke(typer_app, ["cache", *command])
+        assert done.exit_code == 0, done.exception
+        assert "\\x1b[2J" in done.output
+        assert not {"\x1b", "\u202e"} & set(done.output)
 
 
 def test_evidence_is_shown_and_removed(tmp_path: Path) -> None:

@@ -193,6 +193,26 @@ def test_a_mistake(
         ("run --preset docs --rounding 4 --dtype bf16", "--dtype fp32"),
         ("serve --embedding-layer prompt:abc --port 0", "NAME:DIM"),
         ("serve --store folder --port 0", "folder"),
+        ("serve --store s3:/bucket/x --port 0", "s3://BUCKET/PREFIX"),
+        ("serve --embedding-layer prompt:7 --embedding-hook prompt --index-encoder model --port 0", "write prompt:"),
+        (
+            "serve --embedding-layer prompt:7 --embedding-hook prompt --index-encoder folder --port 0",
+            "cannot be loaded",
+        ),
+        ("serve --embedding-layer own:4 --embedding-hook nowhere:hook --port 0", "does not import"),
+        ("run --preset docs --chunk-source nofield", "--chunk-source needs the field 'nofield'"),
+        ("run --preset docs --chunk-source combined", "--chunk-source needs the field 'semanticStr'"),
+        ("run --preset docs --prompt-template {foo}", "--prompt-template"),
+        ("run --preset docs --embedding-layer own:4 --embedding-hook nowhere:hook", "does not import"),
+        ("run --preset docs --embedding-layer own:4 --embedding-hook os:nope", "does not import"),
+        ("run --preset docs --embedding-layer own:4 --embedding-hook nope", "choose one of none, prompt"),
+        ("run --preset docs --embedding-layer own:4 --embedding-hook prompt", "the layer 'own' has no vectors"),
+        ("run --preset docs --embedding-layer prompt:7 --embedding-hook prompt", "write prompt:256:"),
+        (
+            "run --preset shapes --embedding-layer vision:7 --embedding-hook vision --image-encoder model",
+            "write vision:",
+        ),
+        ("run --preset shapes --embedding-layer vision:7 --image-encoder folder", "cannot be loaded"),
     ],
 )
 def test_a_mistake_is_told_before_a_model_is_loaded(

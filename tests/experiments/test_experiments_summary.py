@@ -122,7 +122,7 @@ def test_a_ratio_within_the_noise_is_not_claimed() -> None:
     assert summary["beyond_prefix"]["ttft_difference_interval"][1] < 0  # chance alone does not explain it
     speed, noise = speed_in_words(summary)
     assert "as fast" not in speed
-    assert f"within this run's noise ({low:.2f} to {high:.2f})" in speed
+    assert f"which is no more than noise in this run (equal work took {low:.2f} to {high:.2f} times as long)" in speed
     assert noise.startswith("Noise of this run: over 12 requests with equal work prefix caching took ")
     assert speed in shown(summary)
     assert noise in shown(summary)
@@ -140,7 +140,7 @@ def test_slower_is_claimed_by_the_same_rule() -> None:
     slower = [timed(i, 100.0 + i % 3, 100.0 + i % 2, 150.0 + i % 5) for i in range(12)]
     assert speed_in_words(summary_of(slower))[0].startswith("Slower to the first token than prefix caching by 5")
     loud = [timed(i, 100.0, 60.0 + 20 * (i % 2), 110.0 + i % 5) for i in range(12)]
-    assert "within this run's noise" in speed_in_words(summary_of(loud))[0]
+    assert "no more than noise in this run" in speed_in_words(summary_of(loud))[0]
     crossed = [timed(i, 100.0, *times) for i, times in enumerate(((9.0, 11.0), (11.0, 9.0)))]
     assert "no difference that this run can show" in speed_in_words(summary_of(crossed))[0]
 

@@ -1,6 +1,7 @@
 """`dejakv.open_store`: one name for a store of any kind."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,18 @@ def test_a_store_in_memory(where: str | None) -> None:
         "s3://b/c?secret",
         "://",
         "memory://x",
+        "memory:x",
+        "s3:/bucket/cache",
+        "s3:bucket/cache",
+        "s3//bucket/cache",
+        "S3://bucket/cache",
+        "S3:/bucket/cache",
+        "s3a:/bucket/cache",
+        "gs:/bucket",
+        "az:container",
+        "file:/var/cache",
+        "redis:6379",
+        str(Path("gs://bucket/cache")),
     ],
 )
 @pytest.mark.parametrize(
@@ -53,3 +66,11 @@ def test_an_address_is_refused_with_what_takes_its_place(
     assert "secret" not in str(found.value)
     assert "\n" not in str(found.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["cache", "s3", "s3/bucket", "C:", "a:b", "2026-01-01T10:00", "./s3:/x"])
+def test_a_folder_with_a_colon_is_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with closing(dejakv.open_store(name)) as store:
+        assert store.put(make_chunk(1))
+    assert (tmp_path / name).is_dir()

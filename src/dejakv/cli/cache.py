@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dejakv.cli.options import echo
 from dejakv.errors import counted
 
 cache_command = typer.Typer(help="Look after a store.", no_args_is_help=True, add_completion=False)
@@ -22,9 +23,6 @@ def show_command(store: Annotated[str, typer.Argument(help="Folder or address of
     from contextlib import closing
     from datetime import UTC, datetime
 
-    from rich.console import Console
-
-    from dejakv.experiments.table import Sheet
     from dejakv.store.base import ChunkMeta
     from dejakv.store.open import open_found, stores_in
 
@@ -36,15 +34,13 @@ def show_command(store: Annotated[str, typer.Argument(help="Folder or address of
                 found[meta.partition, meta.epoch, meta.kind].append(meta)
             stats = one.stats()
             entries, size = entries + stats.entries, size + stats.bytes
-    rows: list[list[str]] = []
     for names, held in sorted(found.items(), key=lambda one: -sum(meta.nbytes for meta in one[1])):
         created = [meta.created for meta in held]
         ages = [datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M") for end in (min(created), max(created))]
         tokens, nbytes = sum(meta.num_tokens for meta in held), sum(meta.nbytes for meta in held)
-        rows.append([*names, f"{len(held):,}", f"{tokens:,}", f"{nbytes / 1e6:.1f}", *ages])
-    columns = ("partition", "epoch", "kind", "entries", "tokens", "MB", "oldest", "newest")
-    Console().print(Sheet(f"cache {store}", columns, rows).printed())
-    typer.echo(f"{counted(entries, 'prompt')}, {size / 1e6:.1f} MB")
+        content = f"{len(held):,} of kind {names[2]}, {counted(tokens, 'token')}, {nbytes / 1e6:.1f} MB"
+        echo(f"partition {names[0]}, epoch {names[1]}: {content}, {' to '.join(ages)}")
+    echo(f"{counted(entries, 'prompt')}, {size / 1e6:.1f} MB")
 
 
 @cache_command.command("purge")
@@ -98,13 +94,13 @@ def purge_command(
         places = {place: format for given in store for place, format in stores_in(given).items()}
         if everything and selection == Selection() and not dry_run:
             for place in [place for place, format in places.items() if format != FORMAT]:
-                typer.echo(f"removed {counted(purge_folder(place), 'file')} of an older format from {place}")
+                echo(f"removed {counted(purge_folder(place), 'file')} of an older format from {place}")
                 del places[place]
         stores = [stack.enter_context(closing(open_found(place, feed))) for place in places]
         for number, one in enumerate(stores):
             wanted = selection.of_others(purged) if number else selection
             purged += one.purge(wanted, dry_run=dry_run)
-    typer.echo(f"{'would remove' if dry_run else 'removed'} {purged}")
+    echo(f"{'would remove' if dry_run else 'removed'} {purged}")
 
 
 @cache_command.command("evidence")
@@ -128,12 +124,12 @@ def evidence_command(
         raise ConfigError(f"{store} has no evidence: give the folder of a cache that was used with --error-bound")
     with closing(Ledger(store)) as ledger:
         if remove:
-            typer.echo(f"removed the evidence of {counted(ledger.remove(epoch=epoch), 'kind')} of hits")
+            echo(f"removed the evidence of {counted(ledger.remove(epoch=epoch), 'kind')} of hits")
             return
         for cls, state, terms in ledger.classes(any_terms=True):
             if epoch in (None, cls.epoch):
                 counts = state.counts
-                typer.echo(
+                echo(
                     f"{cls.epoch} {cls.method} ({cls.setting}) group {cls.group[:8]} terms {terms[:8]}: {state.opened} rules open, "
                     f"{counts.explored + counts.audited} labels, {counts.explored_wrong + counts.wrong} wrong, {counts.served} served"
                 )
@@ -148,4 +144,4 @@ def partition_command(api_keys_file: Annotated[Path, typer.Option(help="File wit
     from dejakv.http.keys import SECRET, ApiKeys
 
     for found in ApiKeys.load(None, api_keys_file, os.environ.get(SECRET)).names:
-        typer.echo(found)
+        echo(found)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dejakv.cli.options import SETTINGS_HELP, HelpAll, command
+from dejakv.cli.options import SETTINGS_HELP, HelpAll, command, echo
 from dejakv.config import SemanticCacheConfig
 from dejakv.experiments.settings import SINGULARS, SWITCHES, RunSettings
 
@@ -60,8 +60,8 @@ def _certify(
         changed = {name: getattr(settings, name) for name in (*data, "max_samples", "seed")}
         with watching(Console(stderr=True)) as watch:
             done = certify.audit(held, changed, watch)
-        typer.echo(f"The certificate {held.holds}.")
-        typer.echo(
+        echo(f"The certificate {held.holds}.")
+        echo(
             f"{done.verdict}: of {done.hits} hits its rules keep {done.kept}, {done.wrong} of them wrong, from {done.low:.1%} to "
             f"{done.high:.1%}; the bound is {held.error_bound:g}"
         )
@@ -77,18 +77,18 @@ def _certify(
             made = certify.certify(settings, watch)
     replace_file(output, made.text(), "--output")
     counts = made.counts
-    typer.echo(f"This certificate {made.holds}.")
-    typer.echo(
+    echo(f"This certificate {made.holds}.")
+    echo(
         f"{counts['hits']} of {counts['requests']} requests were hits, {counts['wrong']} of them wrong (differs: {made.differs})."
     )
     if made.cutoff is None:
-        typer.echo(f"No rule opens at {made.error_bound:g}: with this file nothing approximate is served.")
+        echo(f"No rule opens at {made.error_bound:g}: with this file nothing approximate is served.")
     else:
-        typer.echo(
+        echo(
             f"Its rules keep {counts['kept']} hits, {counts['kept_wrong']} of them wrong: at most {made.upper or 0:.1%} with confidence "
             f"{made.confidence:g}, and the bound is {made.error_bound:g}."
         )
-    typer.echo(f"written to {output}")
+    echo(f"written to {output}")
 
 
 def _refuse_others(given: dict[str, Any], assigned: list[str] | None, taken: tuple[str, ...], why: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dejakv.cli.options import ray_option
+from dejakv.cli.options import echo, ray_option
 from dejakv.config import SemanticCacheConfig
 from dejakv.experiments.settings import SHARES_MODEL
 
@@ -79,4 +79,4 @@ def estimate_command(
     print_blocks(parts(result), box=None)
     if output is not None:
         replace_file(output / "estimate.json", json.dumps(result, indent=2) + "\n", "--output")
-        typer.echo(f"written to {output}: estimate.json")
+        echo(f"written to {output}: estimate.json")

@@ -10,7 +10,8 @@ from urllib.request import Request, urlopen
 
 import typer
 
-from dejakv.errors import ConfigError, InputError, counted, printable
+from dejakv.cli.options import echo
+from dejakv.errors import ConfigError, InputError, counted
 
 
 def explain_command(
@@ -38,7 +39,7 @@ def explain_command(
     if server is not None:
         if sample is None or run is not None or html is not None:
             raise ConfigError("--server takes a request alone: give a JSON file, or - for standard input")
-        typer.echo(printable(explain_request(server, sample, api_key)))
+        echo(explain_request(server, sample, api_key))
         return
     if sample is None or run is None:
         raise ConfigError("Missing option: give the id of a sample and --run FOLDER, or a request and --server URL")
@@ -49,7 +50,7 @@ def explain_command(
     why.to_terminal(found, Console())
     if html is not None:
         replace_file(html, why.to_html(found), "--html")
-        typer.echo(f"written to {html}")
+        echo(f"written to {html}")
 
 
 Body = dict[str, Any]

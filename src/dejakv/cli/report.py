@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from dejakv.cli.options import echo
+
 
 def report_command(
     sources: Annotated[list[Path], typer.Argument(help="Folders of runs or estimates, and logs of sweeps (.csv).")],
@@ -16,4 +18,4 @@ def report_command(
     from dejakv.experiments.reports.report import make_report
 
     make_report(sources, output)
-    typer.echo(f"written to {output}")
+    echo(f"written to {output}")

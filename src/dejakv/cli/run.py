@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dejakv.cli.options import FORMER_OPTIONS, SETTINGS_HELP, HelpAll, command, ray_option
+from dejakv.cli.options import FORMER_OPTIONS, SETTINGS_HELP, HelpAll, command, echo, ray_option
 from dejakv.config import SemanticCacheConfig
 from dejakv.experiments.settings import (
     SINGULARS,
@@ -94,7 +94,7 @@ def _run(
 
             result = run_on(Cluster.connect(ray), settings, watch, workers=ray_workers, resume=resume)
     if result.earlier:
-        typer.echo(f"the run in {result.output} is finished, and was not measured again: {REMEDY} to do that", err=True)
+        echo(f"the run in {result.output} is finished, and was not measured again: {REMEDY} to do that", err=True)
     if brief and "arms" in result.summary:
         show_result(result.summary, result.rows)
     else:
@@ -102,13 +102,13 @@ def _run(
     if brief and result.output is not None and not result.stopped:
         page = result.output / "report.html"
         make_report([result.output], page)
-        typer.echo(f"All figures and changed answers: {page.resolve().as_uri()}")
+        echo(f"All figures and changed answers: {page.resolve().as_uri()}")
     elif result.output is not None:
-        typer.echo(f"written to {result.output}: {', '.join(sorted(path.name for path in result.output.iterdir()))}")
+        echo(f"written to {result.output}: {', '.join(sorted(path.name for path in result.output.iterdir()))}")
     if result.stopped:
         where = f"after {len(result.rows)} of {result.summary['stopped_before']} samples"
         again = "add --resume to the same command to continue" if result.output is not None else "nothing was kept"
-        typer.echo(f"dejakv: stopped {where}: {again}", err=True)
+        echo(f"dejakv: stopped {where}: {again}", err=True)
         raise typer.Exit(130)
 
 

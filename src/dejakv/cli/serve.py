@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from dejakv.cli.options import FORMER_OPTIONS, HelpAll, command
+from dejakv.cli.options import FORMER_OPTIONS, HelpAll, command, echo
 from dejakv.errors import ConfigError, MissingExtraError
 from dejakv.experiments.settings import SINGULARS, SWITCHES
 from dejakv.server.settings import DECIDED, ServerSettings
@@ -41,7 +41,7 @@ def _serve(help_all: HelpAll = False, *, given: dict[str, Any]) -> None:
         )
     with bound(settings.host, settings.port) as listener:  # before the model is loaded, which may take minutes
         server = server_of(create_app(settings), settings, log_level="info")
-        typer.echo(f"serving {settings.model} on {address_of(listener)}; Ctrl-C stops it", err=True)
+        echo(f"serving {settings.model} on {address_of(listener)}; Ctrl-C stops it", err=True)
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dejakv.cli.options import ray_option
+from dejakv.cli.options import echo, ray_option
 
 
 def sweep_command(
@@ -62,6 +62,6 @@ def sweep_command(
     print_blocks(parts(every))
     failed = sum(bool(line["error"]) for line in lines)
     skipped = len(every) - len(lines)
-    typer.echo(f"{counted(len(lines) - failed, 'run')}, {failed} failed, {skipped} skipped, logged in {log_file}")
+    echo(f"{counted(len(lines) - failed, 'run')}, {failed} failed, {skipped} skipped, logged in {log_file}")
     if failed:
         raise typer.Exit(1)

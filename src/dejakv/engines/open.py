@@ -81,19 +81,36 @@ def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache | None:
 
 def takes_pictures(choice: ModelChoice) -> bool:
     """Whether the model reads pictures, by its configuration; True if that cannot be read, which loading reports."""
-    from transformers import AutoConfig
+    if _is_gguf(choice):
+        return False
+    config = _configuration(choice)
+    return config is None or hasattr(config, "vision_config")
 
+
+def hidden_size(choice: ModelChoice) -> int | None:
+    """Return the width of the model's input embeddings, by its configuration; None if that does not tell."""
+    config = None if _is_gguf(choice) else _configuration(choice)
+    text = config.get_text_config() if config is not None else None
+    narrower = any(hasattr(text, name) for name in ("embedding_size", "word_embed_proj_dim"))
+    return None if narrower else getattr(text, "hidden_size", None)
+
+
+def _is_gguf(choice: ModelChoice) -> bool:
     from dejakv.models import resolve
     from dejakv.models.gguf import SUFFIX
 
-    found = resolve(choice.model)
-    if isinstance(found, Path) and found.suffix == SUFFIX:
-        return False
+    return isinstance(found := resolve(choice.model), Path) and found.suffix == SUFFIX
+
+
+def _configuration(choice: ModelChoice) -> Any:
+    from transformers import AutoConfig
+
+    from dejakv.models import resolve
+
     try:
-        config = AutoConfig.from_pretrained(str(found), trust_remote_code=choice.trust_remote_code)
+        return AutoConfig.from_pretrained(str(resolve(choice.model)), trust_remote_code=choice.trust_remote_code)
     except (OSError, ValueError, KeyError):
-        return True
-    return hasattr(config, "vision_config")
+        return None
 
 
 def open_templates(choice: ModelChoice) -> Any:

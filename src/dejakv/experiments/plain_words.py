@@ -184,7 +184,7 @@ def _speed(beyond: Mapping[str, Any]) -> str:
     if before > 0 and low > explained:
         by = f"{100 * (ratio - 1):.0f}% (95%: {100 * (low - 1):.0f}% to {100 * (high - 1):.0f}%)"
         return f"Slower to the first token than prefix caching by {by}"
-    why = f"within this run's noise ({least:.2f} to {most:.2f})"
+    why = f"no more than noise in this run (equal work took {least:.2f} to {most:.2f} times as long)"
     if noise is None or before <= 0 <= after:
         why = "no difference that this run can show"
     return f"Time to the first token {ratio:.2f} times prefix caching's (95%: {low:.2f} to {high:.2f}), which is {why},"

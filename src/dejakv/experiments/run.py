@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dejakv.build import check_config
+from dejakv.build import check_config, check_encoders
 from dejakv.datasets.base import Sample
 from dejakv.datasets.log import Log
 from dejakv.datasets.registry import begin, told
-from dejakv.engines.open import open_templates, takes_pictures
+from dejakv.engines.open import hidden_size, open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
 from dejakv.experiments.compare import check_ran, compare, opened, rounded
 from dejakv.experiments.estimate import dry_run
@@ -19,6 +19,7 @@ from dejakv.experiments.machine import measured
 from dejakv.experiments.output import locked, run_folder, write_run
 from dejakv.experiments.samples import (
     Prompter,
+    chunk_of,
     missing,
     opened_dataset,
     read_samples,
@@ -75,6 +76,9 @@ def chosen_samples(settings: RunSettings, resume: bool = False) -> tuple[RunSett
     if not chosen:
         why = "; ".join(left_out) or "check --dataset-path and --split"
         raise DatasetError(f"the data set {settings.dataset!r} has no samples: {why}")
+    for sample in chosen:
+        chunk_of(sample, settings.chunk_source, "")
+    Prompter(template=settings.prompt_template)
     read_of = told(settings.dataset_path, len(read), more)
     return replace(settings, implied=(*settings.implied, *read_of, *left_out)), chosen
 
@@ -94,6 +98,7 @@ def run_chosen(
             )
         if engine is not None:
             return _run(settings, chosen, engine, watch)
+        check_encoders(settings.cache, hidden_size(settings))
         watch.stage(f"loading {settings.model}")
         with opened(settings) as engine:
             return _run(settings, chosen, engine, watch)
@@ -151,10 +156,13 @@ def label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Sampl
         warnings.append("media=ignore: donors with other pictures were allowed, as the prototypes did")
     summary["pictures_missing"] = missing(chosen) if wants_pictures(settings) else 0
     if summary["pictures_missing"]:
-        roots = ", ".join(map(str, image_roots(settings.cache.image_root))) or "no folder"
+        roots = ", ".join(map(str, image_roots(settings.cache.image_root)))
+        where = (
+            f"missing or unreadable in {roots}" if roots else "looked for nowhere, since no folder of pictures is named"
+        )
         warnings.append(
             f"{summary['pictures_missing']} of {len(chosen)} questions were asked without the picture that they name: it is "
-            f"missing or unreadable in {roots}; give --image-root or set {' or '.join(ROOT_VARIABLES)}"
+            f"{where}; give --image-root or set {' or '.join(ROOT_VARIABLES)}"
         )
     if warnings:
         summary["warning"] = "; ".join(warnings)

@@ -11,9 +11,9 @@ from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 
 from dejakv import __version__
-from dejakv.build import build_cache, check_config
+from dejakv.build import build_cache, check_config, check_encoders
 from dejakv.cache import check_top_layer
-from dejakv.engines.open import open_engine, open_templates
+from dejakv.engines.open import hidden_size, open_engine, open_templates
 from dejakv.errors import ConfigError
 from dejakv.http.bodies import Limits
 from dejakv.pipeline import Pipeline
@@ -43,6 +43,8 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     keys = keys_of(settings)
     config = settings.cache(keys.partitions)
     check_config(config)
+    if engine is None:
+        check_encoders(config, hidden_size(settings))
     store = store_of(config)  # before the model is loaded, which may take minutes
     try:
         engine = engine or open_engine(settings, config)

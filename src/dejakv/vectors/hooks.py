@@ -28,6 +28,7 @@ from dejakv.vectors.text import text_encoder, varying_part
 logger = logging.getLogger(__name__)
 
 Hook = Callable[..., Mapping[str, Any]]
+_FLAG = "embedding_hook (--embedding-hook)"
 BUILT_IN = ("none", "prompt", "vision", "prompt_vision")
 
 
@@ -92,6 +93,26 @@ def vision_hook(encoder: ImageEncoder, roots: list[Path]) -> Hook:
     return hook
 
 
+def check_hook(name: str, config: SemanticCacheConfig) -> list[str]:
+    """Return the layers that a built-in hook provides; none of a foreign one. Raises: ConfigError as `hook_named`, without an engine."""
+    if ":" in name:
+        named(name, _FLAG)
+        return []
+    if name not in BUILT_IN:
+        raise ConfigError(
+            f"embedding_hook {name!r} (--embedding-hook) is unknown: choose one of {', '.join(BUILT_IN)}, or give package.module:factory"
+        )
+    made: list[str] = [] if name == "none" else [*name.split("_")]
+    layers = [LayerSpec.parse(text).name for text in config.embedding_layers]
+    missing = [layer for layer in layers if layer not in made]
+    if missing:
+        raise ConfigError(
+            f"the layer {missing[0]!r} has no vectors: embedding_hook={name} (--embedding-hook) provides {', '.join(made) or 'none'}; "
+            "choose another hook, or drop the layer from embedding_layers (--embedding-layer)"
+        )
+    return made
+
+
 def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> EmbeddingHook:
     """The hook that `--embedding-hook` names, ready for `HierarchicalCache(embed=...)`.
 
@@ -99,20 +120,10 @@ def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> Em
     otherwise; for a layer of dimension `auto` the tower comes first. Raises ConfigError for an unknown name, a dotted path
     that does not import, or layers that the hook does not provide.
     """
-    specs = {spec.name: spec for spec in map(LayerSpec.parse, config.embedding_layers)}
+    made = check_hook(name, config)
     if ":" in name:
         return _foreign(name, engine)
-    if name not in BUILT_IN:
-        raise ConfigError(
-            f"embedding_hook {name!r} (--embedding-hook) is unknown: choose one of {', '.join(BUILT_IN)}, or give package.module:factory"
-        )
-    made = [] if name == "none" else name.split("_")
-    missing = [layer for layer in specs if layer not in made]
-    if missing:
-        raise ConfigError(
-            f"the layer {missing[0]!r} has no vectors: embedding_hook={name} (--embedding-hook) provides {', '.join(made) or 'none'}; "
-            "choose another hook, or drop the layer from embedding_layers (--embedding-layer)"
-        )
+    specs = {spec.name: spec for spec in map(LayerSpec.parse, config.embedding_layers)}
     hooks: dict[str, Hook] = {}
     depends: dict[str, Any] = {}
     if "prompt" in made:
@@ -129,13 +140,13 @@ def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> Em
 
 
 def _foreign(name: str, engine: Any) -> EmbeddingHook:
-    hook: Any = named(name, "embedding_hook (--embedding-hook)")
+    hook: Any = named(name, _FLAG)
     try:
         is_hook = {"llm", "sample"} <= set(inspect.signature(hook).parameters)
     except (TypeError, ValueError):
         is_hook = False
     if not is_hook:
-        hook = made_by(name, "embedding_hook (--embedding-hook)", ("__call__",))
+        hook = made_by(name, _FLAG, ("__call__",))
     own = str(getattr(hook, "fingerprint", None) or "")
     return EmbeddingHook({"hook": hook}, engine, epoch_of({"hook": name, "own": own, "engine": _epoch(engine)}))
 

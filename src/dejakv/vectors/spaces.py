@@ -104,6 +104,13 @@ class LayerSpec:
         if not -1.0 <= self.threshold <= 1.0:
             raise ConfigError(f"layer {self.name!r} has threshold {self.threshold}: give a cosine from -1 to 1")
 
+    def misfit(self, but: str, width: object) -> str:
+        """The message about vectors of another dimension, with what to write."""
+        return (
+            f"layer {self.name!r} was declared with dimension {self.dim}, but {but}: write "
+            f"{self.name}:{width}:{self.threshold:g} in embedding_layers (--embedding-layer)"
+        )
+
     @classmethod
     def parse(cls, text: str) -> "LayerSpec":
         """Parses `prompt:384`, `vision:512:0.82` or `prompt:auto:0.9`. Raises ConfigError for anything else.

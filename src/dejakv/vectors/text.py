@@ -108,6 +108,15 @@ def text_encoder(
 
 
 _loaded: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
+_ahead: dict[tuple[str, str], Any] = {}
+"""Encoders that were looked at before the served model is loaded, until they are used."""
+
+
+def sentence_width(name_or_path: str, setting: str = "index_encoder") -> int | None:
+    """Return the components of an encoder's vectors, None where it does not say. Raises: as `load_sentence_transformer`."""
+    model = _ahead[name_or_path, "cpu"] = load_sentence_transformer(name_or_path, "cpu", setting)
+    # of its former name before 5.1
+    return getattr(model, "get_embedding_dimension", model.get_sentence_embedding_dimension)()
 
 
 def load_sentence_transformer(name_or_path: str, device: str, setting: str = "index_encoder") -> Any:
@@ -119,7 +128,7 @@ def load_sentence_transformer(name_or_path: str, device: str, setting: str = "in
         purpose = f"the encoder {name_or_path!r}"
         raise MissingExtraError("sentence-transformers", "embed", purpose, without_encoder(setting)) from None
     key = (name_or_path, device)
-    if (known := _loaded.get(key)) is not None:
+    if (known := _ahead.pop(key, None) or _loaded.get(key)) is not None:
         return known
     if not Path(name_or_path).expanduser().exists():
         from dejakv.models.loading import without_network

@@ -4,6 +4,7 @@ The best score over layers (`any`, as in the prototypes) lets the same picture u
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, overload
 
@@ -213,8 +214,7 @@ class EmbeddingCache:
             spaces.dim = spaces.dim or vector.size  # `auto`
             if vector.shape != (spaces.dim,):
                 raise ConfigError(
-                    f"layer {name!r} was declared with dimension {spaces.dim}, but its vector has shape {vector.shape}: "
-                    f"write {name}:{vector.size}:{spec.threshold:g} in embedding_layers (--embedding-layer)"
+                    replace(spec, dim=spaces.dim).misfit(f"its vector has shape {vector.shape}", vector.size)
                 )
             try:
                 rows[name] = unit(vector, vector.size, f"layer {name!r}")
