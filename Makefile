@@ -57,9 +57,15 @@ soak: $(VENV)/.installed-dev $(VENV)/.model .venv-vllm/.installed
 	$(OFFLINE) $(BIN)/python -m pytest tests/security tests/reliability tests/exactness -s --timeout 0
 	$(OFFLINE) $(VLLM_BIN)/python -m pytest tests/engines/vllm -m soak --timeout 7200
 
-## wheels and source archives of dejakv and dejakv-models, in dist/
-dist: $(VENV)/.installed-dev
-	for place in . packages/dejakv-models; do (cd $$place && $(CURDIR)/$(BIN)/python -m hatchling build --directory $(CURDIR)/dist) || exit; done
+## wheels and source archives of dejakv and dejakv-models, in dist/; the build backend is all that is installed for it
+dist: build/.venv-dist/bin/hatchling
+	for place in . packages/dejakv-models; do (cd $$place && $(CURDIR)/$< build --directory $(CURDIR)/dist) || exit; done
+
+build/.venv-dist/bin/hatchling: pyproject.toml
+	$(PYTHON) -m venv build/.venv-dist
+	build/.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check \
+	    $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("$<", "rb"))["build-system"]["requires"])')
+	touch $@
 
 ## the documentation as a site in build/site, which is opened without a server or a network; a broken link stops it
 docs: $(VENV)/.installed-dev

@@ -54,3 +54,12 @@ def test_commands_run_from_the_wheel(installed: Path) -> None:
     assert "blend default" in told
     done = run(installed / "both", "dejakv", "run", "--preset", "docs", "--max-samples", "2", "--brief")
     assert "2 prompts of docs" in done
+
+
+def test_the_wheels_are_built_without_development_tools() -> None:
+    """What `make dist` would do on a fresh machine: the build backend is all that it installs."""
+    line = ["make", "--dry-run", "--always-make", "dist", "VENV=no-such"]
+    steps = subprocess.run(line, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "build --directory" in steps
+    assert "[dev]" not in steps
+    assert "install --quiet --disable-pip-version-check -e" not in steps
