@@ -1,6 +1,7 @@
 """The first blend of a process: what the check of the model takes is no cost of blends; rows are kept for any fixed rotary tables."""
 
 import time
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -8,7 +9,6 @@ from tests.engines.transformers import blend_models as models
 from tests.running import blended
 from tiny_transformers import text_model, tokenizer
 
-import dejakv.engines.transformers.engine as engine_module
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Prepared
@@ -17,26 +17,40 @@ from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.base import Chunk, ChunkMeta
 
-SLOW_S = 0.3
+CHECK_S = 1e6
+"""What a check takes by the clock of these tests, far beyond what anything takes by a real one."""
+
+
+class Clock:
+    """The process's clock, put forward by each check of a model."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+        self._real = time.perf_counter
+
+    def __call__(self) -> float:
+        return self._real() + CHECK_S * self.checks
 
 
 @pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Each check of a model, which takes at least `SLOW_S` longer."""
-    seen: list[Any] = []
-    check = engine_module.blend_model_of
-
-    def slow(model: Any) -> Any:
-        seen.append(model)
-        time.sleep(SLOW_S)
-        return check(model)
-
-    monkeypatch.setattr(engine_module, "blend_model_of", slow)
-    return seen
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "perf_counter", made)
+    return made
 
 
 def engine_of(model: Any) -> TransformersEngine:
     return TransformersEngine(model, tokenizer(), check=False)
+
+
+def checked_slowly(clock: Clock) -> TransformersEngine:
+    class Slow(TransformersEngine):
+        @cached_property
+        def blend_model(self) -> Any:
+            clock.checks += 1
+            return super().blend_model
+
+    return Slow(text_model("llama"), tokenizer(), check=False)
 
 
 def prepared_of(ids: list[int]) -> Prepared:
@@ -50,26 +64,24 @@ def donor_of(engine: Any, ids: list[int]) -> Chunk:
 
 
 @pytest.mark.parametrize("mode", ["blend", "exact", "adopt"])
-def test_a_cache_that_blends_has_the_model_checked_before_the_first_request(checks: list[Any], mode: Any) -> None:
-    engine = engine_of(text_model("llama"))
+def test_a_cache_that_blends_has_the_model_checked_before_the_first_request(clock: Clock, mode: Any) -> None:
+    engine = checked_slowly(clock)
     cache = build_cache(SemanticCacheConfig(reuse=mode, semantic_text=False), engine, background=False)
     Pipeline(engine, cache)
-    assert len(checks) == (mode == "blend")
+    assert clock.checks == (mode == "blend")
 
 
-def test_the_meter_does_not_learn_from_the_check(checks: list[Any]) -> None:
+def test_the_costs_of_blends_are_without_the_check(clock: Clock) -> None:
     """A request may ask for a blend where the cache does not: it waits, and says so, but later plans are priced without."""
-    engine = engine_of(text_model("llama"))
-    engine.costs()
-    seen: list[float] = []
-    meter: Any = engine._meter
-    meter.blended = lambda rows, tokens, seconds: seen.append(seconds)
+    engine = checked_slowly(clock)
     ids = [3 + 7 * place % 200 for place in range(80)]
     donor = donor_of(engine, ids)
     prompt = prepared_of([5, 9, 4, *ids, 8, 6])
-    first, _ = (blended(engine, prompt, [donor]) for _ in range(2))
-    assert [len(checks), len(seen)] == [1, 2]
-    assert first.ttft_s - seen[0] >= SLOW_S
+    waited = [blended(engine, prompt, [donor]).ttft_s > CHECK_S for _ in range(2)]
+    assert (clock.checks, waited) == (1, [True, False])
+    costs = engine.costs()
+    assert costs is not None
+    assert costs.blending(20, len(prompt.token_ids), 60) < CHECK_S / 1e3
 
 
 @pytest.mark.parametrize("name", ["llama", "llama+yarn", "gemma2", "gemma3_text", "olmo3", "gemma3_text+mixed"])
