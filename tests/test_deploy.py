@@ -212,9 +212,22 @@ def test_scrape_configurations_are_prometheus_s(tmp_path: Path) -> None:
     for path in (tmp_path / "prometheus.yml", DEPLOY / "prometheus.yml"):
         ran = promtool("check", "config", "--syntax-only", str(path))
         assert ran.returncode == 0, ran.stdout + ran.stderr
-    jobs = {job["job_name"] for job in yaml.safe_load(on_page)["scrape_configs"]}
-    down = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"][0]["expr"]
-    assert jobs == set(re.findall(r'job=~"(.*?)"', down)[0].split("|"))
+
+
+def test_jobs_have_the_names_that_the_alerts_watch() -> None:
+    page = (ROOT / "docs/how-to/monitor.md").read_text()
+    (on_page,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    here, there = (
+        {job["job_name"] for job in yaml.safe_load(config)["scrape_configs"]}
+        for config in ((DEPLOY / "prometheus.yml").read_text(), on_page)
+    )
+    watched = [set(names.split("|")) for names in re.findall(r'job=~"(.*?)"', (DEPLOY / "alerts.yaml").read_text())]
+    assert watched
+    for names in watched:
+        assert here
+        assert here <= names == there
+    tested = set(re.findall(r'job="(.*?)"', (DEPLOY / "alerts_test.yaml").read_text()))
+    assert tested == there
 
 
 def test_bytes_a_token_are_those_of_the_shapes() -> None:

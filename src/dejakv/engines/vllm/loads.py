@@ -15,7 +15,7 @@ import torch
 
 from dejakv.engines.base import LATE, unread
 from dejakv.engines.tensors import NAMES, borrowed
-from dejakv.engines.vllm.blend.blend import Blender, Mixer
+from dejakv.engines.vllm.blend.blend import FAILED, Blender, Mixer
 from dejakv.engines.vllm.blend.state import Blending
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan
 from dejakv.engines.vllm.pages import Buffers, PagedKV
@@ -30,6 +30,10 @@ Parts = Sequence[Chunk]
 log = logging.getLogger("dejakv.vllm")
 
 GONE = "the donor's state is gone or cannot be read"
+SHORT = "the donor's state is shorter than what was planned"
+SLOW = "the load took too long"
+STORE_FAILED = "the store failed"
+DRAFT_FAILED = "the blend failed"
 
 
 _Fetched = torch.Tensor | Blending | str
@@ -205,7 +209,7 @@ class Loads:
         if isinstance(parts, str):
             return parts
         state = joined(parts, first, load.stop)
-        return "the donor's state is shorter than what was planned" if state is None else borrowed(state)[0, 0, 0]
+        return SHORT if state is None else borrowed(state)[0, 0, 0]
 
     @property
     def _block(self) -> int:
@@ -217,7 +221,7 @@ class Loads:
             parts = self.store.get_parts(id, rows, until)
         except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
             log.debug("a store failed", exc_info=True)
-            return f"the store failed: {type(error).__name__}"
+            return f"{STORE_FAILED}: {type(error).__name__}"
         if not parts:
             return unread(until, GONE)
         for part in parts:
@@ -244,7 +248,7 @@ class Loads:
             return str(error)
         except Exception as error:
             log.debug("a blend failed", exc_info=True)
-            return f"the blend failed: {type(error).__name__}"
+            return f"{DRAFT_FAILED}: {type(error).__name__}"
 
     def _mix(self, plan: StepPlan, refused: str) -> None:
         """In the engine loop: begin blends that may, and compute rows."""
@@ -270,14 +274,14 @@ class Loads:
         if item.fetched is None or item.fetched.cancel():  # it was never begun
             item.fetched = None
         arrived = item.arrived
-        late = (LATE if item.until else f"the load took longer than {self.timeout_s:g} s") if item.goes_on else ""
+        late = (LATE if item.until else f"{SLOW}: {self.timeout_s:g} s") if item.goes_on else ""
         problem = refused or item.problem or late or (arrived if isinstance(arrived, str) else "")
         if not problem and isinstance(arrived, torch.Tensor):
             try:
                 self.paged.put_pages(load.block_ids, arrived, load.start // self._block)
             except Exception as error:  # a load that fails costs time, never the engine: vLLM computes its blocks
                 log.debug("a load failed", exc_info=True)
-                problem = f"the load failed: {type(error).__name__}"
+                problem = f"{FAILED}: {type(error).__name__}"
         if problem:
             if load.blend and not item.told and self._in_lockstep:
                 self._told.append((load.request_id, ""))

@@ -9,6 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from dejakv.decide.bound import CERTIFICATE
 from dejakv.engines.base import LATE
 from dejakv.engines.vllm import loads, saves, scheduler, worker
+from dejakv.engines.vllm.blend import blend
 from dejakv.engines.vllm.generations import CHANGED, RESET, UNCLEAN
 from dejakv.engines.vllm.stats import METRICS, short
 
@@ -25,8 +26,19 @@ KNOWN: dict[str, tuple[str, ...]] = {
         f"{CERTIFICATE} opens no rule",
     ),
     "donors_left_out": (loads.GONE,),
-    "load_failures": (LATE, loads.GONE, RESET, CHANGED),
-    "blends_refused": (scheduler.NO_GAIN, scheduler.TOO_LONG, scheduler.FAR),
+    "load_failures": (
+        LATE,
+        blend.ELSEWHERE,
+        blend.FAILED,
+        loads.GONE,
+        loads.SHORT,
+        loads.SLOW,
+        loads.STORE_FAILED,
+        loads.DRAFT_FAILED,
+        RESET,
+        CHANGED,
+    ),
+    "blends_refused": (scheduler.NO_GAIN, scheduler.TOO_LONG, scheduler.FAR, scheduler.UNLABELLED),
     "saves_dropped": (
         saves.BACKLOG,
         saves.ENDED,

@@ -39,7 +39,7 @@ TOO_LONG = "too long: what a blend starts from would be larger than max_pending_
 """Why a prompt is not blended."""
 
 UNLABELLED = (
-    "vLLM shows no label of this answer (a stream, a beam, or a further prompt of one call): put dejakv.adopt.ServerMiddleware before the "
+    "unlabelled answers: vLLM shows no label of this one (a stream, a beam, or a further prompt of one call): put dejakv.adopt.ServerMiddleware before the "
     "server, or set unlabelled_answers"
 )
 """Why a prompt is not blended."""
@@ -101,6 +101,7 @@ class SchedulerSide:
                 wish = replace(wish, mode="exact")
             elif wish.mode == "blend" and not self._labelled(wish, request):
                 tracked.reason, wish = UNLABELLED, replace(wish, mode="exact")
+                self.counts.add("blends_refused", UNLABELLED)
             if request.sampling_params.prompt_logprobs is not None:
                 tracked.reason, tracked.settled = "prompt_logprobs need every prompt token computed", True
             elif request.skip_reading_prefix_cache:

@@ -356,7 +356,7 @@ def test_a_blend_whose_donors_take_too_long_is_computed(
     monkeypatch.setattr(Store, "get_parts", get_parts)
     output = ask(engine, MOVED, salt="late")
     there.set()
-    assert output.told["reason"] == "the load took longer than 60 s"
+    assert output.told["reason"] == "the load took too long: 60 s"
     assert (output.told["approximate"], output.tokens) == (False, truth[tuple(MOVED)])
 
 

@@ -288,7 +288,7 @@ def test_nobody_waits_longer_than_a_load_may_take(
     assert not any(tracked.shares for tracked in engine.connector.scheduler_side.requests.values())
     go.set()
     told = finish(engine)
-    assert (told["maker"]["reason"], told["maker"]["approximate"]) == ("the load took longer than 60 s", False)
+    assert (told["maker"]["reason"], told["maker"]["approximate"]) == ("the load took too long: 60 s", False)
     assert not any(told[name]["approximate"] for name in ("second", "third")), "they take what the maker computed"
     (exact,) = engine.ask([PROMPT], wish=EXACT)
     assert (exact.cached, exact.tokens) == ((len(PROMPT) - 1) // BLOCK * BLOCK, truth(engine, PROMPT))

@@ -10,7 +10,8 @@ import yaml
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from dejakv.decide import bound
-from dejakv.engines.vllm import saves, scheduler, worker
+from dejakv.engines.vllm import loads, saves, scheduler, worker
+from dejakv.engines.vllm.blend import blend
 from dejakv.engines.vllm.connector import DejaKVConnector
 from dejakv.engines.vllm.generations import RESET
 from dejakv.engines.vllm.prometheus import KNOWN
@@ -62,13 +63,19 @@ def test_an_event_is_counted_in_the_series_that_was_there(prom):
 
 
 def test_reasons_in_the_code_are_known():
-    """A constant that says why a save was dropped, and what a certificate says of a plan, have a series from the start."""
-    dropped, withheld = ({short(value) for value in KNOWN[name]} for name in ("saves_dropped", "withheld"))
-    for module in (saves, worker):
+    """A constant that says why a save was dropped, a load failed or a blend was refused, and what a certificate says of a plan, have a
+    series from the start."""
+    dropped, withheld, failed = (
+        {short(value) for value in KNOWN[name]} for name in ("saves_dropped", "withheld", "load_failures")
+    )
+    for module, known in ((saves, dropped), (worker, dropped), (loads, failed), (blend, failed)):
         reasons = [value for name, value in vars(module).items() if name.isupper() and isinstance(value, str)]
         sentences = {short(reason) for reason in reasons if " " in reason}
         assert sentences
-        assert sentences <= dropped
+        assert sentences <= known
+    for module in (loads, blend):
+        assert not re.findall(r'problem = f?"[^{]|return f?"the \w+ failed', inspect.getsource(module))
+    assert "unlabelled answers" in map(short, KNOWN["blends_refused"])
     drops = re.findall(r"\.drop\(save\.name, (\S+?)\)", inspect.getsource(worker))
     assert drops
     assert not [each for each in drops if each.startswith(('"', "'"))], "a reason is a constant, so that it is known"

@@ -208,7 +208,7 @@ def test_a_load_that_takes_too_long_is_a_miss(toy: Start, held: Any) -> None:
     engine.forget()
     held("get_parts")
     asked = ask(engine, A, fresh=False)
-    assert (asked.told["method"], asked.told["reason"]) == ("none", "the load took longer than 0.2 s")
+    assert (asked.told["method"], asked.told["reason"]) == ("none", "the load took too long: 0.2 s")
 
 
 def test_a_lookup_that_takes_too_long_is_a_miss(toy: Start, monkeypatch: pytest.MonkeyPatch) -> None:

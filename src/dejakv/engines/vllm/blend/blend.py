@@ -34,6 +34,7 @@ from dejakv.store.base import KV, Chunk, ChunkMeta, consecutive
 log = logging.getLogger("dejakv.vllm")
 
 ELSEWHERE = "another rank could not go on"
+FAILED = "the load failed"
 
 
 @dataclass(frozen=True)
@@ -326,8 +327,8 @@ class Mixer:
         except ModelError as error:
             self.problem = str(error)
             for blend in blends:
-                blend.problem = f"the load failed: {error}"
+                blend.problem = f"{FAILED}: {error}"
         except Exception as error:
             log.debug("a step of a blend failed", exc_info=True)
             for blend in blends:
-                blend.problem = f"the load failed: {type(error).__name__}"
+                blend.problem = f"{FAILED}: {type(error).__name__}"
