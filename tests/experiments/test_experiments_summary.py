@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from dejakv.decide.levels.exact import normalize
 from dejakv.experiments.plain_words import speed_in_words
 from dejakv.experiments.reports.report import run_section
 from dejakv.experiments.run import run
@@ -247,3 +248,20 @@ def test_a_dry_run_says_what_it_judges_by() -> None:
     assert summary["judged"] > 0
     assert "judged by the data set's answers" in shown(summary)
     assert sum(summary["not_used"].values()) > 0
+
+
+def test_exact_reuse_names_the_flag_that_would_use_what_was_found(
+    questions: dict[str, Any], tmp_path: Path, docs_engine: Any
+) -> None:
+    """Equal texts with other tokens: a unit separator is white space, which docs-lm's tokenizer drops, so that two words become one."""
+    asked = ("Where does Ann live?", "Where does\x1fAnn live?")
+    assert normalize(asked[0]) == normalize(asked[1])
+    ids, others = (docs_engine.tokenizer(text)["input_ids"] for text in asked)
+    assert ids != others
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps({"question": question}) + "\n" for question in asked))
+    done = run(settings_from(None, {**questions, "arms": ("none", "cache")}, {}), engine=docs_engine)
+    assert [row.arms["cache"].record.method for row in done.rows] == ["none", "none"]
+    assert list(done.summary["not_used"].values()) == [1]
+    assert "found and not used" in shown(done.summary)
+    assert "exact_text found a donor whose tokens differ" in shown(done.summary)
+    assert "--reuse adopt would use it" in shown(done.summary)
