@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dejakv.decide.levels.base import Status
-from dejakv.decide.plan import Decision, Method, Plan, settled
+from dejakv.decide.plan import NO_DONOR, NO_PREFIX, Decision, Method, Plan, settled
 from dejakv.engines.base import Completion
 from dejakv.request import Prepared
 
@@ -32,8 +32,8 @@ class Record:
     bitwise     scores equal full computation in this engine bit for bit; otherwise rounding may differ, which in low precision
                 now and then changes an answer
     answer      `computed`, or `stored`: the donor's answer was returned and nothing ran (the setting `answers`)
-    reason      why a donor was not used (a guard's words, `min_gain`, `not asked for`), empty if it was; shortened by `short`,
-                free of prompt text
+    reason      why a donor was not used (a guard's words, `min_gain`, `not asked for`) or that there was none, empty if it was used;
+                shortened by `short`, free of prompt text
     """
 
     request_id: str
@@ -65,6 +65,11 @@ class Record:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", short(self.reason))
+
+    @property
+    def refused(self) -> str:
+        """Why a donor that was there is not used; empty without such a donor."""
+        return "" if self.reason in (NO_PREFIX, NO_DONOR) else self.reason
 
     @classmethod
     def of(

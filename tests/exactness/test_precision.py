@@ -80,6 +80,19 @@ def test_hits_are_misses_bit_for_bit(docs: TransformersEngine, dtype: torch.dtyp
     assert (longer.method == "prefix") == (length >= PIECE)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_each_miss_says_why(docs: TransformersEngine, dtype: torch.dtype) -> None:
+    """Nothing is stored; a stored prompt is too short; a stored prefix is."""
+    model = tiny(dtype)
+    ids = ids_of(PIECE - 30, 311)
+    miss, again, longer = repeated(model, docs.tokenizer, ids, torch.cat([ids, ids_of(60, 311)], 1))
+    assert {record.method for record in (miss, again, longer)} == {"none"}
+    assert miss.reason == "no stored chunk begins like this prompt"
+    assert again.reason.startswith(f"the prompt is shorter than a piece of {PIECE} tokens")
+    assert longer.reason.startswith(f"the stored prefix is shorter than a piece of {PIECE} tokens")
+    assert [bool(record.refused) for record in (miss, again, longer)] == [False, True, True]
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_an_answer_is_that_of_chunked_prefill(docs: TransformersEngine, length: int) -> None:
     model = tiny()

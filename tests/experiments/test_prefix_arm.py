@@ -1,5 +1,6 @@
-"""The arm `prefix`: what a prefix cache in blocks of 16 tokens reuses, in any dtype, as `estimate` says beforehand."""
+"""The arm `prefix`: what a prefix cache in blocks of 16 tokens reuses, in any dtype, as `estimate` says beforehand; results name the dtype."""
 
+import csv
 import json
 import random
 from pathlib import Path
@@ -8,8 +9,13 @@ from typing import Any
 import pytest
 
 from dejakv.experiments.estimate import estimate
+from dejakv.experiments.reports.report import make_report
+from dejakv.experiments.reports.why import in_words, why
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
+from dejakv.experiments.sweep import sweep
+from dejakv.experiments.sweep_log import sheet
+from dejakv.experiments.table import show, show_result
 
 WORDS = "river ferry town hill noon bridge rain market garden letter window harbour music stone".split()
 
@@ -66,3 +72,33 @@ def test_a_prefix_that_is_too_short_for_low_precision_is_named(log: Path) -> Non
     assert {record.reason for record in missed} <= set(result.summary["not_used"])
     exact = [row.arms["cache"].record for row in measured(log, "fp32", arms=("cache",)).rows]
     assert not any("shorter than a piece" in record.reason for record in exact)
+    assert exact[0].reason == "no stored chunk begins like this prompt"
+
+
+def test_the_dtype_stands_in_each_result(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In what a run prints, short and whole, in the page of its report, in a sweep's log and table, and where a miss is explained."""
+    given = {"model": "docs-lm", "dataset": "log", "dataset_path": str(log), "raw_prompts": True, "max_new_tokens": 1}
+    for dtype in ("bf16", "fp32"):
+        result = run(settings_from(None, {**given, "dtype": dtype, "output": str(tmp_path / dtype)}, {}))
+        for shown in (show, show_result):
+            shown(result.summary, result.rows)
+            assert f"docs-lm in {dtype}" in capsys.readouterr().out
+        make_report([tmp_path / dtype], tmp_path / f"{dtype}.html")
+        assert f"docs-lm in {dtype}" in (tmp_path / f"{dtype}.html").read_text()
+
+    specs = {"defaults": {"preset": "docs", "max_samples": 2}, "grid": {"dtype": ["bf16", "fp32"]}}
+    lines = sweep(specs, tmp_path / "sweep.csv")
+    with (tmp_path / "sweep.csv").open(newline="") as file:
+        assert [line["dtype"] for line in csv.DictReader(file)] == ["bf16", "fp32"]
+    assert [row[1] for row in sheet(lines).rows] == ["bf16", "fp32"]
+
+
+def test_a_miss_in_low_precision_is_explained(log: Path, tmp_path: Path) -> None:
+    result = measured(log, "bf16", arms=("none", "cache"), output=str(tmp_path / "run"))
+    reasons = {}
+    for row in result.rows:
+        found = why(tmp_path / "run", row.sample_id)
+        assert found.reason == row.arms["cache"].record.reason
+        reasons[found.method, bool(found.decision.found.prefix)] = "\n".join(in_words(found))
+    assert "why not more: the stored prefix is shorter than a piece of 256 tokens" in reasons["none", True]
+    assert "why not more: no stored chunk begins like this prompt" in reasons["none", False]

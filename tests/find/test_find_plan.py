@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.costs import Costs
+from dejakv.decide.guards.base import Verdict
 from dejakv.decide.levels.base import Match
 from dejakv.decide.plan import Ask, Found, Plan, choose, most_computed
 from dejakv.request import ReuseMode
@@ -47,6 +48,15 @@ def best(*given: Any, **more: Any) -> Plan:
 
 MATCH = Match("donor", "semantic_text", 0.9)
 PREFIX = (PrefixHit("other", 70), meta("other"))
+
+
+def test_a_miss_without_a_donor_says_so() -> None:
+    modes: tuple[ReuseMode, ...] = ("off", "exact", "adopt", "blend", "top_layer")
+    reasons = {mode: best(100, Found(), Ask(mode)).reason for mode in modes}
+    assert {reasons.pop(mode) for mode in ("off", "exact")} == {"no stored chunk begins like this prompt"}
+    assert set(reasons.values()) == {"no donor was found"}
+    assert best(100, Found(verdicts=(Verdict("reject", "mine", "words"),)), Ask("adopt")).reason == "mine: words"
+    assert best(100, Found(prefix=PREFIX), Ask("exact")).reason == ""
 
 
 def test_an_equal_prompt_is_exact_whatever_was_asked() -> None:

@@ -111,7 +111,7 @@ class Adopter:
             self._store.touch(donor.id)
             return donor.prompt, AdoptRecord("adopt", chosen.match.level, donor.id, chosen.match.score, "", decision)
         same = "this very prompt ran before: vLLM's prefix cache has it" if chosen.method == "exact" else ""
-        return asked.text, AdoptRecord(reason=same or chosen.reason or "no donor", decision=decision)
+        return asked.text, AdoptRecord(reason=same or chosen.reason, decision=decision)
 
 
 def _prepared(asked: AdoptRequest) -> Prepared:

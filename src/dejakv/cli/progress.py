@@ -115,5 +115,5 @@ def line_of(row: Row) -> str:
     record = row.arms[arm].record
     statuses = ", ".join(f"{name}={status}" for name, status in record.statuses.items())
     head = f"[{row.sample_id}] {record.provenance} | latency={record.latency_ms / 1e3:.3f}s"
-    unused = f" | not used: {record.reason}" if record.reason else ""
+    unused = f" | not used: {record.refused}" if record.refused else ""
     return f"{head} | answer match={row.correct(arm)} | {statuses}{unused}"

@@ -36,6 +36,9 @@ COPIED = "copied"
 COSTS = "costs"
 """How the reason begins where an approximate plan may run and an exact one takes less time."""
 
+NO_PREFIX, NO_DONOR = "no stored chunk begins like this prompt", "no donor was found"
+"""Reasons of a miss behind which nothing was refused: of exact reuse, and where any donor would do."""
+
 Away = Callable[[str, Rows], float]
 """Seconds to read rows of a chunk, by its id, from a bucket; 0 where they are on this machine (`Store.away`)."""
 
@@ -131,7 +134,7 @@ class Plan:
     method   `none`, `prefix`, `exact`, `adopt`, `blend` or `top_layer`
     donors   whose state is used, best first (more than one only for piecewise methods)
     reused   prompt tokens not computed (for piecewise methods: an estimate before the token map is known)
-    reason   why a found donor is not used, else empty
+    reason   why nothing is reused, or a found donor is not used; else empty
     kept     tokens of an exact prefix left as they are by a blend
     seconds  estimated time; None: unknown
     away     of these, the time to read donors' state from a bucket
@@ -356,6 +359,8 @@ def choose(
             reason = reason or f"{COSTS}: {', '.join(map(str, ways))}: {exact.name}"
         elif piece > 1 and (not reason or ask.method == "exact"):  # a donor that nobody asked for is no reason
             reason = _below(piece, "the prompt" if same else "the stored prefix")
+    elif not exact.donors:
+        reason = reason or (NO_PREFIX if ask.method == "exact" else NO_DONOR)
     return (replace(exact, reason=reason), *others), (*ways, *tried)
 
 

@@ -43,8 +43,8 @@ class Timings(BaseModel):
 
 
 class Origin(BaseModel):
-    """The origin of an answer's state, by its `Record`. `reason`: why found state was not used, or why the prompt ran exactly; else
-    empty."""
+    """The origin of an answer's state, by its `Record`. `reason`: why nothing was reused, found state was not used, or the prompt
+    ran exactly; else empty."""
 
     model_config = ConfigDict(from_attributes=True, populate_by_name=True)
 
@@ -61,7 +61,7 @@ class Origin(BaseModel):
 
 class Provenance(Origin):
     """The origin of an answer's state. `provenance`: `miss`, `hit (prefix)`, `hit (text:exact)`, `hit (copied)` and the like. `reason`: why
-    found state was not used, or why the prompt ran exactly; else empty. `order`: of `parts`, as it ran; empty if as given."""
+    nothing was reused, found state was not used, or the prompt ran exactly; else empty. `order`: of `parts`, as it ran; empty if as given."""
 
     provenance: str
     score: float | None

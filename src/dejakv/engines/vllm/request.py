@@ -67,7 +67,7 @@ def told(decision: Decision, instead: str = "") -> LookupResult:
     """The decision as the scheduler takes it. `instead`: why no requested blend was looked for."""
     chosen = decision.plan
     reason = instead or chosen.reason
-    exact = LookupResult(reason=reason or "no stored chunk begins like this prompt", key=decision.key)
+    exact = LookupResult(reason=reason, key=decision.key)
     if decision.found.prefix is not None:
         hit, meta = decision.found.prefix
         whole = meta.id == decision.key
