@@ -61,6 +61,17 @@ def oriented(kind: str, orientation: int) -> bytes:
     return file.getvalue()
 
 
+def turned(data: bytes, orientation: int, *, named: bool = True) -> bytes:
+    """A PNG that viewers show as `data`, with pixels that lie otherwise and the orientation in its EXIF data (not if `named` is false)."""
+    ways = Image.Transpose
+    back = {3: ways.ROTATE_180, 5: ways.TRANSPOSE, 6: ways.ROTATE_90, 8: ways.ROTATE_270}[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = BytesIO()
+    Image.open(BytesIO(data)).convert("RGB").transpose(back).save(file, "PNG", **({"exif": exif} if named else {}))
+    return file.getvalue()
+
+
 def data_url(data: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
