@@ -99,6 +99,6 @@ def test_a_miss_in_low_precision_is_explained(log: Path, tmp_path: Path) -> None
     for row in result.rows:
         found = why(tmp_path / "run", row.sample_id)
         assert found.reason == row.arms["cache"].record.reason
-        reasons[found.method, bool(found.decision.found.prefix)] = "\n".join(in_words(found))
+        reasons.setdefault((found.method, bool(found.decision.found.prefix)), "\n".join(in_words(found)))
     assert "why not more: the stored prefix is shorter than a piece of 256 tokens" in reasons["none", True]
     assert "why not more: no stored chunk begins like this prompt" in reasons["none", False]
