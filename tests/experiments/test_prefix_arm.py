@@ -95,7 +95,7 @@ def test_the_dtype_stands_in_each_result(log: Path, tmp_path: Path, capsys: pyte
 
 def test_a_miss_in_low_precision_is_explained(log: Path, tmp_path: Path) -> None:
     result = measured(log, "bf16", arms=("none", "cache"), output=str(tmp_path / "run"))
-    reasons = {}
+    reasons: dict[tuple[str, bool], str] = {}
     for row in result.rows:
         found = why(tmp_path / "run", row.sample_id)
         assert found.reason == row.arms["cache"].record.reason

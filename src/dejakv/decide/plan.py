@@ -36,7 +36,7 @@ COPIED = "copied"
 COSTS = "costs"
 """How the reason begins where an approximate plan may run and an exact one takes less time."""
 
-NO_PREFIX, NO_DONOR = "no stored chunk begins like this prompt", "no donor was found"
+NO_PREFIX, NO_DONOR = "no stored chunk begins like this prompt", "no donor"
 """Reasons of a miss behind which nothing was refused: of exact reuse, and where any donor would do."""
 
 Away = Callable[[str, Rows], float]
