@@ -1,11 +1,14 @@
 """Pictures that records name by id reach the model and the embedding hook; a missing one is counted in both."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.picture_files import turned
 
 from dejakv.engines.open import open_engine
 from dejakv.errors import ModelError
@@ -105,3 +108,19 @@ def test_a_text_model_is_asked_without_pictures_as_the_prototype_did(
     told = replace(text, cache=replace(text.cache, image_root=str(gqa / "images")))
     with pytest.raises(ModelError, match="docs-lm reads only text"):
         run(told)
+
+
+def test_pictures_are_turned_as_their_exif_data_says(gqa: Path, monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
+    monkeypatch.setenv(ROOT_VARIABLES[0], str(gqa / "images"))
+    files = {file: file.read_bytes() for file in (gqa / "images").iterdir()}
+
+    def answers(turn: Callable[[bytes], bytes]) -> list[str]:
+        for file, data in files.items():
+            file.write_bytes(turn(data))
+        rows = run(replace(settings(gqa), arms=("none",)), engine=engine).rows
+        return [row.arms["none"].text for row in rows]
+
+    upright = answers(bytes)
+    for orientation in (5, 8):
+        assert answers(partial(turned, orientation=orientation)) == upright
+        assert answers(partial(turned, orientation=orientation, named=False)) != upright
