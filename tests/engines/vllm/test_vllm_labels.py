@@ -124,10 +124,10 @@ def test_a_client_that_leaves_a_stream_ends_its_request(server):
 
 
 @pytest.mark.parametrize("unlabelled", [False, True])
-def test_an_answer_whose_label_nobody_sees_is_exact_unless_the_server_allows_it(unlabelled):
+def test_an_answer_whose_label_nobody_sees_is_exact_unless_the_server_allows_it(unlabelled, monkeypatch):
     """Without the middleware, in vLLM's own engine: a stream, a further prompt of one call, and what is neither."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import BeamSearchParams, RequestOutputKind
 
     halves = [tokens(160, seed) for seed in (1, 2)]
     prompt = [*halves[1], *halves[0], *tokens(20, 3)]
@@ -159,3 +159,14 @@ def test_an_answer_whose_label_nobody_sees_is_exact_unless_the_server_allows_it(
             assert unlabelled or "ServerMiddleware" in label["reason"]
         assert said("shown", kinds.DELTA, labelled=True)["approximate"] is True
         assert said("wrong", kinds.FINAL_ONLY, labelled="yes")["reason"].startswith("labelled 'yes' is neither")
+
+        step, labels = engine.llm.llm_engine.step, []
+
+        def noting():
+            outputs = step()
+            labels.extend((output.kv_transfer_params or {}).get("dejakv") or {} for output in outputs)
+            return outputs
+
+        monkeypatch.setattr(engine.llm.llm_engine, "step", noting)
+        engine.llm.beam_search([{"prompt_token_ids": prompt}], BeamSearchParams(beam_width=2, max_tokens=2))
+        assert labels[0].get("approximate", False) is unlabelled

@@ -320,8 +320,16 @@ def shows_label(request: Any) -> bool:
     It does not in streams (`DELTA`), for the second and later prompts of one call (`cmpl-...-1`), nor for the beams of its beam search.
     A program that steps the engine itself has the parameters in each result.
     """
-    kind = getattr(request.sampling_params, "output_kind", None)
-    return getattr(kind, "name", "DELTA") != "DELTA" and _WITHOUT_LABEL.search(request.request_id) is None
+    params = request.sampling_params
+    kind = getattr(params, "output_kind", None)
+
+    # `LLM.beam_search` numbers its steps like any request; nobody else asks for one token without a copy of the parameters
+    beam_step = getattr(params, "skip_clone", False) and params.max_tokens == 1 and bool(params.logprobs)
+    return (
+        getattr(kind, "name", "DELTA") != "DELTA"
+        and not beam_step
+        and _WITHOUT_LABEL.search(request.request_id) is None
+    )
 
 
 def sibling_of(request_id: str) -> str:
