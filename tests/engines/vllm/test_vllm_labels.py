@@ -113,14 +113,24 @@ def test_an_exact_answer_says_nothing_unless_it_is_asked(server):
     )
 
 
+def counted(server, name):
+    """Sum of a metric of vLLM's."""
+    lines = httpx.get(f"{server}/metrics", timeout=None).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+
+
 def test_a_client_that_leaves_a_stream_ends_its_request(server):
-    path, body = requested("completions", HEADS[2], max_tokens=400, ignore_eos=True, stream=True)
+    """vLLM ends a request in one of two ways: its tokens are all made, and it counts as a success, or it is aborted."""
+    limit = 400
+    before = {name: counted(server, f"vllm:{name}_total") for name in ("generation_tokens", "request_success")}
+    path, body = requested("completions", HEADS[2], max_tokens=limit, ignore_eos=True, stream=True)
     with httpx.stream("POST", f"{server}{path}", json=body, timeout=None) as answer:
         next(answer.iter_lines())
-    while "vllm:num_requests_running{" in (text := httpx.get(f"{server}/metrics", timeout=None).text):
-        line = next(line for line in text.splitlines() if line.startswith("vllm:num_requests_running{"))
-        if float(line.rsplit(" ", 1)[1]) == 0:
-            break
+    while counted(server, "vllm:num_requests_running"):
+        pass
+    after = {name: counted(server, f"vllm:{name}_total") for name in before}
+    assert 0 < after["generation_tokens"] - before["generation_tokens"] < limit
+    assert after["request_success"] == before["request_success"]
 
 
 @pytest.mark.parametrize("unlabelled", [False, True])
