@@ -12,7 +12,8 @@ from transformers.cache_utils import DynamicCache
 from dejakv.decide.costs import MASKED, Costs
 from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, plain_cache
-from dejakv.engines.transformers.prompts import image_text_ids
+from dejakv.engines.transformers.model_settings import setting, text_config, text_setting
+from dejakv.engines.transformers.prompts import image_text_ids, vision_base
 from dejakv.engines.transformers.vision import Vision, given_features
 from dejakv.errors import ModelError
 from dejakv.models.lckv.layout import layout_of
@@ -53,32 +54,24 @@ def without_adapter_wrapper(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def text_setting(model: Any, name: str) -> Any:
-    """Read a field of the language model's configuration; None for one that it does not have, or that raises when read.
-
-    A configuration may lack any field (a recurrent model has no heads), or refuse to name one value for all layers.
-    """
-    try:
-        return getattr(model.config.get_text_config(decoder=True), name, None)
-    except Exception:  # the configuration's own code, which may raise anything
-        return None
-
-
 def check_attention(model: Any) -> str:
-    """Return the attention implementation. Raises: ModelError if it cannot continue from arbitrary state."""
-    implementation = str(text_setting(model, "_attn_implementation") or model.config._attn_implementation)
-    if implementation not in ATTENTION:
+    """Return the attention implementation; empty for one that cannot be read.
+
+    Raises: ModelError if it cannot continue from arbitrary state.
+    """
+    configs = (text_config(model), model.config)
+    implementation = next(filter(None, (setting(one, "_attn_implementation") for one in configs)), "")
+    if implementation and implementation not in ATTENTION:
         raise ModelError(
             f"attention implementation {implementation!r} is not supported: load the model with "
             f"attn_implementation='sdpa' or 'eager'"
         )
-    return implementation
+    return str(implementation)
 
 
 def from_config(model: Any) -> Capabilities:
     """The capabilities that the configuration does not rule out. Raises: ModelError for a model that is no decoder."""
-    config = model.config
-    if getattr(config, "is_encoder_decoder", False):
+    if setting(model.config, "is_encoder_decoder"):
         raise ModelError(f"{type(model).__name__} is an encoder-decoder: only decoder language models are supported")
     kinds = set(text_setting(model, "layer_types") or ()) - _PLAIN_LAYERS
     reason = ""
@@ -86,6 +79,8 @@ def from_config(model: Any) -> Capabilities:
         reason = f"layers of type {', '.join(sorted(kinds))} keep a state that is no per-token KV"
     elif not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         reason = f"{type(model).__name__} does not use a dynamic KV cache"
+    elif not check_attention(model):
+        reason = "its attention implementation cannot be read from its configuration"
     return Capabilities().without("reuse", reason)
 
 
@@ -119,7 +114,7 @@ def _forgetting(model: Any, state: Tensor) -> str:
     The default cache of a model with a sliding window drops what left the window. That is the same only where the model's mask
     hides it, too, so a token behind a full window must see the same in both.
     """
-    own = DynamicCache(config=model.config.get_text_config(decoder=True))
+    own = DynamicCache(config=text_config(model))
     windows = [int(size) for layer in own.layers if (size := getattr(layer, "sliding_window", None))]
     if not windows or layout_of(model) is not None or min(windows) > _LONGEST_WINDOW:
         return ""
@@ -154,6 +149,8 @@ def _padding(model: Any, ids: torch.Tensor) -> str:
     mask[:, :4] = 0
     options = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "num_beams": 1, "pad_token_id": 0}
     options |= {"output_logits": True, "return_dict_in_generate": True}
+    base = vision_base(model)
+    remembered = getattr(base, "rope_deltas", None)
     try:
         expected, got = (
             torch.cat(type(model).generate(model, input_ids=row, attention_mask=seen, **options).logits).float()
@@ -161,6 +158,9 @@ def _padding(model: Any, ids: torch.Tensor) -> str:
         )
     except Exception as error:  # a model's own code may raise anything
         return f"a padded prompt failed: {type(error).__name__}: {error}"
+    finally:
+        if hasattr(base, "rope_deltas"):  # it is part of the epoch
+            base.rope_deltas = remembered
     reason = disagreement(expected, got, model.dtype, "logits behind padding")
     return f"its answers depend on padding ({reason})" if reason else ""
 
@@ -190,12 +190,11 @@ def _last_logits(
 
 def some_tokens(model: Any, count: int) -> torch.Tensor:
     """Token ids `[1, count]` that stand for plain text in whatever vocabulary the model has."""
-    config = model.config
     vocabulary = int(text_setting(model, "vocab_size") or model.get_input_embeddings().weight.shape[0])
     special = {
         value
         for name in ("image_token_id", "video_token_id", "audio_token_id")
-        if (value := getattr(config, name, None)) is not None
+        if (value := setting(model.config, name)) is not None
     }
     plain = [token for token in range(min(vocabulary, 4 * count + 16)) if token not in special]
     chosen = [plain[(7 * index + 3) % len(plain)] for index in range(count)]

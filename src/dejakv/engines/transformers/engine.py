@@ -51,7 +51,6 @@ from dejakv.engines.transformers.capabilities import (
     from_config,
     self_check,
     shape_of,
-    text_setting,
     without_adapter_wrapper,
 )
 from dejakv.engines.transformers.decoding import Declined, Steps, continued, may_prune, prefill_pruned, pruning_of
@@ -59,6 +58,7 @@ from dejakv.engines.transformers.generate_call import PROMPT_KEYS, Arguments, Ge
 from dejakv.engines.transformers.hidden_keys import ROWS, left_out
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache
 from dejakv.engines.transformers.loading import DTYPES, load
+from dejakv.engines.transformers.model_settings import text_setting
 from dejakv.engines.transformers.prompts import image_text_ids, positions, spans_of, text_ids, vision_base
 from dejakv.engines.transformers.top_layer import PlannedTopLayer, plan_top_layer, why_not
 from dejakv.engines.transformers.vision import Vision, given_features
@@ -491,15 +491,13 @@ class TransformersEngine(Engine):
     def untouchable(self, call: Arguments) -> str:
         """Why a call of `generate` goes to the model untouched; empty if single prompts can serve it."""
         images = self.vision is not None and self.capabilities.images
-        reason = call.why_untouched(images)
-        if not reason and self._watch.by_length and call.padded:
-            reason = "the rows of a padded batch share one rotary table"
-        if not reason and call.padded:
-            reason = self.capabilities.reasons.get("padding", "")
-        reason = reason or self._watch.momentary()
+        reason = call.why_untouched(images) or self._watch.momentary()
         if not reason and not self.capabilities.reuse:
             return self.capabilities.reasons.get("reuse", "reuse is not possible")
-        return reason
+        if reason or not call.padded:
+            return reason
+        shared = "the rows of a padded batch share one rotary table" if self._watch.by_length else ""
+        return shared or self.capabilities.reasons.get("padding", "")
 
     def requests_of(self, call: Arguments, partition: str, numbers: Iterator[int]) -> list[GenerateCall]:
         """Turn a call of `generate` into a request for each prompt, numbered by `numbers`, with its pixels.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from dejakv.engines.transformers.model_settings import setting
 from dejakv.engines.transformers.prompts import Picture
 from dejakv.identity import Span
 from dejakv.request import Media, Request
@@ -64,7 +65,7 @@ class Arguments:
     def __init__(self, arguments: Mapping[str, Any], model: Any) -> None:
         self.given = arguments
         self._configs = (arguments.get("generation_config"), model.generation_config)
-        self._context = getattr(model.config, "max_position_embeddings", None)
+        self._context = setting(model.config, "max_position_embeddings")
         ids, self.mask = arguments.get("input_ids"), arguments.get("attention_mask")
         if self.mask is None and _are_ids(ids):
             pad = self.setting("pad_token_id")

@@ -21,8 +21,10 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
     if dtype != "auto" and dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is unknown: choose auto, {', '.join(DTYPES)}")
     place = _device(device)
+    # transformers takes sdpa for itself where a model has it, and refuses the name where it has none (Mamba)
+    wanted = None if attn == "sdpa" else attn
     model, processor = load_model(
-        name, dtype=DTYPES.get(dtype, dtype), attn_implementation=attn, trust_remote_code=trust_remote_code
+        name, dtype=DTYPES.get(dtype, dtype), attn_implementation=wanted, trust_remote_code=trust_remote_code
     )
     if hasattr(processor, "image_processor"):
         return model.to(place), processor.tokenizer, processor

@@ -9,6 +9,7 @@ import torch
 from cachetools import FIFOCache, LRUCache
 from torch import Tensor
 
+from dejakv.engines.transformers.model_settings import setting
 from dejakv.errors import InputError, ModelError
 from dejakv.identity import Span
 from dejakv.pictures import decoded
@@ -122,9 +123,8 @@ def _grid(sizes: Tensor) -> tuple[int, int, int]:
 
 def image_token_of(model: Any, processor: Any) -> tuple[str, int] | None:
     """The placeholder of a picture in a prompt, and the id of the tokens of the tower's rows; None without one."""
-    config = model.config
-    token_id = getattr(config, "image_token_id", None)
-    token_id = getattr(config, "image_token_index", None) if token_id is None else token_id
+    token_id = setting(model.config, "image_token_id")
+    token_id = setting(model.config, "image_token_index") if token_id is None else token_id
     tokenizer = getattr(processor, "tokenizer", None)
     if token_id is None or tokenizer is None:
         return None
@@ -231,16 +231,17 @@ def positions(
     spans: Sequence[Span] = (),
     book: PictureBook | None = None,
 ) -> Tensor | None:
-    """Positions of the whole prompt where they are not simply 0..n-1: `[4, 1, n]` for M-RoPE (text, time, height, width).
+    """Positions of the whole prompt for a model that remembers those of its last pictures (M-RoPE): `[4, 1, n]` with pictures (text,
+    time, height, width), `[1, n]` without.
 
     They are made from the whole prompt, so that a run that starts from reused state has the positions it would have had.
     None where the model counts for itself. Raises: InputError for a picture whose size is not known.
     """
     if base is None or not hasattr(base, "get_rope_index"):
         return None
-    text = torch.arange(ids.shape[1], device=ids.device)[None, None]
+    text = torch.arange(ids.shape[1], device=ids.device)[None]
     if book is None or not spans:
-        return text.expand(4, -1, -1)
+        return text
     pictures = [book.known(span.digest) for span in spans]
     if any(picture is None or picture.grid is None for picture in pictures):
         raise InputError(
@@ -249,4 +250,4 @@ def positions(
     grids = torch.tensor([picture.grid for picture in pictures if picture is not None])
     kinds = (ids == image_token).int()
     three, _ = type(base).get_rope_index(base, ids, mm_token_type_ids=kinds, image_grid_thw=grids.to(ids.device))
-    return torch.cat([text.to(three.dtype), three])
+    return torch.cat([text[None].to(three.dtype), three])

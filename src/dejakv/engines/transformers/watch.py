@@ -20,6 +20,7 @@ from torch.utils._device import DeviceContext
 
 from dejakv.engines.transformers.contents import IGNORED, Contents, by_length, changes_with_length, left_by_runs, plain
 from dejakv.engines.transformers.kv import piece_of
+from dejakv.engines.transformers.model_settings import setting, text_config
 from dejakv.engines.transformers.weights import WeightDigest, unreadable
 from dejakv.identity import digest_of, epoch_of
 from dejakv.pictures import DECODING
@@ -220,14 +221,17 @@ class Tables:
     """
 
     def __init__(self, model: Any) -> None:
-        self._config = model.config.get_text_config(decoder=True)
+        self._config = text_config(model)
         self._modules: list[Any] = [module for module in model.modules() if changes_with_length(module)]
         self.any = bool(self._modules)
 
     def unknown(self) -> str:
         """Why it cannot be told how positions are rotated: by the length of the prompt, in code of the model's own."""
         for name in ("rope_parameters", "rope_scaling"):
-            held = getattr(self._config, name, None) or {}
+            try:
+                held = getattr(self._config, name, None) or {}
+            except Exception as error:  # the configuration's own code
+                return f"its {name} cannot be read: {type(error).__name__}: {error}"
             for given in [held, *held.values()]:
                 kind = str(given.get("rope_type") or given.get("type") or "") if isinstance(given, dict) else ""
                 if by_length(kind) and not self._modules:
@@ -243,7 +247,7 @@ class Tables:
     def continues(self, held: int, tokens: int) -> bool:
         """Whether the model continues a prompt of `tokens` tokens from `held` of them. Phi-3 computes a whole prompt anew once it passes
         the limit of its short table."""
-        limit = getattr(self._config, "original_max_position_embeddings", None) if self._modules else None
+        limit = setting(self._config, "original_max_position_embeddings") if self._modules else None
         return not limit or not held <= limit < tokens
 
     @contextmanager

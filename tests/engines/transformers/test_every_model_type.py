@@ -1,0 +1,267 @@
+"""Every causal and image-text type of transformers while attached: answers as without, in every call, and a reason where
+nothing is reused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from every_model_type import CAUSAL, IMAGE_TEXT, pixels_of, small_model
+from fastapi.testclient import TestClient
+from tests.asking import COSTS
+from tests.exactness.tiny import Numbers
+from tiny_transformers import tokenizer, vocabulary
+
+import dejakv
+from dejakv.config import SemanticCacheConfig
+from dejakv.engines.transformers import TransformersEngine
+from dejakv.errors import ModelError
+from dejakv.records import Record
+from dejakv.server.app import create_app
+from dejakv.server.settings import ServerSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+"""Types warn of their own settings, and of what they do not support."""
+
+NOT_BUILT = {
+    "causal": {
+        "blt": "no attribute 'num_hidden_layers'",  # the cache of its own generate asks for it
+        "gemma3n": "timm",
+        "gemma4_assistant": "inputs_embeds and shared_kv_states cannot be None",  # runs behind another model
+        "gemma4_unified_assistant": "inputs_embeds and shared_kv_states cannot be None",
+        "musicgen": "text_encoder",  # a model for each part, given by name
+        "musicgen_melody": "text_encoder",
+    },
+    "image-text": {
+        "blip-2": "has no attribute 'unsqueeze'",
+        "diffusion_gemma": "Unrecognized configuration class",
+        "evolla": "Unrecognized configuration class",
+        "fast_vlm": "timm",
+        "gemma3n": "timm",
+        "idefics": "Exactly 1 of pixel_values",
+        "instructblip": "pixel_values",
+        "instructblipvideo": "pixel_values",
+        "kosmos-2": "You have to specify pixel_values",
+        "mistral4": "The size of tensor a",
+        "perception_lm": "timm",
+        "pi0": "has no attribute 'generate'",
+        "pix2struct": "too many indices",
+        "pp_formulanet": "not enough values to unpack",
+        "udop": "has to be defined for encoder-decoder generation",
+        "vision-encoder-decoder": "cannot be instantiated",
+    },
+}
+"""Types that cannot be built small, or that generate nothing from token ids, and what they say. One that can be built fails here."""
+REFUSED = {"causal": "", "image-text": "florence2 t5gemma2"}
+"""Encoder-decoders, which `attach` refuses."""
+IN_FULL = {
+    "causal": {
+        "keep a state that is no per-token KV": "axk2 bamba deepseek_v32 deepseek_v4 falcon_h1 falcon_mamba glm_moe_dsa "
+        "granitemoehybrid hy_v4 inkling_text jamba kimi_linear lfm2_moe mamba mamba2 minimax nemotron_h olmo_hybrid qwen3_5 "
+        "qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text zamba zamba2 zaya",
+        "its layers differ in shape": "axk1 deepseek_v2 deepseek_v3 gemma4 gemma4_text gemma4_unified gemma4_unified_text "
+        "glm4_moe_lite longcat_flash mimo_v2_flash minicpm3 openai-gpt recurrent_gemma xlm youtu",
+        "does not use a dynamic KV cache": "reformer rwkv xlnet xlstm",
+        "logits from reused state differ": "cpmant",
+        "which its own cache forgets and no mask hides": "moshi",
+        "`use_cache` is only supported for": "prophetnet",
+        "use_cache is off": "mpt",
+    },
+    "image-text": {
+        "keep a state that is no per-token KV": "inkling_mm_model minicpmv4_6 minicpmv4_7 nemotron_h_omni qwen3_5 "
+        "qwen3_5_moe qwen4_exp",
+        "its layers differ in shape": "gemma4 gemma4_unified kimi_k25",
+        "logits from reused state differ": "paligemma",
+        "pictures for a model whose pictures are not supported": "blip",
+    },
+}
+"""Types of which nothing is reused, by the reason. Every other type hits."""
+PADDED = {
+    "causal": "bart bigbird_pegasus blenderbot blenderbot-small git marian mbart mvp pegasus plbart trocr whisper",
+    "image-text": "git kosmos-2.5",
+}
+"""Types whose padded batches go to the model: its answers depend on padding."""
+
+LEFT_OUT = {("image-text", "glm5_next")}
+"""One call of its `generate` takes five seconds."""
+ALWAYS = frozenset(
+    "bart bloom cohere2 cosmos3_edge cpmant deepseek_v3 falcon gemma2 gemma4 git gpt2 gpt_neo gpt_oss jamba kosmos-2.5 llama "
+    "llama4 llava mamba mistral mllama moshi mpt opt phi3 prophetnet qwen2_5_vl qwen3_next reformer whisper".split()
+)
+"""A type of each kind of attention and cache; the others are slow."""
+KINDS = [
+    pytest.param(auto, kind, marks=() if kind in ALWAYS else pytest.mark.slow)
+    for auto, kinds in (("causal", CAUSAL), ("image-text", IMAGE_TEXT))
+    for kind in kinds
+    if (auto, kind) not in LEFT_OUT
+]
+
+
+def prompts() -> list[dict[str, torch.Tensor]]:
+    """A prompt, a longer one that begins with it, and both as a left-padded batch."""
+    generator = torch.Generator().manual_seed(1)
+    long = torch.randint(5, 90, (1, 29), generator=generator)
+    short = long[:, :20]
+    mask = (torch.arange(29)[None] >= torch.tensor([[0], [9]])).long()
+    batch = torch.cat([long, torch.nn.functional.pad(short, (9, 0))])
+    plain = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in (short, long)]
+    return [*plain, {"input_ids": batch, "attention_mask": mask}]
+
+
+def ask(model: Any, kind: str, image_text: bool, prompt: dict[str, torch.Tensor]) -> torch.Tensor:
+    pixels = pixels_of(kind) if image_text else {}
+    return model.generate(**prompt, **pixels, max_new_tokens=3, do_sample=False)
+
+
+class Asked:
+    """A type's answers to each prompt twice: whether they are the model's own, and the records of each prompt."""
+
+    def __init__(self, model: Any, kind: str, image_text: bool = False) -> None:
+        self.records: list[list[Record]] = []
+        expected = [ask(model, kind, image_text, prompt) for prompt in prompts()]
+        told: list[Record] = []
+        config = SemanticCacheConfig(semantic_text=False, costs=COSTS)
+        with dejakv.attach(model, Numbers(), config, on_record=told.append) as cache:
+            for prompt, tokens in zip(prompts(), expected, strict=True):
+                for _ in ("miss", "hit"):
+                    assert torch.equal(ask(model, kind, image_text, prompt), tokens)
+                    cache.flush()
+                self.records.append(told.copy())
+                told.clear()
+
+    def methods(self) -> list[list[str]]:
+        return [[record.method for record in records] for records in self.records]
+
+    def reasons(self) -> list[str]:
+        """Of each prompt, asked for the second time."""
+        return [records[-1].reason for records in self.records]
+
+
+def expected(kind: str, auto: str) -> tuple[str, bool]:
+    """Why nothing of a type is reused, and whether its padded batches go to the model."""
+    reason = next((reason for reason, kinds in IN_FULL[auto].items() if kind in kinds.split()), "")
+    return reason, kind in PADDED[auto].split()
+
+
+@pytest.mark.parametrize(("auto", "kind"), KINDS)
+def test_a_type_answers_as_without(auto: str, kind: str) -> None:
+    image_text = auto == "image-text"
+    if cause := NOT_BUILT[auto].get(kind):
+        with pytest.raises(Exception, match=cause):
+            ask(small_model(kind, image_text), kind, image_text, prompts()[0])
+        return
+    model = small_model(kind, image_text)
+    if kind in REFUSED[auto].split():
+        with pytest.raises(ModelError, match="encoder-decoder"), dejakv.attach(model, Numbers()):
+            pass
+        return
+    asked = Asked(model, kind, image_text)
+    reason, padded = expected(kind, auto)
+    if reason:
+        assert asked.methods() == [["none"] * 2] * 3
+        assert all(reason in said for said in asked.reasons())
+    elif padded:
+        assert asked.methods() == [["none", "exact"], ["prefix", "exact"], ["none"] * 2]
+        assert "padding" in asked.reasons()[2]
+    else:
+        assert asked.methods() == [["none", "exact"], ["prefix", "exact"], ["exact"] * 4]
+
+
+def test_the_lists_name_types_of_this_release() -> None:
+    known = {"causal": set(CAUSAL), "image-text": set(IMAGE_TEXT)}
+    for auto, kinds in known.items():
+        listed = [*NOT_BUILT[auto], *REFUSED[auto].split(), *PADDED[auto].split()]
+        listed += [kind for names in IN_FULL[auto].values() for kind in names.split()]
+        assert set(listed) <= kinds
+        assert len(listed) == len(set(listed))
+        assert len(listed) < len(kinds) / 2, "most types are reused"
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("mamba", "layers of type linear_attention keep a state that is no per-token KV"),
+        ("mamba2", "layers of type linear_attention keep a state that is no per-token KV"),
+        ("falcon_mamba", "layers of type linear_attention keep a state that is no per-token KV"),
+        ("rwkv", "RwkvForCausalLM does not use a dynamic KV cache"),
+        ("gemma4", "its layers differ in shape, so no single tensor holds its KV"),
+        (
+            "prophetnet",
+            "AssertionError: At the moment `use_cache` is only supported for `decoder_input_ids` of length 1",
+        ),
+        ("moshi", "answers beyond its window, which its own cache forgets and no mask hides, differ by"),
+    ],
+)
+def test_the_reason_stands_in_the_record_of_every_call(kind: str, says: str) -> None:
+    assert all(says in reason for reason in Asked(small_model(kind, False), kind).reasons())
+
+
+@pytest.mark.parametrize("kind", ["pegasus", "whisper", "git"])
+def test_padded_batches_of_a_model_whose_answers_depend_on_padding_go_to_it(kind: str) -> None:
+    asked = Asked(small_model(kind, False), kind)
+    assert asked.methods()[:2] == [["none", "exact"], ["prefix", "exact"]]
+    assert asked.reasons()[2].startswith("its answers depend on padding (")
+
+
+def raising(model: Any, field: str) -> Any:
+    """The model with a configuration that refuses to name one field, as Gemma 4's does where layers differ."""
+    plain = type(model.config)
+
+    def read(config: Any, name: str) -> Any:
+        if name == field:
+            raise ValueError(f"{field} may vary across layers")
+        return plain.__getattribute__(config, name)
+
+    members = {"__getattribute__": read, "__module__": plain.__module__}
+    model.config.__class__ = type(plain.__name__, (plain,), members)
+    return model
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "image_token_id", "intermediate_size"])
+def test_a_field_that_raises_when_it_is_read_costs_nothing_where_nothing_needs_it(field: str) -> None:
+    asked = Asked(raising(small_model("llama", False), field), "llama")
+    assert asked.methods() == [["none", "exact"], ["prefix", "exact"], ["exact"] * 4]
+
+
+def test_a_field_that_raises_is_the_reason_where_it_is_needed() -> None:
+    asked = Asked(raising(small_model("llama", False), "rope_scaling"), "llama")
+    assert set(asked.reasons()) == {"its rope_scaling cannot be read: ValueError: rope_scaling may vary across layers"}
+
+
+@pytest.fixture
+def mamba(tmp_path: Path) -> str:
+    """A folder with a small Mamba and a tokenizer."""
+    model = small_model("mamba", False, vocab_size=vocabulary())
+    model.generation_config.update(pad_token_id=1, eos_token_id=1, bos_token_id=0)
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_a_server_answers_with_a_mamba_and_says_why_it_reuses_nothing(mamba: str) -> None:
+    engine = TransformersEngine.from_pretrained(mamba)
+    with TestClient(create_app(ServerSettings(max_new_tokens=4, costs=COSTS), engine)) as client:
+        answers = [client.post("/v1/generate", json={"prompt": "the red ball is on the mat"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    first, second = (answer.json() for answer in answers)
+    assert first["text"] == second["text"]
+    assert not second["cache_hit"]
+    assert "no per-token KV" in second["reason"]
+
+
+def test_a_run_answers_with_a_mamba(mamba: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"where is the ball {n} ?"}) + "\n" for n in range(3)))
+    arguments = ["run", "--model", mamba, "--dataset", "jsonl", "--dataset-path", str(data), "--arms", "none,cache"]
+    done = subprocess.run(
+        [sys.executable, "-m", "dejakv", *arguments, "--max-new-tokens", "2", "--output", str(out)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no per-token KV" in done.stdout + done.stderr
+    assert json.loads((out / "summary.json").read_text())["samples"] == 3
