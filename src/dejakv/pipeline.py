@@ -65,6 +65,8 @@ class Pipeline:
             decision = cache.decide(prepared, self.engine)
             waited = time.perf_counter() - began
             plan, ran = self.run_plans(prepared, decision.plans, on_token)
+            if plan.method == "none" and not plan.reason:
+                plan = replace(plan, reason=self.engine.no_reuse)
             stored = cache.keep(prepared, decision, plan, ran)
             if self.promotes and plan.approximate and plan.answer is None and not cache.config.quantizes:
                 cache.queue.promote(decision)

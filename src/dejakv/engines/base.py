@@ -158,6 +158,7 @@ class Engine:
     ==================  ==========================================================================================
     `epoch`             read before each lookup: fingerprint of weights, tokenizer, processor, dtype and KV layout.
                         Empty: the model is unidentified (`unidentified` says why); no lookup, no storage
+    `no_reuse`          why the engine reuses no state of this model; empty if it does
     `prepare`           tokenizes a request
     `costs`             costs of rows, bytes and blends, to choose a plan
     `run`               called with plans, best first, until one returns a `Completion`
@@ -180,6 +181,7 @@ class Engine:
     generation: str = ""
     epoch: str = ""
     unidentified: str = ""
+    no_reuse: str = ""
     piece: int = 1
     context: int = 1 << 20
     most_donors: int | None = None

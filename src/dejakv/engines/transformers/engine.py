@@ -445,6 +445,11 @@ class TransformersEngine(Engine):
         """Why the epoch is empty; else empty."""
         return self._watch.reason
 
+    @property
+    def no_reuse(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """See `Engine`."""
+        return "" if self.capabilities.reuse else self.capabilities.reasons.get("reuse", "reuse is not possible")
+
     def weights_changed(self) -> str:
         """Fingerprint the whole model again and return the epoch; call it after changes that the check before a run may see late."""
         with self._lock:
@@ -492,8 +497,7 @@ class TransformersEngine(Engine):
         """Why a call of `generate` goes to the model untouched; empty if single prompts can serve it."""
         images = self.vision is not None and self.capabilities.images
         reason = call.why_untouched(images) or self._watch.momentary()
-        if not reason and not self.capabilities.reuse:
-            return self.capabilities.reasons.get("reuse", "reuse is not possible")
+        reason = reason or self.no_reuse
         if reason or not call.padded:
             return reason
         shared = "the rows of a padded batch share one rotary table" if self._watch.by_length else ""
