@@ -68,6 +68,7 @@ def attach(
             DeprecationWarning,
             stacklevel=3,
         )
+    # The object's own attributes: its class is shared with other models.
     own = cast(dict[str, Any], vars(model))
     if "generate" in own:
         raise ConfigError("this model is attached already, or its generate was replaced: leave the other `with` first")
@@ -82,17 +83,21 @@ def attach(
         raise ConfigError(
             "answers=keep returns texts, and generate of an attached model returns more: use Pipeline or `dejakv serve`, or leave it out"
         )
+
     check_partition(partition)
     wrapper, model = model, getattr(model, "_orig_mod", model)  # what `torch.compile` wraps is what generates
     processor = processor_or_tokenizer if hasattr(processor_or_tokenizer, "image_processor") else None
     tokenizer = processor.tokenizer if processor is not None else processor_or_tokenizer
     original, registry = model.generate, encoder_cache
+
     with ExitStack() as ours:
         if registry is None and settings.encoder_bytes and (registry := encoder_registry(settings)) is not None:
             ours.callback(registry.close)
+
         engine = TransformersEngine(model, tokenizer, processor, encoder_cache=registry)
         used = cache if cache is not None else ours.enter_context(closing(build_cache(settings, engine)))
         own["generate"] = _Generate(original, Pipeline(engine, used), engine, partition, on_record)
+        # At once, so that an error further down restores it too.
         ours.callback(own.pop, "generate")
         # `copy`, `pickle` and `torch.save` ask the object itself for its state: what they make is not attached.
         own["__getstate__"] = partial(_state_alone, wrapper.__getstate__)
@@ -121,6 +126,7 @@ class _Generate:
 
     def __call__(self, inputs: Any = None, *args: Any, **arguments: Any) -> Any:
         """Return the result of the model's own `generate`."""
+        # Reentrant: a model's `generate` may call itself.
         with self._calls, torch.no_grad():
             if args:
                 return self._untouched("positional arguments", inputs, *args, **arguments)
@@ -128,6 +134,7 @@ class _Generate:
                 return self._untouched("token ids are given twice", inputs, **arguments)
             if inputs is not None:
                 arguments["input_ids"] = inputs
+
             call = Arguments(arguments, self._engine.model)
             reason = self._off() or self._engine.untouchable(call)
             if reason:
@@ -136,6 +143,7 @@ class _Generate:
                 requests = self._engine.requests_of(call, self._partition, self._numbers)
             except (ValueError, InputError) as error:
                 return self._untouched(str(error), **arguments)
+
             outputs = [self._answer(request) for request in requests]
             if len(outputs) == 1 and not call.padded:
                 return outputs[0]

@@ -43,8 +43,10 @@ def build_cache(
     levels, guards  of the caller, asked before those of the config; a guard takes the place of the config's guard of its name
     """
     used = [*levels, *build_levels(config, engine)]
+    # The caller's guard of a name stands in for the config's.
     names = {guard.name for guard in guards}
     others = [guard for guard in build_guards(config, used) if guard.name not in names]
+
     embed, hook_fingerprint = build_hook(config, engine)
     return HierarchicalCache(
         store if store is not None else store_of(config),
@@ -62,6 +64,7 @@ def build_cache(
 def check_config(config: SemanticCacheConfig) -> None:
     """Check names and layers as `build_cache` does, before a model is loaded. Raises: ConfigError."""
     if config.embedding_layers:
+        # Made and dropped: its constructor has the checks.
         EmbeddingCache(config.embedding_layers, config.embedding_match, index=config.index)
         check_hook(config.embedding_hook, config)
     for dotted, what in (
@@ -102,6 +105,7 @@ def build_gate(config: SemanticCacheConfig) -> Gate | None:
 def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:
     """Levels in order of cost: exact text, latent, semantic text, then the user's own."""
     levels: list[Level] = []
+    # The cheapest first: the finder stops at the first level with an accepted donor.
     if config.exact_text:
         levels.append(ExactTextCache())
     if config.embedding_layers:
@@ -112,6 +116,7 @@ def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:
         encoder = text_encoder(config.index_encoder, embed=embed, fingerprint=epoch, threads=threads)
         window = config.chunk_window
         levels.append(SemanticTextCache(encoder, config.similarity_threshold, window, index=config.index))
+
     levels += [
         made_by(dotted, "levels (--level)", ("name", "status_names", "search", "add", "remove"), config)
         for dotted in config.levels
@@ -153,10 +158,12 @@ def build_guards(config: SemanticCacheConfig, levels: list[Level]) -> list[Guard
     guards: list[Guard] = [
         ThresholdGuard(thresholds, default=-1.0 if config.levels else None),  # own levels vouch themselves
     ]
+
     if config.media == "exact":
         guards.append(MediaGuard())
     elif config.media == "similar":
         guards.append(MediaGuard(thresholds["embedding:vision"]))
+
     guards.append(ContextGuard())
     if config.lexical_guard:
         guards.append(LexicalGuard())

@@ -64,6 +64,7 @@ class HierarchicalCache:
         self.off = switched_off()
         if self.off:
             log.warning("%s: nothing is reused or stored", self.off)
+
         self.finder = Finder(
             store,
             levels,
@@ -73,16 +74,19 @@ class HierarchicalCache:
             embedder=embedder,
             background=background,
         )
+
         self.config = self.finder.config
         self.gate = gate
         self.queue = SettlingQueue(gate, differs_of(self.config.differs) if gate is not None else None)
         self.fusion = fusion
         self.observers: list[Observer] = [*([fusion] if fusion is not None else [])]
         if gate is not None:
+            # Before fusion states, which act on the plan that is left.
             self.observers.insert(0, ErrorBound(gate, self.config, self.queue))
         if self.config.certificate is not None:
             self.observers.insert(0, Certified(self.config))
         self._served: WeakSet[Engine] = WeakSet()
+        # Before the filling: what leaves meanwhile must not stay in an index.
         self.store.on_evict(self.finder.remove)
         self.store.on_arrival(self._found)
         self.finder.fill()
@@ -129,6 +133,7 @@ class HierarchicalCache:
             return False
         for observer in self.observers:
             observer.answered(prepared, decision, plan, ran)
+
         if decision.ask.no_store or plan.method == "exact":
             return False
         if plan.approximate:
@@ -160,6 +165,7 @@ class HierarchicalCache:
         def complete(meta: ChunkMeta) -> ChunkMeta | None:
             if removed():
                 return None
+            # In the worker's thread: embedding costs no answer any time.
             return meta if asked else replace(meta, vectors=dict(self.finder.vectors(query)))
 
         return not removed() and self._submit(entry, ran.capture, complete, ran.shared, levels=asked)
@@ -178,6 +184,7 @@ class HierarchicalCache:
         submitted = self.store.submit(
             meta, capture, complete=complete, after=after, at_once=at_once, background=background
         )
+        # Already now: the next request may be the same prompt.
         if submitted:
             self.finder.add(meta, levels=levels)
         return submitted
@@ -212,6 +219,7 @@ class HierarchicalCache:
         """
         if rows.generation > self.config.max_generation:
             return []
+
         donors = [meta for meta in map(self.store.meta, rows.donors) if meta is not None]
         lives = (ttl, self.config.lifetime(self.config.ttl_rows), *(remaining(meta, now()) for meta in donors))
         kind = INT8 if self.config.quantizes else ROWS
@@ -274,6 +282,7 @@ class HierarchicalCache:
         """
         check_scope(selection.partition)
         if not dry_run:
+            # First: from here on nothing begun in idle time is stored.
             self.queue.removing(selection.partition)
         self.store.flush()
         purged = self.store.purge(selection, dry_run=dry_run)
@@ -281,7 +290,9 @@ class HierarchicalCache:
             self.queue.clear(selection.partition)
             self.store.flush()  # what was being written from an entry as it was removed
             if purged.ids:
+                # By id: what was made from a purged entry meanwhile names it as a donor.
                 purged += self.store.purge(Selection(selection.partition, donors=tuple(purged.ids)))
+
         if self.fusion is not None:
             purged += self.fusion.store.purge(selection.of_others(purged), dry_run=dry_run)
         return purged
@@ -298,9 +309,11 @@ class HierarchicalCache:
 
     def close(self) -> None:
         """Finish the saves and close the store. Waiting labels are lost."""
+        # Before the gate, which is told of the waiting labels that are lost.
         self.queue.close()
         if self.gate is not None:
             self.gate.close()
+        # Its thread reads the store, which is closed next.
         self.finder.stop()
         self.store.close()
         if self.fusion is not None:

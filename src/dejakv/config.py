@@ -80,12 +80,14 @@ def take_former(settings: object, value: str | None, former: str = "cache_dir") 
     if value is not None:
         if getattr(settings, "store", None) is not None:
             raise ConfigError(f"{former} is the former name of store: give store alone")
+        # The class is frozen, and this is part of its construction.
         object.__setattr__(settings, "store", value)
 
 
 def check_bucket(store: str | None, **settings: object) -> None:
     """Refuse settings of a bucket for a store elsewhere. Raises: ConfigError"""
     for name, value in settings.items():
+        # Refused rather than ignored: who gives it expects it to have an effect.
         if value is not None and not (store and in_bucket(store)):
             raise ConfigError(f"{name}={shown(value)} is of a bucket, and store={shown(store)} is none: leave it out")
 
@@ -284,6 +286,7 @@ class KeepSettings(BudgetSettings):
         """Folder on this machine for files beside the store; None: the store is in memory, or in a bucket without `disk_dir`."""
         if self.store is None or is_memory(self.store):
             return None
+        # SQLite files cannot stand in a bucket.
         return self.disk_dir if in_bucket(self.store) else self.store
 
     @property
@@ -294,6 +297,7 @@ class KeepSettings(BudgetSettings):
 
     def lifetime(self, own: float | None) -> float:
         """Limit of a class of entries, by default `ttl`."""
+        # None and not falsy: 0 is a value of its own, no limit.
         return self.ttl if own is None else own
 
 
@@ -307,14 +311,17 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
     """
 
     def __post_init__(self, cache_dir: str | None) -> None:
+        # Before the checks: a former name may give the value that is checked.
         take_former(self, cache_dir)
         check_fields(self)
         check_bucket(self.store, disk_dir=self.disk_dir, feed=self.feed, compress=self.compress or None)
         if self.enable_fusion_cache is None:
             object.__setattr__(self, "enable_fusion_cache", bool(self.fusion_cache_dir or self.fusion_provider))
+        # Semantic text costs an encoder: only methods that take similar prompts get it unasked.
         if self.semantic_text is None:
             needed = self.reuse in ("adopt", "top_layer") or (self.reuse == "blend" and not self.copied_text)
             object.__setattr__(self, "semantic_text", needed or self.index_encoder != DEFAULT_ENCODER)
+
         self._check_reuse()
         if self.quantizes:
             self._check_quantization()
@@ -349,6 +356,7 @@ class SemanticCacheConfig(FindSettings, ReuseSettings, KeepSettings, TrustSettin
                     f"kv_quantization={self.kv_quantization} keeps donors of blends alone, found by copied text, and "
                     f"{name}={getattr(self, name)}: set {name} to {value}, or leave kv_quantization out"
                 )
+
         if not self.max_generation:
             raise ConfigError(
                 f"kv_quantization={self.kv_quantization} keeps state of generation 1 and more, and max_generation=0 allows none: leave one of "

@@ -70,6 +70,7 @@ def command(arguments: str) -> str:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed, on a device or on the host, by PyTorch's or the system's message."""
+    # By words too: devices and allocators raise plain RuntimeErrors.
     words = ("out of memory", "allocate memory", "not enough memory")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 

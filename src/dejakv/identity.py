@@ -92,14 +92,17 @@ def common_prefix(
 ) -> int:
     """How many leading tokens two prompts share, media digests included: it ends where a span differs."""
     limit = min(len(left), len(right))
+    # Media first: their tokens are equal placeholders, whatever the picture shows.
     for one, other in zip(left_spans, right_spans, strict=False):
         if one != other:
             limit = min(limit, one.start, other.start)
             break
     else:
+        # One prompt has media where the other has text that only looks like placeholders.
         extra = left_spans[len(right_spans) :] or right_spans[len(left_spans) :]
         if extra:
             limit = min(limit, extra[0].start)
+
     for position in range(limit):
         if left[position] != right[position]:
             return position
@@ -114,6 +117,7 @@ def encoded(part: object) -> bytes:
         raise InputError(
             f"a key is made of text, not of a {type(part).__name__}: pass a partition and an epoch as strings"
         )
+
     try:
         return part.encode()
     except UnicodeEncodeError as error:
@@ -124,6 +128,7 @@ def encoded(part: object) -> bytes:
 
 def _token_bytes(token_ids: Sequence[int]) -> bytes:
     try:
+        # `array` refuses numbers out of range, which would make two prompts one.
         return array("I", token_ids).tobytes()
     except (TypeError, OverflowError) as error:
         raise InputError(

@@ -69,6 +69,7 @@ class Settler:
         Skips prompts with stored exact state or of another model. A failure is counted and logged, and its prompt dropped.
         """
         cache = self._cache
+        # Before the prompt is taken: a purge from here on keeps its state from being stored.
         begun = cache.queue.mark()
         while (waiting := cache.queue.take_promotion()) is not None:
             if cache.store.meta(waiting.key) is None and waiting.epoch == self._engine.epoch:
@@ -82,6 +83,7 @@ class Settler:
                     logger.exception("a prompt could not be computed in idle time")
                 cache.finder.counts.promotion(request.partition, done)
                 return True
+
         return False
 
     def label_one(self) -> bool:
@@ -95,6 +97,7 @@ class Settler:
         label = queue.take_label()
         if label is None:
             return False
+
         tried: dict[str, float] = {}
         try:
             wrong = self._judged(label, tried, begun)
@@ -109,6 +112,7 @@ class Settler:
         except BaseException:  # the process is being ended
             queue.learn(label, True)
             raise
+
         queue.learn(label, wrong, tried)
         return True
 
@@ -124,6 +128,7 @@ class Settler:
         at_hand = all(cache.store.meta(donor.id) is not None for donor in trial.plan.donors)
         if label.epoch != self._engine.epoch or (reused is None and not at_hand):
             raise _Unlabelled  # a plan without some of its donors is another plan
+
         until = self._clock() + SECONDS
         partition = label.request.partition
 
@@ -153,9 +158,11 @@ class Settler:
                 engine = self._engine.apart(prefix[0].tokens if prefix is not None else 0)
                 plan = replace(trial.plan, accept=look)
                 ran = engine.run(prepared, plan, cache.store, on_token=go_on)
+                # The engine declined the plan, so that there is no approximate answer to judge.
                 if not isinstance(ran, Completion) or ran.exactly:
                     raise _Unlabelled
                 reused = seen(ran)
+        # Once more: the last run may have ended without another token.
         go_on(0, "")
         return differs.wrong(label.request, full, reused)
 

@@ -141,8 +141,10 @@ class RequestTotals:
     def __init__(self) -> None:
         self._registry = made = CollectorRegistry()
         self._served = Counter("dejakv_requests", "Requests by what was reused.", ["method", "level"], registry=made)
+        # Begun with 0: a series that first appears with an event has no increase to see.
         for method, level in (("none", ""), ("prefix", "prefix"), ("exact", "exact_text")):
             self._served.labels(method, level)
+
         self._sums = {
             name: Counter(f"dejakv_{exported}", about, registry=made) for name, (exported, about) in TOKENS.items()
         }
@@ -157,11 +159,13 @@ class RequestTotals:
         for name, total in self._sums.items():
             total.inc(getattr(record, name))
         for name, seconds in self._times.items():
+            # Records have milliseconds, Prometheus wants base units.
             seconds.observe(getattr(record, name) / 1000)
 
     def metrics(self) -> Iterator[Metric]:
         """The sums as Prometheus metrics."""
         for metric in self._registry.collect():
+            # The client adds one for each series, and nobody reads when a counter began.
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
 
@@ -212,6 +216,7 @@ class CacheCollector(Collector):
                     values = dict.fromkeys(known, 0) | getattr(stats, name)
                     counts = {(value,): count for value, count in values.items()}
                     yield _by(CounterMetricFamily, exported, about, (label,), counts)
+
         if self._stores:
             yield from _store_metrics({name: stats() for name, stats in self._stores.items()})
         if self._requests is not None:

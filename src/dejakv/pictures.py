@@ -45,6 +45,7 @@ def checked(data: bytes, name: str) -> tuple[Media, int]:
     with _opened(data, name) as image:
         pixels = max(image.width * image.height, _work(image, data))
         try:
+            # Checksums alone; a damaged picture is refused before a request waits in the queue.
             image.verify()
         except Exception as error:  # a damaged file makes Pillow raise almost anything
             raise _unreadable(name, error) from error
@@ -59,6 +60,7 @@ def decoded(media: Media) -> "Image":
     name = media.name or f"picture {media.digest[:12]}"
     if media.modality != "image":
         raise InputError(f"{name}: {media.modality} is not supported here, give pictures (PNG, JPEG or WebP)")
+
     with _opened(media.data, name) as image:
         if (ask := before_decoding.get()) is not None:
             ask()
@@ -76,6 +78,7 @@ def _opened(data: bytes, name: str) -> Any:
         image = Image.open(BytesIO(data), formats=FORMATS)
     except Exception as error:
         raise _unreadable(name, error) from error
+    # Pillow reads the header alone until pixels are asked for.
     problem = _problem(image, data)
     if problem:
         image.close()
@@ -93,6 +96,7 @@ def _problem(image: Any, data: bytes) -> str:
         return f"{size} the longer side shorter than {MAX_SIDE:,} pixels"
     if max(width, height) > MAX_RATIO * min(width, height):
         return f"{size} the longer side at most {MAX_RATIO} times the shorter one"
+
     animated = image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False)
     if animated:
         return "is animated: give one frame as a picture"
@@ -125,6 +129,7 @@ def _scans(data: bytes) -> tuple[int, str]:
     """The scans of a JPEG up to its end, and what is wrong with them; nothing is decoded. Each scan passes over all pixels, however few bytes
     it has, and arithmetic coding makes pixels out of no bytes at all."""
     scans, place = 0, 0
+    # Bounded: a crafted file can have a marker in every few bytes.
     for _ in range(MAX_SEGMENTS):
         marker = _MARKER.search(data, place)
         kind = data[marker.end() - 1] if marker else _END
@@ -135,6 +140,7 @@ def _scans(data: bytes) -> tuple[int, str]:
         scans += kind == _SCAN
         alone = kind == 0xD8  # the beginning of the picture has no length
         place = marker.end() + (0 if alone else int.from_bytes(data[marker.end() : marker.end() + 2]))
+
     return scans, f"has more than {MAX_SEGMENTS:,} segments"
 
 

@@ -52,6 +52,7 @@ class Pipeline:
                     return self._answer(self._prepared(request), began, on_token)
                 except ModelChangedError:  # nothing was computed; a changed processor counts otherwise
                     continue
+            # An empty epoch uses no state: a model that changes all the time is still answered.
             return self._answer(replace(self.engine.prepare(request), epoch=""), began, on_token)
 
     def _answer(self, prepared: Prepared, began: float, on_token: OnToken | None) -> Answer:
@@ -70,6 +71,7 @@ class Pipeline:
             stored = cache.keep(prepared, decision, plan, ran)
             if self.promotes and plan.approximate and plan.answer is None and not cache.config.quantizes:
                 cache.queue.promote(decision)
+
         record = Record.of(prepared, decision, plan, ran, waited, stored)
         cached = plan.donors[0].answer if plan.match is not None else None
         return Answer(ran.text, ran.token_ids, record, cached, ran, decision)
@@ -84,6 +86,7 @@ class Pipeline:
         """
         store, reason, began = self.cache.store if self.cache is not None else None, "", time.perf_counter()
         for plan in plans:
+            # What refused plans took is time that the caller waited for.
             waited = time.perf_counter() - began
             if (kept := plan.answer) is not None:
                 if on_token is not None and kept.token_ids:
@@ -93,6 +96,7 @@ class Pipeline:
                     kept.text, kept.token_ids, tokens, 0, arithmetic=kept.arithmetic, bitwise=kept.bitwise
                 )
             ran = self.engine.run(prepared, plan, store, on_token=on_token)
+
             if isinstance(ran, Completion):
                 ran = replace(ran, ttft_s=waited + ran.ttft_s, latency_s=waited + ran.latency_s)
                 if ran.exactly:  # vLLM's connector finds out by itself that a blend is not worth it
@@ -100,6 +104,7 @@ class Pipeline:
                     plan, reason = FULL if full else next(each for each in plans if not each.approximate), ran.exactly
                 return replace(plan, reason=reason) if reason else plan, ran
             reason = reason or ran.reason
+
         raise ModelError(
             f"the engine {self.engine.name} refused every plan ({reason}): full computation must not be refused"
         )
@@ -111,8 +116,10 @@ class Pipeline:
         if order is not None and order.changed and cache is not None:
             held, given = (reusable(tokens, order.tokens, engine.piece) for tokens in (order.held, order.given))
             costs = cache.costs(engine)
+            # Another order may change the answer: only where it makes the prompt faster.
             if costs is None or costs.prefix_saves(held, given, order.tokens):
                 places, request = order.order, order.of(request)
+
         prepared = engine.prepare(request)
         epoch = (prepared.epoch or engine.epoch) if cache is not None else ""
         return replace(prepared, epoch=epoch, order=places, order_s=order.seconds if order is not None else 0.0)
@@ -165,7 +172,9 @@ class Pipeline:
         Waits for work in idle time, which is not stored; a label ends at its next token. Raises: StoreError.
         """
         if self.cache is not None and not dry_run:
+            # Before waiting for the lock: it has the running label end at its next token.
             self.cache.queue.removing(selection.partition)
+
         with self._settling:
             purged = self.cache.purge(selection, dry_run=dry_run) if self.cache is not None else Purged()
             registry = self.engine.encoder_cache

@@ -14,6 +14,7 @@ LONGEST_REASON = 200
 
 def short(reason: str) -> str:
     """A reason as it leaves the process: on one line, of at most `LONGEST_REASON` characters."""
+    # One line, so that no reason can forge a second record in a log.
     line = " ".join(reason.split())
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."
 
@@ -84,10 +85,13 @@ class Record:
         tokens, match = len(prepared.token_ids), plan.match  # this prompt's own, also where a donor's ran in its place
         if plan.method == "none" and ran.computed_tokens < ran.prompt_tokens:
             plan = replace(plan, method="prefix")  # the engine holds prefixes itself
+
         prefix = plan.method == "prefix"
         statuses = settled(decision.statuses, plan) if decision else {}
+        # No provider read fusion modules: then the status tells of encoder outputs.
         if statuses.get("fusion") == "skip":
             statuses["fusion"] = _encoder_status(prepared, ran)
+
         return cls(
             request_id=prepared.request.id,
             key=decision.key if decision else "",
@@ -121,6 +125,7 @@ class Record:
 def _encoder_status(prepared: Prepared, ran: Completion) -> Status:
     """Encoder outputs are `skip` where none were needed, `hit` where all came from the registry."""
     held = ran.prompt_tokens - ran.computed_tokens
+    # Media within reused rows need no encoder.
     if all(span.start + span.length <= held for span in prepared.spans):
         return "skip"
     return "miss" if ran.encoder_runs else "hit"

@@ -89,6 +89,7 @@ class Frame:
 
 def check_parts(parts: Sequence[Any]) -> tuple[str, ...]:
     """Return the parts as a tuple. Raises: InputError for no part, more than `MAX_PARTS`, an empty one, a repeated one, or a non-text."""
+    # A text is a sequence of texts too: its letters would become the parts.
     if isinstance(parts, str) or not all(isinstance(part, str) for part in parts):
         raise InputError("parts are a list of texts: give each passage as a string of its own")
     if not parts:
@@ -98,6 +99,7 @@ def check_parts(parts: Sequence[Any]) -> tuple[str, ...]:
     if not all(part.strip() for part in parts):
         empty = next(number for number, part in enumerate(parts) if not part.strip())
         raise InputError(f"part {empty} is empty: leave it out")
+
     if len(set(parts)) < len(parts):
         twice = next(number for number, part in enumerate(parts) if part in parts[:number])
         raise InputError(f"part {twice} is given twice: leave one out")
@@ -112,6 +114,7 @@ def frame_of(prompt: str, parts: Sequence[str]) -> Frame:
     given = check_parts(parts)
     first, *others = given
     start = -1
+    # The first part may also stand in the text before the parts, as in an example.
     for _ in range(MAX_PLACES):
         start = prompt.find(first, start + 1)
         end = start + len(first)
@@ -119,6 +122,7 @@ def frame_of(prompt: str, parts: Sequence[str]) -> Frame:
         if start < 0 or second < 0:
             break
         between = prompt[end:second]
+
         joined = between.join(given)
         if prompt.startswith(joined, start):
             return Frame(prompt[:start], between, prompt[start + len(joined) :], given)
@@ -218,6 +222,7 @@ def pieces(tokens: int, piece: int, spans: Sequence[Span] = ()) -> list[int]:
     """
     if piece == 1:
         return []
+    # A picture is never divided: an end inside of it moves behind it.
     ends = {
         next((span.start + span.length for span in spans if span.start < place < span.start + span.length), place)
         for place in range(piece, tokens, piece)
@@ -229,6 +234,7 @@ def reusable(held: int, tokens: int, piece: int, spans: Sequence[Span] = ()) -> 
     """Tokens of a prompt to reuse from exact state of its first `held`: whole pieces, at most all but the last token."""
     if piece == 1:
         return max(0, min(held, tokens - 1))
+    # Where full computation divides too: only then rounding is the same.
     return max((place for place in pieces(tokens, piece, spans) if place <= held), default=0)
 
 
@@ -272,6 +278,7 @@ def after_waiting(request: Request, seconds: float) -> Request:
     if request.ttl is None:
         return request
     left = request.ttl - seconds
+    # Not 0, which would mean no limit.
     return replace(request, ttl=left) if left > 0 else replace(request, ttl=None, no_store=True)
 
 

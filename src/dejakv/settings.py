@@ -221,17 +221,20 @@ def from_mapping(
             if isinstance(name, str) and name in (left or {}):
                 raise ConfigError(f"{where}: {name} is no setting any more: {(left or {})[name]}")
             raise ConfigError(f"{where}: unknown key {shown(name)}: known are {', '.join(sorted(known))}")
+
     plain = {name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in given.items()}
     return kind(**plain)
 
 
 def shown(value: object) -> str:
     """A value in an error message: short, whatever it is, and of an address nothing that may be a password."""
+    # Python refuses to print an integer of more than 4,300 digits.
     if isinstance(value, int) and abs(value) > 10**30:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, bool | int | float | NoneType):
         return repr(value)
     if isinstance(value, str):
+        # A password stands before the @, or in the query of an address.
         value = re.sub(r"(?s)(://[^?]*\?).*", r"\1...", re.sub(r"(?s)://.*@", "://...@", value))
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 80 else f"{value[:60]!r}... ({len(value)} long)"
@@ -258,6 +261,7 @@ def helps(cls: type) -> dict[str, str]:
     'seconds for which an entry may'
     """
     found: dict[str, str] = {}
+    # Bases first, so that a class may say it anew.
     for part in reversed(cls.__mro__):
         name = ""
         for line in inspect.cleandoc(part.__doc__ or "").splitlines():
@@ -268,6 +272,7 @@ def helps(cls: type) -> dict[str, str]:
                 found[name] += f" {line.strip()}"
             else:
                 name = ""
+
     return found
 
 
@@ -284,7 +289,9 @@ def from_text(text: str, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         items: list[Any] = json.loads(text) if text.startswith("[") else [part for part in text.split(",") if part]
         return tuple(from_text(item, get_args(kind)[0]) if isinstance(item, str) else item for item in items)
+    # One level deeper, for `Annotated` within a union.
     members += [inner for each in members for inner in get_args(each)]
+    # Before `int`, of which `bool` is a subclass.
     if bool in members:
         return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(text.lower(), text)
     try:
@@ -297,6 +304,7 @@ def from_text(text: str, kind: Any) -> Any:
 def _adapters(cls: type) -> dict[str, tuple["TypeAdapter[Any]", Any]]:
     from pydantic import ConfigDict, TypeAdapter
 
+    # Strict: "1" for a number, or 1 for true, is somebody's mistake.
     strict = ConfigDict(strict=True, allow_inf_nan=False)
     return {name: (TypeAdapter(_plain(kind), config=strict), kind) for name, kind in kinds_of(cls).items()}
 
@@ -321,6 +329,7 @@ def _problem(adapter: "TypeAdapter[Any]", kind: Any, value: object) -> str | Non
     try:
         adapter.validate_python(value)
     except ValidationError as error:
+        # The first fault alone: it is usually the cause of the others.
         first = error.errors(include_url=False)[0]
         item = next((place for place in first["loc"] if isinstance(place, int)), None)
         says = _says(first["type"], first["msg"], kind, value)
@@ -347,6 +356,7 @@ def _too_much(value: object, nul: bool) -> str | None:
                 return f"holds {shown(item)}, which {problem}"
     if isinstance(value, int | float) and abs(value) > _LARGEST:
         return "is too large: give less than 2^63"
+
     if not isinstance(value, str):
         return None
     try:
@@ -363,6 +373,7 @@ def named(dotted: str, flag: str) -> Callable[..., Any]:
     """
     module, _, attribute = dotted.partition(":")
     here = os.getcwd()
+
     if not {"", here} & set(sys.path):
         sys.path.append(here)  # a console script does not look there
     try:
@@ -372,6 +383,7 @@ def named(dotted: str, flag: str) -> Callable[..., Any]:
             f"{flag} {dotted!r} does not import ({error}): give package.module:factory, of an installed package or of the current "
             "folder"
         ) from error
+
     if not callable(found):
         raise ConfigError(f"{flag} {dotted!r} is not callable: name a function or class")
     return found
@@ -390,6 +402,7 @@ def made_by(dotted: str, flag: str, has: tuple[str, ...], *args: Any, **keywords
             f"{flag} {dotted!r} failed when it was called ({type(error).__name__}: {error}): give a factory that takes "
             f"{', '.join([type(value).__name__ for value in args] + list(keywords)) or 'nothing'}"
         ) from error
+
     missing = [name for name in has if not hasattr(made, name)]
     if missing:
         raise ConfigError(

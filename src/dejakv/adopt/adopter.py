@@ -72,12 +72,14 @@ class Adopter:
     ) -> None:
         if max_donors < 1:
             raise ConfigError(f"max_donors={max_donors}: give 1 or more")
+
         self.config = config or SemanticCacheConfig(reuse="adopt")
         if self.config.labels_online:
             raise ConfigError(
                 f"error_bound={self.config.error_bound} needs audits, and an adopter sends none: use `dejakv serve` or `dejakv run`, or "
                 "leave error_bound out"
             )
+        # No state is stored, so that there is no prefix to find and no gain to weigh.
         prompts_alone = replace(self.config, reuse="adopt", exact_prefix=False, copied_text=False, min_gain=0)
         self._store = open_store(max_entries=max_donors)
         self._cache = build_cache(prompts_alone, embeddings, store=self._store, background=False)
@@ -108,14 +110,17 @@ class Adopter:
         chosen = decision.plan
         if chosen.method == "adopt" and chosen.match is not None:
             donor = chosen.donors[0]
+            # No state is read, which is what counts as a use otherwise.
             self._store.touch(donor.id)
             return donor.prompt, AdoptRecord("adopt", chosen.match.level, donor.id, chosen.match.score, "", decision)
+
         same = "this very prompt ran before: vLLM's prefix cache has it" if chosen.method == "exact" else ""
         return asked.text, AdoptRecord(reason=same or chosen.reason, decision=decision)
 
 
 def _prepared(asked: AdoptRequest) -> Prepared:
     request = Request("", asked.text, asked.text, partition=asked.partition, no_store=asked.no_store)
+    # Characters as tokens: there is no tokenizer here, and equal texts have equal ones.
     return Prepared(request, tuple(map(ord, asked.text)), epoch=asked.context)
 
 
@@ -149,6 +154,7 @@ class InputEmbeddings:
                 for name in file.keys():  # noqa: SIM118
                     if name.endswith("embed_tokens.weight"):
                         return file.get_tensor(name).float().numpy()
+
         raise ModelError(
             f"no input embeddings (*embed_tokens.weight) in {self.folder}: set index_encoder to a sentence-transformers model"
         )

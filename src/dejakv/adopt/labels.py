@@ -47,6 +47,7 @@ def watch(client: Any) -> bool:
     generate = getattr(client, "generate", None)
     if generate is None:
         return False
+    # Wrapped once for a client: each request comes by here.
     if not hasattr(generate, "dejakv"):
 
         def noting(*args: Any, **arguments: Any) -> AsyncIterator[Any]:
@@ -74,6 +75,7 @@ def labelling(send: Send, asks: bool) -> Send:
     asks: the client asked for what the connector says, so that a stream tells it also of an exact answer.
     """
     notes, first = AnswerNotes(), bytearray()
+    # The engine's client runs in this context, and so finds this call's notes.
     _notes.set(notes)
 
     async def sent(message: Any) -> None:
@@ -82,10 +84,12 @@ def labelling(send: Send, asks: bool) -> Send:
             message = {**message, "headers": [*message.get("headers", []), (HEADER, value)]}
         elif message["type"] == "http.response.body" and message.get("body"):
             body = bytes(message["body"])
+            # The first event has the id and model that the last one repeats.
             if not first:
                 first.extend(body)
             if _DONE in body and notes.said and (asks or notes.approximate):
                 message = {**message, "body": body.replace(_DONE, _event(bytes(first), notes) + _DONE)}
+
         await send(message)
 
     return sent

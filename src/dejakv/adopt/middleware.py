@@ -55,12 +55,14 @@ class ServerMiddleware:
         else:
             file = os.environ.get(f"{VARIABLE}_FILE")
             self.keys = ApiKeys.load(os.environ.get(VARIABLE), file, os.environ.get(SECRET), operator)
+
         self.limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
+
         try:
             check_lengths(scope)
             partition = self._partition(scope)
@@ -70,15 +72,18 @@ class ServerMiddleware:
             body = parse_json(await read_body(scope, receive, self.limits))
             if not isinstance(body, dict):
                 raise RefusedError(400, "the body is no JSON object: send {...}")
+            # Before the body is rewritten, which may add choices of ours.
             asks = asks_connector(body)
             no_store = asks_no_store(headers_of(scope, b"cache-control"))
             send = await self._rewrite(body, partition, scope, send, no_store)
+            # After the rewrite, which sets the salt that is replaced by a random one here.
             if no_store:
                 unkept(body, partition)
             send = self._labelled(body, scope, send, asks)
         except RefusedError as error:
             await refuse(scope, send, error)
             return
+
         raw = json.dumps(body, ensure_ascii=False).encode()
         await self.app(with_length(scope, len(raw)), replayed(raw, receive), send)
 
@@ -97,6 +102,7 @@ class ServerMiddleware:
             return (
                 send  # the connector says what is wrong, and keeps nothing: it cannot read whether that was asked for
             )
+
         with_wish(body, {**wish_of(body), "labelled": True, **({} if asks else {"quiet": True})})
         return labelling(send, asks)
 
@@ -118,6 +124,7 @@ class ServerMiddleware:
         if caller is None or caller.partition is None:
             bearer = {"WWW-Authenticate": "Bearer"}
             raise RefusedError(401, "no known API key: send one as 'Authorization: Bearer ...'", bearer)
+
         return caller.partition
 
 
@@ -144,6 +151,7 @@ class AdoptMiddleware(ServerMiddleware):
             donors, model = values.pop("max_donors", 10_000), values.pop("model", None)
             config = SemanticCacheConfig.from_dict({"reuse": "adopt", **values})
             adopter = Adopter(config, donors, _embeddings(model))
+
         self.adopter = adopter
         super().__init__(app, api_keys, limits)
 
@@ -156,6 +164,7 @@ class AdoptMiddleware(ServerMiddleware):
     ) -> tuple[AdoptRequest | None, AdoptRecord]:
         """Changes the body in place. Raises RefusedError."""
         wish = wish_of(body)
+        # First of all: whatever is decided below, the body is the partition's.
         own(body, partition)
         if route_path(scope) not in ADOPTING:
             return None, AdoptRecord(reason="adopt is not for this path")
@@ -164,6 +173,7 @@ class AdoptMiddleware(ServerMiddleware):
             with_wish(body, {"mode": "blend", **wish})
         elif wish.get("mode") == "adopt":  # the connector behind us knows nothing of it
             with_wish(body, {"mode": "exact", "no_store": wish.get("no_store") is True})
+
         if mode != "adopt":
             return None, AdoptRecord(reason=f"mode is {mode}")
         if self.adopter is None:
@@ -177,6 +187,7 @@ class AdoptMiddleware(ServerMiddleware):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             return None, AdoptRecord(reason=f"{first['loc'][0]}: {first['msg']}")
+
         asked = asked_of(body, partition)
         if isinstance(asked, str):
             return None, AdoptRecord(reason=asked)
@@ -203,6 +214,7 @@ class AdoptMiddleware(ServerMiddleware):
             if last and status == 200 and asked is not None:
                 # In a thread and not waited for: whoever wraps this application may cancel it once the answer is out.
                 asyncio.get_running_loop().run_in_executor(None, self._learn, asked, note)
+
             await send(message)
 
         return noting
@@ -230,6 +242,7 @@ def _headers(note: AdoptRecord) -> list[tuple[bytes, bytes]]:
     values = {"method": note.method, "level": note.level, "donor": note.donor, "reason": note.reason}
     if note.score is not None:
         values["score"] = f"{note.score:.4f}"
+
     return [
         (f"x-dejakv-{name}".encode(), quote(value, safe=" :;,.'()%/=").encode())
         for name, value in values.items()

@@ -29,9 +29,11 @@ def asked_of(body: dict[str, Any], partition: str) -> AdoptRequest | str:
     text = holder[key]
     if not text.strip():
         return "the varying text is empty"
+
     remote = _remote_media(body)
     if remote:
         return f"media at {remote} are not known by content: send them as data URLs"
+    # Left out of the digest, which is of all the rest; put back below.
     holder[key] = ""
     context = json.dumps({name: value for name, value in body.items() if name not in ABOUT_THE_ANSWER}, sort_keys=True)
     holder[key] = text
@@ -54,8 +56,10 @@ def own(body: dict[str, Any], partition: str) -> None:
         raise RefusedError(
             400, "previous_response_id names an answer that may be another client's: send the conversation itself"
         )
+
     _own_parameters(body, partition)
     _own_messages([body.get(name) for name in _MESSAGES], partition)
+    # Last, as the calls before remove every salt of the client's.
     body["cache_salt"] = partition
 
 
@@ -92,6 +96,7 @@ def _own_parameters(holder: dict[str, Any], partition: str) -> None:
         params = holder.pop(name, None)
         if isinstance(params, dict) and "dejakv" in params:
             holder[name] = {"dejakv": params["dejakv"]}
+
     for name in _PARAMETERS:
         if isinstance(holder.get(name), dict):
             _own_parameters(holder[name], partition)
@@ -133,6 +138,7 @@ def _varying(body: dict[str, Any]) -> tuple[dict[str, Any], str] | str:
     texts = [part for part in _parts(last) if part.get("type") == "text"]
     if len(texts) != 1 or not isinstance(texts[0].get("text"), str):
         return "the last message does not hold exactly one text"
+
     return texts[0], "text"
 
 
@@ -149,4 +155,5 @@ def _remote_media(body: dict[str, Any]) -> str:
             url = value.get("url") if isinstance(value, dict) else value if name.endswith("_url") else None
             if isinstance(url, str) and not url.startswith("data:"):
                 return url.split(":")[0] + " addresses"
+
     return ""

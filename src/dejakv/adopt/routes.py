@@ -52,4 +52,5 @@ def audience(scope: Mapping[str, Any]) -> Audience:
         method == "OPTIONS" and path in CLIENT
     ):  # OPTIONS: a browser asks before it sends
         return "everybody"
+
     return "client" if method == "POST" and path in CLIENT else "operator"

@@ -28,9 +28,11 @@ class AttentionProbe(TorchFunctionMode):
         if func is torch.nn.functional.scaled_dot_product_attention:
             if self._passed():
                 return func(*args, **kwargs)
+            # Or the softmax in here would be taken for one of the model's.
             with torch._C.DisableTorchFunction():
                 self.weights.append(self._weights(*args, **kwargs))
             return func(*args, **kwargs)
+
         result = func(*args, **kwargs)
         if func is torch.nn.functional.softmax and result.dim() == 4 and not self._passed():
             self.weights.append(result[0, :, -self.queries :].float().sum((0, 1)))
@@ -48,8 +50,10 @@ class AttentionProbe(TorchFunctionMode):
         rows = min(self.queries, query.shape[2])
         late = query[0, :, -rows:].float()
         keys = key[0].float()
+        # Grouped queries: several query heads share one key head.
         grouped = late.view(keys.shape[0], -1, rows, late.shape[-1])
         scores = torch.einsum("hgrd,hkd->hgrk", grouped, keys) * (scale or 1 / math.sqrt(late.shape[-1]))
+
         length = keys.shape[1]
         if attn_mask is not None:
             mask = attn_mask[0, :1, -rows:]

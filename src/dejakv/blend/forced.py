@@ -76,6 +76,7 @@ def need(
     rows = min(n, question_length(parts, n) if tail is None else tail)
     forced = np.zeros(n, dtype=bool)
     forced[n - rows :] = True
+
     there = segments(donors.ids, ends, donors.starts)
     differs = donors.ids[found.source] != target
     edits = _edits(found, differs, donors, there) | _openings(found, donors, there)
@@ -83,14 +84,19 @@ def need(
     unknown = new[parts.number] & (differs | (found.context < COPIED))
     lost = differs | unknown | _foreign(target, donors, found, parts, there)
     changed = edits | lost | (found.similarity < LEAST_SIMILARITY)
+    # The question is computed in any case.
     changed[n - rows :] = False
     changed[:exact] = False
+
     first, stop = equal_runs(target, donors, found.source)
+    # A run at the prompt's beginning stood in the same text, however short it is.
     short = (stop - first < SHORT) & (first > 0)
     wanted = (rest_of_sentence(changed, parts) | short) & ~forced
     wanted[:exact] = False
+
     paid = wanted if budget is None else _affordable(wanted, edits, new, parts, round(budget * (n - exact)) - rows)
     forced, left = forced | paid, wanted & ~paid
+    # Last: a long tail may reach into the exact prefix.
     forced[:exact] = False
     left[:exact] = True
     return Need(forced, changed, rows, left, exact)
@@ -103,8 +109,10 @@ def _affordable(
     size = np.bincount(parts.number[wanted], minlength=len(parts))
     rank = np.where(new, 1, 2)
     rank[parts.number[wanted & edits]] = 0
+
     order = np.lexsort((size, rank))
     order = order[size[order] > 0]
+
     paid = np.zeros(len(parts), dtype=bool)
     paid[order[np.cumsum(size[order]) <= rows]] = True
     return wanted & paid[parts.number]
@@ -152,9 +160,11 @@ def _edits(found: TokenMap, differs: NDArray[np.bool_], donors: Donors, there: S
     gap = found.source[other] - found.source[one]
     # Aligned: both neighbours are in copied text and stand about as far apart in the donor.
     aligned = inner & (gap > 0) & (gap <= other - one + 4) & copied[one] & copied[other]
+
     jump = np.zeros(n, dtype=bool)
     step = found.source[1:] - found.source[:-1]
     same = there.number[found.source[1:]] == there.number[found.source[:-1]]
+    # A few of the donor's tokens are skipped: here they were deleted.
     jump[1:] = (step > 1) & (step <= 6) & same & copied[1:] & copied[:-1]
     return aligned | jump
 
@@ -167,6 +177,7 @@ def _foreign(target: Ids, donors: Donors, found: TokenMap, parts: Segments, ther
     order = np.lexsort((count, keys // len(there)))
     most = np.zeros(len(parts), dtype=np.int64)
     most[keys[order] // len(there)] = keys[order] % len(there)
+
     inside = np.arange(len(target)) > 0  # the first token opens the prompt, and is part of no sentence
     return inside & (came != most[parts.number]) & (found.context < COPIED) & (weight > 0.5 * weight.max())
 
@@ -177,6 +188,7 @@ def _new_sentences(target: Ids, donors: Donors, found: TokenMap, parts: Segments
     equal = donors.ids[found.source] == target
     pair = parts.number.astype(np.int64) * len(there) + there.number[found.source]
     keys, inverse = np.unique(pair, return_inverse=True)
+
     mass = np.bincount(inverse, weights=weight * equal, minlength=keys.size)
     most = np.zeros(len(parts))
     np.maximum.at(most, keys // len(there), mass)

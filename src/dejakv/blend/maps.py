@@ -68,6 +68,7 @@ def embedding_map(target: Ids, donors: Donors, embed: Embed, *, hashed: bool = F
     at = np.minimum(np.searchsorted(known, wanted), known.size - 1)
     equal = known[at] == wanted
     source, score = np.where(equal, first[at], 0), equal.astype(np.float32)
+    # Media have negative ids and no embedding.
     new, real = np.flatnonzero(~equal & (wanted >= 0)), np.flatnonzero(known >= 0)
     if new.size and real.size:
         mine, theirs = normalized(embed(wanted[new])), normalized(embed(known[real]))
@@ -80,6 +81,7 @@ def embedding_map(target: Ids, donors: Donors, embed: Embed, *, hashed: bool = F
         best = similar.argmax(1)
         source[new] = first[real[best]]
         score[new] = similar[np.arange(new.size), best].clip(0, 1)
+
     return TokenMap(source[inverse], score[inverse], np.zeros(len(target), dtype=np.int64))
 
 
@@ -90,8 +92,10 @@ def context_map(target: Ids, donors: Donors, embed: Embed, *, ends: Ids | None =
     source = np.full(len(target), -1, dtype=np.int64)
     same = (start for start in donors.openings if donors.ids[start] == target[0])
     source[0] = next(same, -1)  # a prompt's first token fits another prompt's first alone
+
     _copied(target, mine, theirs, source)
     _whole_sentences(target, donors, ends, source)
+
     left = np.flatnonzero(source < 0)
     if left.size:
         _near(target, donors, embed, ends, source, left)
@@ -99,6 +103,7 @@ def context_map(target: Ids, donors: Donors, embed: Embed, *, ends: Ids | None =
 
 
 def _sentinels(count: int, salt: int) -> Ids:
+    # Equal to no token, no medium and no other sentinel.
     return -(np.arange(count, dtype=np.int64) + 1 + salt * (1 << 40)) - (1 << 50)
 
 
@@ -110,6 +115,7 @@ class _padded:
         for number, (start, length) in enumerate(zip(donors.starts, donors.lengths, strict=True)):
             parts += [_sentinels(REACH, 2 * number + 3), donors.ids[start : start + length]]
         parts.append(_sentinels(REACH, 2 * len(donors.starts) + 4))
+
         self.ids = np.concatenate(parts)
         self.place = np.arange(len(donors)) + REACH * (donors.number + 1)
         self.back = np.full(len(self.ids), -1, dtype=np.int64)
@@ -120,10 +126,12 @@ class _Hashes:
     """Hashes of all windows of one sequence: differences of a prefix sum, scaled to be free of the position."""
 
     def __init__(self, ids: Ids) -> None:
+        # Mixed as in splitmix64: sums of plain ids would be equal by chance.
         x = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         x ^= x >> np.uint64(29)
         x *= np.uint64(0xBF58476D1CE4E5B9)
         x ^= x >> np.uint64(32)
+
         base, inverse = np.uint64(0x2545F4914F6CDD1D), np.uint64(pow(0x2545F4914F6CDD1D, -1, 1 << 64))
         self.powers = np.multiply.accumulate(np.full(len(ids), base, dtype=np.uint64))
         shrink = np.multiply.accumulate(np.full(len(ids), inverse, dtype=np.uint64))
@@ -141,6 +149,7 @@ def _copied(target: Ids, mine: Ids, theirs: _padded, source: Ids) -> None:
         todo = np.flatnonzero(source < 0)
         if not todo.size:
             return
+
         there = donor_hashes.of(theirs.place - before, theirs.place + after + 1)
         order = np.argsort(there, kind="stable")
         ranked = there[order]
@@ -149,17 +158,21 @@ def _copied(target: Ids, mine: Ids, theirs: _padded, source: Ids) -> None:
         found = ranked[np.minimum(low, m - 1)] == here
         if not found.any():
             continue
+
         todo, low = todo[found], low[found]
         # Among equal windows (sorted by place, since the sort is stable) the one nearest to where neighbours point.
         group = np.cumsum(np.concatenate([[True], ranked[1:] != ranked[:-1]])) - 1
+        # By window, then by place: one search finds the nearest place of a window.
         keys = group * (2 * m) + order
         wish = group[low] * (2 * m) + np.clip(_expected(source, todo, n, m), 0, m - 1)
+
         at = np.searchsorted(keys, wish)
         after_at, before_at = np.minimum(at, m - 1), np.maximum(at - 1, 0)
         fits = group[after_at] == group[low]
         other = group[before_at] == group[low]
         nearer = other & (~fits | (wish - keys[before_at] <= keys[after_at] - wish))
         source[todo] = order[np.where(nearer, before_at, after_at)]
+        # At once: shorter windows are for what longer ones leave.
         _extend(target, theirs, source)
 
 
@@ -174,6 +187,7 @@ def _whole_sentences(target: Ids, donors: Donors, ends: Ids | None, source: Ids)
     for start, stop in zip(theirs.starts.tolist(), theirs.stops.tolist(), strict=True):
         begin = start + (start in openings)
         held.setdefault(donors.ids[begin:stop].tobytes(), []).append(begin)
+
     for start, stop in zip(mine.starts.tolist(), mine.stops.tolist(), strict=True):
         begin = start + (start == 0)
         places = held.get(target[begin:stop].tobytes()) if stop - begin > 1 else None
@@ -206,6 +220,7 @@ def _extend(target: Ids, theirs: _padded, source: Ids) -> None:
         safe = np.where(has, anchor, 0)
         place = np.clip(theirs.place[np.maximum(source[safe], 0)] + index - safe, 0, len(theirs.ids) - 1)
         equal = has & (theirs.ids[place] == target)
+        # No break between a token and its anchor: all tokens between them are equal.
         breaks = np.cumsum(~equal[::step])[::step]
         unbroken = equal & (breaks == breaks[safe])
         fill = unbroken & ~known
@@ -222,6 +237,7 @@ def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: I
     cosine = _cosines(target[left], donors.ids, embed, window)
     scores = cosine
     run = np.ones(window.shape, dtype=bool)
+    # A run counts only as far as it is unbroken.
     for back in (1, 2, 3):
         run &= (
             (left >= back)[:, None]
@@ -234,6 +250,7 @@ def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: I
         there, here = np.minimum(window + ahead, m - 1), np.minimum(left + ahead, n - 1)
         run &= (left + ahead < n)[:, None] & (target[here][:, None] == donors.ids[there]) & (window + ahead < m)
         scores = scores + RIGHT_BONUS * run
+
     outside = np.maximum(low[:, None] - window, 0) + np.maximum(window - high[:, None] + 1, 0)
     scores = scores - cost[:, None] * np.minimum(outside, REACH)
     away = np.minimum(np.abs(window - pointed[:, None]), REACH)
@@ -253,6 +270,7 @@ def _place_of(
     gap = np.zeros(left.size, dtype=bool)
     low = high = guess
     known = np.flatnonzero(source >= 0)
+
     if known.size:
         at = np.searchsorted(known, left)
         one, other = known[np.maximum(at - 1, 0)], known[np.minimum(at, known.size - 1)]
@@ -265,8 +283,10 @@ def _place_of(
         begin, began = np.where(at > 0, one, -1), np.where(at > 0, source[one], first)
         step = source[other] - began
         near = (at < known.size) & (other - begin <= LONGEST_GAP + 1) & (began >= first)
+        # An edit may have put in or taken out a few tokens.
         gap = near & (step > 0) & (step <= other - begin + 4)
         low, high = np.where(gap, np.maximum(began, 0), low), np.where(gap, source[other] + 1, high)
+
     best, strength = counterparts(target, mine, donors.ids, theirs, source)
     lost = (strength[part] < LEAST_ALIKE) | (pointed >= 0)
     low = np.where(gap, low, np.where(lost, guess, theirs.starts[best[part]]))
@@ -278,12 +298,14 @@ def _cosines(ids: Ids, donor_ids: Ids, embed: Embed, window: Ids) -> NDArray[np.
     """Cosine of each token with each place of its window; equal ids count 1, media tokens fit themselves alone."""
     mine, row = np.unique(ids, return_inverse=True)
     theirs, column = np.unique(donor_ids, return_inverse=True)
+    # Donor tokens outside of all windows are not embedded.
     used = np.zeros(theirs.size, dtype=bool)
     used[column[window.ravel()]] = True
     table = np.zeros((mine.size, theirs.size), dtype=np.float32)
     here, there = np.flatnonzero(mine >= 0), np.flatnonzero(used & (theirs >= 0))
     if here.size and there.size:
         table[np.ix_(here, there)] = normalized(embed(mine[here])) @ normalized(embed(theirs[there])).T
+
     found = np.minimum(np.searchsorted(theirs, mine), theirs.size - 1)
     equal = theirs[found] == mine
     table[equal, found[equal]] = 1.0
@@ -297,6 +319,7 @@ def _judged(target: Ids, donors: Donors, embed: Embed, source: Ids) -> TokenMap:
     index = np.arange(len(target))
     context = np.where(equal, 2 * np.minimum(index - first, REACH) + np.minimum(stop - 1 - index, REACH), 0)
     similarity = np.where(equal, 0.6 + 0.4 * np.minimum(context / 12.0, 1.0), 0.0).astype(np.float32)
+
     other = np.flatnonzero(~equal & (target >= 0) & (donors.ids[source] >= 0))
     if other.size:
         mine, theirs = normalized(embed(target[other])), normalized(embed(donors.ids[source[other]]))

@@ -63,6 +63,7 @@ def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None
     there[rows] = True
     members = np.flatnonzero(runs >= 0)
     made: list[Correction] = []
+
     for piece in np.split(members, np.flatnonzero(np.diff(runs[members])) + 1):
         anchors, rest = piece[there[piece]], piece[~there[piece]]
         if not anchors.size or not rest.size:
@@ -71,12 +72,14 @@ def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None
         weights = np.linalg.solve(among, _covariance(anchors, rest)).T
         if changed is not None:
             weights *= changed[rest][:, None]
+
         at = np.searchsorted(rows, anchors)
         made.append(Correction(*(_tensor(part, computed.device) for part in (rest, anchors, at, weights))))
     return made
 
 
 def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:
+    # Solved in float64, applied in float32.
     kind = np.float32 if array.dtype.kind == "f" else array.dtype
     return torch.from_numpy(np.ascontiguousarray(array, dtype=kind)).to(device)
 
@@ -94,6 +97,7 @@ def correct(held: Tensor, fresh: Tensor, made: list[Correction]) -> None:
 
 def corrected(held: Tensor, fresh: Tensor, part: Correction) -> Tensor:
     """What becomes of the rows `part.rest` of `held`: `[batch, kv_heads, r, head_dim]`. See `correct`."""
+    # In half precision a difference of two near numbers has few digits left.
     shift = fresh.index_select(2, part.at).float() - held.index_select(2, part.anchors).float()
     before = held.index_select(2, part.rest)
     heads = before.flatten(0, 1)

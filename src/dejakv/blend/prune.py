@@ -61,20 +61,25 @@ def kept_rows(weights: Tensor, layer: int, layers: int, config: PruneConfig) -> 
     budget = min(tokens, max(config.minimum, round(config.share(layer, layers) * tokens)))
     if config.policy == "none" or budget >= tokens:
         return torch.arange(tokens, device=weights.device)
+
     scores = weights.float()
     if config.policy == "snapkv":
         scores = torch.nn.functional.avg_pool1d(scores[None, None], 7, stride=1, padding=3, count_include_pad=False)[
             0, 0
         ]
+
     always = torch.zeros(tokens, dtype=torch.bool, device=weights.device)
     always[0] = True
     always[-min(config.window, tokens) :] = True
+
     if config.policy == "attention":
         order = scores.argsort(descending=True)
         mass = scores[order].cumsum(0)
+        # One more than stay below the mass: with it the mass is reached.
         enough = order[: int((mass < config.recovery * mass[-1]).sum()) + 1]
         needed = int(always.index_fill(0, enough, True).sum())
         budget = max(config.minimum, min(budget, needed))
+    # The window is kept even beyond the budget.
     count = max(min(budget, tokens), int(always.sum()))
     return scores.masked_fill(always, math.inf).topk(count).indices.sort().values
 
@@ -136,10 +141,12 @@ class PrunableDynamicCache(Cache):
             raise InputError(
                 f"pruning takes one prompt of at least 2 tokens, not {tuple(ids.shape)}: run prompts one by one"
             )
+
         config = config or PruneConfig()
         cache = Cache(layer_class_to_replicate=DynamicLayer)
         with AttentionProbe(config.window) as probe:
             model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+
         held: list[Any] = list(cache.layers)
         for layer in held:
             layer.crop(-1)
@@ -154,15 +161,18 @@ class PrunableDynamicCache(Cache):
             raise ModelError(
                 f"{len(weights)} attention calls were seen for {len(held)} layers: load the model with --attn sdpa or eager"
             )
+
         check_prunable(model)
         tokens = held[0].keys.shape[-2]
         layers, kept, full = [], [], 0
         for index, (layer, weight) in enumerate(zip(held, weights, strict=True)):
+            # The probe saw the last token too, which the cache has not.
             rows = kept_rows(weight[:tokens], index, len(held), config)
             full += 2 * layer.keys.element_size() * layer.keys.nelement()
             keys, values = layer.keys.index_select(2, rows), layer.values.index_select(2, rows)
             layers.append(PrunedLayer(keys, values, tokens))
             kept.append(rows)
+
         install_hooks(model)
         return cls(layers, kept, full)
 

@@ -85,6 +85,7 @@ def surroundings_of(target: Ids, donors: Donors, found: TokenMap) -> Surrounding
     equal = donors.ids[found.source] == target
     number, places = donors.number[found.source], donors.positions[found.source]
     changed = np.ones(len(target), dtype=np.float32)
+
     for donor in np.unique(number[equal]).tolist():
         # Place of each target token in the donor's prompt: the same position, or the one that the map found.
         there = np.where(equal & (number == donor), places, len(target) + len(donors))
@@ -93,6 +94,7 @@ def surroundings_of(target: Ids, donors: Donors, found: TokenMap) -> Surrounding
         for start in np.unique(first[equal & (number == donor)]).tolist():
             place = int(places[start])
             kept = np.count_nonzero(there[:start] < place)
+            # Nothing comes before it in both prompts: nothing has changed there.
             changed[start : stop[start]] = 1.0 - kept / max(start, place) if max(start, place) else 0.0
     return Surroundings(changed, index - first)
 
@@ -205,6 +207,7 @@ class RecomputePlan:
         if self.left is not None:
             left = self.left[tokens]
             scores = scores.masked_fill(left, -1.0)
+            # Or the choice would be filled up with tokens that must not be chosen.
             wanted = min(wanted, int((~left).sum()))
         return tokens[self.choose(scores, self.forced[tokens], wanted)]
 

@@ -80,6 +80,7 @@ def resemblance(target: Ids, mine: Segments, donor: Ids, theirs: Segments) -> ND
         hit = known[at] == ids
         bag = np.zeros((len(parts), known.size), dtype=np.float32)
         bag[parts.number[hit], at[hit]] = weight[at[hit]]
+        # An id that the donor lacks weighs as its rarest, or a short overlap would look alike.
         lost = np.bincount(parts.number[~hit], minlength=len(parts)) * float(weight.max()) ** 2
         return bag / np.sqrt((bag**2).sum(1) + lost + 1e-9)[:, None].astype(np.float32)
 
@@ -102,7 +103,9 @@ def counterparts(
     known = np.flatnonzero(source >= 0)
     pair, count = np.unique(mine.number[known] * len(theirs) + theirs.number[source[known]], return_counts=True)
     copied = count * 2 > (mine.stops - mine.starts)[pair // len(theirs)]
+    # More than any resemblance and bonus together: copied text decides.
     score[pair[copied] // len(theirs), pair[copied] % len(theirs)] += 2.0
+
     came = np.zeros(score.shape, dtype=np.int64)
     before_each = np.arange(len(theirs)) - 1
     for s in range(1, len(mine)):
@@ -115,6 +118,7 @@ def counterparts(
         came[s, 1:] = np.where(better, before_each[1:], jump)
         score[s, 0] += best
         score[s, 1:] += np.where(better, follow, best)
+
     path = np.empty(len(mine), dtype=np.int64)
     path[-1] = int(score[-1].argmax())
     for s in range(len(mine) - 1, 0, -1):

@@ -53,6 +53,7 @@ def copy_part(part: Tensor, first: int, places: Ids, into: Tensor, rows: Ids) ->
 def copy_rows(state: Tensor, places: Ids, into: Tensor, rows: Ids) -> None:
     """Copies the tokens of `state` at `places` to the `rows` of `into`. Both are `[2, layers, kv_heads, tokens, head_dim]`; their
     devices and types may differ."""
+    # One run in both: consecutive rows from consecutive places.
     runs, apart = sliced(rows, rows - places)
     for begin, end in runs:
         to, of = int(rows[begin]), int(places[begin])

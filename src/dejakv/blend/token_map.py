@@ -127,8 +127,10 @@ def equal_runs(target: Ids, donors: Donors, source: Ids) -> tuple[Ids, Ids]:
         & (source[1:] == source[:-1] + 1)
         & (donors.number[source[1:]] == donors.number[source[:-1]])
     )
+
     index = np.arange(len(target))
     first = np.maximum.accumulate(np.where(follows, 0, index))
+    # The same from the right: a run stops where the next one starts.
     starts_next = np.append(~follows[1:], True)
     stop = np.minimum.accumulate(np.where(starts_next, index, len(target))[::-1])[::-1] + 1
     return first, stop
@@ -152,6 +154,7 @@ def with_prefix(found: TokenMap, target: Ids, donors: Donors, exact: Sequence[bo
         same = int(differs.argmax()) if differs.any() else shared
         if same > held:
             held, start = same, first
+
     if not held:
         return found, 0
     source, similarity, context = found.source.copy(), found.similarity.copy(), found.context.copy()

@@ -68,6 +68,7 @@ def take_rows(
         tail = 1  # identical: nothing is gained by computing more
     elif matching == "position":
         source = np.arange(n)
+        # The donor has no such rows.
         source[first:] = -1
     elif matching == "map":
         found = token_map("context", ids, donors, embed, ends=ends)
@@ -77,6 +78,7 @@ def take_rows(
         source = np.where(taken, found.source, -1)
     else:
         raise ConfigError(f"matching={matching!r} is unknown: choose one of {', '.join(MATCHINGS)}")
+
     source = source.astype(np.int64)
     source[max(0, n - tail) :] = -1
     return source

@@ -87,16 +87,19 @@ def purge_command(
     selection = Selection(partition, epoch, tuple(donor or ()), older_than)
     if selection == Selection() and not everything:
         raise ConfigError("nothing is selected: give --partition, --epoch, --donor or --older-than, or --all")
+
     check_bucket(next(filter(in_bucket, store), store[0]), feed=feed)
     purged = Purged()
     with ExitStack() as stack:
         # All of them are opened before anything is removed: one that is no cache is a mistake in the command.
         places = {place: format for given in store for place, format in stores_in(given).items()}
+        # Nothing can be selected in an older format: it goes as a whole or not at all.
         if everything and selection == Selection() and not dry_run:
             for place in [place for place, format in places.items() if format != FORMAT]:
                 echo(f"removed {counted(purge_folder(place), 'file')} of an older format from {place}")
                 del places[place]
         stores = [stack.enter_context(closing(open_found(place, feed))) for place in places]
+        # Other stores know no prompts: they follow the ids and media that the first gave up.
         for number, one in enumerate(stores):
             wanted = selection.of_others(purged) if number else selection
             purged += one.purge(wanted, dry_run=dry_run)

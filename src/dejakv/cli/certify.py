@@ -53,6 +53,7 @@ def _certify(
     if (output is None) == (audit is None):
         raise ConfigError("give --output FILE for a new certificate, or --audit FILE for one to hold against the log")
     data = certify.data_of(log)
+
     if audit is not None:
         _refuse_others(given, set_, ("max_samples", "seed"), "--audit runs with the certificate's settings")
         held = Certificate.read(audit)
@@ -65,7 +66,9 @@ def _certify(
             f"{done.verdict}: of {done.hits} hits its rules keep {done.kept}, {done.wrong} of them wrong, from {done.low:.1%} to "
             f"{done.high:.1%}; the bound is {held.error_bound:g}"
         )
+        # A status of its own, so that a script can act on the verdict.
         raise typer.Exit(int(done.verdict == "does not hold"))
+
     assert output is not None
     refuse_existing(output, "--output")
     if Path(log).suffix == ".json" and Path(log).is_file():
@@ -75,6 +78,7 @@ def _certify(
         settings = settings_given(None, {**given, **data, "reuse": "blend"}, set_ or (), None)
         with watching(Console(stderr=True)) as watch:
             made = certify.certify(settings, watch)
+
     replace_file(output, made.text(), "--output")
     counts = made.counts
     echo(f"This certificate {made.holds}.")

@@ -70,12 +70,14 @@ def estimate_command(
     if output is not None:
         refuse_existing(output / "estimate.json", "the estimate")
         make_folder(output)
+
     with watching(Console(stderr=True), counts="requests") as watch:
         result = estimate(
             log, model or SHARES_MODEL, timed=model is not None, max_false_hits=max_false_hits, label_with=label_with, index_encoder=index_encoder,
             chunk_source=chunk_source, raw_prompts=raw_prompts, max_samples=max_samples, min_gain=min_gain,
             watch=watch, reading=reading,
         )  # fmt: skip
+
     print_blocks(parts(result), box=None)
     if output is not None:
         replace_file(output / "estimate.json", json.dumps(result, indent=2) + "\n", "--output")

@@ -36,6 +36,7 @@ def explain_command(
         make_folder(html.parent, "--html")
         if html.is_dir():
             raise ConfigError(f"--html {str(html)!r} is a folder: give the name of a file in it")
+
     if server is not None:
         if sample is None or run is not None or html is not None:
             raise ConfigError("--server takes a request alone: give a JSON file, or - for standard input")
@@ -74,6 +75,7 @@ def explain_request(server: str, source: str, key: str | None = None) -> str:
     owner, served = models[0].get("owned_by"), models[0].get("id")
     route = "chat/completions" if "messages" in body else "completions"
     whole = {name: value for name, value in body.items() if name not in ("stream_options", "max_completion_tokens")}
+    # Donors are decided before the first token, so one token is enough.
     whole |= {"model": body.get("model", served), "stream": False, "max_tokens": 1}
     ours = owner == "dejakv"
     if ours:
@@ -81,6 +83,7 @@ def explain_request(server: str, source: str, key: str | None = None) -> str:
     else:
         params = body.get("kv_transfer_params") or {}
         whole["kv_transfer_params"] = {**params, "dejakv": {**(params.get("dejakv") or {}), "no_store": True}}
+
     answer = _answer(f"{server}/v1/{route}", whole, key)
     told = answer.get("dejakv") if ours else (answer.get("kv_transfer_params") or {}).get("dejakv")
     if not isinstance(told, dict):
@@ -88,6 +91,7 @@ def explain_request(server: str, source: str, key: str | None = None) -> str:
             f"the answer of {server} does not say what DejaKV did: start vLLM with the connector (docs/how-to/vllm.md), or ask the server"
             " itself in place of a router before it"
         )
+
     return sentence(cast(Body, told), answer.get("usage") or {})
 
 
@@ -108,6 +112,7 @@ def sentence(told: Mapping[str, Any], usage: Mapping[str, Any]) -> str:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         own = f"; the engine's own prefix cache had {cached} of them" if cached else ""
         return f"Nothing was reused for {tokens} tokens: {reason or 'no stored state was better than computing'}{own}."
+
     reused, level = told.get("tokens_reused", 0), told.get("level") or method
     because = f"; no more, because {reason}" if reason else ""
     if not told.get("approximate"):
@@ -124,6 +129,7 @@ def _read(source: str) -> Body:
         body = json.loads(text)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {source!r}: {error}; give a JSON file with a request's body, or - ") from error
+
     if not isinstance(body, dict) or not ("prompt" in body or "messages" in body):
         raise InputError(f"{source!r} has no prompt and no messages: give the body of a completion or chat completion")
     return cast(Body, body)
@@ -143,4 +149,5 @@ def _answer(url: str, body: Body | None, key: str | None) -> Body:
         raise InputError(
             f"no answer of {url}: {error}; give the address of a running server, such as http://127.0.0.1:8000"
         ) from error
+
     return cast(Body, said) if isinstance(said, dict) else {}

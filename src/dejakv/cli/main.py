@@ -82,6 +82,7 @@ class _Commands(TyperGroup):
             raise ConfigError(f"there is no command {cmd_name!r} any more: {REMOVED[cmd_name]}")
         if cmd_name not in COMMANDS:
             return None
+        # Importing every command for one page of help would take seconds.
         if self._listing:
             return TyperCommand(cmd_name, help=COMMANDS[cmd_name])
         found = getattr(import_module(f"dejakv.cli.{cmd_name}"), f"{cmd_name}_command")
@@ -89,6 +90,7 @@ class _Commands(TyperGroup):
             app = typer.Typer(add_completion=False)
             app.command(cmd_name, context_settings=_OPTIONS)(found)
             found = app
+
         made = typer.main.get_command(found)
         made.name = cmd_name
         made.epilog = f"Example: {EXAMPLES[cmd_name]}"
@@ -96,6 +98,7 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Gives a `--ray` without an address its own."""
+        # typer has no option whose value may be left out, so it is written in.
         for place, after in enumerate([*args[1:], ""][: len(args)]):
             if args[place] == "--ray" and not _ADDRESS.fullmatch(after):
                 args[place] = "--ray=local"

@@ -34,6 +34,7 @@ def list_command() -> None:
         echo(
             "docs-lm, docs-lckv and shapes-vlm come with the package dejakv-models (extra models), which is not installed"
         )
+
     for model in known:
         if model.reason:
             echo(model.reason)

@@ -65,6 +65,7 @@ def command(
         for one in inspect.signature(body).parameters.values()
         if one.name != "given"
     ]
+
     named = {of: option for option, of in (names or {}).items()}
     every = {
         named.get(name, name): _option(named.get(name, name), name, kind, part, groups, (more or {}).get(name, ()))
@@ -76,6 +77,7 @@ def command(
     kinds = {named.get(name, name): kind for part in settings for name, kind in kinds_of(part).items()}
 
     def run(**values: Any) -> None:
+        # None and [] are "not given": a default here would override a preset.
         found = {option.name: values.pop(option.name) for option in made}
         given = {
             name: from_text(value, kinds[name]) if name in _WITH_COMMAS else value
@@ -90,6 +92,7 @@ def command(
     parameters = sorted(
         [*own, *made], key=lambda one: titles.index(_panel(one)) if _panel(one) in titles else len(titles)
     )
+    # typer makes its options from signature, annotations and docstring.
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     run.__doc__ = body.__doc__
@@ -109,6 +112,7 @@ def _option(
     text = helps(part)[field]
     members = {kind, *get_args(kind)}
     flag, typed = f"--{name.replace('_', '-')}", Any
+
     if name.startswith("disable_"):
         typed, text = bool, f"Switch off: {text}"
     elif bool in members:
@@ -120,6 +124,7 @@ def _option(
     else:
         inner = {get_args(each)[0] if get_origin(each) is Annotated else each for each in members - {NoneType}}
         typed = next((each for each in (int, float) if each in inner), str)
+
     text = _with_default(text, default)
     option = typer.Option(flag, *more, help=text, rich_help_panel=title or "Other settings", hidden=title is None)
     return inspect.Parameter(
@@ -135,6 +140,7 @@ def _with_default(text: str, default: Any) -> str:
     text = (text[0].upper() + text[1:]).replace("`", "")
     if default is None or default == "" or default == () or isinstance(default, bool):
         return f"{text}."
+
     if isinstance(default, tuple):
         default = ",".join(map(str, default))
     return f"{text} (default: {size(default)})."

@@ -25,6 +25,7 @@ def watching(
     if not console.is_terminal:
         yield _Lines(console, log_samples, seconds, counts)
         return
+
     first, last = TextColumn("{task.description}"), TextColumn("{task.fields[means]}")
     columns = (first, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), last)
     with Bars(*columns, console=console, transient=True) as bars:
@@ -104,6 +105,7 @@ class _Lines(_Means):
             if done > self._first:
                 left = (now - self._since) / (done - self._first) * (total - done)
                 text += f", about {left:.0f} s left"
+
             self._print(f"{text}; {self.means}" if self.means else text)
 
 
@@ -111,6 +113,7 @@ def line_of(row: Row) -> str:
     """`[id] hit (embedding:prompt) | latency=0.032s | answer match=True | exact_text=miss, ...`, and the reason for unused state."""
     if row.error:
         return f"[{row.sample_id}] could not run: {row.error}"
+
     arm = "cache" if "cache" in row.arms else next(iter(row.arms))
     record = row.arms[arm].record
     statuses = ", ".join(f"{name}={status}" for name, status in record.statuses.items())

@@ -99,12 +99,14 @@ def _run(
         show_result(result.summary, result.rows)
     else:
         show(result.summary, result.rows)
+
     if brief and result.output is not None and not result.stopped:
         page = result.output / "report.html"
         make_report([result.output], page)
         echo(f"All figures and changed answers: {page.resolve().as_uri()}")
     elif result.output is not None:
         echo(f"written to {result.output}: {', '.join(sorted(path.name for path in result.output.iterdir()))}")
+
     if result.stopped:
         where = f"after {len(result.rows)} of {result.summary['stopped_before']} samples"
         again = "add --resume to the same command to continue" if result.output is not None else "nothing was kept"
@@ -138,6 +140,7 @@ def settings_given(
         run, cache = split_settings(values, where)
         run_part |= run
         cache_part |= cache
+
     if preset is None and "model" not in run_part:
         preset, chosen = default_for(run_part.get("dataset"), run_part.get("cache_mode"))
         run_part |= chosen

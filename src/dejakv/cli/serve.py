@@ -32,6 +32,7 @@ def _serve(help_all: HelpAll = False, *, given: dict[str, Any]) -> None:
         if name in given:
             value = given.pop(name)
             given[of] = not value if name in SWITCHES else value
+
     settings = ServerSettings.read(
         {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     )
@@ -46,6 +47,7 @@ def _serve(help_all: HelpAll = False, *, given: dict[str, Any]) -> None:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
             return
+
     if not server.started:
         raise typer.Exit(3)
 

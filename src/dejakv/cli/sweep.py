@@ -58,10 +58,12 @@ def sweep_command(
         lines = sweeps.sweep(
             spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, watch=watch, lines=in_turn
         )
+
     every = logged(log_file)
     print_blocks(parts(every))
     failed = sum(bool(line["error"]) for line in lines)
     skipped = len(every) - len(lines)
     echo(f"{counted(len(lines) - failed, 'run')}, {failed} failed, {skipped} skipped, logged in {log_file}")
+
     if failed:
         raise typer.Exit(1)

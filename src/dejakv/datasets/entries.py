@@ -93,6 +93,7 @@ class Entry:
 def loaded(text: str) -> Any:
     """JSON; halves of surrogate pairs, which are no text, become question marks."""
     found = json.loads(text)
+    # No encoder takes them. Few lines have any, and only those are parsed twice.
     return json.loads(_whole_text(json.dumps(found, ensure_ascii=False))) if "\\ud" in text.lower() else found
 
 
@@ -101,13 +102,16 @@ def _whole_text(text: str) -> str:
 
 
 def of_line(place: int, line: str) -> Entry | Skipped:
+    # Byte order marks, NULs of a file cut under its writer, record separators (RFC 7464).
     text = line.strip("\ufeff \t\r\n\0\x1e")
     if text.startswith("{"):
         return of_record(place, loaded(text))
     if found := _VLLM.search(text) or _OLD_VLLM.search(text):
+        # vLLM logs Python literals; this evaluates them and runs nothing.
         prompt, ids = ast.literal_eval(found[2]), ast.literal_eval(found[3])
         sample = _raw(found[1], _whole_text(str(prompt or "")), ids)
         return Entry(place, "vLLM's log", sample, time=_vllm_time(text))
+
     if found := _VLLM_BODY.search(text):
         body, left_out = loaded(found[1]), list[str]()
         if why := _no_prompt({"body": body}):
@@ -129,6 +133,7 @@ def of_record(place: int, record: Any) -> Entry | Skipped:
         time = _moment(record.get("timestamp"), 1000)
         tokens = _count(record.get("input_length"), "input_length")
         return Entry(place, "Mooncake trace", blocks=tuple(map(int, record["hash_ids"])), tokens=tokens, time=time)
+
     if why := _no_prompt(record):
         return why
     name, kind = str(record.get("id", record.get("request_id", place))), str(record.get("type", "")).upper()
@@ -136,6 +141,7 @@ def of_record(place: int, record: Any) -> Entry | Skipped:
     if isinstance(body := parsed(record.get("body")), dict):
         name, form = str(record.get("custom_id", name)), "OpenAI batch"
         sample = _of_body(name, body, left_out)
+    # Before LiteLLM's test, which a start time would pass too.
     elif "input" in record and (
         {"traceId", "trace_id", "startTime", "start_time"} & set(record) or kind in _OBSERVATIONS
     ):
@@ -146,6 +152,7 @@ def of_record(place: int, record: Any) -> Entry | Skipped:
         form, sample = "LiteLLM log", _of_litellm(name, record, left_out)
     else:
         form, sample = "JSON lines", _plain(str(record.get("id", place)), record, left_out)
+
     return Entry(place, form, sample, tenant=_tenant(record), time=_time(record), left_out=tuple(left_out))
 
 
@@ -158,10 +165,12 @@ def _no_prompt(record: Mapping[str, Any]) -> Skipped | None:
     urls = [str(record.get(name) or "") for name in ("url", "endpoint", "path")]
     if any(map(_NO_PROMPT.fullmatch, names)) or any(map(_NO_PROMPT_URL.search, urls)):
         return EMBEDDED
+    # The model's name alone is a weak sign, and a conversation outweighs it.
     if "messages" not in body and ("encoding_format" in body or "embed" in str(body.get("model", "")).lower()):
         return EMBEDDED
     if str(record.get("cache_hit")).lower() in ("true", "1"):
         return CACHED
+
     failed = (
         str(record.get("status")).lower() in ("failure", "failed", "error")
         or str(record.get("level")).upper() == "ERROR"
@@ -182,6 +191,7 @@ def _plain(name: str, record: dict[str, Any], left_out: list[str]) -> Sample:
         context = text_of(record.get("context"), left)
         left_out += sorted(left)
         return Sample(name, question, answer, context=context, fields=record)
+
     if unnested(record) is record and not any(record.get(key) for key in (*SEEN, "message", "query")):
         _refuse_answers(record)
     return _of_messages(name, record, left_out, answer)
@@ -203,6 +213,7 @@ def _of_litellm(name: str, record: Mapping[str, Any], left_out: list[str]) -> Sa
     if not isinstance(body, dict) or not any(
         unnested(body).get(key) for key in ("messages", "prompt", "input", "contents")
     ):
+        # The proxy may log what it sent and not what it got.
         body = parsed(record.get("messages")) or ""
         if isinstance(body, list):
             given = (parsed(record.get(key)) for key in ("optional_params", "model_parameters"))
@@ -210,6 +221,7 @@ def _of_litellm(name: str, record: Mapping[str, Any], left_out: list[str]) -> Sa
                 key: value for each in given if isinstance(each, dict) for key, value in each.items() if key in SEEN
             }
             body = {**extra, "messages": body}
+
     told = json.dumps(body)
     if "litellm_truncated" in told:
         left_out.append("what LiteLLM cut of long texts")
@@ -226,6 +238,7 @@ def _of_input(name: str, asked: Any, left_out: list[str]) -> Sample:
     items: list[Any] = body if isinstance(body, list) else []
     if items and (not isinstance(asked, str) or all(isinstance(item, dict) for item in items)):
         return _of_prompt(name, items, left_out, "its prompt was not stored")
+
     return _of_prompt(name, asked, left_out, "its prompt was not stored")
 
 
@@ -237,6 +250,7 @@ def _of_body(name: str, body: Mapping[str, Any], left_out: list[str]) -> Sample:
         asked = cast(list[int], body["input"])
     elif any(body.get(key) for key in SEEN):
         return _of_messages(name, body, left_out)
+
     left_out += sorted(unseen(body))
     return _of_prompt(name, asked, left_out, "its body has no prompt and no messages")
 
@@ -251,6 +265,7 @@ def _of_prompt(name: str, asked: Any, left_out: list[str], lacks: str) -> Sample
         if any(isinstance(each, int) for each in cast(list[Any], asked)):
             return _raw(name, "", cast(list[int], asked))
         return _of_messages(name, {"messages": asked}, left_out)
+
     raise DatasetError(lacks)
 
 
@@ -267,6 +282,7 @@ def _raw(name: str, prompt: str, ids: Sequence[int] | None = None) -> Sample:
         raise DatasetError("its prompt was not stored")
     if ids and not token_ids(ids):
         raise DatasetError("its prompt has numbers that are no token ids: give ids from 0 on, or a text")
+
     return Sample(
         name,
         (prompt.strip() and prompt) or "token ids",
@@ -277,6 +293,7 @@ def _raw(name: str, prompt: str, ids: Sequence[int] | None = None) -> Sample:
 def token_ids(value: Any) -> bool:
     """Whether a value is a list of token ids."""
     listed = isinstance(value, list | tuple)
+    # Not isinstance: True and False are ints as well.
     return listed and all(type(each) is int and 0 <= each < MOST_TOKENS for each in cast(Sequence[Any], value))
 
 
@@ -291,6 +308,7 @@ def _count(value: Any, name: str) -> int:
         count = int(value)
     except (TypeError, ValueError, OverflowError):
         count = 0
+
     if not 0 < count <= MOST_TOKENS:
         raise DatasetError(f"its {name} is no number of tokens: give one from 1 on")
     return count
@@ -300,6 +318,7 @@ def _tenant(record: Mapping[str, Any]) -> str:
     metadata = record.get("metadata")
     places = (record, cast(dict[str, Any], metadata) if isinstance(metadata, dict) else {})
     name, value = next(((name, each[name]) for name in TENANT for each in places if each.get(name)), ("", ""))
+    # Reports name tenants, and must not have a key in them.
     return f"key {hashlib.sha256(str(value).encode()).hexdigest()[:8]}" if name == "api_key" else str(value)
 
 
@@ -318,8 +337,10 @@ def _moment(value: Any, unit: float = 1) -> float | None:
         return seconds if 0 <= seconds < LATEST else None
     except (TypeError, OverflowError):
         return None
+
     if not 0 <= number < LATEST * 1e9:  # not a number, too
         return None
+    # Only this unit or a finer one, so that small times in ms are not taken for seconds.
     return number / next(part for part in (unit, 1, 1e3, 1e6, 1e9) if part >= unit and number / part < LATEST)
 
 

@@ -25,6 +25,7 @@ def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises: DatasetError naming the line, if a line is not a JSON object in UTF-8.
     """
     with file.open("rb") as lines:
+        # Bytes, so that text which is not UTF-8 is an error of its line.
         for number, line in enumerate(lines, 1):
             if not line.strip(b"\xef\xbb\xbf \t\r\n"):
                 continue
@@ -52,6 +53,7 @@ def media_from_file(path: Path) -> Media:
 
 def inside(root: Path, name: str) -> Path:
     """`root / name`. Raises: DatasetError if it lies outside of `root`."""
+    # Resolved first: neither `..` nor a link leads out of the folder.
     path = (root / name).resolve()
     if not path.is_relative_to(root.resolve()):
         raise DatasetError(f"the image path {name!r} leaves the folder {str(root)!r}: give paths below --image-root")
@@ -87,6 +89,7 @@ class FolderDataset:
         pictures = sorted(path for path in self.path.iterdir() if path.suffix.lower() in SUFFIXES)
         if not pictures:
             raise DatasetError(f"no picture in {str(self.path)!r}: put {', '.join(SUFFIXES)} files there")
+
         for picture in pictures:
             media = media_from_file(picture)
             beside = picture.with_suffix(".txt")

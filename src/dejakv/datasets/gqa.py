@@ -63,7 +63,9 @@ class GqaHub:
         images, rows = None, {}
         if self.pictures:
             images = self._load(self.config.replace("_instructions", "_images"))
+            # Ids alone: the pictures are many, and few questions may be asked.
             rows = {str(name): row for row, name in enumerate(images["id"])}
+
         for record in questions:
             media: tuple[Media, ...] = ()
             if images is not None:
@@ -91,6 +93,7 @@ class GqaHub:
                 f"cannot load {self.path} ({config}, split {self.split}): {error}. Without internet give --dataset-path"
                 " with GQA's own JSON and --image-root"
             ) from error
+        # Bytes as they are: a picture is known by their digest, and decoding loses them.
         return found.cast_column("image", Image(decode=False)) if "image" in found.column_names else found
 
 
@@ -103,6 +106,7 @@ class ParquetRows:
         opened = [ParquetFile(file) for file in files]
         self._groups = [(file, group) for file in opened for group in range(file.num_row_groups)]
         self._ends: list[int] = []
+
         for file, group in self._groups:
             self._ends.append(file.metadata.row_group(group).num_rows + (self._ends[-1] if self._ends else 0))
         self._last: tuple[int, Any] = (-1, None)
@@ -116,10 +120,12 @@ class ParquetRows:
         if isinstance(key, str):
             groups = (file.read_row_group(group, columns=[key]) for file, group in self._groups)
             return [value for table in groups for value in table[key].to_pylist()]
+        # The first group that ends behind this row.
         number = bisect_right(self._ends, key)
         if self._last[0] != number:
             file, group = self._groups[number]
             self._last = (number, file.read_row_group(group))
+
         row = key - (self._ends[number - 1] if number else 0)
         return self._last[1].slice(row, 1).to_pylist()[0]
 
@@ -133,6 +139,7 @@ def _files(folder: Path, config: str, split: str) -> Sequence[str]:
     found = [str(file) for file in files.get(split, ())]
     if not found or not all(file.endswith(".parquet") for file in found):
         raise DatasetError(f"it has {', '.join(files) or 'no split'} and not {split}, or files that are not Parquet")
+
     return found
 
 

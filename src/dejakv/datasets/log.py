@@ -124,6 +124,7 @@ class Log:
             self.skipped[found] += 1
         else:
             self.unread += 1
+            # A file of another kind is broken in every line.
             if len(self.broken) < MOST_NAMED:
                 self.broken[place] = found
 
@@ -144,6 +145,7 @@ class Log:
             told.append(
                 f"without partition or user: {self.nobody:,} of {counted(total, 'request')}, which count as one tenant's"
             )
+
         if self.undated:
             told.append(
                 f"without a time: {self.undated:,} of {counted(total, 'request')}, so all are taken in the order of the file"
@@ -157,10 +159,13 @@ class Log:
                 return [self]
             file.seek(0)
             found, begin, first = list[Log](), 0, 1
+            # readline completes the last line, so that none is cut in two.
             while piece := file.read(size) + file.readline():
                 found.append(Log(self.path, self.image_root, begin, begin + len(piece), first))
                 begin += len(piece)
+                # Lines end with LF, CR or both, as when the part is read.
                 first += piece.count(b"\n") + piece.count(b"\r") - piece.count(b"\r\n")
+
         return found
 
     def __iter__(self) -> Iterator[Sample]:
@@ -174,7 +179,9 @@ class Log:
         """The entry with its tenant and its pictures in its sample."""
         if entry.sample is None:
             return entry
+
         fields, root = dict(entry.sample.fields), self.image_root
+        # A field of that name with other content would be run as ids.
         if not token_ids(fields.get("token_ids")):
             fields.pop("token_ids", None)
         if entry.tenant:
@@ -188,9 +195,11 @@ class Log:
 
     def _lines(self) -> Iterator[tuple[int, Callable[[], Entry | Skipped]]]:
         shape = "lines"
+        # A part begins anywhere, and only lines are given in parts.
         if self.end is None:
             with self.path.open("rb") as file:
                 shape = _shape(file.read(4096))
+
         with self._text() as lines:
             if shape == "array":
                 for place, text in enumerate(_elements(lines.read), 1):
@@ -229,6 +238,7 @@ def _shape(head: bytes) -> str:
         if {"TIMESTAMP", "REQUEST TOKENS"} <= columns:
             return "it is a trace of BurstGPT: rename its columns Timestamp and Request tokens to TIMESTAMP and ContextTokens"
         return "it is a table (CSV): write it as JSON lines, one object with 'prompt' or 'messages' for each request"
+
     if _PRETTY.match(begin):
         return "it is JSON over several lines: write one request a line (jq -c . FILE, or jq -c '.NAME[]' FILE for those in a list)"
     return "lines"
@@ -242,6 +252,7 @@ def _rows(lines: io.TextIOBase) -> Iterator[Mapping[str, Any]]:
     """The rows of a table; one that is no row is empty."""
     rows = csv.DictReader(lines)
     rows.fieldnames = [name.strip().upper() for name in rows.fieldnames or ()]
+
     while True:
         try:
             yield next(rows)
@@ -254,6 +265,7 @@ def _rows(lines: io.TextIOBase) -> Iterator[Mapping[str, Any]]:
 def _whole_line(lines: io.TextIOBase) -> str:
     """The next line; of a too long one the beginning, which is no request."""
     line = rest = lines.readline(LONGEST_LINE)
+    # Read past it in pieces, so that it is never in memory as a whole.
     while len(rest) == LONGEST_LINE and not rest.endswith("\n"):
         rest = lines.readline(LONGEST_LINE)
         line = line[:1]
@@ -266,6 +278,7 @@ def _elements(read: Callable[[int], str]) -> Iterator[str]:
     while piece := read(1 << 16):
         begin = 0
         for place, letter in enumerate(piece):
+            # Commas and brackets in a string separate nothing.
             if quoted:
                 quoted, escaped = escaped or letter != '"', letter == "\\" and not escaped
             elif letter == '"':
@@ -280,8 +293,10 @@ def _elements(read: Callable[[int], str]) -> Iterator[str]:
                     held, begin = [], place + 1
                     if text:
                         yield text
+        # Behind the array's end there is nothing to keep.
         if depth:
             held.append(piece[begin:])
+
     if text := "".join(held).strip():
         yield text  # the file ends within it
 

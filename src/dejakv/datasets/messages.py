@@ -84,6 +84,7 @@ def read_messages(record: Mapping[str, Any], where: str) -> list[Message]:
             before += 1
         elif not 0 <= message.edits < before:
             raise DatasetError(f"{where}: an edit names message {message.edits}, but {before} messages come before it")
+
     if not any(message.role == "assistant" and message.edits is None for message in found[1:]):
         raise DatasetError(
             f"{where} has no model call: give a conversation in which an assistant's message follows another one"
@@ -106,17 +107,21 @@ def read_request(record: Mapping[str, Any], where: str, left_out: set[str] | Non
         raise DatasetError(
             f"{where}: a request must end with a user's or a tool's message: to replay conversations with answers, give --dataset sessions"
         )
+
     return kept
 
 
 def unnested(record: Mapping[str, Any], depth: int = 4) -> Mapping[str, Any]:
     """The body of a request, which may stand within other objects, also as JSON text; the record itself if it has no other."""
+    # Nested JSON of a log may go on without end.
     if depth and not _has(record, CONVERSATIONS, "trajectory"):
         for name in NESTED:
             if isinstance(inner := parsed(record.get(name)), dict):
                 body = unnested(inner, depth - 1)
                 if _has(body, CONVERSATIONS, "trajectory", "question", "prompt"):
+                    # System texts and tools may stand beside the body; those within it win.
                     return {**{key: record[key] for key in (*SYSTEM, *DEFINITIONS) if key in record}, **body}
+
     return record
 
 
@@ -162,6 +167,7 @@ def _found(record: Mapping[str, Any], where: str, left_out: set[str], *, questio
     texts += [[_fields(each) for each in listed]] if isinstance(listed := record.get("documents"), list) else []
     heads = [text for each in texts if (text := text_of(each, left_out)).strip()]
     tools = [one for name in DEFINITIONS for one in definitions_of(parsed(record.get(name)))]
+
     items = [*_items(record, where, question)]
     if not items and not (question and heads):
         raise DatasetError(
@@ -173,6 +179,7 @@ def _found(record: Mapping[str, Any], where: str, left_out: set[str], *, questio
     for item, place in items:
         messages = list(_messages(item, place, tools, left_out))
         if messages and (edits := messages[0].edits) is not None:
+            # An edit counts the log's items, and one item may have become several messages.
             known = 0 <= edits < len(numbers)
             found.append(Message("user", messages[0].text, edits=numbers[edits] if known else edits))
         else:
@@ -181,15 +188,19 @@ def _found(record: Mapping[str, Any], where: str, left_out: set[str], *, questio
 
     begin = next((place for place, message in enumerate(found) if message.role != "system"), len(found))
     said = {message.text for message in found[:begin]}
+    # A log may have it twice: as a field and as the first message.
     first = [Message("system", text) for text in heads if text not in said]
+
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     behind = [Message("system", f"<tools>\n{listed}\n</tools>")] if tools else []
+    # System texts and tools now stand before them, so the numbers in edits move.
     found = [
         message
         if message.edits is None
         else replace(message, edits=message.edits + len(first) + len(behind) * (message.edits >= begin))
         for message in found
     ]
+
     return [*first, *found[:begin], *behind, *found[begin:]]
 
 
@@ -213,6 +224,7 @@ def _items(record: Mapping[str, Any], where: str, question: bool) -> Iterator[tu
             listed = [{"role": "user", "content": listed}]
         if all(isinstance(item, str | list) for item in listed):
             raise DatasetError(f"{where} asks for several prompts at once: write each on a line of its own")
+
         yield from ((item, f"{where}, {key}[{number}]") for number, item in enumerate(listed))
         if question and key in ("history", "chat_history") and asked is not None:
             yield {"role": "user", "content": asked}, where
@@ -232,6 +244,7 @@ def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> It
         return
     if not isinstance(item, dict):
         raise DatasetError(f"{where} is not a message: give an object with 'role' and 'content'")
+
     if "edit" in item:
         if not isinstance(item["edit"], int) or not isinstance(item.get("content"), str):
             raise DatasetError(
@@ -239,6 +252,7 @@ def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> It
             )
         yield Message("user", item["content"], edits=item["edit"])
         return
+
     item = _flat(item)
     name = _role(item) or ("user" if "parts" in item else "")
     if name not in _ROLES:
@@ -256,9 +270,11 @@ def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> It
     )
     if content is not None and not isinstance(content, str | list | dict):
         raise DatasetError(f"{where}: 'content' is neither a text nor a list of parts: give one of them")
+
     if name in _TOOLS and isinstance(content, dict) and definition_of(content) is None:
         content = result_of(content, left_out)
     pieces = list(pieces_of(content, left_out))
+    # Some logs have the same calls in the content and beside it.
     if not any(kind == "call" for kind, _ in pieces):
         pieces += [("call", call_of(call)) for call in _calls(item)]
     if not pieces and isinstance(item.get("refusal"), str):
@@ -277,16 +293,19 @@ def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> It
     tools += [tool for kind, tool in pieces if kind == "tool"]
     if pieces and all(kind == "tool" for kind, _ in pieces):
         return
+
     texts = list[str]()
     results = False
     for kind, text in pieces:
         if kind == "result" and name not in _TOOLS:
+            # Text before a result stays before it, as a message of its own.
             if any(texts):
                 yield Message(_ROLES[name], joined(texts))
             yield _tool(text)
             texts, results = [], True
         elif kind != "tool":
             texts.append(text)
+
     if name in _TOOLS:
         yield _tool(joined(texts))
     elif any(texts) or not results:
@@ -328,8 +347,10 @@ def _step(step: Any, where: str) -> Iterator[Message]:
     """Yield the messages of a step of SWE-agent's `trajectory`: the response or action, then the observation."""
     if not isinstance(step, dict):
         raise DatasetError(f"{where}: a step of 'trajectory' is not an object: give steps as SWE-agent writes them")
+
     said, action = (str(step.get(key) or "") for key in ("response", "action"))
     said = said or str(step.get("thought") or "")
+    # A response usually has the action in it, which is not said twice.
     parts = (said,) if said and action in said else (said, action)
     yield Message("assistant", "\n".join(part for part in parts if part))
     yield _tool(str(step.get("observation") or ""))
@@ -346,4 +367,5 @@ def merged(messages: Iterable[Message]) -> tuple[Message, ...]:
             out[-1] = Message(message.role, f"{out[-1].text}{between}{message.text}")
         else:
             out.append(message)
+
     return tuple(out)

@@ -25,12 +25,14 @@ def parsed(value: Any) -> Any:
             inner = json.loads(value)
         except (ValueError, RecursionError):
             return value
+        # Gateways encode what is JSON in a string already.
         return parsed(inner) if isinstance(inner, str) else inner
     return value
 
 
 def named(what: str, name: str) -> str:
     """A name of the log's, if it is one and no text."""
+    # Notes are printed and passed on, and another key may be a user's text.
     return f"{what} {name!r}" if re.fullmatch(r"[\w.:/-]{1,40}", name) else f"{what} with another name"
 
 
@@ -52,6 +54,7 @@ def pieces_of(part: Any, left_out: set[str]) -> Iterator[tuple[str, Any]]:
     into `left_out` by its type."""
     if part is None:
         return
+
     if isinstance(part, str):
         yield "text", part
     elif isinstance(part, list):
@@ -67,6 +70,7 @@ def _part(part: dict[str, Any], left_out: set[str]) -> Iterator[tuple[str, Any]]
     kind = kind_of(part)
     call = next((part[key] for key in _CALLS if isinstance(part.get(key), dict)), None)
     result = next((part[key] for key in _RESULTS if isinstance(part.get(key), dict)), None)
+
     if (tool := definition_of(part)) is not None:
         yield "tool", tool
     elif (
@@ -114,6 +118,7 @@ def result_of(value: Any, left_out: set[str]) -> str:
         if inner:
             return result_of(inner[0], left_out)
         return json.dumps({key: each for key, each in value.items() if key != "type"}, ensure_ascii=False)
+
     if isinstance(value, list) and all(
         isinstance(each, str) or (isinstance(each, dict) and _is_part(each)) for each in value
     ):
@@ -132,8 +137,10 @@ def definition_of(part: Any) -> dict[str, Any] | None:
     function = next((part[key] for key in ("function", "toolSpec") if isinstance(part.get(key), dict)), part)
     schema: Any = next((function[key] for key in _SCHEMA if isinstance(function.get(key), dict)), None)
     described = schema is not None or ("function" in part and "description" in function)
+    # A call has a name as well, but arguments in place of a schema.
     if not described or not isinstance(function.get("name"), str) or any(key in function for key in _ARGUMENTS):
         return None
+
     if isinstance(schema, dict) and isinstance(schema.get("json"), dict):
         schema = schema["json"]
     told = {"name": function["name"], "description": function.get("description"), "parameters": schema}
@@ -169,7 +176,9 @@ def call_of(call: Any) -> str:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
+            # Templates expect an object; a code tool gets its text as it is.
             arguments = {"text": arguments}
+
     name = function.get("name") or function.get("toolName") or function.get("type") or ""
     content = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{content}\n</tool_call>"

@@ -65,6 +65,7 @@ def read_corpus(path: str | Path) -> Corpus:
         raise DatasetError(f"no file or folder {str(path)!r}: give {FORMS} with --dataset-path")
     if source.suffix == ".json":
         return _squad(source)
+
     return _checked(source, *_lines(source), recorded=True)
 
 
@@ -81,6 +82,7 @@ def _squad(file: Path) -> Corpus:
                     questions.append(Question(asked["question"], answers[0]["text"], title))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise DatasetError(f"{file.name} is not in SQuAD's format ({error!r}): give {FORMS}") from error
+
     return _checked(file, passages, questions)
 
 
@@ -97,6 +99,7 @@ def _lines(file: Path) -> tuple[list[Passage], list[Question]]:
             passages.append(Passage(str(record.get("title", "")), text))
         else:
             raise DatasetError(f"{where} has neither a text 'passage' nor a text 'question': give {FORMS}")
+
     return passages, questions
 
 
@@ -114,6 +117,7 @@ def _folder(folder: Path) -> Corpus:
     for file in sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXTS and path.is_file()):
         title = file.relative_to(folder).as_posix()
         passages += [Passage(title, text) for text in _pieces(file.read_text(encoding="utf-8-sig", errors="replace"))]
+
     asked = folder / "questions.jsonl"
     if asked.is_file():
         more, questions = _lines(asked)
@@ -128,6 +132,7 @@ def _pieces(text: str) -> Iterator[str]:
             yield piece
             piece = ""
         piece = f"{piece}\n\n{paragraph.strip()}".strip()
+
     if piece:
         yield piece
 
@@ -174,6 +179,7 @@ def docs_corpus() -> Corpus:
             head = f"{name}({signature})" if item.kind == "function" else f"class {name}"
             passages.append(Passage(name, f"{head}, {item.kind} of the module {module}\n{cut(item.doc, MOST)}"))
             questions += _questions(module, name, item, defaults)
+
     return Corpus(tuple(passages), tuple(questions))
 
 
@@ -191,7 +197,9 @@ def _defaults(item: CodeObject) -> Iterator[tuple[str, str]]:
     (node,) = ast.parse(textwrap.dedent(item.code)).body
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return
+
     plain = [*node.args.posonlyargs, *node.args.args]
+    # Defaults are those of the last positional parameters.
     missing: list[ast.expr | None] = [None] * (len(plain) - len(node.args.defaults))
     given = [*missing, *node.args.defaults, *node.args.kw_defaults]
     for argument, default in zip([*plain, *node.args.kwonlyargs], given, strict=True):
@@ -223,6 +231,7 @@ class RagDataset:
             raise ConfigError(f"--order {order!r} is unknown: choose one of {', '.join(get_args(Order))}")
         if passages < 1:
             raise ConfigError(f"--passages {passages}: give 1 or more")
+
         self.corpus: Corpus = docs_corpus() if path is None else read_corpus(path)
         self.seed, self.passages, self.order = seed, passages, order
         self._retriever: Any = _index(self.corpus.passages) if self.corpus.passages else None
@@ -249,9 +258,11 @@ class RagDataset:
             places, held = list(range(len(question.retrieved)))[: self.passages], question.retrieved
         else:
             places, held = self._best(question.text), self.corpus.passages
+
         if self.order == "document":
             places.sort()
         if self.order == "shuffled":
+            # Seeded by the number: the order in one prompt does not depend on those before.
             random.Random(f"rag/{self.seed}/{number}").shuffle(places)
         return [held[place] for place in places]
 
@@ -270,12 +281,14 @@ def traffic(questions: Sequence[Question], seed: int) -> Iterator[Question]:
     left = list(topics.values())
     rng.shuffle(left)
     weights = [1 / (rank + 1) for rank in range(len(left))]
+
     for waiting in left:
         rng.shuffle(waiting)
     while left:
         (chosen,) = rng.choices(range(len(left)), weights)
         yield left[chosen].pop()
         if not left[chosen]:
+            # With its weight, as only topics with a question may be drawn.
             del left[chosen], weights[chosen]
 
 

@@ -68,6 +68,7 @@ def open_dataset(
         given = {key: value for key, value in (own or {}).items() if value is not None and OPTIONS[key] == name}
         kind = getattr(import_module(f"dejakv.datasets.{name}"), WORKLOADS[name])
         return kind(options.path, options.seed, **given)
+
     if name == "gqa":
         return open_gqa(options.path, options.config, options.split, pictures)
     path = options.path or (options.image_root if name == "folder" else None)
@@ -103,6 +104,7 @@ def begin(found: Iterator[T], most: int) -> tuple[tuple[T, ...], bool]:
     """The first `most` samples, and whether there are more. An error of the next one is ignored."""
     first = tuple(islice(found, most))
     try:
+        # One more is read, only to know whether there is one.
         return first, next(found, None) is not None
     except DatasetError:
         return first, True
@@ -110,6 +112,7 @@ def begin(found: Iterator[T], most: int) -> tuple[tuple[T, ...], bool]:
 
 def _checked(dataset: Dataset) -> Iterator[Sample]:
     for sample in dataset:
+        # A factory is the user's code, and nothing has checked what it yields.
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DatasetError(f"the data set yielded a {type(sample).__name__}: yield dejakv.datasets.base.Sample")
         yield sample

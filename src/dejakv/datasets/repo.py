@@ -67,6 +67,7 @@ def read_package(name_or_folder: str) -> Package:
             f"{name_or_folder!r} has no Python source with classes or functions in {str(root)!r}: name a package that is "
             "written in Python (email, asyncio), or a folder of .py files"
         )
+
     files = tuple(path.relative_to(base).as_posix() for path in paths)
     return Package(root.stem if root.is_file() else root.name, files, tuple(objects))
 
@@ -87,10 +88,12 @@ def _folder(name: str) -> Path:
             why = "is built into the interpreter" if builtin else "is not installed"
             raise DatasetError(f"the package {name!r} {why}: --dataset-path takes an installed package or a folder")
         search = list(spec.submodule_search_locations or [])
+
     assert spec is not None
     found = search[0] if search else spec.origin or ""
     if search or found.endswith(".py"):
         return Path(found)
+
     raise DatasetError(f"the package {name!r} has no Python source ({spec.origin}): name one that is written in Python")
 
 
@@ -100,6 +103,7 @@ def _objects(path: Path, file: str) -> Iterator[CodeObject]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):  # packages also contain templates and files of other Python versions
         return
+
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     lines = text.splitlines(keepends=True)
     for node in tree.body:
@@ -112,9 +116,11 @@ def _objects(path: Path, file: str) -> Iterator[CodeObject]:
 def _object(node: ast.stmt, owner: str, file: str, lines: list[str]) -> Iterator[CodeObject]:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
+
     called = [call.func for call in ast.walk(node) if isinstance(call, ast.Call)]
     calls = {each.id for each in called if isinstance(each, ast.Name)}
     calls |= {each.attr for each in called if isinstance(each, ast.Attribute)}
+    # A node's line is that of `def`; decorators stand above it.
     first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
     yield CodeObject(
         name=f"{owner}.{node.name}",
@@ -162,6 +168,7 @@ class RepoDataset:
             fields = {"file": item.file, "object": item.name, "kind": item.kind}
             yield Sample(f"repo-{made}", f"{INSTRUCTION}\nThe object: {item.name}.", context=context, fields=fields)
             made += 1
+
         if not made:
             raise DatasetError(
                 f"no object of {self.package.name!r} makes a prompt of {LEAST} characters: name a larger package"
@@ -178,10 +185,12 @@ class RepoDataset:
             for number, other in enumerate(others):
                 head = f"\n{title}\n" if number == 0 else "\n"
                 part = f"{head}{other.kind} {other.name} of {other.file}:\n{cut(other.code, REFERENCE)}"
+                # No half object: the next title may have a shorter one.
                 if len(part) + 1 > room:
                     break
                 room -= len(part) + 1
                 parts.append(part)
+
         return "\n".join(parts)
 
     def _tree(self, file: str) -> list[str]:
@@ -222,15 +231,18 @@ class RepoDataset:
         order: dict[str, CodeObject] = {}
         open_now: set[str] = set()
         for root in sorted(known.values(), key=lambda item: rank[item.file]):
+            # No recursion: a chain of calls may be longer than Python's stack.
             stack = [root]
             while stack:
                 item = stack[-1]
                 waiting = [o for o in self._callees[item.name] if o.name not in order and o.name not in open_now]
+                # Seen before, and nothing left to wait for: it is placed, or closes a cycle.
                 if item.name in order or (item.name in open_now and not waiting):
                     order.setdefault(item.name, stack.pop())
                     continue
                 open_now.add(item.name)
                 stack += reversed(waiting)
+
         return tuple(order.values())
 
 

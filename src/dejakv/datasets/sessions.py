@@ -46,12 +46,14 @@ class SessionsDataset:
         rng = random.Random(f"sessions/{self.seed}")
         waiting = [(number, enumerate(self._calls(session))) for number, session in enumerate(self.sessions)]
         rng.shuffle(waiting)
+
         going: list[tuple[int, Iterator[tuple[int, tuple[tuple[Message, ...], str]]]]] = []
         while waiting or going:
             while waiting and len(going) < AT_ONCE:
                 going.append(waiting.pop())
             chosen = rng.randrange(len(going))
             session, calls = going[chosen]
+
             call = next(calls, None)
             if call is None:
                 del going[chosen]
@@ -71,8 +73,10 @@ class SessionsDataset:
             if message.edits is not None:
                 history[message.edits] = replace(history[message.edits], text=message.text)
                 continue
+            # A greeting before the first question answers no request.
             if message.role == "assistant" and any(m.role == "user" for m in history):
                 seen = merged(windowed(compacted(history, self.compact_tools), self.window))
+                # What trimming leaves may end with an answer, and no template takes that.
                 if seen and seen[-1].role == "user":
                     yield seen, message.text
             history.append(message)
@@ -81,6 +85,7 @@ class SessionsDataset:
 def compacted(history: Sequence[Message], keep: int | None) -> list[Message]:
     """The history with a line on its length in place of each tool result but the last `keep`."""
     results = [place for place, message in enumerate(history) if message.tool]
+    # results[:-0] is empty, so that keeping none is a case of its own.
     old = set(results if keep == 0 else results[:-keep]) if keep is not None else set[int]()
     line = "<tool_response>\n({} characters, left out)\n</tool_response>"
     return [replace(m, text=line.format(len(m.text))) if place in old else m for place, m in enumerate(history)]
@@ -92,8 +97,10 @@ def windowed(history: Sequence[Message], window: int) -> list[Message]:
     tail = list(history[start:])
     if window and len(tail) > window:
         tail = tail[-window:]
+        # Templates want a user's message first.
         while len(tail) > 1 and tail[0].role != "user":
             tail = tail[1:]
+
     return [*history[:start], *tail]
 
 
@@ -102,12 +109,14 @@ def _records(path: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
         lines = files("dejakv.datasets").joinpath("sessions.jsonl").read_text(encoding="utf-8").splitlines()
         yield from ((f"sessions.jsonl line {number}", json.loads(line)) for number, line in enumerate(lines, 1))
         return
+
     file = Path(path).expanduser()
     if not file.is_file():
         raise DatasetError(f"no file {path!r}: give JSON lines with 'messages' with --dataset-path")
     if file.suffix == ".jsonl":
         yield from json_lines(file)
         return
+
     content = read_json(file, "if it has JSON lines, name it .jsonl")
     listed = content if isinstance(content, list) else [content]
     if listed and all(isinstance(item, dict) and "role" in item for item in listed):

@@ -32,6 +32,7 @@ def answer_key(sampling: Sampling, generation: str) -> AnswerKey | None:
     """
     if not sampling.greedy:
         return None
+    # A list, as it comes back from JSON: a tuple would never be equal to it.
     return sampling.max_new_tokens, sampling.num_beams, list(sampling.stop), generation
 
 
@@ -46,6 +47,7 @@ def kept_answer(meta: ChunkMeta, key: AnswerKey | None) -> KeptAnswer | None:
     """Return the stored answer of this key. None without a key or an answer, for another key, and for a damaged note."""
     if key is None or meta.answer is None:
         return None
+    # Read as a pattern: the metadata may come from another version, or be damaged.
     match meta.metadata.get(_NOTE):
         case [of, [*ids], dtype, bitwise] if of == list(key) and all(isinstance(each, int) for each in ids):
             return KeptAnswer(meta.answer, tuple(ids), str(dtype), bitwise is True)

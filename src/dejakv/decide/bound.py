@@ -53,10 +53,12 @@ class ErrorBound(Observer):
         method, setting = LATE_BLEND if late else plan.method, setting_of(plan.method, self._config)
         cls = self._gate.class_of(prepared.request.partition, prepared.epoch, method, setting)
         features = features_of(plan, decision.found, len(prepared.token_ids))
+
         if late:
             tried, exact = plan.seconds, decision.exact.seconds
             features[TIME_SHARE] = tried / exact if tried is not None and exact else 0.0
         if late and self._gate.tries(cls, features):
+            # `accept` fills it in during the run: the decision itself is frozen.
             trial = Trial(plan)
             decision = replace(decision, trial=trial)
 
@@ -66,6 +68,7 @@ class ErrorBound(Observer):
                 return "" if draw.served else f"{BOUND}: {draw.reason}"
 
             return replace(decision, plans=(replace(plan, accept=accept), *decision.plans[1:]))
+
         draw = self._gate.draw(cls, features, late=late)
         decision = replace(decision, trial=Trial(plan, draw))
         if not draw.served:
@@ -114,6 +117,7 @@ class Certified(Observer):
             self._problem = _breaks(self._found, config)
         except ConfigError as error:
             self._problem = str(error)
+
         if self._problem:
             self._warn(self._problem)
 
@@ -131,9 +135,11 @@ class Certified(Observer):
         if prepared.epoch != found.epoch:
             self._warn(why := f"{CERTIFICATE} is of another model or engine: it names {found.model} on {found.engine}")
             return why
+
         level, tokens = plan.match.level if plan.match is not None else "", len(prepared.token_ids)
         if (plan.method, level) != (found.method, found.level):
             return f"{CERTIFICATE} is not of such a hit: it covers {found.method} of {found.level} text"
+
         risk = risk_of(plan.method, features_of(plan, decision.found, tokens))
         if found.serves(risk, tokens):
             return ""
@@ -142,6 +148,7 @@ class Certified(Observer):
         return f"{CERTIFICATE} does not serve such a plan: its risk is {risk:.3f}, {found.cutoff or 0:.3f} at most"
 
     def _warn(self, why: str) -> None:
+        # Once for each reason: every request would log it otherwise.
         if why != self._told:
             self._told = why
             logger.warning("nothing approximate is served: %s", why)
@@ -155,6 +162,7 @@ def certified_setting(config: SemanticCacheConfig) -> str:
 def _breaks(found: Certificate, config: SemanticCacheConfig) -> str:
     """Why a certificate does not cover these settings; empty if it does."""
     asked, here = config.error_bound, certified_setting(config)
+    # A stricter certificate keeps a looser bound, but not the other way round.
     if asked is not None and found.error_bound > asked:
         return f"{CERTIFICATE} is of another bound: error_bound is {found.error_bound:g}, {asked:g} is asked for"
     if found.dejakv_version != __version__:
@@ -163,4 +171,5 @@ def _breaks(found: Certificate, config: SemanticCacheConfig) -> str:
         return f"{CERTIFICATE} is of another setting: {found.setting!r}, here {here!r}"
     if found.cutoff is None:
         return f"{CERTIFICATE} opens no rule: its log has too few hits, or too many wrong ones"
+
     return ""

@@ -39,6 +39,7 @@ class Costs:
 
     def rows(self, rows: float, tokens: int, held: int = 0) -> float:
         """Seconds of some rows of a prompt, all behind its first `held` tokens, with state of the others."""
+        # Rows behind a prefix see all of it: half of the rest, and the whole prefix.
         keys = self.whole * tokens + (1 - self.whole) * held
         return rows * (self.row + keys * self.masked * self.pair)
 
@@ -92,12 +93,14 @@ class Rate:
         return median(self._seen)
 
     def add(self, observed: float) -> None:
+        # Below 0 where the estimate of the other parts was too high: then it costs nothing.
         self._seen = [*self._seen, max(0.0, observed)][-SEEN:]
         self._missed = 0
 
     def missed(self) -> None:
         """Note that other work was chosen. `SEEN` times in a row forget the observations, else a slow spell would rule it out for good."""
         self._missed += 1
+
         if self._missed >= SEEN:
             self._seen, self._missed = self._begin, 0
 
@@ -156,6 +159,7 @@ class CostMeter:
         """Observe a prompt with `rows` computed and the rest loaded."""
         if seconds >= LEAST_SECONDS:
             self._operation.add(seconds / self._operations(rows, tokens))
+        # Neither blends nor loads were chosen: old observations of them should not rule for ever.
         if rows == tokens:
             self._blend.missed()
             self._byte.missed()
@@ -177,7 +181,9 @@ class CostMeter:
     def _of_operation(self, forward: Callable[[int], object]) -> float:
         """Seconds of an operation: best of a few passes, after a short warm-up."""
         forward(FIRST)
+        # The least of a few: other work of the machine only ever adds time.
         rows, took = FIRST, min(_seconds(forward, FIRST) for _ in range(PASSES))
+        # More rows measure better, where the model is fast enough to afford them.
         if took * PASSES * MORE / FIRST <= LIMIT:
             rows, took = MORE, min(_seconds(forward, MORE) for _ in range(PASSES))
         return max(took, 1e-9) / self._operations(rows, rows)
@@ -192,6 +198,7 @@ def _seconds(forward: Callable[[int], object], rows: int) -> float:
 def _copy_seconds() -> float:
     """Seconds to copy a byte in memory."""
     source = np.ones(4 << 20, np.uint8)
+    # Its pages come with the first copy: the least of three leaves that one out.
     target = np.empty_like(source)
     best = min(_seconds(lambda _: np.copyto(target, source), 0) for _ in range(3))
     return best / source.nbytes

@@ -31,6 +31,7 @@ class CacheCounts:
 
     def add(self, other: "CacheCounts") -> None:
         """Add other counts to these."""
+        # `Counter + Counter` and `int + int` alike, so that new fields need no code here.
         for name, count in vars(other).items():
             setattr(self, name, getattr(self, name) + count)
 
@@ -44,6 +45,7 @@ class PartitionCounts:
 
     def decided(self, partition: str, decision: Decision) -> None:
         """Count a lookup, its rejections and the best plan's hit; a found donor without use is no hit."""
+
         plan = decision.plans[0]
         rejections = Counter(each.guard for each in decision.found.verdicts if each.decision == "reject")
         hits = Counter([plan.match.level] if plan.match is not None else [])

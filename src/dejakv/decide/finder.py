@@ -113,22 +113,27 @@ class Finder:
         Never raises for the state of the cache. Raises: ConfigError for a level with wrong settings.
         """
         began = time.perf_counter()
+        # Guards see the request alone, so its threshold must be the one that counts.
         if ask.threshold != prepared.request.threshold:
             prepared = replace(prepared, request=replace(prepared.request, threshold=ask.threshold))
         entry, query = self._asked(prepared)
         statuses: dict[str, Status] = {}
+        # Its own state first: by its id, without any search.
         own = self._known(entry.id, prepared)
         found = self._find(query, own, prepared, ask, statuses)
         tokens = len(prepared.token_ids)
         if self._finds_prefixes:
+            # All but the last token, whose logits give the answer.
             prefix = (PrefixHit(entry.id, tokens - 1), own) if own is not None else self._longest_prefix(prepared)
             found = replace(found, prefix=prefix)
+
         same = bool(found.donors) and found.donors[0].id == entry.id
         if not same:
             found = self._estimated(found, prepared, ask, exactly=costs is not None)
         plans, considered = choose(
             tokens, found, ask, self.config, same=same, costs=costs, piece=prepared.piece, away=self.store.away
         )
+
         seconds = time.perf_counter() - began
         return Decision(entry, ask, plans, found, query, settled(statuses, plans[0]), seconds, considered)
 
@@ -165,8 +170,10 @@ class Finder:
         Exact state is added to every level (without `levels`, only to those without vectors), rows of a blend for later blends alone.
         """
         with self._lock:
+            # It may have left and come back while the store is indexed.
             self._left.discard(meta.id)
         self._add(meta, self.levels if levels else self._exact)
+        # Asked after it was added: a removal in between has found nothing to remove.
         if self.store.meta(meta.id) is not None:
             return True
         self.remove(meta.id)
@@ -186,6 +193,7 @@ class Finder:
     def remove(self, donor: str) -> None:
         """Make a chunk unfindable."""
         with self._lock:
+            # The thread that fills the index may still hold a description of it.
             if self._fillings:
                 self._left.add(donor)
             if self._copied is not None:
@@ -232,10 +240,13 @@ class Finder:
                         failed = failed or error
         except Exception as error:
             failed = error
+
         with self._lock:
             self._fillings -= 1
+            # Another filling may still hold descriptions of what has left.
             if not self._fillings:
                 self._left.clear()
+
         if failed is not None:
             logger.warning("not every level finds all stored prompts until the next start: %s", failed)
         return failed
@@ -250,14 +261,17 @@ class Finder:
         metas = [meta for meta in metas if serves_blends(meta, self.config)]
         if copied is None or not metas:
             return
+        # Outside of the lock: lookups would wait for it.
         found = fingerprints_of(metas)
         with self._lock:
             there = [number for number, meta in enumerate(metas) if meta.id not in self._left]
             copied.add([metas[number] for number in there], [found[number] for number in there])
 
     def _add_to(self, levels: Sequence[Level], meta: ChunkMeta) -> None:
+        # Rows of a blend are no answer to any prompt: only blends take them.
         if meta.kind != KV or not levels:
             return
+
         request = Request.stored(meta.prompt, meta.chunk, meta.partition)
         stored = meta.vectors if meta.embedder == self.embedder else {}
         texts = {"text": stored["text"]} if "text" in stored else {}
@@ -323,18 +337,22 @@ class Finder:
         named = dict.fromkeys(ask.named)
         donors = self._donors(named, prepared, ask)[: ask.most_donors(self.config)]
         unknown = Verdict("reject", NAMED, "a donor that the request names is not known in its partition")
+
         strange = sum(self._known(id, prepared, ask.method) is None for id in named)
         return Found(Match(donors[0].id, NAMED, 1.0) if donors else None, donors, verdicts=(unknown,) * strange)
 
     def _copied_text(self, prepared: Prepared, ask: Ask) -> Found:
         """Donors of the prompt's text, largest share first; none if they cover too little."""
         with self._lock:
+            # Under the lock: of two first requests one alone fills the index.
             begins = self._copied is None
             copied = self._copied = CopiedText(self.store) if self._copied is None else self._copied
         if begins:
+            # Outside of the lock, which the filling takes again and again.
             self._fill(())
         with self._lock:
             cover = copied.search(prepared, prepared.epoch)
+
         donors = self._donors(cover.donors[: ask.most_donors(self.config)], prepared, ask)
         used = {meta.id for meta in donors}
         runs = tuple((run.start, run.length) for run in cover.runs if run.donor in used)
@@ -363,15 +381,18 @@ class Finder:
                 verdicts.append(Verdict("reject", level.name, f"the level failed: {type(error).__name__}"))
                 continue
             statuses.update(search.statuses)
+
             for candidate in _own_first(search.matches, own):
                 meta = own if own is not None and candidate.donor == own.id else self._known(candidate.donor, prepared)
                 if meta is None:
                     continue
+                # Equal tokens need no guard: its state is exact.
                 if meta is not own:
                     asked = [guard for guard in self.guards if not (ask.piecewise and guard.waived_for_blend)]
                     verdicts.append(judge(asked, query.request, meta, candidate))
                     if verdicts[-1].decision != "accept":
                         continue
+
                 match = match or candidate
                 donors.append(meta)
                 if meta is own or len(donors) >= ask.most_donors(self.config):
@@ -379,6 +400,7 @@ class Finder:
             if match is not None:
                 statuses.update({**skipped(self.levels[place + 1 :]), **statuses})
                 break
+            # The level had candidates, and the guards accepted none of them.
             statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
         return Found(match, tuple(donors), verdicts=tuple(verdicts))
 
@@ -392,6 +414,7 @@ class Finder:
             return found
         if not exactly:
             return replace(found, held=found.runs) if found.copied is not None else found
+
         with self._lock:
             index = self._copied
             theirs = [index.tokens(meta) if index else with_media(meta.token_ids, meta.spans) for meta in found.donors]
@@ -407,6 +430,7 @@ class Finder:
     def _known(self, id: str, prepared: Prepared, method: Method = "exact") -> ChunkMeta | None:
         """Describe a chunk of the request's partition and epoch: exact state, or rows for a blend."""
         meta = self.store.meta(id)
+        # Whatever an index says: no state crosses tenants or models.
         if meta is None or (meta.partition, meta.epoch) != (prepared.request.partition, prepared.epoch):
             return None
         return meta if (self._keeps_exact and meta.kind == KV) or method == "blend" else None
@@ -419,6 +443,7 @@ def space_of(prepared: Prepared, media: str) -> str:
     """Name of the space of comparable requests: partition, epoch and, with `media="exact"`, media."""
     request = prepared.request
     digests = [item.digest for item in request.media] or [span.digest for span in prepared.spans]
+    # Prompts with and without media are never compared, whatever the setting.
     apart = media_key(digests) if media == "exact" else ("media" if digests else "")
     return digest_of("space", request.partition, prepared.epoch, apart)[:40]
 

@@ -68,13 +68,16 @@ def literals(text: str) -> tuple[str, ...]:
     single spaces.
     """
     text = unicodedata.normalize("NFC", text)
+    # Of the whole text: a single line in capitals may be a name.
     shouted = is_shouted(text)
     lines = [line for line in text.splitlines() if line.strip()]
     shared: list[str] = []
     before = False
+
     for place, line in enumerate(lines):
         literal = [token.literal for token in tokens(line, shouted=shouted) if token.literal]
         indentation = line[: len(line) - len(line.lstrip())] if len(lines) > 1 else ""
+        # Line breaks of prose may move; beside code they belong to it.
         if indentation or (place and (literal or before)):
             shared.append("\n" + indentation)
         shared += literal
@@ -98,6 +101,7 @@ def _is_word(text: str) -> bool:
 
 
 def _is_stable(text: str) -> bool:
+    # NFKC turns superscripts and ligatures into plain letters: such text is not plain.
     return unicodedata.is_normalized("NFKC", text)
 
 

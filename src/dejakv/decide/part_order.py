@@ -104,10 +104,12 @@ def arranged(frame: Frame, cache: Prefixes, tokenize: Tokenize, partition: str) 
     prompt = frame.prompt(given)
     held, tokens = found(prompt)
     best = Arrangement(given, prompt, held, held, tokens)
+    # Parts never seen follow in the order given.
     order = tuple(dict.fromkeys((*_greedy(frame, found), *given)))
     if order != given:
         prompt = frame.prompt(order)
         longer, tokens = found(prompt)
+        # A block at least: less is noise of the border, and another order costs answers.
         if longer >= held + BLOCK_TOKENS:
             best = Arrangement(order, prompt, longer, held, tokens)
     return replace(best, seconds=time.perf_counter() - began)
@@ -119,16 +121,19 @@ def _greedy(frame: Frame, found: Callable[[str], tuple[int, int]]) -> list[int]:
     left = list(range(len(frame.parts)))
     reached = found(frame.before)[0] if frame.before else 0
     while left:
+        # First by beginnings alone: whole parts are tokenized only where these fit.
         known = [number for number in left if _begins(frame, chosen, number, found) >= reached + BLOCK_TOKENS]
         # What stands behind every part is tokenized with it, so that tokens across the border count.
         tried = {number: found(frame.opening([*chosen, number]) + frame.between) for number in known}
         if not tried:
             break
+
         best = max(known, key=lambda number: tried[number][0])
         longest, length = tried[best]
         chosen.append(best)
         left.remove(best)
         reached = longest
+        # Its end was not computed before, so no prefix reaches beyond it.
         if longest < length - BORDER:
             break
     return chosen

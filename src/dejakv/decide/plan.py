@@ -124,6 +124,7 @@ class Found:
         """Tokens of a prompt of `tokens` behind the first `kept` in no donor; 0 if unknown."""
         if self.held is None:
             return 0
+        # A run may begin within the prefix: only what is behind it counts.
         return tokens - kept - sum(max(0, first + length - max(first, kept)) for first, length in self.held)
 
 
@@ -257,6 +258,7 @@ class Decision:
         """The decision after its best plan was refused."""
         best = self.plan
         considered = tuple(replace(plan, refused=reason) if plan is best else plan for plan in self.considered)
+        # The exact plan next: another approximate one would need its own draw.
         plans = (replace(self.exact, reason=reason), *(plan for plan in self.plans[1:] if plan is not self.exact))
         return replace(self, plans=plans, considered=considered)
 
@@ -283,6 +285,7 @@ def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
     for name, status in statuses.items():
         unused = plan.match is None or (plan.match.level == COPIED and name != COPIED)
         rows[name] = "miss" if unused and status == "hit" else status
+
     rows["kv_cache"] = "miss" if plan.method == "none" else "hit"
     return rows
 
@@ -326,6 +329,7 @@ def choose(
         answer = kept_answer(donor, ask.answers)
         if answer is not None:
             own = Plan("exact", (donor,), found.match, tokens, seconds=_nothing(costs), answer=answer)
+        # The prefix stands for the prompt itself, which can be read whole.
         elif found.prefix is None or found.prefix[0].donor != donor.id:
             found = replace(found, prefix=(PrefixHit(donor.id, tokens - 1), donor))
             own = _bounded([*ways, _brought(_exact_plans(tokens, found, costs, piece)[-1], tokens - 1, away)])[-1]
@@ -345,7 +349,9 @@ def choose(
     else:
         tried = [_brought(way, tokens, away) for way in _approximate_plans(tokens, found, ask, config, costs, piece)]
         tried = [replace(way, refused=_refusal(way, tokens, exact, config.min_gain)) for way in tried]
+        # With the exact plans, since a deadline follows from what they would cost.
         tried = _bounded([*ways, *tried])[len(ways) :]
+
         admitted = [way for way in tried if not way.refused]
         best = _cheapest([*ways, *admitted])
         if best.approximate:
@@ -354,6 +360,7 @@ def choose(
                 whole = replace(best, config=config, most=most_computed(tokens, best, exact, config.min_gain, costs))
             return (whole, exact, *others), (*ways, *(whole if way is best else way for way in tried))
         reason = f"{COSTS}: {', '.join(map(str, (*ways, *tried)))}: {best.name}" if admitted else tried[0].refused
+
     if not exact.donors and found.prefix is not None:
         if len(ways) > 1:
             reason = reason or f"{COSTS}: {', '.join(map(str, ways))}: {exact.name}"
@@ -361,6 +368,7 @@ def choose(
             reason = _below(piece, "the prompt" if same else "the stored prefix")
     elif not exact.donors:
         reason = reason or (NO_PREFIX if ask.method == "exact" else NO_DONOR)
+
     return (replace(exact, reason=reason), *others), (*ways, *tried)
 
 
@@ -399,6 +407,7 @@ def _brought(plan: Plan, held: int, away: Away) -> Plan:
     """The plan with the time to read state from a bucket, of at most `held` tokens of each donor."""
     if plan.seconds is None or not plan.donors:
         return plan
+
     took = sum(away(donor.id, [(0, held)]) for donor in plan.donors)
     return replace(plan, seconds=plan.seconds + took, away=took) if took else plan
 
@@ -412,11 +421,13 @@ def _within(plan: Plan, plans: Sequence[Plan]) -> float | None:
     instead = [other for other in plans if other is not plan and not other.away and not other.approximate]
     if plan.seconds is None or not instead:
         return None
+    # The time that is left for reading until computing would have been as fast.
     return max(0.0, min(other.seconds or 0.0 for other in instead) - (plan.seconds - plan.away))
 
 
 def _cheapest(plans: Sequence[Plan]) -> Plan:
     """Cheapest plan, ties to the first; without costs the one with most reuse."""
+    # A single unknown time makes all of them incomparable.
     if any(plan.seconds is None for plan in plans):
         return max(plans, key=lambda plan: plan.reused)
     return min(plans, key=lambda plan: plan.seconds or 0.0)
@@ -444,9 +455,11 @@ def _approximate_plans(
         if answer is not None:
             yield Plan("adopt", donors, found.match, tokens, seconds=_nothing(costs), answer=answer)
             return
+
         length = donors[0].num_tokens
         held = reusable(length, length, piece, donors[0].spans)
         took = costs.prefix(held, length) if costs else None
+        # The donor's own last tokens are computed, and count as computed of this prompt.
         yield Plan("adopt", donors, found.match, tokens - (length - held), seconds=took)
     elif ask.method == "top_layer":  # behind an exact prefix too its bottom layers run over the whole prompt
         rows = min(tokens, max(config.top_layer_tail, found.new(tokens, 0)))
@@ -469,6 +482,7 @@ def _nothing(costs: Costs | None) -> float | None:
 def _blend(
     tokens: int, found: Found, donors: Sequence[ChunkMeta], kept: int, costs: Costs | None, share: float
 ) -> Plan:
+    # At least one row: the last one gives the answer.
     rows = max(1, round((tokens - kept) * share), found.new(tokens, kept))
     return _priced(Plan("blend", tuple(donors), found.match, tokens - rows, kept=kept), tokens, costs)
 

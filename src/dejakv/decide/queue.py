@@ -93,6 +93,7 @@ class SettlingQueue:
         """Queue a draw's label before its request runs, so that a client leaving at its answer changes nothing."""
         if not draw.labelled:
             return
+
         label = Label(key=draw.id, request=request, epoch=epoch, came=now(), draw=draw, decision=decision)
         waiting = self._labels
         lost: list[Label] = []
@@ -102,8 +103,10 @@ class SettlingQueue:
             else:
                 waiting[draw.id] = label
                 while len(waiting) > 1 and _full(waiting, MOST_LABELS):
+                    # A shadow costs time alone; a lost audit counts as wrong.
                     shadows = (id for id, other in waiting.items() if not other.draw.served and id != draw.id)
                     lost.append(waiting.pop(next(shadows, next(iter(waiting)))))
+        # Outside of the lock: the gate takes its own, and writes to the ledger.
         self._lose(lost)
 
     def answered(self, draw: Draw, answer: Seen | None, *, approximate: bool) -> None:
@@ -117,6 +120,7 @@ class SettlingQueue:
             if approximate == draw.served:
                 self._labels[draw.id] = replace(label, answer=answer)
                 return
+            # The plan ended exactly after all: there is nothing to compare.
             del self._labels[draw.id]
         self._lose(
             [replace(label, draw=replace(draw, served=False))]
@@ -144,6 +148,7 @@ class SettlingQueue:
         entry, waiting = decision.entry, self._promotions
         request = replace(decision.query.request, sampling=PREFILL, metadata={})
         with self._lock:
+            # Removed first, so that it moves to the end, the newest place.
             waiting.pop(entry.id, None)
             waiting[entry.id] = Promotion(key=entry.id, request=request, epoch=entry.epoch, came=now(), ttl=entry.ttl)
             while _full(waiting, MOST_PROMOTIONS):
@@ -160,10 +165,12 @@ class SettlingQueue:
                     return item
                 if left > 0:
                     return replace(item, request=replace(item.request, ttl=left))
+
             return None
 
     def removing(self, partition: str | None) -> None:
         """Note the start of a removal, from a partition or from all (None): work begun earlier is not stored."""
+        # Only appended to: a mark is a length, and stays true.
         self._removals.append(partition)
 
     def mark(self) -> int:

@@ -34,6 +34,7 @@ def owned(array: Any) -> Any:
         if array.requires_grad:
             array = array.detach()
         return array.clone() if array.untyped_storage().nbytes() > array.nbytes else array
+
     array = cast("NDArray[Any]", array)
     base = array.base
     return array.copy() if base is not None and int(getattr(base, "nbytes", 0)) > array.nbytes else array

@@ -133,6 +133,7 @@ class Registry:
             block = self.take(wanted.key)
             if block is not None:
                 return block
+            # Without counting: polls would be misses.
             there = self.disk is not None and load(self.disk, wanted.key)[0] is not None
             if there or time.monotonic() >= deadline:
                 return self.recall(wanted)
@@ -154,6 +155,7 @@ class Registry:
                 if (block := self._hit(wanted.key)) is not None:
                     return block
                 run = self._runs.get(wanted.key)
+                # The first caller leads, and all others wait for its run.
                 if leads := run is None:
                     run = self._runs[wanted.key] = EncoderRun(wanted.key)
                 elif run in _leading.get():
@@ -163,9 +165,11 @@ class Registry:
                     )
                 else:
                     run.waiting += 1
+            # Outside of the lock: the encoder takes long.
             if leads:
                 self._lead(run, wanted, compute)
                 return run.result()
+
             try:
                 block = run.result()
             except _Interrupted:
@@ -199,8 +203,11 @@ class Registry:
         Raises: StoreError if the disk cannot be purged.
         """
         at = clock()
+
         with self._lock:
             gone = self._drop(lambda key, born: selection.takes_output(key, born, at), at, dry_run=dry_run)
+
+        # Outside of the lock: the disk may be slow.
         purged = self.disk.purge(selection, dry_run=dry_run) if self.disk is not None else Purged()
         alone = [size for id, size in gone.items() if id not in purged.ids]
         return purged + Purged(encoder_outputs=len(alone), bytes=sum(alone), ids=frozenset(gone))
@@ -219,6 +226,7 @@ class Registry:
                     stats.entries += 1
                     stats.bytes += block.estimated_vram_bytes
             stats.waiting_callers = sum(run.waiting for key, run in self._runs.items() if partition in (None, key[0]))
+
         stats.max_entries, stats.max_bytes = self._parts.max_entries, self._parts.max_bytes
         return stats
 
@@ -250,6 +258,7 @@ class Registry:
 
     def _hold(self, key: Key, block: VisualEmbeddingBlock) -> bool:
         """Takes a block into memory, in place of one of the same key; False if it was refused."""
+        # Before `put`, which replaces it.
         old = self._held(key)
         try:
             controller = self.queueing_controller
@@ -259,12 +268,14 @@ class Registry:
             self._figures[key[0]].refusals[str(refusal)] += 1
             logger.debug("encoder output not stored (%s): %s", refusal, _label(key))
             return False
+
         if old is not None:
             block.access_count = old.access_count
             self._figures[key[0]].evictions["replaced"] += 1
         for evicted in left:
             self._figures[evicted[0]].evictions[limit] += 1
             logger.debug("encoder output evicted (%s): %s", limit, _label(evicted))
+
         tier = self._in(key[0])
         logger.debug(
             "encoder output stored: %s, %d bytes; now %d outputs, %d bytes",
@@ -279,6 +290,7 @@ class Registry:
         if not dry_run:
             for key, _ in chosen:
                 self._in(key[0]).drop(key)
+            # A copy: the loop removes runs.
             for key in [key for key in self._runs if taken(key, at)]:
                 self._runs.pop(key).keep = False
         return {chunk_id(key): block.estimated_vram_bytes for key, block in chosen}
@@ -322,6 +334,7 @@ class Registry:
             if block is not None:
                 self._end(run, block, recalled=True)
                 return
+
             began = time.perf_counter()
             output = compute()
             self._end(run, self._block(wanted, output, time.perf_counter() - began))
@@ -329,6 +342,7 @@ class Registry:
             self._fail(run, error)
         finally:
             _leading.reset(token)
+            # An interruption passes by the handler above.
             if not run.done():
                 with self._lock:
                     self._forget(run)
@@ -344,7 +358,9 @@ class Registry:
                 figures.encoder_seconds += block.encoder_seconds or 0.0
             if run.keep:
                 self._keep(run.key, block, on_disk=not recalled)
+            # Under the same lock as `_keep`: a caller finds the run or its block.
             self._forget(run)
+        # Last: waiting callers go on as soon as it is set.
         run.set_result(block)
 
     def _fail(self, run: EncoderRun, error: Exception) -> None:
@@ -354,6 +370,7 @@ class Registry:
         run.set_exception(error)
 
     def _forget(self, run: EncoderRun) -> None:
+        # After a purge a new run of this key may have begun.
         if self._runs.get(run.key) is run:
             del self._runs[run.key]
 
@@ -380,6 +397,7 @@ class Registry:
             raise InputError(
                 f"encoder_seconds is {seconds}: pass the time of the encoder run, or None if it was not measured"
             )
+
         _, _, modality, content_hash = wanted.key
         return VisualEmbeddingBlock(
             content_hash=content_hash,

@@ -75,6 +75,7 @@ def save(store: Store, key: Key, block: VisualEmbeddingBlock) -> None:
         "encoder_model": block.encoder_model,
         "encoder_seconds": block.encoder_seconds,
     }
+
     meta = ChunkMeta(
         id=chunk_id(key), partition=partition, epoch=epoch, token_ids=(), prompt="", chunk="", kind=KIND,
         created=block.born, ttl=block.ttl, metadata=about,
@@ -88,17 +89,21 @@ def load(store: Store, key: Key) -> tuple[VisualEmbeddingBlock | None, bool]:
     meta = store.meta(id)
     if meta is None:
         return None, False
+
     until, seconds, encoding = None, store.away(id), meta.metadata.get("encoder_seconds")
     if seconds and encoding is not None:  # from a bucket, if that takes less time than the encoder took
         if seconds >= encoding:
             return None, False
         until = time.monotonic() + encoding
+
     chunk = store.get(id, until)
     if chunk is None:
+        # Late is not damaged: only a failure before the deadline counts.
         return None, until is None or time.monotonic() < until
     try:
         return _block_of(chunk), False
     except InputError:
+        # Or every lookup would read it and fail again.
         store.delete(id)
         return None, True
 
@@ -135,6 +140,7 @@ def check_embedding(embedding: Any, *, finite: bool = True) -> None:
         )
     if 0 in tuple(shape):
         raise InputError(f"the embedding of shape {tuple(shape)} has no elements: check the encoder's input")
+
     if finite and not is_finite(embedding):
         raise InputError(
             "the embedding has NaN or infinite values and is not kept, because every request with this picture would get "

@@ -82,6 +82,7 @@ def recommend_dp_mode(
             f"no recommendation for {batch_image_count} images of {image_resolution} and an encoder of depth "
             f"{encoder_depth}: pass a count of 0 or more, (width, height) in pixels and the number of layers"
         )
+
     width, height = image_resolution
     size = f"{width}x{height}"
     if batch_image_count >= 10 and width <= 256 and height <= 256:
@@ -170,6 +171,7 @@ class EncoderView:
     ) -> VisualCacheResult:
         """All steps for one medium: hash, lookup, encoding if necessary, and the recommendation of DP mode."""
         content_hash = compute_content_hash(raw_bytes)
+        # Filled if this call, and not another caller's, runs the encoder.
         computed: list[bool] = []
 
         def counted() -> Any:
@@ -275,8 +277,10 @@ class VisualKVCache(Registry, EncoderView):
             raise ConfigError(f"unknown eviction policy {policy!r}: use one of {', '.join(get_args(PolicyName))}")
         if not 0 <= ttl < math.inf:
             raise ConfigError(f"ttl={ttl} is no time: give a number of seconds, or 0 for no limit")
+
         self.max_entries = max_entries
         self.max_vram_bytes = max_vram_bytes
+
         if disk is not None and not isinstance(disk, Store):
             disk = open_store(disk, max_bytes=disk_bytes, queue=_QUEUE, feed=feed)
         budget = (parts or Parts()).scaled(max_vram_bytes, max_entries)

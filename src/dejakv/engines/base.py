@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dejakv.blend.top_layer import TopLayerConfig
     from dejakv.encoder_cache import VisualKVCache
 
+# Token id, and the text that it adds: empty until a character is complete.
 OnToken = Callable[[int, str], None]
 
 NO_STATE = Tensor(np.zeros((2, 1, 1, 1, 1), np.uint8), "U8")
@@ -211,6 +212,7 @@ class Engine:
     def full(self, prepared: Prepared, *, on_token: OnToken | None = None) -> Completion:
         """Compute in full. Raises: as `run`."""
         ran = self.run(prepared, on_token=on_token)
+        # Full computation is never refused, by contract: name the engine that breaks it.
         if not isinstance(ran, Completion):
             raise ModelError(f"the engine {self.name} refused full computation ({ran.reason}): return a Completion")
         return ran

@@ -36,6 +36,7 @@ class ModelChoice:
 
 def open_engine(choice: ModelChoice, cache: SemanticCacheConfig) -> Any:
     """Load the model, with the encoder registry and pruning of a cache's settings. Raises: ModelError, MissingExtraError."""
+    # Before the heavy import: wrong settings of the cache fail at once.
     registry = encoder_registry(cache)
     from dejakv.engines.transformers import TransformersEngine
 
@@ -69,6 +70,7 @@ def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache | None:
         return None
     disk = config.fusion_cache_dir if config.enable_fusion_cache else None
     lifetime = config.lifetime(config.ttl_encoder)
+
     return VisualKVCache(
         max_entries=1_000_000,
         max_vram_bytes=config.encoder_bytes,
@@ -123,12 +125,14 @@ def open_templates(choice: ModelChoice) -> Any:
     found = resolve(choice.model)
     if isinstance(found, Path) and found.suffix == SUFFIX:
         return load_gguf_tokenizer(found)
+
     where = str(found)
     options = {"trust_remote_code": choice.trust_remote_code}
     try:
         processor: Any = AutoProcessor.from_pretrained(where, **options)
     except (ValueError, OSError, KeyError):
         processor = None
+    # Some repositories keep the chat template with the tokenizer alone.
     if getattr(processor, "chat_template", None):
         return processor
     return AutoTokenizer.from_pretrained(where, **options)

@@ -40,6 +40,7 @@ def to_store(tensor: torch.Tensor) -> Tensor:
     name = NAMES.get(tensor.dtype)
     if name is None:
         raise ModelError(f"{tensor.dtype} cannot be stored: load the model in float32, bfloat16 or float16")
+    # numpy has no bfloat16, and torch hands out its bits as int16.
     if name == "BF16":
         return Tensor(tensor.view(torch.int16).numpy().view(np.uint16), name)
     return Tensor(tensor.numpy(), name)
@@ -53,8 +54,10 @@ def borrowed(tensor: Tensor) -> torch.Tensor:
     data = np.ascontiguousarray(tensor.data)
     if tensor.dtype not in _HELD or data.dtype != _HELD[tensor.dtype]:
         raise ModelError(f"a state of dtype {tensor.dtype} held as {data.dtype} is unknown: clear the cache directory")
+    # A memory map is read-only, and torch.from_numpy warns of read-only arrays.
     if not data.flags.writeable and data.size:
         data = np.asarray(_Borrowed(data))
+
     if tensor.dtype == "BF16":
         return torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(data)

@@ -25,6 +25,7 @@ def recommend(rows: Sequence[Mapping[str, Any]], max_false_hits: float) -> dict[
         best = max(shown, key=_worth)
         enough = f", which is shown to be at most {max_false_hits:.1%}; of such settings it saves the most tokens"
         return {"settings": _settings(best), "row": dict(best), "reason": f"{_rate(best)}{enough}"}
+
     exact: dict[str, Any] = {"settings": {"reuse": "exact"}, "row": None}
     if not useful:
         return {**exact, "reason": "no prompt would have been answered from a similar one: exact reuse loses nothing"}
@@ -33,9 +34,11 @@ def recommend(rows: Sequence[Mapping[str, Any]], max_false_hits: float) -> dict[
             **exact,
             "reason": "whether a hit is right is unknown: add an 'answer' to the lines of the log, or give --label-with MODEL",
         }
+    # Their rate and not the interval: what more labels might still show to be right.
     likely = [row for row in useful if row["judged"] and row["false_hit_rate"] <= max_false_hits]
     if not likely:
         return {**exact, "reason": f"every setting with hits is wrong in more than {max_false_hits:.1%} of them"}
+
     best = max(likely, key=_worth)
     nearest = f"the nearest ({_in_words(_settings(best))}) has {_rate(best)}"
     return {
@@ -45,6 +48,7 @@ def recommend(rows: Sequence[Mapping[str, Any]], max_false_hits: float) -> dict[
 
 
 def _worth(row: Mapping[str, Any]) -> tuple[int, bool, float]:
+    # Ties go to the strictest: with the guard, then the highest threshold (none counts as 1).
     return row["tokens_saved"], row["lexical_guard"], row["threshold"] or 1.0
 
 
@@ -71,6 +75,7 @@ def worth(found: Mapping[str, Any]) -> dict[str, Any]:
     """Settings for the trial that an estimate proposes: a blend where it computes at least a tenth of the prompt tokens less than exact
     reuse does, else none."""
     computed, total = found["computed"], found["prompt_tokens"]
+    # Without the whole text only prefixes are known, and what a blend saves is not.
     gain = (computed["exact"] - computed["blend default"]) / max(1, total) if found["whole_text"] else 0.0
     return {"reuse": "blend"} if gain >= WORTH else {}
 
@@ -88,6 +93,7 @@ def verdict(found: Mapping[str, Any]) -> str:
         return f"Worth a trial: a blend would save {more:.0%} of the tokens beyond the {exact:.0%} that prefix caching saves; its answers are approximate."
     if exact >= WORTH:
         return f"Prefix caching is enough: it saves {exact:.0%} of the tokens, and a blend {more:.0%} more; `exact` keeps that over restarts and evictions."
+
     return f"Reuse does not pay here: prefixes save {exact:.0%} of the tokens, and a blend {more:.0%} more."
 
 
@@ -109,6 +115,7 @@ def settings_sheet(result: Mapping[str, Any]) -> Sheet:
         ]
         for row in result["rows"]
     ]  # fmt: skip
+
     columns = ("donors", "least cosine", "words", "hit rate", "false of judged", "tokens saved")
     return Sheet("each similar prompt answered as its donor", columns, rows)
 
@@ -120,5 +127,6 @@ def _in_plain_words(result: Mapping[str, Any]) -> list[str]:
         advice = result["recommended"]
         settings = _in_words(advice["settings"])
         lines.append(f"Answers of similar prompts: {settings}, since {advice['reason']}")
+
     lines += result["notes"]
     return [*lines, *([f"prove it: {result['command']}"] if result["command"] else ())]

@@ -64,8 +64,10 @@ def certify(settings: RunSettings, watch: Progress | None = None, engine: Any = 
     asked = settings.cache
     if asked.error_bound is None:
         raise ConfigError(NO_BOUND)
+
     epoch, hits, ran = _ran(_fixed(settings), watch or Progress(), engine)
     found = rules_of(hits, asked)
+    # The rules' counts join the log's; what is left of them are the certificate's fields.
     counts = {**ran, **found.pop("counts")}
     return Certificate(
         error_bound=asked.error_bound,
@@ -93,11 +95,13 @@ def audit(
     Raises: ConfigError for another model or engine than the certificate's; the errors of `certify`.
     """
     epoch, hits, _ = _ran(_fixed(settings_of({**certificate.settings, **given})), watch or Progress(), engine)
+    # After the run, since the epoch is that of the loaded model and no setting tells it.
     if epoch != certificate.epoch:
         raise ConfigError(
             f"the certificate is of another model or engine: it names {certificate.model} on {certificate.engine}, and their epoch is "
             "another now; make it again with `dejakv certify`"
         )
+
     return certificate.audit(hits)
 
 
@@ -123,6 +127,7 @@ def _ran(settings: RunSettings, watch: Progress, engine: Any) -> tuple[str, list
         watch.stage(line)
     if engine is not None:
         return _both_ways(settings, chosen, watch, engine)
+
     watch.stage(f"loading {settings.model}")
     with opened(settings) as engine:
         return _both_ways(settings, chosen, watch, engine)
@@ -143,6 +148,7 @@ def _both_ways(
             rows, stopped = serve_all(pipelines, chosen, inside, engine, prompter, watch)
         finally:
             close_all(pipelines)
+
     if stopped:  # the evidence holds at any length of the log
         watch.stage(f"stopped after {len(rows)} of {len(chosen)} requests: the certificate is of these")
     not_run = {row.sample_id: row.error for row in rows if row.error}
@@ -152,6 +158,7 @@ def _both_ways(
         if not row.error and row.arms["cache"].record.approximate:
             risk, tokens, features = plans.found[sample.id]
             hits.append(Hit(risk, _wrong(differs, prompter.request(sample), row), tokens, features))
+
     return engine.epoch, hits, {"requests": len(rows), "not_run": len(not_run)}
 
 
@@ -177,13 +184,16 @@ def _fixed(settings: RunSettings) -> RunSettings:
         )
     if settings.temperature:
         raise ConfigError("answers of a certificate are compared, so that they are greedy: leave --temperature out")
+
     asked = settings.cache
     settings = settings_of({**settings.named(), **FIXED})
+    # No bound while evidence is collected: its gate would hold back the hits to be judged.
     cache = replace(settings.cache, error_bound=None, differs=asked.differs)
     return replace(settings, cache=cache, max_new_tokens=differs.tokens or settings.max_new_tokens)
 
 
 def _kept(settings: RunSettings) -> dict[str, Any]:
     """Settings other than the defaults, as JSON gives them back."""
+    # Through JSON, so that tuples compare as the lists that a file gives back.
     plain, named = (json.loads(json.dumps(each.named())) for each in (RunSettings(), settings))
     return {name: value for name, value in named.items() if value != plain[name] and name not in NOT_KEPT}

@@ -36,6 +36,7 @@ def pipeline_for(
             max_bytes=config.max_bytes, max_cached_blocks=config.max_cached_blocks, policy=config.policy,
         )  # fmt: skip
         return Pipeline(own, build_cache(plain, None))
+
     cache = build_cache(config, own)
     cache.flush()  # over a cache directory, the first samples find what it holds
     return Pipeline(own, cache, promotes=promotes)
@@ -45,6 +46,7 @@ def sizes_of(cache: HierarchicalCache, engine: Any) -> dict[str, Any]:
     """Bytes of stored chunks (in the engine, if it keeps state itself) and of the vectors in the indexes, and counts of the store and the
     embedding hook; `trust` is the `TrustReport`, where there is an error bound."""
     stats = cache.store.stats()
+    # An engine that keeps state itself puts none into the pipeline's store.
     held = engine.state_bytes() if engine.holds_state else stats.bytes
     sizes: dict[str, Any] = {
         "store_bytes": held,
@@ -55,6 +57,7 @@ def sizes_of(cache: HierarchicalCache, engine: Any) -> dict[str, Any]:
         "corrupt": stats.corrupt,
         "failed_writes": {reason: stats.refused[reason] for reason in FAILED_WRITES if stats.refused.get(reason)},
     }
+
     if counts := cache.embed_counts:
         sizes["hook_counts"] = counts
     if (trust := cache.trust(None)) is not None:
@@ -86,12 +89,15 @@ def compare(
         arm: pipeline_for(arm, engine, settings.cache, promotes=settings.promote) for arm in arms
     }
     cache = pipelines["cache"].cache if "cache" in pipelines else None
+    # A filled cache has an advantage over arms that begin empty: the report says so.
     started_with = cache.store.stats().entries if cache is not None else 0
     rows, stopped = serve_all(pipelines, chosen, settings, engine, prompter, watch, log)
     sizes: dict[str, Any] = {}
     if cache is not None:
+        # Saves may still be under way, and the sizes count what is written.
         cache.flush()
         sizes = {**sizes_of(cache, pipelines["cache"].engine), "started_with_chunks": started_with}
+
     close_all(pipelines)
     return Compared(rows, sizes, stopped)
 
@@ -122,6 +128,7 @@ def serve_all(
     try:
         watch.stage("warming up")
         _warm_up(engine, chosen, prompter, sampling)
+        # A row with an error has put nothing into a cache, so there is nothing to replay.
         done = [(sample, row) for sample, row in zip(chosen, rows, strict=False) if not row.error]
         if done:
             watch.stage(f"filling the caches with the {len(done)} prompts that are done")
@@ -130,6 +137,7 @@ def serve_all(
             for name, pipeline in pipelines.items():
                 if pipeline.cache is not None:
                     replay(pipeline, request, row.arms.get(name))
+
         watch.stage(f"{settings.model}, {' and '.join(pipelines)}")
         for number, sample in enumerate(chosen[len(rows) :], start=len(rows)):
             try:
@@ -143,6 +151,7 @@ def serve_all(
             watch.sample(number + 1, len(chosen), row)
     except KeyboardInterrupt:
         return tuple(rows), True
+
     return tuple(rows), False
 
 
@@ -175,9 +184,11 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
     turns = [names[(turn + first) % len(names)] for turn in range(len(names))]
     turns = turns if first // len(names) % 2 == 0 else turns[::-1]
     answers = {name: pipelines[name].answer(request) for name in turns}
+    # Only when all arms have answered: the idle work of one must not slow another down.
     for pipeline in pipelines.values():
         _idle(pipeline)
     full = exact_of(answers)
+    # Teacher forcing: each arm is scored along the full answer's tokens and not its own.
     tokens = full.token_ids[:STEPS] if full is not None else ()
     wanted = full.completion.continued(tokens) if full is not None else None
     outcomes: dict[str, Outcome] = {}
@@ -186,6 +197,7 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
         near = fidelity(wanted, answer.completion.continued(tokens) if wanted is not None else None)
         start = answer.token_ids[0] if answer.token_ids else None
         outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, near, donors_of(answer))
+
     return Row(sample.id, sample.question, sample.answer, outcomes, sample.scored)
 
 
@@ -206,9 +218,11 @@ def replay(pipeline: Pipeline, request: Request, ran: Outcome | None) -> None:
     differs = pipeline.cache.queue.differs
     if differs is None and ran is not None and not ran.record.approximate:
         request = replace(request, reuse="exact")
+
     whole = differs is not None and differs.tokens != 1  # a short answer would teach an error bound wrongly
     pipeline.answer(request if whole else shortened(request))
     _idle(pipeline)
+    # Saves run in the background, and the next prompt must find this one's state.
     pipeline.cache.flush()
 
 
@@ -233,6 +247,7 @@ def rounded(
     judged = judged[: settings.rounding]
     if not judged:
         return None
+
     watch.stage("the same in bf16, without reuse")
     same: list[tuple[bool, bool]] = []
     with opened(replace(settings, dtype="bf16", rounding=0)) as engine:
@@ -240,6 +255,7 @@ def rounded(
             answer = Pipeline(engine).answer(prompter.request(sample, sampling_of(settings)))
             same.append((answer.token_ids[:1] == (exact.first_token,), answer.text == exact.text))
             watch.sample(done, len(judged), None)
+    # Counts of True in both columns: the first token, and the whole answer.
     first, whole = (sum(marks) for marks in zip(*same, strict=True))
     return {"samples": len(same), "same_first": first, "same": whole}
 
@@ -253,6 +269,7 @@ def opened(settings: RunSettings) -> Iterator[Any]:
         engine: Any = open_vllm(settings, settings.cache)
     else:
         engine = open_engine(settings, settings.cache)
+
     try:
         yield engine
     finally:

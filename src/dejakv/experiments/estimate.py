@@ -90,9 +90,11 @@ def estimate(
         raise ConfigError(
             f"--max-false-hits {shown(max_false_hits)}: give a share above 0, up to 1 (0.01 is one in a hundred)"
         )
+
     watch = watch or Progress()
     if str(log) == SAMPLE and not Path(log).exists():
         log = str(files("dejakv.datasets").joinpath(f"{SAMPLE}.jsonl"))
+    # A file that is called like a data set is the file.
     named = str(log) in KNOWN and not Path(log).exists()
     data: dict[str, Any] = {"dataset": str(log)} if named else {"dataset": "log", "dataset_path": str(log)}
     settings = RunSettings(
@@ -107,17 +109,21 @@ def estimate(
     asked = (reading or Requests)(file, settings, label_with, watch)
     if not asked.count:
         raise DatasetError(f"the log {Path(log).name!r} has no prompts: {_without_prompts(file)}")
+
     notes = told(settings.dataset_path, asked.count, asked.more)
     if file is not None:
         notes += file.left_out
         if file.formats.keys() - {"Mooncake trace", "Azure trace"}:
             notes.append("assumed: all state is kept; which answers a blend changes only a run shows")
         notes += [LIMITS[name] for name in file.formats if name in LIMITS]
+
     common: dict[str, Any] = {"index_encoder": index_encoder, "min_gain": min_gain}
+    # Without right answers no hit can be judged, and the model need not be loaded for it.
     own = index_encoder == "model" and bool(asked.labelled)
     if own and not timed and model_is_missing(settings):
         notes.append(f"similar texts were not compared, for that the model must be here: {RECIPES[model].command}")
         own = False
+
     costs, encoder = None, text_encoder(index_encoder) if index_encoder != "model" else None
     engine: Any
     with opened(settings) if own or timed else nullcontext() as engine:
@@ -128,6 +134,7 @@ def estimate(
         tries = list(settings_to_try(min_gain, encoder is not None)) if asked.texts else []
         watch.stage("asking the levels")
         rows = [_row(*one) for one in zip(tries, asked.tallies(tries, encoder, watch), strict=True)]
+
     advice = recommend(rows, max_false_hits)
     found = asked.savings.figures(costs)
     proof = SemanticCacheConfig.from_dict({"semantic_text": False, **common, **advice["settings"], **worth(found)})
@@ -177,7 +184,9 @@ class Requests:
             found = file.entries()
         else:
             found = (Entry(n, "JSON lines", sample) for n, sample in enumerate(read_samples(settings, beyond=1), 1))
+
         entries, self.more = begin(found, settings.max_samples)
+        # Where only some have a time there is no order but the file's own.
         if all(entry.time is not None for entry in entries):
             entries = tuple(sorted(entries, key=lambda entry: entry.time or 0.0))
         samples: Sequence[Sample] = [entry.sample for entry in entries if entry.sample is not None]
@@ -189,9 +198,11 @@ class Requests:
             if entry.sample is None:
                 self.savings.add_trace(entry)
             else:
+                # One for each entry with a text, made lazily: both iterate in the same order.
                 self._asked.append(next(prepared))
                 self.savings.add(self._asked[-1].prepared.token_ids, entry)
             watch.sample(number, len(entries), None)
+
         self.texts = len(self._asked)
         self.labelled = sum(one.answer is not None for one in self._asked)
 
@@ -229,6 +240,7 @@ def labelled_by(model: str, samples: Sequence[Sample], watch: Progress, *, raw_p
         watch.stage(f"{model} answers the prompts")
         for number, sample in enumerate(samples, 1):
             request: Any = prompter.request(sample, sampling)
+            # Greedy answers repeat, so each distinct prompt is computed once.
             if request.prompt not in known:
                 try:
                     known[request.prompt] = pipeline.answer(request).text
@@ -236,6 +248,7 @@ def labelled_by(model: str, samples: Sequence[Sample], watch: Progress, *, raw_p
                     known[request.prompt] = None
             labelled.append(replace(sample, answer=known[request.prompt]))
             watch.sample(number, len(samples), None)
+
     return labelled
 
 
@@ -247,6 +260,7 @@ def once(encoder: TextEncoder) -> TextEncoder:
 def settings_to_try(min_gain: int, similar: bool = True) -> Iterator[SemanticCacheConfig]:
     """Exact reuse, equal text, then with `similar` each threshold with and without the lexical guard."""
     plain = SemanticCacheConfig(reuse="exact", semantic_text=False, min_gain=min_gain)
+    # Equal text alone, so that what similar text adds can be told apart.
     adopting = replace(plain, reuse="adopt")
     yield from (plain, adopting)
     for threshold in THRESHOLDS if similar else ():
@@ -276,6 +290,7 @@ def tally(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEnco
             counts["judged"] += adopted and right is not None
             counts["wrong"] += adopted and right is False
             counts["tokens_saved"] += decision.plan.reused
+
     return counts
 
 
@@ -308,11 +323,14 @@ class LookUps:
         does not give the donor's answer. Makes the prompt a donor for the next ones."""
         decision = self._cache.find(prepared, costs=costs)
         plan, right = decision.plan, None
+        # A piecewise plan has pieces of several donors, so that no one donor's answer is given.
         if plan.method in ("exact", *APPROXIMATE) and not plan.piecewise:
             known = self._answers.get(plan.donors[0].id)
             right = same(known, answer) if known is not None and answer is not None else None
+        # Nothing is computed: an empty state makes the prompt a donor by its text.
         done = Completion(answer or "", (), len(prepared.token_ids), 0, capture=lambda: NO_STATE)
         self._cache.keep(prepared, decision, plan, done)
+        # The first answer stays: a repeated prompt does not become another donor.
         self._answers.setdefault(decision.key, answer)
         return decision, right
 
@@ -342,6 +360,7 @@ def dry_run(
     lines: list[dict[str, Any]] = []
     not_run: dict[str, str] = {}
     watch.stage(f"{settings.dataset}, dry run")
+
     for number, sample in enumerate(chosen, start=1):
         line: dict[str, Any] = {"id": sample.id, "question": sample.question, "answer": sample.answer}
         try:
@@ -355,6 +374,7 @@ def dry_run(
             line |= _line(*found.look_up(prepared, sample.answer, costs))
         lines.append(line)
         watch.sample(number, len(chosen), None)
+
     cache.close()
     check_ran(not_run, len(chosen))
     summary = _summary(settings, [line for line in lines if "error" not in line])
@@ -385,6 +405,7 @@ def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str
     for line in lines:
         if line["level"]:
             marks.setdefault(line["level"], []).append(line["right"])
+
     hits = [mark for level in marks.values() for mark in level]
     return {
         "cache_mode": "dry-run",

@@ -14,11 +14,13 @@ from dejakv import __version__
 def machine() -> dict[str, Any]:
     """The processor, its cores and those that this process may use, how busy they are, a GPU if there is one, Python's version."""
     name = platform.processor() or "unknown"
+    # Linux alone has this file, and platform.processor() is often empty there.
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
     except OSError:
         pass
+    # Not imported for this: whoever ran without torch should not load it to say so.
     torch = sys.modules.get("torch")
     return {
         "cpu": name,
@@ -38,6 +40,7 @@ def versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+
     return found
 
 

@@ -63,6 +63,7 @@ class Cluster:
             import ray
         except ImportError:
             raise MissingExtraError("ray", "ray", "--ray") from None
+        # A process connects once; a second command in it shares the connection.
         if not ray.is_initialized():
             try:
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
@@ -72,6 +73,7 @@ class Cluster:
                     f"--ray {address!r} cannot be reached ({type(error).__name__}: {why}): start it with `ray start --head`, or give --ray "
                     "alone for a cluster of this machine"
                 ) from None
+
         has: Mapping[str, float] = ray.cluster_resources()
         alive = sum(bool(node["Alive"]) for node in ray.nodes())
         return cls(int(has.get("CPU", 1)) or 1, int(has.get("GPU", 0)), alive)
@@ -87,6 +89,7 @@ class Cluster:
         import ray
         from ray.exceptions import RayError, RayTaskError
 
+        # No retries: a worker that ran out of memory would do so again.
         task = ray.remote(_told).options(num_cpus=cpus, num_gpus=int(model and self.gpus > 0), max_retries=0)
         left = {task.remote(call, *item): number for number, item in enumerate(items)}
         try:
@@ -103,6 +106,7 @@ class Cluster:
                         )
                     yield left.pop(done), result
         finally:
+            # Tasks are left only after an interrupt or a mistake, and nobody waits for them then.
             for ref in left:
                 ray.cancel(ref, force=True)
 
@@ -155,6 +159,7 @@ def run_on(
     settings, chosen = chosen_samples(settings, resume)
     workers = min(workers or cluster.gpus or cluster.cpus, len(chosen))
     _check(settings, cluster)
+
     with output_locked(settings):
         if (found := earlier_run(settings, chosen, resume=resume)) is not None:
             return RunResult(*found, Path(settings.output or ""), earlier=True)
@@ -168,7 +173,9 @@ def run_on(
         ]
         part = partial(run_chosen, watch=Progress(), resume=resume)
         results: list[RunResult] = cluster.all(part, parts, max(1, cluster.cpus // workers))
+        # Undo the split by turns, so that rows stand in the order of the samples.
         rows = [results[place % workers].rows[place // workers] for place in range(len(chosen))]
+        # With --store this folder was never used, and the user's is left alone.
         shutil.rmtree(own, ignore_errors=True)
         return _merged(settings, chosen, rows, results)
 
@@ -200,6 +207,7 @@ def _merged(
     settings = replace(settings, implied=(*settings.implied, told))
     if settings.output is not None:
         log = SamplesLog(Path(settings.output), settings.named(), chosen)
+        # Those before were in the log of the run that is resumed.
         for row in rows[len(log.rows) :]:
             log.append(row)
         log.close()
@@ -210,6 +218,7 @@ def _merged(
     if not any(sample.media for sample in chosen):
         served = [one for one, row in zip(chosen, rows, strict=True) if not row.error]
         summary |= shares_of(prepared for _, prepared in tokenized(served, settings))
+
     return RunResult(summary, tuple(rows), write_run(settings.output, summary))
 
 
@@ -220,8 +229,10 @@ def _sizes(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name in ("store_bytes", "store_entries"):
         if name in first:
             sizes[name] = max(one[name] for one in each)
+
     if "store_bytes" in sizes:
         sizes["bytes_per_chunk"] = round(sizes["store_bytes"] / sizes["store_entries"]) if sizes["store_entries"] else 0
+        # A worker that starts late sees what others stored: the least is what was there before.
         sizes["started_with_chunks"] = min(one["started_with_chunks"] for one in each)
         sizes |= {name: sum(one[name] for one in each) for name in ("index_bytes", "corrupt")}
     for name in ("evictions", "failed_writes", "hook_counts"):
@@ -249,17 +260,22 @@ class RequestsOn(Requests):
         parts = ray.data.from_items([{"part": part} for part in file.parts(PART)])
         read: Any = partial(_read, settings=settings, label_with=label_with)
         data = parts.map_batches(read, batch_size=1, num_gpus=gpus).materialize()
+        # Ray gives parts in any order; the place in the file comes first in a line.
         lines = sorted(_light(data))
         requests = [line for line in lines if line[1] == "request"]
         self.more = len(requests) > settings.max_samples
+        # The first request beyond the limit: what stands behind it is not counted.
         last = requests[settings.max_samples][0] if self.more else math.inf
+
         for place, kind, what, tenant, time, *_, lacks in lines:
             if place <= last:
                 arrival = None if math.isnan(time) else time
                 request = Entry(place, what, tenant=tenant, time=arrival, left_out=tuple(lacks.splitlines()))
                 file.count(place, {"request": request, "skipped": Skipped(what)}.get(kind, what))
+            # One process would have stopped before a failure that is beyond the limit.
             if kind == "failed" and place < last:
                 raise InputError(what)
+
         used = requests[: settings.max_samples]
         self.count = len(used)
         self.texts = sum(text for *_, text, _, _ in used)
@@ -279,9 +295,11 @@ class RequestsOn(Requests):
         vectors = ray.put(self._vectors(encoder) if encoder is not None else None)
         items = [(config, vectors, *taken) for config in tries for taken in self._taken]
         found: dict[int, Counter[str]] = {}
+
         for one in self._cluster.each(_tally, items, model=False):
             found.update([_raised(one)])
             watch.sample(len(found), len(items), None)
+        # Item n * size + k is setting n over task k's tenants, whose counts add up.
         size = len(self._taken)
         return [sum((found[n * size + k] for k in range(size)), Counter[str]()) for n in range(len(tries))]
 
@@ -292,6 +310,7 @@ class RequestsOn(Requests):
         texts = sorted(set[str]().union(*self._cluster.all(_texts, self._taken, model=False)))
         if isinstance(encoder, ModelTextEncoder):
             return _encoded(encoder, texts)
+        # Once into the object store, and not pickled again for each slice.
         held = ray.put(encoder)
         slices = [(held, texts[n :: self._cluster.cpus]) for n in range(self._cluster.cpus)]
         return {text: vector for some in self._cluster.all(_encoded, slices) for text, vector in some.items()}
@@ -317,6 +336,7 @@ def _read(batch: Mapping[str, Any], settings: RunSettings, label_with: str | Non
 def _rows(part: Log, settings: RunSettings, label_with: str | None) -> Iterator[tuple[Any, ...]]:
     lines = list(part.read())
     samples = [found.sample for _, found in lines if isinstance(found, Entry) and found.sample is not None]
+    # Where a failure is reported that comes before the first line.
     place = part.first
     try:
         if label_with is not None:
@@ -341,6 +361,7 @@ def _balanced(requests: Mapping[str, int], tasks: int) -> list[list[str]]:
     """Tenants in lists of nearly as many requests each."""
     lists: list[tuple[int, int, list[str]]] = [(0, n, []) for n in range(min(tasks, len(requests)))]
     for name, count in sorted(requests.items(), key=lambda item: (-item[1], item[0])):
+        # Greedy: the largest tenant left goes to the task with the fewest requests.
         total, number, names = min(lists)
         lists[number] = (total + count, number, [*names, name])
         lists.sort(key=lambda one: one[1])
@@ -354,8 +375,10 @@ def _taken(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> list
     for block in blocks:
         lines = enumerate(zip(*(block[name].to_pylist() for name in ("kind", "tenant", "place")), strict=True))
         mine = [n for n, (kind, name, place) in lines if kind == "request" and name in wanted and place < last]
+        # Only these rows are unpickled: a block has the prompts of every tenant.
         some = block.take(np.array(mine, np.int64))
         found += zip(some["entry"].to_pylist(), some["asked"].to_pylist(), strict=True)
+
     return sorted(found, key=lambda one: ((one[0].time or 0.0) if by_time else 0.0, one[0].place))
 
 
@@ -363,6 +386,7 @@ def _savings(*taken: Any) -> Savings:
     savings = Savings()
     for entry, one in _taken(*taken):
         savings.add_trace(entry) if one is None else savings.add(one.prepared.token_ids, entry)
+    # A sum has counts alone: the hashes that counting needed would be pickled too.
     return Savings() + savings
 
 

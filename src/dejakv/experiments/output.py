@@ -20,12 +20,14 @@ def make_folder(path: str | Path, flag: str = "--output") -> Path:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # mkdir is content with an existing folder that nobody may write to.
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{flag} {str(path)[:200]!r} cannot be created ({_reason(error)}): give a folder you may write to"
         ) from error
+
     return folder
 
 
@@ -35,6 +37,7 @@ def run_folder(output: str | Path) -> Path:
     Raises: ConfigError if the folder cannot be made, or has files with these names that no run wrote.
     """
     folder = make_folder(output)
+    # lexists, as a dangling link of that name is not ours either.
     found = [name for name in (SETTINGS, SAMPLES, SUMMARY) if os.path.lexists(folder / name)]
     if found and not any(SIGNED in read_object(folder / name) for name in (SETTINGS, SUMMARY)):
         raise ConfigError(f"--output {str(output)!r} has a {found[0]} that no run wrote: give another folder")
@@ -66,6 +69,7 @@ def write_run(
     """Writes the files at the end of a run: the summary, and the samples' lines if given. Returns the folder; None without an output."""
     if output is None:
         return None
+
     folder = run_folder(output)
     replace_file(folder / SUMMARY, json.dumps(summary, indent=2) + "\n", "--output")
     if lines is not None:
@@ -78,6 +82,7 @@ def replace_file(path: Path, text: str, flag: str) -> None:
 
     Raises: ConfigError naming the flag.
     """
+    # In the same folder, as a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}")
     try:
         try:

@@ -50,6 +50,7 @@ def _dry(summary: Mapping[str, Any]) -> list[str]:
         if summary["judged"]
         else "no hit was judged, because the data set has no answers (or blend was asked for, which gives none of the donor's)"
     )
+
     hits = estimated(summary["hit_rate"], summary["hit_rate_interval"])
     plans = ", ".join(f"{name} {count}" for name, count in summary["plans"].items())
     return [f"hit rate {hits}", judged, f"plans: {plans}"]
@@ -60,6 +61,7 @@ def _live(summary: Mapping[str, Any]) -> list[str]:
     if (kl := summary.get("kl_mean")) is not None:
         top1 = share(summary["top1"])
         lines.append(f"cache: KL of the first token {kl:.4f}, same likeliest token along the answer {top1}")
+    # The first sentence is the verdict's.
     lines += speed_in_words(summary)[1:]
     skipped = {name: count for name, count in summary.get("hook_counts", {}).items() if "skip" in name}
     lines += [f"embedding hook, {name}: {count} times" for name, count in skipped.items()]
@@ -71,6 +73,7 @@ def _live(summary: Mapping[str, Any]) -> list[str]:
         failed, reasons = counted(sum(writes.values()), "write"), FAILED_WRITES
         why = ", ".join(f"{count:,} because {reasons.get(reason, reason)}" for reason, count in writes.items())
         lines.append(f"WARNING {failed} of state failed ({why}): nothing of it was reused.")
+
     return lines
 
 
@@ -91,6 +94,7 @@ def _hits(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"this is one draw of the samples (--seed {summary.get('seed', 0)}): a sweep over `seed` shows how other draws differ"
         )
+
     return lines
 
 
@@ -99,9 +103,11 @@ def verdict(summary: Mapping[str, Any]) -> list[str]:
     speed = speed_in_words(summary)[:1]
     lines = [*speed, *_answers(summary), *shares_in_words(summary)]
     if speed:
+        # _speed says this only beyond the noise, so the sentence itself is the test.
         pays = "as fast to the first token" in speed[0]
         first = "Reuse pays for prompts like these" if pays else "Reuse beyond prefixes did not show a gain here"
         lines.append(f"{first}. What a log of yours holds: `dejakv estimate LOG`")
+
     return lines
 
 
@@ -120,6 +126,7 @@ def _answers(summary: Mapping[str, Any]) -> list[str]:
         first, whole, count = rounding["same_first"], rounding["same"], rounding["samples"]
         alone = f"the first token in {first} of {count}, the whole answer in {whole}"
         lines.append(f"Rounding alone (bf16 beside fp32, nothing reused): {alone}.")
+
     return lines
 
 
@@ -127,6 +134,7 @@ def bound_in_words(trust: Mapping[str, Any] | None) -> list[str]:
     """Result of the error bound; nothing without a bound."""
     if trust is None:
         return []
+
     rules = f", {trust['rules']} rules" if trust["rules"] else ""
     audited = f", {trust['audited']} of them audited ({trust['wrong']} wrong)" if trust["served"] else ""
     lost = f", {trust['lost']} labels lost" if trust["lost"] else ""
@@ -145,12 +153,14 @@ def bound_in_words(trust: Mapping[str, Any] | None) -> list[str]:
 def speed_in_words(summary: Mapping[str, Any]) -> list[str]:
     """The cache's speed against prefix caching over all requests, and how far times of equal work were apart in this run."""
     beyond = summary.get("beyond_prefix")
+    # Prefix caching always begins empty, so that a filled cache is no fair comparison.
     if summary.get("started_with_chunks"):
         return [
             f"the cache began with {summary['started_with_chunks']} stored chunks, prefix with none: no verdict on TTFT"
         ]
     if not beyond or not beyond.get("ttft_ratio_interval"):
         return []
+
     ratio = beyond["tokens_ratio"]
     tokens = "no tokens computed by either" if ratio is None else f"with {100 * ratio:.0f}% of the tokens computed"
     agreement = summary.get("agreement")
@@ -167,6 +177,7 @@ def speed_in_words(summary: Mapping[str, Any]) -> list[str]:
             f"Noise of this run: over {counted(noise['requests'], 'request')} with equal work prefix caching took "
             f"{noise['ttft_ratio']:.2f} times the time to the first token of none (95%: {low:.2f} to {high:.2f})."
         )
+
     return lines
 
 
@@ -175,6 +186,7 @@ def _speed(beyond: Mapping[str, Any]) -> str:
     and the run's noise explain; otherwise the reason."""
     noise, ratio = beyond.get("noise"), beyond["ttft_ratio"]
     least, most = noise["ttft_ratio_interval"] if noise else (1.0, 1.0)
+    # Noise counts alike to both sides: a ratio of .8 is as far from 1 as 1.25.
     explained = max(most, 1 / least)
     (low, high), (before, after) = beyond["ttft_ratio_interval"], beyond["ttft_difference_interval"]
     if after < 0 and high < 1 / explained:

@@ -57,6 +57,7 @@ def run(settings: RunSettings, watch: Progress | None = None, engine: Any = None
     Raises: ConfigError, DatasetError, ModelError, each naming the flag to change.
     """
     if engine is None:
+        # A missing model is told before the data set is read, which may take long.
         resolve(settings.model)
     settings, chosen = chosen_samples(settings, resume)
     return run_chosen(settings, chosen, watch or Progress(), engine, resume=resume)
@@ -66,7 +67,9 @@ def chosen_samples(settings: RunSettings, resume: bool = False) -> tuple[RunSett
     """The samples of a run, and its settings with what was left of the file. Raises: as `run`."""
     if resume and settings.output is None:
         raise ConfigError("--resume needs the folder of the stopped run: give --output")
+
     if settings.output is not None:
+        # A folder that cannot be used is told before any sample is read.
         run_folder(settings.output)
     check_config(settings.cache)
     dataset = opened_dataset(settings)
@@ -91,6 +94,7 @@ def run_chosen(
         if (found := earlier_run(settings, chosen, resume=resume)) is not None:
             return RunResult(*found, Path(settings.output or ""), earlier=True)
         pictured = next((sample for sample in chosen if sample.media), None)
+        # Before the model is loaded: that may take minutes.
         if pictured is not None and not takes_pictures(settings):
             raise ModelError(
                 f"sample {pictured.id} has pictures, but {settings.model} reads only text: name an image-text model with --model,"
@@ -99,6 +103,7 @@ def run_chosen(
         if engine is not None:
             return _run(settings, chosen, engine, watch)
         check_encoders(settings.cache, hidden_size(settings))
+
         watch.stage(f"loading {settings.model}")
         with opened(settings) as engine:
             return _run(settings, chosen, engine, watch)
@@ -128,8 +133,10 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Pr
     finally:
         if log is not None:
             log.close()
+
     summary = summarize(done.rows, settings.model, settings.dataset, done.sizes)
     check_ran(summary["not_run"], len(done.rows))
+    # Not strict, as an interrupted run has fewer rows than samples.
     ran = [sample for sample, row in zip(chosen, done.rows, strict=False) if not row.error]
     summary |= shares_of(engine.prepare(prompter.request(sample)) for sample in ran)
     label(summary, settings, chosen)
@@ -137,6 +144,7 @@ def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Pr
         summary["stopped_before"] = len(chosen)
     elif settings.rounding:
         summary["rounding"] = rounded(settings, chosen, done.rows, prompter, watch)
+
     output = write_run(settings.output, summary)
     return RunResult(summary, done.rows, output, done.stopped)
 
@@ -151,6 +159,7 @@ def label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Sampl
         summary["implied"].append(
             f"--prune {settings.cache.prune}: answers of the cache arm are decoded from pruned state"
         )
+
     warnings: list[str] = []
     if settings.cache.media == "ignore":
         warnings.append("media=ignore: donors with other pictures were allowed, as the prototypes did")
@@ -164,6 +173,7 @@ def label(summary: dict[str, Any], settings: RunSettings, chosen: Sequence[Sampl
             f"{summary['pictures_missing']} of {len(chosen)} questions were asked without the picture that they name: it is "
             f"{where}; give --image-root or set {' or '.join(ROOT_VARIABLES)}"
         )
+
     if warnings:
         summary["warning"] = "; ".join(warnings)
 

@@ -37,7 +37,9 @@ class Prompter:
         self.template = template
         self.chunk_source = chunk_source
         self.raw = raw
+
         if template is not None:
+            # Filled once now, so that a wrong template fails before the run and not within it.
             try:
                 template.format(question="", context="")
             except (ValueError, LookupError, AttributeError) as error:
@@ -58,8 +60,10 @@ class Prompter:
         """
         if not sample.question.strip():
             raise InputError(f"sample {sample.id} has an empty question: remove it, or add a text")
+
         prompt = self.prompt(sample)
         chunk = chunk_of(sample, self.chunk_source, prompt)
+        # Where a program or a group is compared, guards of words read the question instead.
         asked = self.chunk_source in ("question", "prompt") or chunk in prompt
         return Request(
             id=sample.id,
@@ -87,7 +91,9 @@ class Prompter:
             user, system = sample.question, sample.context
         else:
             user, system = self.template.format(question=sample.question, context=sample.context), ""
+            # A template that places the context itself must not get it twice.
             system = "" if "{context}" in self.template else sample.context
+
         content: list[dict[str, str]] = [{"type": "image"} for _ in sample.media]
         content.append({"type": "text", "text": user})
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -119,6 +125,7 @@ def chunk_of(sample: Sample, source: str, prompt: str) -> str:
         return prompt if not sample.context else f"{sample.context} {sample.question}"
     if source == "combined":
         return f"{sample.question} {_field(sample, 'semanticStr')}"
+
     names = {"semantic": "semanticStr", "group": "groups"}
     return _field(sample, names.get(source, source))
 
@@ -133,6 +140,7 @@ def _field(sample: Sample, name: str) -> str:
     if isinstance(value, Mapping):
         parts = [str(item) for item in value.values() if item]
         return " ".join(parts) if parts else sample.question
+
     return str(value)
 
 
@@ -141,6 +149,7 @@ def opened_dataset(settings: RunSettings) -> Dataset:
     root = settings.cache.image_root
     if root is not None and not Path(root).expanduser().is_dir():
         raise DatasetError(f"--image-root {root!r} is no folder: give the folder of the pictures")
+
     options = DatasetOptions(
         path=settings.dataset_path, config=settings.dataset_config, split=settings.split, image_root=root,
         max_samples=settings.max_samples, seed=settings.seed, shuffle_seed=settings.shuffle_seed,
@@ -198,11 +207,13 @@ def tokenizer_of(settings: RunSettings) -> Any:
     """The tokenizer of a run's model, without its weights. Raises: ModelError."""
     from transformers import AutoTokenizer
 
+    # These ship with the package, also for models that were never fetched.
     if settings.model in RECIPES:
         return AutoTokenizer.from_pretrained(tokenizer_folder(settings.model))
     found = resolve(settings.model)
     if isinstance(found, Path) and found.suffix == SUFFIX:
         return load_gguf_tokenizer(found)
+
     try:
         return AutoTokenizer.from_pretrained(str(found), trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError) as error:

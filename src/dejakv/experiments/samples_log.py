@@ -37,6 +37,7 @@ class SamplesLog:
             replace_file(
                 folder / SETTINGS, json.dumps({**told, SIGNED: __version__}, indent=2, default=str) + "\n", "--output"
             )
+
             if not self.rows:
                 replace_file(self._path, "", "--output")
             self._file = self._path.open(
@@ -52,6 +53,7 @@ class SamplesLog:
         left = (json.dumps(row.as_dict()) + "\n").encode()
         try:
             while left:
+                # An unbuffered write may take only a part; a full disk raises at the next one.
                 left = left[self._file.write(left) :]
         except OSError as error:
             raise OutputError(
@@ -67,6 +69,7 @@ class SamplesLog:
         check_same(folder, told)
         rows: list[Row] = []
         whole = 0
+
         with self._path.open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
@@ -82,6 +85,7 @@ class SamplesLog:
                     )
                 rows.append(row)
                 whole += len(line)
+        # Else the next row would continue the partial line of a killed run.
         os.truncate(self._path, whole)
         return rows
 
@@ -110,6 +114,7 @@ def check_same(folder: Path, told: Mapping[str, Any]) -> None:
 
 def changed_settings(before: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
     """Names of the settings, as `settings.json` has them, that differ from a run's own."""
+    # Through JSON, as the others come from a file, where tuples are lists.
     now: dict[str, Any] = json.loads(json.dumps(dict(told), default=str))
     return sorted(name for name in {*before, *now} - set(_FREE) if before.get(name) != now.get(name))
 
@@ -125,7 +130,9 @@ def finished_settings(folder: Path) -> RunSettings:
         raise ConfigError(
             f"{str(folder)!r} has no readable {SETTINGS}, so the settings of its run are unknown: give the folder of a live run"
         )
+    # The signature of the file, which is no setting.
     told.pop("dejakv_version", None)
+
     try:
         return settings_of({**told, "output": None})
     except ConfigError as error:
@@ -143,6 +150,7 @@ def finished_summary(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"the run in {str(folder)!r} was stopped before its end: finish it with dejakv run --resume")
     if "dejakv_version" not in summary:
         raise ConfigError(f"{str(folder)!r} has no {SUMMARY} of a run: give the --output folder of a run")
+
     return summary
 
 
@@ -184,4 +192,5 @@ def earlier_run(
     rows = finished_rows(folder)
     if [(row.sample_id, row.question, row.answer) for row in rows] != [(o.id, o.question, o.answer) for o in chosen]:
         raise ConfigError(f"--output {str(folder)!r} has a run over other samples: {REMEDY}")
+
     return summary, rows

@@ -51,10 +51,12 @@ class Savings:
         """Count a prompt's token ids. Of one that comes again as a whole, exact reuse computes the last token, not the last block."""
         found, covered = self.shares.add_by_place(ids, entry.tenant or DEFAULT_PARTITION)
         prefix = np.arange(len(covered)) < found.prefix
+
         ends = np.linspace(0, len(covered), QUARTERS + 1).astype(int)
         for number, (begin, end) in enumerate(pairwise(ends)):
             marked = (int(np.count_nonzero(marks[begin:end])) for marks in (prefix, covered))
             self.quarters[number] += Share(int(end - begin), *marked)
+        # Hashes and not prompts: what is remembered of a long log must fit into memory.
         whole = hash((entry.tenant, *ids))
         again, _ = whole in self._whole, self._whole.add(whole)
         self._add(replace(found, prefix=found.anywhere) if again else found, entry)
@@ -64,8 +66,11 @@ class Savings:
         self.whole_text = False
         self.prefixes_known = self.prefixes_known and bool(entry.blocks)
         seen = self._blocks[entry.tenant]
+        # Each id names the whole beginning, so the first unknown one ends the prefix.
         held = next((place for place, block in enumerate(entry.blocks) if block not in seen), len(entry.blocks))
+
         seen.update(entry.blocks)
+        # The last token is always computed: the answer begins with its logits.
         prefix = max(0, min(held * MOONCAKE_BLOCK, entry.tokens - 1))
         found = Share(entry.tokens, prefix, prefix)
         self.shares.total += found
@@ -100,9 +105,11 @@ class Savings:
         rows = {"full": [one.tokens for one in each]}
         if self.prefixes_known:
             rows["exact"] = [one.tokens - one.prefix for one in each]
+        # Lengths and prefix blocks do not tell what stands elsewhere in a prompt.
         if self.whole_text:
             for name, quality in QUALITIES.items():
                 rows[f"blend {name}"] = [_blended(one, quality.share) for one in each]
+
         counts = sorted(self.arrivals.values())
         arrivals = {"minutes": len(counts), "median": counts[len(counts) // 2], "most": counts[-1]} if counts else None
         tenants = sorted(self.by_tenant.items(), key=lambda item: (-item[1].tokens, item[0]))
@@ -123,6 +130,7 @@ class Savings:
         if costs is not None and self.prefixes_known:
             found["seconds"] = {name: self._seconds(name, computed, costs) for name, computed in rows.items()}
             found["store_bytes"] = round((total.tokens - total.prefix) * costs.token_bytes)
+
         return found
 
     def _known(self, part: Share) -> dict[str, int | None]:
@@ -140,6 +148,7 @@ class Savings:
             if way.startswith("blend") and one.anywhere > one.prefix:
                 plans.append(costs.blending(computed, one.tokens, one.anywhere))
             times.append(min(plans))
+
         return fmean(times) if times else 0.0
 
 
@@ -169,6 +178,7 @@ def sheets(found: Mapping[str, Any]) -> list[Sheet]:
         (name, share(count / total), *((f"{seconds[name]:.3f}",) if seconds else ()))
         for name, count in found["computed"].items()
     ]
+
     columns = ("reuse", "tokens computed", *(("seconds to prefill a request",) if seconds else ()))
     stood = [(name, "unknown" if part is None else share(part / total), note) for name, part, note in where]
     return [Sheet("", ("tokens", "share", ""), stood), Sheet("", columns, ways)]
@@ -184,12 +194,15 @@ def in_words(found: Mapping[str, Any]) -> list[str]:
         named = ", ".join(f"{name} {_part(part)}" for name, part in list(tenants.items())[:MOST_TENANTS])
         more = f", and {len(tenants) - MOST_TENANTS} more in estimate.json" if len(tenants) > MOST_TENANTS else ""
         lines.append(f"by tenant ({len(tenants)}, which share nothing): {named}{more}")
+
     if len(hours := found["by_hour"]) > 1 and found["prefixes_known"]:
+        # By what is reused anywhere, or in prefixes where no more is known.
         ranked = sorted(
             hours.items(), key=lambda item: (item[1]["anywhere"] or item[1]["prefix"]) / max(1, item[1]["tokens"])
         )
         least, most = (f"{_part(part)} at {int(hour):02d} h" for hour, part in (ranked[0], ranked[-1]))
         lines.append(f"by hour of the day (UTC): from {least} to {most}")
+
     if arrivals := found["arrivals"]:
         minutes = counted(arrivals["minutes"], "minute")
         lines.append(

@@ -48,6 +48,7 @@ def default_for(dataset: str | None, cache_mode: str | None) -> tuple[str | None
     check_name(dataset)
     if cache_mode == "dry-run":
         return None, {"model": SHARES_MODEL}
+
     of_data = [name for name in preset_names() if _table()[name]["dataset"] == dataset]
     fitting = f"--preset {' or '.join(of_data)}, or " if of_data else ""
     fetch = command(f"models get {SHARES_MODEL}")
@@ -66,6 +67,7 @@ def preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         found = dict(_table()[name])
     except KeyError:
         raise ConfigError(f"unknown preset {name!r}: choose one of {', '.join(preset_names())}") from None
+    # The pop changes the first value as well: what is left are the run's settings.
     return found, dict(found.pop("cache", {}))
 
 
@@ -186,6 +188,7 @@ def split_settings(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any]
     """
     run_part: dict[str, Any] = {}
     cache_part: dict[str, Any] = {}
+
     for key, value in given.items():
         name = plain_name(str(key))
         if name in NOT_SETTINGS:
@@ -197,6 +200,7 @@ def split_settings(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any]
         elif name in SINGULARS:
             cache_part[SINGULARS[name]] = value if isinstance(value, list | tuple) else [value]
         elif name in CACHE_KINDS:
+            # One value of a list needs no brackets.
             listed = str(CACHE_KINDS[name]).startswith("tuple[") and isinstance(value, str)
             cache_part[name] = [value] if listed else value
         elif name in RUN_KINDS:
@@ -207,6 +211,7 @@ def split_settings(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any]
             raise ConfigError(
                 f"{where} has the unknown setting {shown(key)}{did_you_mean(name, KEYS)}: names are the options of `dejakv run`"
             )
+
     return run_part, cache_part
 
 
@@ -225,6 +230,7 @@ def read_set(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r}: give NAME=VALUE, such as blend.share=.2")
+
     name = plain_name(key.strip())
     kind = {**RUN_KINDS, **CACHE_KINDS, **dict.fromkeys(SWITCHES, bool), **dict.fromkeys(SINGULARS, tuple[str, ...])}
     try:
@@ -259,11 +265,14 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
         merged["dataset"] = found
         if found != RunSettings.dataset:
             implied.append(f"the data set is {found}, the one of {model}; --dataset names another")
+
     dataset = merged["dataset"]
+    # Another data set would ignore them without a word.
     for name, of in OPTIONS.items():
         if run.get(name) is not None and dataset != of:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is an option of the data set {of}: leave it out, or give --dataset {of}")
+
     if merged.get("raw_prompts") and dataset not in ("jsonl", "log") and ":" not in dataset:
         raise ConfigError(
             f"--raw-prompts is for prompts of a log, and {dataset} has none: leave it out, or give --dataset log"
@@ -273,6 +282,7 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
         implied.append(
             f"{why} asks for similar prompts, so --reuse is adopt; with --reuse exact only equal prompts are reused"
         )
+
     config = SemanticCacheConfig.from_dict(every)
     if config.error_bound is not None and config.reuse == "exact":
         raise ConfigError(
@@ -300,6 +310,7 @@ def settings_of(named: Mapping[str, Any]) -> RunSettings:
 
 def run_command_of(named: Mapping[str, Any]) -> str:
     """The `dejakv run` command of these settings (`RunSettings.named`, also as read from JSON), without defaults."""
+    # Both through JSON, so that tuples and paths compare as a file has them.
     defaults, named = (json.loads(json.dumps(dict(each), default=str)) for each in (RunSettings().named(), named))
     if any(named.get(key) != defaults.get(key) for key in ("cache.reuse", "cache.index_encoder")):
         defaults.pop("cache.semantic_text")  # its default is another then
@@ -309,6 +320,7 @@ def run_command_of(named: Mapping[str, Any]) -> str:
         if name in ("implied", "dejakv_version", "model") or value == defaults.get(key) or value is None:
             continue
         words += _option(name, value)
+
     return shlex.join(words)
 
 
@@ -321,4 +333,5 @@ def _option(name: str, value: Any) -> list[str]:
         return [dashed] if value else ["--set", f"{name}=false"]
     if isinstance(value, list) and name not in ("arms", "costs"):
         return [word for item in value for word in (dashed, str(item))]
+
     return [dashed, ",".join(map(str, value)) if isinstance(value, list) else str(value)]

@@ -77,7 +77,9 @@ class Shares:
         prefix = self._prefix(tokens, self._blocks.setdefault(partition, set()))
         covered = _covered(tokens, self._runs.setdefault(partition, _HashSet()))
         covered[:prefix] = True
+        # The last token is computed for the answer, wherever it stood before.
         covered[-1:] = False
+
         share = Share(len(tokens), prefix, int(np.count_nonzero(covered)))
         self.total += share
         return share, covered
@@ -91,10 +93,12 @@ class Shares:
     def _prefix(tokens: NDArray[np.int64], seen: set[int]) -> int:
         found, chain, unbroken = 0, 0, True
         for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+            # With the hash before it, so that an equal one means an equal beginning.
             chain = hash((chain, tokens[start : start + BLOCK].tobytes()))
             unbroken = unbroken and chain in seen
             found += BLOCK * unbroken
             seen.add(chain)
+        # Of a prompt that is known as a whole the last block is computed, as in vLLM.
         return found - BLOCK if found and found == len(tokens) else found
 
 
@@ -102,9 +106,11 @@ def _covered(tokens: NDArray[np.int64], seen: "_HashSet") -> NDArray[np.bool_]:
     """Which tokens stand in runs that were seen. The prompt's own runs are remembered then."""
     if len(tokens) < RUN:
         return np.zeros(len(tokens), np.bool_)
+
     hashes = run_hashes(tokens, RUN)
     known = seen.contains(hashes)
     seen.add(hashes[~known])
+    # +1 where a seen run begins, -1 behind its end: the sum is above 0 within any of them.
     edges = np.zeros(len(tokens) + 1, np.int64)
     edges[: len(known)] += known
     edges[RUN:] -= known
@@ -120,6 +126,7 @@ class _HashSet:
     def contains(self, hashes: Hashes) -> NDArray[np.bool_]:
         found = np.zeros(len(hashes), np.bool_)
         for held in self._arrays:
+            # The place is clipped, as that of a hash above the largest is behind the array.
             found |= held[np.minimum(np.searchsorted(held, hashes), len(held) - 1)] == hashes
         return found
 
@@ -128,6 +135,7 @@ class _HashSet:
         if not len(hashes):
             return
         merged = np.sort(hashes)
+        # Merging arrays of like size keeps few of them, and moves each hash log n times.
         while self._arrays and len(self._arrays[-1]) < 2 * len(merged):
             merged = np.sort(np.concatenate((self._arrays.pop(), merged)), kind="stable")  # merges two that are sorted
         self._arrays.append(merged)
@@ -157,9 +165,11 @@ def tokenized(samples: Iterable[Sample], settings: RunSettings) -> Iterator[tupl
         if sample.media:
             raise InputError(f"sample {sample.id} has pictures: name an image-text model with --model of dejakv run")
         request = prompter.request(sample)
+        # What the server ran: tokenizing its text again may give other ids.
         if sample.fields.get("token_ids"):
             yield sample, Prepared(request, tuple(sample.fields["token_ids"]))
             continue
+
         if request.order == "free":
             request = arranged(request.frame, seen, tokenize, request.partition).of(request)
         ids = tokenize(request.prompt)

@@ -30,6 +30,7 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     """The Wilson score interval of a rate, 95% by default (`z`); (0, 1) for no trials (Wilson, 1927)."""
     if trials == 0:
         return 0.0, 1.0
+
     rate = successes / trials
     scale = 1 + z * z / trials
     middle = (rate + z * z / (2 * trials)) / scale
@@ -40,6 +41,7 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 def student(values: int) -> float:
     """Standard errors to either side of the mean of so many values, two or more, for a 95% interval (Student, 1908), to 1%."""
     free = values - 1
+    # Two values of the table, then a series in 1 / free that is right to 1%.
     return (12.71, 4.30)[free - 1] if free < 3 else 1.96 + 2.372 / free + 2.823 / free**2 + 2.56 / free**3
 
 
@@ -53,8 +55,10 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 def ratio_interval(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
     """The ratio of the means of two or more pairs of positive values, and the ends of its 95% interval (Cochran, 1977)."""
     ratio = sum(over) / sum(under)
+    # Of paired values: what both share, as the length of a prompt, cancels out.
     error = statistics.stdev([one - ratio * other for one, other in zip(over, under, strict=True)])
     half = student(len(over)) * error / math.sqrt(len(over)) / statistics.fmean(over)
+    # Symmetric in the logarithm, so that an end is never below 0.
     return ratio, ratio * math.exp(-half), ratio * math.exp(half)
 
 
@@ -234,6 +238,7 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
         **sizes,
         "dejakv_version": __version__,
     }
+
     return summary
 
 
@@ -287,14 +292,17 @@ def _by_level(hits: Sequence[Row]) -> dict[str, Any]:
             "false_hits": wrong if judged else None,
             "false_hit_interval": wilson(wrong, len(judged)) if judged else None,
         }
+
     return table
 
 
 def _beyond_prefix(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Gain of the levels over prefix caching, for all requests: ratios, and the paired difference of TTFT with its 95% interval."""
     pairs = _pairs(rows, "prefix", "cache")
+    # An interval needs the spread of two or more.
     if len(pairs) < 2:
         return None
+
     tokens = sum(prefix.computed_tokens for prefix, _ in pairs)
     mean, low, high = mean_interval([cache.ttft_ms - prefix.ttft_ms for prefix, cache in pairs])
     ratio, *ends = _times([(cache, prefix) for prefix, cache in pairs])
@@ -317,8 +325,10 @@ def _noise(rows: Sequence[Row]) -> dict[str, Any] | None:
         for none, prefix in pairs
         if (prefix.computed_tokens, prefix.encoder_runs) == (none.computed_tokens, none.encoder_runs)
     ]
+    # No interval of one value, and no noise from a minority of the requests.
     if len(equal) < 2 or 2 * len(equal) < len(pairs):
         return None
+
     ratio, *ends = _times(equal)
     return None if ratio is None else {"requests": len(equal), "ttft_ratio": ratio, "ttft_ratio_interval": ends}
 

@@ -72,11 +72,14 @@ def sweep(
     if samples_dir is not None:
         make_folder(samples_dir, "--samples-dir")
     with open_log(log_file, resume) as log:
+        # Raises here, before the first run, if a logged one had other settings.
         waiting = [one for one in planned if not log.finished(one.name, one.settings)]
         found: list[dict[str, Any]] = []
+        # Logged one by one, so that an interrupt loses only the experiment under way.
         for line in (lines or _in_turn)(waiting, purge, watch):
             found.append(line)
             log.append(line)
+
         return found
 
 
@@ -95,12 +98,14 @@ def ran(experiment: Experiment, purge: bool = False, watch: Progress | None = No
     for place in state_places(settings.engine, settings.cache) if purge else ():
         purge_place(place)
     try:
+        # An interrupted experiment goes on behind its finished samples.
         result = run(settings, watch, resume=settings.output is not None)
     except DejaKVError as error:
         return failed(experiment, str(error))
     except Exception as error:  # an experiment may run foreign code; its failure is its own row
         logger.exception("the experiment %r failed", name)
         return failed(experiment, f"unexpected {type(error).__name__}: {error}")
+
     if result.stopped:
         raise KeyboardInterrupt
     return log_line(name, result.summary, notes, settings)
@@ -128,9 +133,11 @@ def experiments(spec: Any, samples_dir: str | Path | None = None) -> list[Experi
     found = [_experiment(entry, samples_dir) for entry in entries(spec)]
     seen: set[str] = set()
     for name, _, _ in found:
+        # Names become folders, and some file systems ignore case.
         if name.casefold() in seen:
             raise ConfigError(f"every experiment of a sweep needs its own name: {shown(name)} is twice the same folder")
         seen.add(name.casefold())
+
     return found
 
 
@@ -147,6 +154,7 @@ def _experiment(merged: dict[str, Any], samples_dir: str | Path | None) -> Exper
     for key, value in (("preset", start), ("notes", notes)):
         if value is not None and not isinstance(value, str):
             raise ConfigError(f"sweep entry {name!r}: {key}={shown(value)} is no text: give a string")
+
     try:
         return Experiment(name, settings_from(start, run_part, cache_part), notes or "")
     except ConfigError as error:
@@ -166,6 +174,7 @@ def entries(spec: Any) -> list[dict[str, Any]]:
                 f"a sweep has no part {shown(key)}{did_you_mean(str(key), PARTS)}: give {', '.join(PARTS)}; settings of all "
                 "experiments are 'defaults'"
             )
+
     defaults, grids, single = (
         spec.get(part, kind()) for part, kind in (("defaults", dict), ("grid", list), ("experiments", list))
     )
@@ -175,9 +184,11 @@ def entries(spec: Any) -> list[dict[str, Any]]:
         raise ConfigError("a sweep's 'experiments' are no list of objects: give a list of one or more objects")
     found: list[dict[str, Any]] = []
     for grid in grids if isinstance(grids, list) else [grids]:
+        # One beyond the limit shows that there are too many, without making all of them.
         found += itertools.islice(_combinations(grid), MOST + 1)
         if len(found) > MOST:
             raise ConfigError(f"the grid has more than {MOST:,} combinations: give shorter lists")
+
     found = [{**defaults, **entry} for entry in (*found, *single)]
     if not found:
         raise ConfigError("the sweep has no experiments: give a list of one or more objects")
@@ -187,10 +198,12 @@ def entries(spec: Any) -> list[dict[str, Any]]:
 def _combinations(grid: Any) -> Iterator[dict[str, Any]]:
     if not isinstance(grid, dict) or not grid:
         raise ConfigError(f"a sweep's 'grid' is {shown(grid)}: give an object of lists, or a list of such objects")
+
     axes = {key: values if isinstance(values, list) else [values] for key, values in grid.items() if key != "name"}
     empty = next((key for key, values in axes.items() if not values), None)
     if empty is not None:
         raise ConfigError(f"the grid's {shown(empty)} is an empty list: give its values")
+    # A key with one value would only lengthen every name.
     varying = [key for key, values in axes.items() if len(values) > 1] or list(axes)
     template = grid.get("name", "-".join(f"{key}-{{{key}}}" for key in varying))
     for values in itertools.product(*axes.values()):
@@ -240,6 +253,7 @@ def ablation(models: Sequence[str], dims: tuple[str, str] = ("384", "512"), **de
         },
         {**off, "name": "{model}-latent-{embedding_layers}", **latent},
     ]
+
     return {"defaults": {"reuse": "adopt", **defaults}, "grid": grid}
 
 

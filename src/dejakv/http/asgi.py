@@ -89,13 +89,16 @@ def lingering(receive: Receive, send: Send) -> tuple[Receive, Send]:
         if not (closes and unread and last):
             await send(message)
             return
+        # The answer is out, and the connection ends with the empty message below.
         await send({**message, "more_body": True})
         clock = asyncio.get_running_loop().time
         until = clock() + LINGER_SECONDS
         with suppress(TimeoutError):
             while unread and clock() < until:
+                # For each piece too, so that a client that sends nothing is not waited for.
                 async with asyncio.timeout_at(min(until, clock() + PIECE_SECONDS)):
                     await received()
+
         await send({"type": "http.response.body", "body": b""})
 
     return received, sent

@@ -39,6 +39,7 @@ async def read_body(scope: Mapping[str, Any], receive: Receive, limits: Limits) 
     except TimeoutError:
         message = f"the body was not complete after {limits.seconds:g} seconds: send it faster, or less of it"
         raise RefusedError(408, message) from None
+
     check_values(raw, limits.max_values)
     return raw
 
@@ -76,7 +77,9 @@ def _check_headers(scope: Mapping[str, Any], limits: Limits) -> None:
     if kind is None or kind.partition(";")[0].strip().lower() != "application/json":
         message = "the body is not declared as JSON: send it with 'Content-Type: application/json'"
         raise RefusedError(415, message)
+
     length = header_of(scope, b"content-length") or "0"
+    # int() would also take signs, underscores and digits of other scripts.
     if not re.fullmatch("[0-9]{1,15}", length):
         raise RefusedError(400, "Content-Length is no number: send the body's size in bytes")
     if int(length) > limits.max_bytes:
@@ -90,8 +93,10 @@ async def _read(receive: Receive, limits: Limits) -> bytes:
         if message["type"] != "http.request":
             raise ClientGoneError
         piece = message.get("body", b"")
+        # Counted as it comes: Content-Length may be missing or wrong.
         if len(raw) + len(piece) > limits.max_bytes:
             raise _too_large(limits)
+
         raw += piece
         if not message.get("more_body", False):
             return bytes(raw)

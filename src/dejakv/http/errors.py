@@ -56,6 +56,7 @@ async def refuse(scope: Scope, send: Send, error: RefusedError) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:120]})
         return
+
     body = json.dumps(error_object(error.status, str(error), error.param, error.code)).encode()
     own = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     headers = [(name.lower().encode(), value.encode()) for name, value in {**error.headers, **own}.items()]

@@ -56,6 +56,7 @@ class ApiKeys:
         for number, key in enumerate(keys, start=1):
             _check(key, f"API key number {number}")
             self._callers[_digest(key)] = Caller(f"key-{_name(key, secret)}")
+
         self.names = tuple(str(caller.partition) for caller in self._callers.values())
         """The partitions of the keys, in the order of these."""
         self.required = bool(self._callers)
@@ -72,6 +73,7 @@ class ApiKeys:
             )
         if _digest(operator) in self._callers:
             raise ConfigError(f"{OPERATOR} is one of the API keys: give the operator another key")
+
         self._callers[_digest(operator)] = Caller(None, operator=True)
 
     @classmethod
@@ -90,6 +92,7 @@ class ApiKeys:
             keys += [key.strip() for key in text.removeprefix("\ufeff").split(",") if key.strip()]
             if not keys:
                 raise ConfigError(f"{VARIABLE} is set but holds no key: give keys separated by commas, or unset it")
+
         if file is not None:
             keys += _lines(Path(file).expanduser())
         return cls(keys, secret, operator)
@@ -123,6 +126,7 @@ def _lines(file: Path) -> list[str]:
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"the API keys file {str(file)!r} is not UTF-8: save it as UTF-8 text") from error
+
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
         raise ConfigError(f"the API keys file {str(file)!r} holds no key: write one a line")

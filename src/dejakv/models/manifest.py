@@ -26,6 +26,7 @@ def read_manifest(folder: Path, repair: str = REPAIR) -> dict[str, Any]:
     """The folder's manifest. Raises ModelError if there is none or it cannot be read; `repair` is the remedy in the message."""
     try:
         content = json.loads((folder / MANIFEST).read_text())
+        # Reads all that callers use: a damaged manifest fails here.
         _ = content["about"], [(f["bytes"], f["sha256"]) for f in content["files"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"model {folder.name}: its {MANIFEST} cannot be read ({error!r}): {repair}") from error
@@ -42,6 +43,7 @@ def verify(folder: Path, repair: str = REPAIR) -> dict[str, Any]:
         file = folder / name
         if not file.is_file():
             raise ModelError(f"model {folder.name}: {name} is missing: {repair}")
+        # The size first: a digest reads the whole file.
         if file.stat().st_size != expected["bytes"] or digest(file) != expected["sha256"]:
             raise ModelError(f"model {folder.name}: {name} is truncated or changed, its checksum differs: {repair}")
     return content
@@ -50,6 +52,7 @@ def verify(folder: Path, repair: str = REPAIR) -> dict[str, Any]:
 def digest(file: Path) -> str:
     """SHA-256 of a file, 64 hexadecimal digits."""
     status = file.stat()
+    # The stamps are a part of the key: a changed file is read again.
     return _digest(str(file), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 

@@ -104,6 +104,7 @@ def path(name: str) -> Path:
         if found.reason:
             raise ModelError(found.reason)
         return models_dir() / name
+
     if name not in BUNDLED:
         raise ModelError(f"no model of this package has the name {name!r}: choose {known()}")
     folder = shipped(f"the model {name}") / name

@@ -41,11 +41,14 @@ class KeyGate:
             except RefusedError as error:
                 await refuse(scope, send, error)  # without reading anything of who is unknown
                 return
+            # The application may refuse while the body still comes: the client gets its answer.
             receive, send = lingering(receive, send)
+
         await self.app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller | None:
         given = headers_of(scope, b"authorization")
+        # Two headers count as none: a proxy before us may have checked the other one.
         caller = self._keys.caller(bearer_key(given[0]) if len(given) == 1 else None)
         path = route_path(scope)
         if caller is None and path not in OPEN and not path.startswith("/docs/"):
@@ -62,6 +65,7 @@ class JsonRoute(APIRoute):
         async def read(http: HttpRequest) -> Response:
             if self.body_field is None:
                 return await answer(http)
+
             try:
                 http._body = await read_body(http.scope, http.receive, http.app.state.limits)
                 http._json = parse_json(http._body)  # where FastAPI looks for it

@@ -45,6 +45,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     check_config(config)
     if engine is None:
         check_encoders(config, hidden_size(settings))
+
     store = store_of(config)  # before the model is loaded, which may take minutes
     try:
         engine = engine or open_engine(settings, config)
@@ -61,6 +62,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
         worker = RequestWorker(pipeline, settings.max_queue, settings.promote_after)
         app.state.service = Service(worker, templates, settings)
         yield
+        # It waits for a thread, and the event loop has answers to send meanwhile.
         await run_in_threadpool(worker.close, settings.shutdown_seconds)
 
     app = FastAPIOffline(  # its page of endpoints loads nothing from another host
@@ -77,6 +79,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     app.state.limits = Limits(settings.max_body_bytes, MAX_VALUES, settings.body_seconds)
     app.add_middleware(KeyGate, keys=keys)
     problems.install(app)
+
     for router in (routes_generate.own, routes_generate.openai, routes_cache.router, routes_operator.router):
         app.include_router(router)
     return app

@@ -37,6 +37,7 @@ def conversation(messages: list[ChatMessage]) -> Conversation:
         parts: list[dict[str, Any]] = []
         name = {"name": message.name} if message.name else {}  # some templates show it
         speaker = f"{message.role} {message.name}" if message.name else message.role
+
         for part in [ContentPart(type="text", text=content)] if isinstance(content, str) else content:
             if part.type == "text":
                 parts.append({"type": "text", "text": part.text or ""})
@@ -46,11 +47,14 @@ def conversation(messages: list[ChatMessage]) -> Conversation:
             else:
                 parts.append({"type": "image"})
                 asked.pictures.append(part.image_url.url)
+        # Templates of text models take a text, and no list of parts.
         only_text = all(part["type"] == "text" for part in parts)
         plain = " ".join(part["text"] for part in parts) if only_text else parts
         asked.messages.append({"role": message.role, **name, "content": plain})
+    # Behind the speaker's name, which is there for an empty message too.
     if not any(text.partition(": ")[2].strip() for text in asked.texts):
         raise InputError("the messages have no text: send a text")
+
     return asked
 
 
@@ -68,6 +72,7 @@ def render(asked: Conversation, templates: Any) -> tuple[str, str]:
         raise InputError(
             f"the model's chat template cannot render these messages ({error}): change their roles or order, or use /v1/completions"
         ) from error
+
     return str(prompt), "\n".join(asked.texts)
 
 
@@ -83,6 +88,7 @@ async def pictures_of(http: HttpRequest, urls: Sequence[str], settings: ServerSe
     found: list[Media] = []
     total = 0
     for url in urls:
+        # Decoding is the costly step, and nobody may be waiting any more.
         if await http.is_disconnected():
             raise ClientGoneError
         media, pixels = await run_in_threadpool(picture_of, url)
@@ -93,6 +99,7 @@ async def pictures_of(http: HttpRequest, urls: Sequence[str], settings: ServerSe
                 "(DEJAKV_MAX_REQUEST_PIXELS): send fewer or smaller ones"
             )
         found.append(media)
+
     return tuple(found)
 
 
@@ -105,4 +112,5 @@ def picture_of(url: str) -> tuple[Media, int]:
         raw = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InputError(f"the image's base64 is damaged ({error}): encode the file again") from error
+
     return checked(raw, "the image of the message")

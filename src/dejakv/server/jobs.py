@@ -55,6 +55,7 @@ class Job:
     def put(self, piece: str | Answer | BaseException) -> None:
         """Passes a piece to the event loop, from any thread."""
         if not self.loop.is_closed():
+            # An asyncio queue is not thread-safe, and a worker calls this from its own.
             self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
 
 
@@ -81,6 +82,7 @@ class RequestWorker:
         """Of each partition, how many jobs had begun when its last one did."""
         self._closed = False
         self._running: Job | None = None
+
         self._thread = threading.Thread(target=self._work, name="dejakv-engine", daemon=True)
         self._thread.start()
 
@@ -104,7 +106,9 @@ class RequestWorker:
             raise RefusedError(429, _CLOSING)
         if len(self._waiting) >= self._max_queue:
             raise RefusedError(429, f"{self._max_queue} requests are waiting (--max-queue): try again in a moment")
+
         job = Job(asyncio.get_running_loop(), self._leave)
+        # Before the call: the worker may look for the job at once.
         self._waiting[job] = request
         self._calls.put(True)
         return job
@@ -112,12 +116,15 @@ class RequestWorker:
     def close(self, seconds: float) -> None:
         """Finishes queued requests, for at most `seconds`, stops the rest, then finishes the saves."""
         self._closed = True
+        # Behind the jobs that came before, so that these are served first.
         self._calls.put(False)
         self.pipeline.stop_settling()
         self._thread.join(seconds)
+
         for job in list(self._waiting):
             if self._leave(job):
                 job.put(RefusedError(429, _CLOSING))
+        # It took longer than it may: its next token ends it.
         if (running := self._running) is not None:
             running.cancel()
             self._thread.join(_LAST_TOKEN_SECONDS)
@@ -134,14 +141,19 @@ class RequestWorker:
         pause = self._promote_after
         while True:
             try:
+                # Wakes up without a call only if a prompt waits to be settled.
                 came = self._calls.get(timeout=pause if self.pipeline.waiting else None)
             except Empty:
                 self.pipeline.settle_one()
+                # Still no request: the next prompt is settled at once.
                 pause = 0.0
                 continue
+
             if not came:
                 return
+            # Before it leaves the queue, so that `close` always finds it in one of the two.
             job = self._running = self._next()
+            # pop decides a race: a client that leaves at this moment may have taken it.
             if job is not None and (request := self._waiting.pop(job, None)) is not None:
                 self._turns[request.partition] = next(self._begun)
                 pause = self._promote_after
@@ -180,6 +192,7 @@ class RequestWorker:
                 job.put(text)
 
         go_on()
+        # Pictures are decoded before any token, and a client may leave meanwhile.
         token = before_decoding.set(go_on)
         try:
             return self.pipeline.answer(request, on_token=on_token)

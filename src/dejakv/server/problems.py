@@ -35,9 +35,11 @@ def refusal_of(error: Exception) -> RefusedError:
         )
     if isinstance(error, HTTPException):
         return RefusedError(error.status_code, str(error.detail), error.headers)
+    # Below are the server's own faults, whose details are in its log alone.
     log.error("request failed", exc_info=error)
     if isinstance(error, DejaKVError):
         return RefusedError(503, "the server cannot serve this request at present")
+
     return RefusedError(500, "the server failed on this request")
 
 
@@ -66,5 +68,6 @@ def _invalid(error: RequestValidationError) -> RefusedError:
     if first["type"] == "extra_forbidden":
         message = f"{where}: not supported: leave it out; more fields are served by {ELSEWHERE}"
         return RefusedError(422, message, param=where, code="unsupported_parameter")
+
     message = first["msg"].removeprefix("Value error, ")[:_LONGEST_MESSAGE]
     return RefusedError(422, f"{where}: {message}", param=where, code="invalid_value")

@@ -56,14 +56,17 @@ async def generate(
         no_store=no_store or body.no_store,
         ttl=body.ttl,
     )
+
     answer = await service.answer(http, request)
     record = answer.record
     ref_key = service.entry_name(partition, record.donor) if record.donor else None  # before it may get another name
     store_key = None
+    # No new name then, but the entry that was there has one.
     if record.method == "exact" and request.no_store:
         store_key = service.entry_name(partition, record.key)
     elif record.stored or record.method == "exact":
         store_key = service.name_entry(partition, record.key, body.store_key)
+
     return GenerateResponse(
         **vars(Origin.model_validate(record)),
         text=answer.text,
@@ -113,6 +116,7 @@ async def chat_completions(
     service.check_length(sum(map(len, asked.texts)))
     media = await pictures_of(http, asked.pictures, service.settings)
     prompt, chunk = await run_in_threadpool(render, asked, service.templates)
+
     tokens = body.max_completion_tokens or body.max_tokens or 256
     return await _serve(body, http, service, _request(body, partition, no_store, prompt, chunk, tokens, media))
 
@@ -167,6 +171,7 @@ async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, reque
         content = {"message": {"role": "assistant", "content": text}} if reply.chat else {"text": text}
         choices.append({"index": number, "finish_reason": reply.finish_reason(answer, stopped), **content})
         answers.append(answer)
+
     return {**reply.object(*choices), "usage": _usage(*answers), "dejakv": _provenance(answers[0])}
 
 
@@ -216,10 +221,12 @@ class Reply:
         text, shown, stopped = "", 0, False
         if self.chat:
             yield self._chunk({"role": "assistant", "content": ""})
+
         try:
             async for piece in job.stream():
                 if isinstance(piece, Answer):
                     final, stopped = cut(piece.text, self._stops)
+                    # Held back as the beginning of a stop sequence, and it was none.
                     if len(final) > shown:
                         yield self._chunk({"content": final[shown:]})
                     reason = self.finish_reason(piece, stopped)
@@ -235,6 +242,7 @@ class Reply:
         except Exception as error:
             told = refusal_of(error)
             yield _line(error_object(told.status, str(told)))
+
         yield "data: [DONE]\n\n"
 
     def finish_reason(self, answer: Answer, stopped: bool) -> str:

@@ -52,6 +52,7 @@ def metrics(service: AnyService) -> Response:
             server=lambda: worker,
         )
     )
+
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 

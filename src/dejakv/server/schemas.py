@@ -182,6 +182,7 @@ class OpenAIRequest(_Plain):
     @classmethod
     def asks_nothing(cls, name: str, value: Any) -> bool:
         neutral = ([], *NEUTRAL.get(name, ()))
+        # In Python 1 == True, and to a client they differ.
         same = (value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
         return name in WITHOUT_EFFECT or any(same)
 

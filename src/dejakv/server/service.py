@@ -53,6 +53,7 @@ class Service:
             )
         if reuse == "top_layer" and (reason := self.worker.pipeline.engine.no_top_layer()):
             raise InputError(f"reuse 'top_layer': {reason}. Ask for reuse 'blend' or 'exact'")
+
         self.check_length(len(request.prompt))
         if 0 < sampling.temperature < LEAST_TEMPERATURE:  # logits divided by it would overflow; it is greedy already
             request = replace(request, sampling=replace(sampling, temperature=0.0))
@@ -77,9 +78,11 @@ class Service:
         """The whole answer. Raises ClientGoneError, after stopping the work, if the client disconnects."""
         if await http.is_disconnected():
             raise ClientGoneError
+
         job = self.submit(request)
         waiting = asyncio.create_task(job.answer())
         try:
+            # Polled, as nothing else tells of a client that leaves before its answer begins.
             while not (await asyncio.wait({waiting}, timeout=0.25))[0]:
                 if await http.is_disconnected():
                     raise ClientGoneError
@@ -102,16 +105,19 @@ class Service:
         """Ids of the entries of this partition that a client means by a name: its own, the server's, or the whole id."""
         own = [id for id, given in self._names.get(partition, {}).items() if given == name]
         every = (meta.id for meta in self.cache.store.metas(partition))
+        # A client may have chosen a name that is the server's for another entry.
         return tuple(own) or tuple(id for id in every if name in (id, public_key(id)))
 
     def purge(self, selection: Selection, *, dry_run: bool) -> Purged:
         """Removes the selected entries, and the clients' names for them. Raises: StoreError."""
         purged = self.worker.pipeline.purge(selection, dry_run=dry_run)
         if not dry_run:
+            # A copy: this runs on a thread, and requests add names meanwhile.
             for partition, names in list(self._names.items()):
                 if selection.partition in (None, partition):
                     for id in purged.ids & names.keys():
                         names.pop(id, None)
+
         return purged
 
     def clear(self, partition: str) -> int:

@@ -92,11 +92,13 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
             raise ConfigError(
                 f"engine={self.engine}: this server is of transformers; docs/how-to/vllm.md says how vLLM's own has the cache"
             )
+
         for name, value, exact in (("reuse", self.reuse, "exact"), ("prune", self.prune, "none")):
             if value != exact and not self.allow_approximate:
                 raise ConfigError(
                     f"{name}={value} is approximate, but allow_approximate=false: set {name}={exact}, or allow_approximate=true"
                 )
+        # Made once to raise now for settings that do not fit each other.
         _ = self.cache(1 + len(self.quotas))
 
     def cache(self, partitions: int) -> SemanticCacheConfig:
@@ -113,15 +115,18 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
         from dotenv import dotenv_values
 
         given = dict(given or {})
+        # Of both, a real variable wins over the file's.
         held = {**{name.upper(): value for name, value in dotenv_values(".env").items()}, **os.environ}
         for old, name in FORMER.items():
             if (value := held.get(f"DEJAKV_{old.upper()}")) is not None:
                 held.setdefault(f"DEJAKV_{name.upper()}", value)
+
         for name in LEFT:
             if f"DEJAKV_{name.upper()}" in held:
                 raise ConfigError(
                     f"DEJAKV_{name.upper()} is no longer a setting: {LEFT[name]}; unset it (docs/how-to/server.md)"
                 )
+
         values: dict[str, Any] = {}
         for name, kind in kinds_of(cls).items():
             text = held.get(f"DEJAKV_{name.upper()}")
@@ -136,6 +141,7 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
         try:
             return cls(**{**values, **given})
         except ConfigError as error:
+            # Such a message begins with NAME=VALUE; users know options and variables.
             name = str(error).partition("=")[0]
             option, variable = f"--{name.replace('_', '-')}: ", f"DEJAKV_{name.upper()}: "
             where = option if name in given else variable if name in values else ""

@@ -85,9 +85,11 @@ class SimLLMInference:
         sampling = {"temperature": temperature, "top_p": top_p, "do_sample": do_sample}
         options = {"max_new_tokens": max_new_tokens, **sampling, **generate_kwargs}
         ids = tuple(self.model.tokenizer(prompt)["input_ids"])
+
         with self._lock:
             began = time.perf_counter()
             result = self.model.run(ids, task_id, enable_kv_reuse=enable_kv_reuse, **options)
+            # In the order of `_TOTALS`.
             took = (1, result.prompt_tokens, result.computed, len(result.tokens), time.perf_counter() - began)
             self._totals = {name: self._totals[name] + one for name, one in zip(_TOTALS, took, strict=True)}
         return TaskAnswer.of(self.model.tokenizer.decode(result.tokens, skip_special_tokens=True).strip(), result)

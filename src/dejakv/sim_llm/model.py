@@ -75,6 +75,7 @@ class LlamaModelWithKVReuse:
 
     def __getattr__(self, name: str) -> Any:
         """Look up missing attributes in the model: `config`, `device`, `dtype`, `generation_config`, ..."""
+        # Before `__init__` (in a copy, from a pickle) `model` would look for itself for ever.
         if name == "model" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.model, name)
@@ -160,6 +161,7 @@ class LlamaModelWithKVReuse:
         cache = LCKVCache(self.layout, self._given(prompt, entry) if entry is not None else None)
         ids = torch.tensor([prompt], device=self.model.device)
         out = self.model.model(input_ids=ids, past_key_values=cache, use_cache=True)
+        # State that stands on another task's is no donor.
         if tasks is not None and entry is None:
             self._keep(tasks, prompt, cache, task_id)
         return out
@@ -208,6 +210,7 @@ class LlamaModelWithKVReuse:
                 f"the task's state is of another model: (layers, heads, dim) {got} in {state.dtype}, this model has {want} "
                 f"in {self.model.dtype}: keep one cache of tasks for each model (`epoch`)"
             )
+
         plan = self._rows(ids, entry.token_ids)
         moved = moved_rows(self.model, state, plan, np.arange(state.shape[3]))
         layers = zip(self.layout.task_layers, moved, strict=True)
@@ -264,6 +267,7 @@ class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
         tasks = self._tasks() if enable_kv_reuse else None
         entry = self._search(tasks, prompt) if tasks is not None else None
         result, cache = self._generate(prompt, entry, max_new_tokens, options)
+        # State that stands on another task's is no donor.
         if tasks is not None and entry is None:
             self._keep(tasks, prompt, cache, task_id)
         return result
@@ -273,6 +277,7 @@ class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
     ) -> tuple[TaskResult, LCKVCache]:
         """The answer, and the cache that it left."""
         given = self._given(ids, entry) if entry is not None else None
+        # transformers warns of sampling settings in greedy search.
         if not options.get("do_sample"):
             options = {name: value for name, value in options.items() if name not in ("temperature", "top_p", "top_k")}
         pad = self.tokenizer.pad_token_id
@@ -285,6 +290,7 @@ class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
             return_dict_in_generate=True,
             **{"do_sample": False, "pad_token_id": 0 if pad is None else pad, **options},
         )
+
         tokens = out.sequences[0, len(ids) :].tolist()
         ends = self.model.generation_config.eos_token_id
         ends = set(ends if isinstance(ends, list) else [ends])

@@ -81,14 +81,17 @@ class InterTaskKVManager:
             raise ConfigError(f"max_cache_size={max_cache_size} holds no task: give at least 1")
         if embedding_dim < 1:
             raise ConfigError(f"embedding_dim={embedding_dim} is no dimension: give the length of a task's embedding")
+
         self.embedding_dim, self.partition = embedding_dim, partition
         self.similarity_threshold = similarity_threshold
         self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         self.store = open_store(max_entries=max_cache_size) if store is None else store
+
         self._made = lambda: LSHIndex(embedding_dim, num_hyperplanes, seed)
         self._index = self._made()
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
+        # The store evicts by its own budget, and the index must not outlive an entry.
         self.store.on_evict(self._forget)
         self._epoch: str | None = None
         self.epoch = epoch
@@ -134,6 +137,7 @@ class InterTaskKVManager:
         vector = self._vector(query_embedding)
         with self._lock:
             hits = self._index.search(vector, CANDIDATES, self.similarity_threshold)
+
         for id, cosine in hits:  # the most similar first
             meta = self.store.meta(id)
             if meta is not None and useful is not None and not useful(meta.token_ids):
@@ -169,9 +173,11 @@ class InterTaskKVManager:
             nbytes=stacked.nbytes,
             metadata={"task": task_id},
         )
+
         if not self.store.put(chunk := Chunk(meta, stacked)):
             self._count("refused")
             return None
+
         with self._lock:
             self._index.add(meta.id, vector)
         if self.store.meta(meta.id) is None:  # evicted by another thread before it was indexed

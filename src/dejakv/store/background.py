@@ -45,6 +45,7 @@ class Queued:
     def chunk(self) -> Chunk | None:
         """Capture the state once and return its chunk, None without a state. Raises the errors of `capture`."""
         try:
+            # `pop` is atomic: of a worker and a reader that come together, one alone captures.
             capture = self._captures.pop()
         except IndexError:  # another thread has it
             pass
@@ -52,6 +53,7 @@ class Queued:
             try:
                 self._state.set_result(capture())
             except BaseException as error:
+                # Who else waits for this state must get the error too, and not wait for ever.
                 self._state.set_exception(error)
         tensor = self._state.result()
         return None if tensor is None else Chunk(replace(self.meta, nbytes=tensor.nbytes), tensor)
@@ -87,6 +89,7 @@ class Worker:
         """Queue an item; never waits. False if the queue is full or closed. `background=False`: process it before returning."""
         id = item.meta.id
         with self._lock:
+            # A reader must find the newest state of an id, so a refused item gives the older one back.
             accepted, before = not self._closed, self.queued.get(id)
             if accepted:
                 self.queued[id] = item
@@ -99,6 +102,7 @@ class Worker:
                     del self.queued[id]
                     if before is not None:
                         self.queued[id] = before
+
         self.count("submitted")
         if not accepted:
             self.count("dropped")
@@ -140,6 +144,7 @@ class Worker:
         with self._lock:
             closed, self._closed = self._closed, True
             thread = self._thread
+        # A callback of the worker may close the store: a thread cannot join itself.
         if not closed and thread is not None and thread.is_alive() and thread is not threading.current_thread():
             self._queue.put(None)
             thread.join()
@@ -153,6 +158,7 @@ class Worker:
     def _run(self) -> None:
         wait: float | None = None
         while True:
+            # `None` is the order to end, so it cannot also mean that nothing came.
             taken = True
             item: Queued | Callable[[], object] | None = None
             try:

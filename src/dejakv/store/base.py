@@ -57,6 +57,7 @@ class Tensor:
 
     def rows(self, start: int, stop: int) -> "Tensor":
         """A view of a state's rows `start` to `stop - 1`: of the pages that hold them."""
+        # The end is rounded up: the last page may hold fewer rows than it has room for.
         return replace(self, data=self.data[:, :, :, start // self.page : -(-stop // self.page)])
 
 
@@ -161,6 +162,7 @@ class StoreStats:
 
 def check(tensor: Tensor) -> None:
     """Raises: StoreError for a dtype outside `NUMPY_DTYPES` or unlike the array's, or too many dimensions."""
+    # numpy has no bfloat16, so its bit patterns come as uint16: name and array must agree.
     expected = NUMPY_DTYPES.get(tensor.dtype)
     if expected is None or tensor.data.dtype.newbyteorder("<") != np.dtype(expected):
         raise StoreError(
@@ -175,16 +177,19 @@ def consecutive(parts: Sequence[Chunk], start: int, stop: int) -> list[Tensor]:
     """Views of rows `start` to `stop - 1` of a prompt's state, from parts with some rows each; a single view if one part has all.
     Empty if a row is missing. Raises: CorruptChunk for parts that do not fit each other.
     """
+    # One part with all rows spares the copy that joining several would cost.
     for part in parts:
         if part.first <= start < stop <= part.stop:
             parts = (part,)
             break
+
     views: list[Tensor] = []
     at = start
     for part in sorted(parts, key=lambda one: one.first):
         low, high = max(at, part.first), min(stop, part.stop)
         if low >= high:
             continue
+        # A gap: state with missing rows is of no use.
         if low != at:
             return []
         if views:
@@ -200,7 +205,9 @@ def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
     views = consecutive(parts, start, stop)
     if len(views) < 2:
         return views[0] if views else None
+
     data = np.concatenate([view.data for view in views], AXIS)
+    # As a view of a stored object is: nobody may change what others share.
     data.flags.writeable = False
     return replace(views[0], data=data)
 

@@ -73,10 +73,13 @@ class AdmissionGate:
         if not rate:
             return None
         now = self._clock()
+        # A token bucket of one second: idle time earns no more than that.
         self._allowance = min(float(rate), self._allowance + rate * (now - self._filled))
         self._filled = now
+
         if refuse and self._allowance <= 0:
             return "rate"
+        # May fall below 0: what is over the limit delays the next one.
         self._allowance -= nbytes
         return None
 
@@ -108,10 +111,12 @@ class Parts:
             raise ConfigError(
                 f"{len(self.named)} partitions have a quota of their own, and partitions={self.partitions}: count them too"
             )
+
         for what, budget, given in (
             ("bytes", self.max_bytes, [part.max_bytes for part in self.named.values()]),
             ("entries", self.max_entries, [part.max_entries for part in self.named.values()]),
         ):
+            # Each partition without a quota must get at least one byte or entry.
             others = self.partitions - sum(one > 0 for one in given)
             if budget and budget - sum(given) < others:
                 raise ConfigError(
@@ -127,6 +132,7 @@ class Parts:
     def of(self, partition: str) -> Part:
         """The part of a partition. All without a name have equal parts."""
         own = self.named.get(partition, Part())
+        # A quota of 0 is none: such a partition shares what the named ones leave.
         nbytes = own.max_bytes or self._equal(self.max_bytes, [part.max_bytes for part in self.named.values()])
         entries = own.max_entries or self._equal(self.max_entries, [part.max_entries for part in self.named.values()])
         return Part(nbytes, entries)
@@ -180,6 +186,7 @@ def named_parts(quotas: Sequence[str]) -> dict[str, Part]:
     """Parse quotas `NAME=BYTES` or `NAME=BYTES:ENTRIES` by partition. Raises: ConfigError for another text or a name given twice."""
     parts: dict[str, Part] = {}
     for text in quotas:
+        # The last `=`: a partition's name may hold one.
         name, found, sizes = text.rpartition("=")
         numbers = sizes.split(":")
         if not found or len(numbers) > 2 or not all(number.isascii() and number.isdigit() for number in numbers):
@@ -187,6 +194,7 @@ def named_parts(quotas: Sequence[str]) -> dict[str, Part]:
         if name in parts:
             raise ConfigError(f"the partition {name[:80]!r} has two quotas: give one")
         parts[name] = Part(*map(int, numbers))
+
     return parts
 
 
@@ -197,6 +205,7 @@ back."""
 
 def is_older(created: float, seconds: float, now: float) -> bool:
     """Whether an entry made at `created` is `seconds` old, or from the future and so of an unknown age."""
+    # An entry from the future has an unknown age: deleting too much is the safe error.
     return not -SKEW <= now - created < seconds
 
 
@@ -206,6 +215,7 @@ def is_expired(meta: ChunkMeta, now: float) -> bool:
 
 def remaining(meta: ChunkMeta, now: float) -> float:
     """Seconds left to an entry, at least a tiny time; 0: no limit."""
+    # Never 0, which would mean no limit.
     return max(1e-9, meta.created + meta.ttl - now) if meta.ttl else 0.0
 
 
@@ -228,6 +238,7 @@ class SteadyClock:
     def __call__(self) -> float:
         with self._lock:
             at = time.monotonic()
+            # A clock that was set back goes on by the monotonic one.
             self._last = max(time.time(), self._last + at - self._at)
             self._at = at
             return self._last

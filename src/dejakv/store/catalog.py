@@ -109,9 +109,11 @@ class Catalog:
     def __init__(self, path: Path | None, *, noted_damage: Callable[[], None] = lambda: None) -> None:
         self._noted_damage = noted_damage
         self._writer = Connection(path, _WRITE_SECONDS, noted_damage=noted_damage)
+        # A database in memory belongs to one connection.
         self._reader = self._writer
         if path is not None:
             self._reader = Connection(path, _READ_SECONDS, noted_damage=noted_damage)
+
         self._version = (-1, -1)
         self._seen = 0
         self._news: list[tuple[str, bool]] = []
@@ -120,10 +122,12 @@ class Catalog:
         self._deleted: set[str] = set()
         self.loose: set[str] = set()
         """Names of segments that may describe prompts without state, since the last comparison with all objects."""
+
         try:
             with self._writer.use() as sql:
                 sql.execute("BEGIN IMMEDIATE")
                 _prepare(sql)
+                # What was removed before the opening is no news for this process.
                 self._seen = _last_removed(sql)
                 self.token = str(sql.execute("SELECT token FROM clock").fetchone()[0])
                 sql.execute("COMMIT")
@@ -140,7 +144,9 @@ class Catalog:
         with self._writer.use(wait=wait) as sql:
             sql.execute("BEGIN IMMEDIATE")
             try:
+                # Before this transaction's own removals, which `_commit` marks as seen.
                 self._read_journal(sql)
+                # A copy: other threads add names meanwhile, which the next transaction strikes off.
                 deleted = list(self._deleted)
                 sql.executemany("DELETE FROM leaving WHERE name = ?", ((name,) for name in deleted))
                 yield sql
@@ -151,6 +157,7 @@ class Catalog:
                     sql.execute("ROLLBACK")
                 raise
             changed = sql.total_changes - self._copied  # less than 0 after the connection was made anew
+            # Automatic checkpoints are off: one inside a commit would make that writer wait.
             if not 0 <= changed < _ROWS_PER_CHECKPOINT:
                 self._copied = sql.total_changes
                 try:  # if it fails, the commit is still safe in the log
@@ -196,18 +203,22 @@ class Catalog:
                 )
                 known.update({row[0]: row[1:] for row in self.read(query, (*part, now, now + SKEW))})
 
+        # Full blocks first: one query finds the deepest, and only tails behind it can be longer.
         top = most // BLOCK
         look(keys.full[1 : top + 1])
         deepest = next((i for i in range(top, 0, -1) if keys.full[i] in known), 0)
         tails = [deepest * BLOCK + i for i in range(1, BLOCK) if deepest * BLOCK + i <= most]
         look([keys.at(end) for end in tails])
         ends = [end for end in reversed(tails) if keys.at(end) in known]
+
         limit = most
+        # The longest end may lack rows before it (evicted): then the next shorter one is tried.
         for end in (*ends, *(i * BLOCK for i in range(deepest, 0, -1))):
             if end > limit or keys.at(end) not in known:
                 continue
             pieces: list[Piece] = []
             at = end
+            # Backwards from the end: only a segment's own start says where the one before it ends.
             while at:
                 key = keys.at(at)
                 if key not in known and at % BLOCK:
@@ -224,6 +235,7 @@ class Catalog:
         return []
 
     def _further(self, keys: Keys, pieces: list[Piece], most: int, now: float) -> list[Piece]:
+        # No block has a name inside of it, so the rows of the next segments are compared by tokens.
         last = pieces[-1]
         end = last.stop
         if end % BLOCK or end >= most:
@@ -232,6 +244,7 @@ class Catalog:
             "SELECT n, name, start, stop, due, record, ids FROM segments WHERE n = ? UNION ALL SELECT * FROM (SELECT n, name, start,"
             f" stop, due, record, ids FROM segments s WHERE prefix = ? AND {alive('s')} ORDER BY n DESC LIMIT 4)"
         )
+
         best, extra = 0, last
         for n, name, start, stop, due, record, ids in self.read(query, (last.n, keys.at(end), now, now + SKEW)):
             held = np.frombuffer(ids, "<u4")[end - start :][
@@ -243,6 +256,7 @@ class Catalog:
                 best, extra = length, Piece(n, name, max(start, last.start), end + length, stop, due, record)
         if not best:
             return pieces
+
         if extra.n == last.n:
             return [*pieces[:-1], extra]
         return [*pieces, Piece(extra.n, extra.name, end, extra.stop, extra.end, extra.due, extra.record)]
@@ -256,15 +270,18 @@ class Catalog:
         pieces: list[Piece] = []
         while tokens:
             found = (read or self.read)(query, (key, now, now + SKEW))
+            # The block may have been stored anew, in a segment with other rows.
             if not found or not found[0][2] < tokens <= found[0][3]:
                 return []
             n, name, start, end, due, record, key = found[0]
             pieces.append(Piece(n, name, start, tokens, end, due, record))
             tokens = start
+
         return pieces[::-1]
 
     def pieces(self, record: int) -> list[Piece]:
         """The pieces of a record, by its number, first rows first; none if another has replaced it."""
+        # A segment of the kind RECORD has the description alone, and no rows.
         query = (
             "SELECT s.n, s.name, l.start, l.stop, s.stop, s.due, s.record FROM links l JOIN segments s ON s.n = l.segment"
             f" WHERE l.record = ? AND s.kind != '{RECORD}' ORDER BY l.start"
@@ -289,6 +306,7 @@ class Catalog:
             f"SELECT n, id, partition, epoch, about FROM records r WHERE n > ?3 AND (?4 IS NULL OR partition = ?4)"
             f" AND (?5 IS NULL OR epoch = ?5) AND {alive('r', '?1', '?2')} ORDER BY n LIMIT ?6"
         )
+        # By number and not by offset: rows that come or leave meanwhile move no page.
         while True:
             found = self.read(query, (now, now + SKEW, after, partition, epoch, page))
             if not found:
@@ -321,10 +339,12 @@ class Catalog:
         Cheap if nothing has changed.
         """
         with self._reader.use() as sql:
+            # SQLite counts commits of other connections only; a new connection begins anew.
             version = (self._reader.openings, sql.execute("PRAGMA data_version").fetchone()[0])
             if version != self._version:
                 self._read_journal(sql)
                 self._version = version
+
             news, complete = self._news, self._complete
             self._news, self._complete = [], True
         return news, complete
@@ -347,6 +367,7 @@ class Catalog:
             query = "SELECT seq, id, id IN (SELECT id FROM records) FROM removed WHERE seq > ? ORDER BY seq"
             found = sql.execute(query, (self._seen,)).fetchall()
             if found:
+                # The journal keeps its latest rows alone: a gap in the numbers means missed removals.
                 self._complete = self._complete and found[0][0] == self._seen + 1
                 self._seen = found[-1][0]
                 self._news += [(id, bool(back)) for _, id, back in found]
@@ -385,9 +406,11 @@ def _prepare(sql: sqlite3.Connection) -> None:
         if not TABLES | {"segment_added", "segment_gone"} <= found or not sql.execute("SELECT 1 FROM clock").fetchone():
             raise Damaged("the catalog lacks a table")
         return
+
     if version or found:
         raise Damaged(f"the catalog says it is of version {version}")
     statement = ""
+    # Not `executescript`, which would commit the surrounding transaction.
     for line in _TABLES.splitlines():
         statement += line + "\n"
         if sqlite3.complete_statement(statement):

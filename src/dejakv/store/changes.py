@@ -60,6 +60,7 @@ def add_segment(sql: sqlite3.Connection, segment: Segment) -> int:
         f" hits) VALUES ({','.join('?' * len(values))}, 0)",
         values,
     )
+
     n = int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
     sql.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?)", ((key, n) for key in dict.fromkeys(segment.keys)))
     return n
@@ -78,18 +79,21 @@ def add_record(
     before, hits = sql.execute("SELECT n, hits FROM records WHERE id = ?", (columns[0],)).fetchone() or (0, 0)
     query = "SELECT l.segment, s.hits FROM links l JOIN segments s ON s.n = l.segment WHERE l.record = ?"
     held = dict(sql.execute(query, (before,)).fetchall())
+
     _delete_records(sql, [before])
     values = (*columns, len(about), created, due, _tick(sql), hits, about)
     sql.execute(
         "INSERT INTO records (id, partition, epoch, kind, nbytes, created, due, used, hits, about) VALUES (?,?,?,?,?,?,?,?,?,?)",
         values,
     )
+
     n = sql.execute("SELECT last_insert_rowid()").fetchone()[0]
     sql.executemany("INSERT INTO links VALUES (?, ?, ?, ?)", ((n, p.n, p.start, p.stop) for p in pieces))
     # What a prompt has all of is its own text too, and stays as long as it does.
     whole = [(due, p.n) for p in pieces if p.stop == p.end]
     sql.executemany("UPDATE segments SET due = max(due, ?) WHERE n = ?", whole)
     query = "UPDATE segments SET hits = max(hits, ?) WHERE n = ?"
+    # Under `lfu` a prompt stored anew would otherwise be the first to leave.
     sql.executemany(query, ((max(held.values(), default=0), p.n) for p in pieces))
     loose = [s for s in held if not sql.execute("SELECT 1 FROM links WHERE segment = ?", (s,)).fetchone()]
     return _delete_segments(sql, loose)
@@ -98,7 +102,9 @@ def add_record(
 def touch(sql: sqlite3.Connection, uses: Uses) -> None:
     """Notes uses of records, by id, and of their segments: the end first, so that the beginning is the last to leave."""
     for (id, chain), hits in uses.items():
+        # One step for each segment: with equal times the order among them would be lost.
         clock = _tick(sql, len(chain) + 1)
+        # Without an id: a prefix alone, whose prompt has left.
         if id:
             sql.execute("UPDATE records SET used = ?, hits = hits + ? WHERE id = ?", (clock, hits, id))
         query = "UPDATE segments SET used = ?, hits = hits + ? WHERE n = ?"
@@ -126,8 +132,10 @@ def remove(sql: sqlite3.Connection, records: Iterable[int], segments: Iterable[i
     some rows of these are removed too (see `torn`), unless `tear` is False."""
     gone_records, gone_segments = set(records), set(segments)
     fresh = set(gone_records)
+
     gone_records |= (more := set(_linked(sql, "record", "segment", gone_segments)))
     fresh |= more
+    # Each removed record frees segments, and each removed segment takes further records along.
     while fresh:
         own = set(_linked(sql, "segment", "record", fresh)) - gone_segments
         leave = {s for s in own if not needed(sql, s, gone_records)}
@@ -148,6 +156,7 @@ def torn(sql: sqlite3.Connection, records: Collection[int]) -> list[Torn]:
             others = [(stop, id) for record, stop, id in sql.execute(query, (s,)) if record not in records]
             if others:
                 (name,) = sql.execute("SELECT name FROM segments WHERE n = ?", (s,)).fetchone()
+                # The longest beginning serves all of them.
                 found.append(Torn(s, name, *max(others)))
     return found
 
@@ -165,12 +174,14 @@ def make_room(
     gone = Gone()
     of = "(?1 IS NULL OR partition = ?1)"
     alone = f"(kind != '{RECORD}' OR NOT EXISTS (SELECT 1 FROM links WHERE segment = segments.n))"  # others leave with their record
+
     over = totals(sql, partition)[0] - max_entries if max_entries else 0
     if over > 0:
         query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT ?3"
         gone += remove(sql, [n for (n,) in sql.execute(query, (partition, keep_record, over))])
     while max_bytes and (over := totals(sql, partition)[1] - max_bytes) > 0:
         victims: list[int] = []
+        # Whole segments in order of use: a prompt's end leaves before its beginning.
         for n, size in sql.execute(
             f"SELECT n, nbytes FROM segments WHERE {of} AND {alone} ORDER BY {order}", (partition,)
         ):
@@ -178,15 +189,18 @@ def make_room(
                 break
             if n not in keep:
                 victims.append(n)
+                # An estimate: the loop outside measures again, and goes on if it was too much.
                 over -= size + _described_by(sql, n)
         if victims:
             gone += evict(sql, victims + descriptions(sql, victims))
             continue
+        # No segment is left to take, so descriptions without state use up the budget.
         query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT 16"
         records = [n for (n,) in sql.execute(query, (partition, keep_record))]
         if not records:
             raise NoRoom
         gone += _delete_records(sql, records)
+
     return gone
 
 
@@ -204,11 +218,13 @@ def below(sql: sqlite3.Connection, segments: Iterable[int]) -> set[int]:
     waiting = list(segments)
     while waiting:
         row = sql.execute("SELECT keys FROM segments WHERE n = ?", (waiting.pop(),)).fetchone()
+        # A continuation may begin at any named prefix inside of a segment.
         for at in range(0, len(row[0]) if row else 0, SIZE):
             query = "SELECT n FROM segments s WHERE prefix = ? AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
             new = {n for (n,) in sql.execute(query, (row[0][at : at + SIZE],))} - found
             found |= new
             waiting += new
+
     return found
 
 
@@ -252,12 +268,15 @@ class Notes:
         with self._lock:
             use = (id, tuple(segments))
             if here and len(self._untold) < _MOST_UNTOLD:
+                # Removed first, so that it moves to the end: the order is that of the last uses.
                 self._untold.pop(id, None)
                 self._untold[id] = None
             # A dictionary keeps the order of insertion: that of the last uses.
             self._uses[use] = self._uses.pop(use, 0) + 1
+
             full = len(self._uses) >= _MOST_USES
         if full:
+            # Outside of the lock, which `settle` takes itself.
             self.settle(wait=False)
 
     def take_untold(self) -> list[str]:
@@ -275,6 +294,7 @@ class Notes:
     def put_back(self, uses: Uses) -> None:
         """Keeps uses whose transaction failed."""
         with self._lock:
+            # The older ones first, then the newer: the order of the last uses stays.
             newer, self._uses = self._uses, uses
             for use, count in newer.items():
                 self._uses[use] = self._uses.pop(use, 0) + count
@@ -287,6 +307,7 @@ class Notes:
     def missing(self, segment: int) -> None:
         """Note a segment without an object. It is counted only if its row is still there then: another process may be removing both."""
         with self._lock:
+            # An empty reason: not counted as damage until `settle` has looked again.
             self._condemned.setdefault(segment, "")
         self.settle(wait=False)
 
@@ -295,6 +316,7 @@ class Notes:
         try:
             return decode_meta(about)
         except CorruptChunk as error:
+            # Negative numbers are records, positive ones segments.
             self._condemn(-record, "description", str(error))
             return None
 
@@ -310,6 +332,7 @@ class Notes:
 
     def settle(self, *, wait: bool) -> None:
         """Write the notes. Without `wait` only if nobody else writes."""
+        # A copy: what is condemned during the transaction waits for the next one.
         uses, condemned = self.take_uses(), dict(self._condemned)
         if not uses and not condemned:
             return
@@ -324,11 +347,14 @@ class Notes:
             if wait:
                 logger.warning("uses and damage cannot be noted: %s", error)
             return
+
         with self._lock:
             for n in condemned:
                 self._condemned.pop(n, None)
+            # A lost record stays hidden until all damage is removed; then the catalog itself is right.
             if not self._condemned:
                 self.lost.clear()
+
         for _ in () if self._shared else missing:
             logger.warning("a segment is removed: its object is missing")
             self._counters.add("corrupt")
@@ -353,6 +379,7 @@ def _delete_records(sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
             sql.execute("DELETE FROM records WHERE n = ?", (n,))
             sql.execute("DELETE FROM links WHERE record = ?", (n,))
     if gone.records:
+        # The journal is bounded: who has missed more rebuilds its index (`removed_elsewhere`).
         sql.execute("DELETE FROM removed WHERE seq <= (SELECT max(seq) FROM removed) - ?", (_JOURNAL_ROWS,))
     return gone
 
@@ -365,10 +392,12 @@ def _delete_segments(sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
             gone.objects.append(row[0])
             gone.nbytes += row[2]
             keys = [row[1][at : at + SIZE] for at in range(0, len(row[1]), SIZE)]
+            # Only its own: a newer segment may have taken over the name of a block.
             sql.executemany("DELETE FROM blocks WHERE key = ? AND n = ?", [(key, n) for key in keys])
             sql.execute("DELETE FROM segments WHERE n = ?", (n,))
             sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", row[:1])
             sql.execute("DELETE FROM links WHERE segment = ?", (n,))
+
     return gone
 
 

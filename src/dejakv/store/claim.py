@@ -79,6 +79,7 @@ def own_folder(path: Path) -> Path:
     """Makes a folder if it is missing. Raises: StoreError for a link or another user's, OSError."""
     with suppress(FileExistsError):
         path.mkdir(0o700)
+    # `lstat`, after the attempt to make it: a link made meanwhile is seen, and not followed.
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise StoreError(f"{path} is a link or another user's, and is not followed: remove it, or give another folder")
@@ -99,11 +100,14 @@ def kind_of(folder: Path) -> str:
     """Type of the (future) folder's file system, as the kernel names it; empty if unknown."""
     try:
         path = folder.resolve()
+        # The folder may not exist yet: then the nearest existing one above decides.
         device = next(one for one in (path, *path.parents) if one.exists()).stat().st_dev
         lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
     except (OSError, RuntimeError):
         return ""
+
     for line in lines:
+        # proc(5): optional fields end with a lone hyphen; the type comes first behind it.
         before, _, after = line.partition(" - ")
         if after and before.split()[2:3] == [f"{os.major(device)}:{os.minor(device)}"]:
             return after.split()[0]
@@ -116,6 +120,7 @@ def entrance(folder: Path, *, make: bool = False) -> Generator[Path]:
 
     Raises: StoreError if it belongs to another user or another process keeps it locked, OSError.
     """
+    # The lock is on the folder itself, so that it needs no file and leaves none.
     descriptor, path = _locked(folder, make)
     try:
         yield path
@@ -148,6 +153,7 @@ def format_of(path: Path) -> int | None:
         ours, raw = is_our_file(os.fstat(descriptor)), os.read(descriptor, 4096)
     finally:
         os.close(descriptor)
+
     if not ours:
         raise StoreError(
             f"{path / MARKER} is not a file that only you may change, so somebody else may have made this cache: give another folder"
@@ -156,6 +162,7 @@ def format_of(path: Path) -> int | None:
         said: Any = json.loads(raw)
     except (ValueError, RecursionError):
         said = None
+
     match said:
         case {"format": int(number)} if number > FORMAT:
             raise StoreError(
@@ -183,9 +190,11 @@ def write_marker(path: Path, original: str = "") -> None:
     try:
         said = {"format": FORMAT} | ({"copies of": original} if original else {})
         os.write(descriptor, json.dumps(said).encode() + b"\n")
+        # Before the rename: after a power cut the marker is whole or not there.
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
     new.rename(path / MARKER)
 
 
@@ -252,6 +261,7 @@ def _delete(path: Path) -> int:
         if not in_use.alone():
             raise StoreError(f"the store in {path} is in use: close it in every process before it is deleted")
         removed = _delete_ranks(path)
+        # By descriptors: a folder replaced by a link meanwhile leads nowhere.
         for inside, _, files, descriptor in os.fwalk(path, topdown=False):
             ours = [file for file in files if _OUR_FILES.fullmatch(os.path.relpath(f"{inside}/{file}", path))]
             for file in ours:
@@ -260,6 +270,7 @@ def _delete(path: Path) -> int:
             if _OUR_FOLDERS.fullmatch(os.path.relpath(inside, path)):
                 with suppress(OSError):  # it holds other files
                     os.rmdir(inside)
+        # Last: until then a purge that was killed can be repeated.
         os.unlink(path / MARKER)
         return removed + 1
     finally:
@@ -301,6 +312,7 @@ def _locked(folder: Path, make: bool) -> tuple[int, Path]:
                 raise StoreError(
                     f"another process has kept {path} locked for {_LOCK_SECONDS:.0f} s: end it, or try again"
                 ) from error
+            # `flock` has no timeout of its own.
             time.sleep(0.005)
         except BaseException:
             os.close(descriptor)

@@ -52,6 +52,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 
     The statements are correct, so an SQL error (no such table) also means damage.
     """
+    # The low byte is the primary code; extended codes add detail above it.
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(error, sqlite3.DatabaseError) and code is not None and code & 0xFF not in _PASSING
 
@@ -106,6 +107,7 @@ class Connection:
         try:
             connection = self._connection or self._open()
             if not wait:
+                # Another process's lock must not make this caller wait either.
                 connection.execute("PRAGMA busy_timeout = 0")
             try:
                 yield connection
@@ -130,6 +132,7 @@ class Connection:
             self.disconnect()
 
     def __del__(self) -> None:
+        # The constructor may have failed before the attribute was set.
         if getattr(self, "_connection", None) is not None:
             self.disconnect()
 
@@ -141,10 +144,12 @@ class Connection:
     def _open(self) -> sqlite3.Connection:
         if self._closed:
             raise sqlite3.ProgrammingError("the store is closed")
+
         self._admit()
         if self.path is None:
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         else:
+            # `rw` creates nothing: a purged catalog must not come back as an empty file.
             uri = f"file:{quote(os.fsencode(self.path))}?mode=rw"
             connection = sqlite3.connect(
                 uri, timeout=self._wait, isolation_level=None, check_same_thread=False, uri=True
@@ -155,6 +160,7 @@ class Connection:
         except BaseException:
             connection.close()
             raise
+
         self.openings += 1
         self._connection = connection
         return connection
@@ -172,6 +178,7 @@ _held: list[Connection] = []
 
 
 def _before_fork() -> None:
+    # Two threads that fork at once would mix their lists of locks.
     _one_fork.acquire()
     for connection in sorted(_all, key=lambda one: one.number):  # who holds two locks took the earlier one first
         connection.lock.acquire()

@@ -30,6 +30,7 @@ class Counters:
     def add(self, figure: str, partition: str | None = None, reason: str = "") -> None:
         """Count one more of a figure of `StoreStats`. Without a partition (of an unknown id) only the total counts it."""
         with self._lock:
+            # A set: without a partition the total is counted once and not twice.
             for of in {None, partition}:
                 self._counts[of, figure, reason] += 1
 
@@ -50,6 +51,7 @@ class Listeners(list[Callable[[str], None]]):
     def tell(self, ids: Iterable[str]) -> None:
         """A failing listener is logged; the others are still called."""
         for id in ids:
+            # A copy: a listener may add or remove others.
             for listener in list(self):
                 try:
                     listener(id)

@@ -26,6 +26,7 @@ def fork_safe_rlock() -> Any:
 
 def call_in_child(method: Callable[[], None]) -> None:
     """Have a bound method called in each child of `fork`, as long as its object lives."""
+    # Weak references, so that a store which is dropped without `close` is freed.
     _methods[:] = [known for known in _methods if known() is not None]
     _methods.append(weakref.WeakMethod(method))
 

@@ -33,15 +33,18 @@ class Keys:
             self.ids = np.array(token_ids, dtype="<u4")
         except (OverflowError, ValueError, TypeError) as error:
             raise InputError("token ids must be whole numbers from 0 to 2**32 - 1") from error
+
         self.spans = tuple(spans)
         self._raw = self.ids.tobytes()
         named = [encoded(part) for part in (partition, epoch)]
+        # With lengths: otherwise ("ab", "c") and ("a", "bc") would have the same keys.
         label = b"".join(len(part).to_bytes(8, "little") + part for part in named)
         chain = [blake2b(label, digest_size=SIZE).digest()]
         if spans:
             for stop in range(BLOCK, len(self) + 1, BLOCK):
                 chain.append(self._next(chain[-1], stop - BLOCK, stop))
         else:
+            # `_next` without media, spelled out: this runs for each lookup.
             raw, key = self._raw, chain[0]
             for at in range(0, len(self) // BLOCK * 4 * BLOCK, 4 * BLOCK):
                 key = blake2b(key + raw[at : at + 4 * BLOCK], digest_size=SIZE).digest()
@@ -57,7 +60,9 @@ class Keys:
         return self._next(self.full[block], block * BLOCK, tokens) if rest else self.full[block]
 
     def _next(self, key: bytes, start: int, stop: int) -> bytes:
+        # A medium's tokens are placeholders: only its digest tells two apart.
         inside = [f"{s.start}:{s.digest};" for s in self.spans if s.start < stop and s.start + s.length > start]
+        # A shorter block must never have the key of a full one.
         short = b"" if stop - start == BLOCK else b"tail"
         return blake2b(
             key + self._raw[4 * start : 4 * stop] + "".join(inside).encode() + short, digest_size=SIZE
@@ -68,6 +73,7 @@ def ends_of(start: int, stop: int, spans: Sequence[Span]) -> list[int]:
     """Ends of prefixes inside of these rows that have names: of full blocks, of what is before and up to the
     end of a medium, and `stop`."""
     media = {end for span in spans for end in (span.start, span.start + span.length) if start < end < stop}
+    # Block ends count from the prompt's beginning, not from `start`.
     return sorted({*range(start // BLOCK * BLOCK + BLOCK, stop + 1, BLOCK), *media, stop})
 
 

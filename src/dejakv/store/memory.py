@@ -78,11 +78,13 @@ class MemoryTier(Generic[Key, Value]):
         """
         if nbytes > self._max_bytes:
             raise NoRoom("oversized")
+
         old = self._items.get(key)
         count = len(self._items) + (old is None) - self._max_entries if self._max_entries else 0
         limit = "entries" if count > 0 else "bytes"
         excess = self.nbytes - (old.nbytes if old else 0) + nbytes - self._max_bytes
         leaving: list[Key] = []
+        # First the whole choice, then the changes: a refusal must leave everything as it was.
         for other in self._order():
             if count <= 0 and excess <= 0:
                 break
@@ -93,7 +95,9 @@ class MemoryTier(Generic[Key, Value]):
             leaving.append(other)
             count -= 1
             excess -= self._items[other].nbytes
+
         for other in leaving:
+            # New values begin at this age, so that old favourites do not stay for ever.
             self._age = max(self._age, self._items[other].rank)
             self.drop(other)
         self.drop(key)
@@ -123,5 +127,6 @@ class MemoryTier(Generic[Key, Value]):
     def _leave_rank(self, key: Key, item: _Item[Value]) -> None:
         keys = self._ranks[item.rank]
         del keys[key]
+        # Empty ranks would pile up under `lfu`, and `_order` sorts all of them.
         if not keys:
             del self._ranks[item.rank]

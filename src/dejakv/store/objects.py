@@ -95,6 +95,7 @@ class Memory:
     def put(self, name: str, parts: Sequence[Any]) -> bool:
         made = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
         made.flags.writeable = False
+        # Atomic, so that it needs no lock.
         return self._held.setdefault(name, made) is made
 
     def get(self, name: str) -> Bytes:
@@ -142,16 +143,20 @@ class Folder:
             descriptor = _created(temporary)
             try:
                 for part in parts:
+                    # `os.write` may write less than it was given.
                     rest = memoryview(part).cast("B")
                     while rest:
                         rest = rest[os.write(descriptor, rest[:WRITTEN_AT_ONCE]) :]
+
                 folder = self._segments / group
                 with suppress(FileExistsError):
                     folder.mkdir(0o700)
+                # It could lead out of the store, to a place that others may read.
                 if folder.is_symlink():
                     raise OSError(errno.ELOOP, "a link is not followed", str(folder))
                 made = not os.path.lexists(folder / file)  # names are drawn at random: nobody else makes it now
                 if made:
+                    # Readers see the whole object or none.
                     temporary.rename(folder / file)
                 else:
                     temporary.unlink()
@@ -162,6 +167,7 @@ class Folder:
                 os.close(descriptor)
         except OSError as error:
             raise Unknown(error) from error
+
         return made
 
     def get(self, name: str) -> Bytes:
@@ -174,15 +180,18 @@ class Folder:
                 if _signature(os.lstat("/".join((str(self._segments), *file_of(name))))) == kept[0]:
                     return kept[1]
             self._forget(name)
+
         descriptor = self._open(name)
         try:
             status = self._checked(descriptor, name)
             data = _read(descriptor, status.st_size)
+            # Small ones are copies already, and cost little to read again.
             if status.st_size >= MAP_FROM_BYTES:
                 with self._lock:
                     self._kept[name] = (_signature(status), data)
                     while len(self._kept) > KEPT_MAPS:
                         self._kept.popitem(last=False)
+
             return data
         except OSError as error:
             raise Unknown(error) from error
@@ -200,6 +209,7 @@ class Folder:
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
+            # First: no reader may get the old map after the file has left.
             self._forget(name)
             try:
                 os.unlink(self._path(name))
@@ -213,6 +223,7 @@ class Folder:
             for group in filter(GROUP.fullmatch, os.listdir(self._segments)):
                 folder = self._segments / group
                 for file in os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else ():
+                    # Any other file would be looked for in another folder, and be reported missing.
                     if SEGMENT.fullmatch(file) and file.startswith(group):
                         yield file.removesuffix(".safetensors")
         except OSError as error:
@@ -267,6 +278,7 @@ def _created(path: Path) -> int:
     while True:
         descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # `sweep` of another process may have come between the creation and the lock.
         if os.fstat(descriptor).st_nlink:
             return descriptor
         os.close(descriptor)  # swept between its creation and its lock

@@ -88,6 +88,7 @@ def open_store(
     >>> store.close()
     """
     Budget(max_bytes, max_entries, policy)  # refuses negative ones before they are divided
+
     parts = Parts(partitions, max_bytes, max_entries, named_parts(quotas))
     budget = Budget(max_bytes, max_entries, policy, parts)
     rules = Admission(min_tokens, second_sight, max_write_rate)
@@ -101,6 +102,7 @@ def open_store(
             lambda path: Tiers(Folder(path), memory_bytes, memory_fill) if memory_bytes else Folder(path),
             more,
         )
+
     objects, told = in_service(str(place), feed, compress)
     more["feed"] = told
     if disk_dir is None:
@@ -118,6 +120,7 @@ def in_service(url: str, feed: str | None, compress: bool = False, make: bool = 
 
     Raises: StoreError as `Bucket` and `Feed`.
     """
+    # Here, since it needs packages of an extra, which a folder does without.
     from dejakv.store.remote.bucket import Bucket
 
     bucket = Bucket(url, compress, make)
@@ -162,6 +165,7 @@ def stores_in(place: str | Path) -> dict[str | Path, int]:
         if not stores:
             raise StoreError(f"{place} holds no cache: give the address of one")
         return dict.fromkeys(stores, FORMAT)
+
     folder = Path(place).expanduser()
     found: dict[str | Path, int] = {}
     try:
@@ -195,6 +199,7 @@ def purge_place(place: str) -> int:
     removed = 0
     for one in Bucket(place, make=False).stores():
         bucket = Bucket(one)
+        # First: what other machines are storing in this moment must leave too.
         bucket.tombstones.write(Selection())
         names = list(bucket.list())
         bucket.delete(names)
@@ -204,6 +209,7 @@ def purge_place(place: str) -> int:
 
 def _open_folder(folder: Path, make: Callable[[Path], Objects], more: dict[str, Any], original: str = "") -> Store:
     """Open the store in a folder, or that in a bucket (`original`) whose index and copies are in the folder."""
+    # SQLite's write-ahead log needs memory shared by all of its processes: one machine.
     refuse_network(folder)
     try:
         with entrance(folder, make=True) as path:
@@ -216,9 +222,12 @@ def _open_folder(folder: Path, make: Callable[[Path], Objects], more: dict[str, 
             if format is not None and (known := original_of(path)) != original:
                 what = f"holds copies from {known}: give {known} as the store" if known else "is a store of its own"
                 raise StoreError(f"{folder} {what}, or another folder")
+
             _make_private(path)
+
             if format is None:
                 write_marker(path, original)
+            # The folder is still locked: nobody can delete the store before this lock is held.
             in_use = InUse(path / MARKER)
             try:
                 objects = make(path)
@@ -259,6 +268,7 @@ def _with_catalog(path: Path, in_use: InUse, objects: Objects, more: dict[str, A
                 f"{path / name} is not a file that only you may change, so somebody else may have made this cache: give "
                 "another folder"
             )
+
     cause: object = "it was found damaged when it was last used"
     known = catalog_file.exists()
     if known and not damaged.exists():
@@ -270,6 +280,7 @@ def _with_catalog(path: Path, in_use: InUse, objects: Objects, more: dict[str, A
             if not is_damage(error) and not (read_only and os.access(catalog_file, os.W_OK)):
                 raise
             cause = error
+    # Other processes have the old file open, and would go on writing to it unseen.
     if not in_use.alone():
         raise StoreError(
             f"the catalog of {path} is missing or damaged ({cause}) and other processes use it: end them, or give another folder"
@@ -280,12 +291,14 @@ def _with_catalog(path: Path, in_use: InUse, objects: Objects, more: dict[str, A
         (path / name).unlink(missing_ok=True)
     os.close(open_file(catalog_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     made = store()
+    # Only now: until it is rebuilt nobody else may open the store.
     in_use.share()
     return made
 
 
 def _make_private(path: Path) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
+
     if mode & NOT_FOR_OTHERS:
         logger.warning("others could write to %s: files in it that others own or may change are not read", path)
     if mode & 0o077:

@@ -73,7 +73,9 @@ def reconcile(
     told = {name: _fitting(name, header) for name, header in (news[0] if news else {}).items() if header is not None}
     if objects.shared:  # nobody waits for a service's answers
         looked = _shared(objects, catalog, news, {name: one for name, one in told.items() if one is not None})
+    # Listed before the transaction: what is written meanwhile has its row already then.
     present = set[str]() if looked else set(objects.list())
+
     with catalog.transaction() as sql:
         lost, unlisted = looked or _local(objects, present, sql)
         # Another machine may have cut their state anew: such prompts are looked for once more.
@@ -81,7 +83,9 @@ def reconcile(
         torn = [_read_again(sql, n) for n in set(changes.descriptions(sql, lost)).difference(lost)]
         catalog.loose |= {one[0] for one in torn if one is not None}
         gone, unlisted = changes.evict(sql, lost), list(unlisted)
+        # What another machine was storing while a purge ran.
         purged = buried(segment for _, segment in unlisted if segment is not None) if buried else set[str]()
+
         for name, segment in (*unlisted, *filter(None, torn)):
             if name in purged:
                 sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (name,))
@@ -93,6 +97,7 @@ def reconcile(
             except CorruptChunk:
                 damaged += 1
                 sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (name,))
+
         arrived = {id for (id,) in sql.execute("SELECT id FROM records WHERE n > ?", (last,))}
         left = {id for id, _ in gone.records}
         gone.records = [one for one in gone.records if one[0] not in arrived]
@@ -100,6 +105,7 @@ def reconcile(
         gone += changes.remove(sql, *changes.expired(sql, now))
         room = changes.make_room(sql, POLICIES[budget.policy], budget.max_bytes, budget.max_entries)
         gone += room
+        # Also what a process that was killed after its commit did not delete.
         gone.objects += [name for (name,) in sql.execute("SELECT name FROM leaving")]
     why = "bytes" if budget.max_bytes else "entries"
     arrived -= {id for id, _ in gone.records}
@@ -110,6 +116,7 @@ def reconcile(
 def is_there(objects: Objects, name: str) -> bool:
     """Whether an object exists; True if that cannot be told."""
     try:
+        # A few bytes suffice to see that it is there.
         objects.head(name, 8)
     except Missing:
         return False
@@ -132,6 +139,7 @@ def _shared(
 ) -> tuple[list[int], Unlisted]:
     """As `_local`, outside of a transaction: a row older than the listing whose object is not listed has left. `told`: known
     descriptions."""
+    # Rows first, then the listing: so a missing object had a row that was older.
     if news is None:
         rows, present = dict(catalog.read("SELECT name, n FROM segments")), set(objects.list())
         loose, gone = dict(catalog.read(_LOOSE)).keys(), rows.keys() - present
@@ -140,12 +148,14 @@ def _shared(
         rows = _named(catalog, "SELECT name, n FROM segments WHERE", put | removed)
         loose = _named(catalog, f"{_LOOSE} AND", catalog.loose).keys()
         present, gone = put | loose, rows.keys() & removed
+
     lost = [rows[name] for name in gone]
     # Descriptions that came before the state of their prompts are read once more.
     new = present - rows.keys() | loose & present
     new -= _named(catalog, "SELECT name, 1 FROM leaving WHERE", new).keys()
     catalog.loose = loose | new
     found: list[tuple[str, Segment | None]] = [(name, told[name]) for name in told.keys() & new]
+
     if unread := new - told.keys():
         with ThreadPoolExecutor(_REQUESTS) as threads:
             found += filter(None, threads.map(partial(_described, objects, first=_LARGE if news else HEAD), unread))
@@ -186,6 +196,7 @@ def _read_again(sql: sqlite3.Connection, number: int) -> tuple[str, Segment] | N
         meta = decode_meta(about)
     except CorruptChunk:
         return None
+
     return name, Segment(
         name, partition, epoch, RECORD, 0, 0, record=meta.id, created=created, ttl=meta.ttl, about=about
     )
@@ -198,11 +209,13 @@ def _index(sql: sqlite3.Connection, catalog: Catalog, name: str, segment: Segmen
     row = sql.execute("SELECT n FROM segments WHERE name = ?", (name,)).fetchone()
     if sql.execute("SELECT 1 FROM leaving WHERE name = ?", (name,)).fetchone():
         return Gone()
+
     meta = decode_meta(segment.about) if segment.about else None
     if meta is None:
         if row is None:
             changes.add_segment(sql, segment)
         return Gone()
+
     if _is_older(sql, meta, name):
         sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (name,))
         return changes.evict(sql, row or ())
@@ -212,6 +225,7 @@ def _index(sql: sqlite3.Connection, catalog: Catalog, name: str, segment: Segmen
         keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
         read: Read = lambda query, values: sql.execute(query, values).fetchall()  # noqa: E731
         chain = catalog.chain(len(keys), keys.at(len(keys)), now, read)
+        # Its rows are not here yet: it is noted, and looked at again with the next news.
         if not chain:
             return Gone()
         pieces = [*chain, own]

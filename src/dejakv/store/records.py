@@ -29,6 +29,7 @@ def encode_meta(meta: ChunkMeta) -> bytes:
         tokens = np.array(meta.token_ids, dtype="<u4")
     except (OverflowError, ValueError, TypeError) as error:
         raise StoreError("token ids must be whole numbers from 0 to 2**32 - 1") from error
+
     vectors = {name: np.ascontiguousarray(vector, dtype="<f4") for name, vector in meta.vectors.items()}
     if any(vector.ndim != 1 for vector in vectors.values()):
         raise StoreError("a chunk's vectors must have one dimension each: reshape(-1) them")
@@ -41,7 +42,9 @@ def encode_meta(meta: ChunkMeta) -> bytes:
         "tokens": int(tokens.size),
         "vectors": [[name, int(vector.size)] for name, vector in vectors.items()],
     }
+    # Prompts may hold lone surrogates, which plain UTF-8 refuses.
     body = json.dumps(described, separators=(",", ":"), default=str).encode("utf-8", "surrogatepass")
+
     content = b"".join(
         [len(body).to_bytes(4, "little"), body, tokens.tobytes(), *(vector.tobytes() for vector in vectors.values())]
     )
@@ -59,16 +62,19 @@ def decode_meta(blob: bytes) -> ChunkMeta:
     content = blob[_DIGEST:]
     if len(content) < 4 or hashlib.blake2b(content, digest_size=_DIGEST).digest() != blob[:_DIGEST]:
         raise CorruptChunk("the description of a chunk is damaged")
+
     length = int.from_bytes(content[:4], "little")
     try:
         described: Any = json.loads(content[4 : 4 + length].decode("utf-8", "surrogatepass"))
         at = 4 + length
+        # `frombuffer` raises for a count or offset outside of the blob, and allocates nothing.
         tokens = np.frombuffer(content, "<u4", described["tokens"], at)
         at += tokens.nbytes
         vectors: dict[str, Any] = {}
         for name, count in described["vectors"]:
             vectors[name] = np.frombuffer(content, "<f4", count, at)
             at += 4 * count
+
         return ChunkMeta(
             **{name: described[name] for name in _TEXT_FIELDS},
             token_ids=tuple(cast(list[int], tokens.tolist())),

@@ -37,8 +37,10 @@ def remove(objects: Objects, catalog: Catalog, choose: Choose, *, dry_run: bool 
         # The log cannot grow where the disk is full: what is in it is written back.
         with suppress(sqlite3.Error):
             catalog.empty_log()
+
         return _remove(objects, catalog, choose, kept, dry_run, full=True)
     finally:
+        # After a success this removes nothing: their rows are in the catalog.
         undo(objects, catalog, filter(None, kept.values()))
 
 
@@ -52,6 +54,7 @@ def _remove(
 ) -> Gone:
     """See `remove`. `kept`: segments stored anew; None if that failed. `full`: the disk has no room for the commit."""
     gone = Gone()
+    # Again until no new shared segment turns up: other processes store meanwhile.
     while True:
         try:
             with catalog.transaction() as sql:
@@ -63,13 +66,16 @@ def _remove(
                         _move(sql, objects, one, kept[one], records)
                     gone = changes.remove(sql, records, segments, tear=not dry_run)
                     if dry_run:
+                        # Rolls back: what leaves is known exactly, and nothing has changed.
                         raise _DryRun
+                    # Before the commit, to make room for it: should it fail, those rows lack objects.
                     if full:
                         objects.delete(gone.objects)
         except _DryRun:
             return gone
         except TryAgain:
             undo(objects, catalog, filter(None, kept.values()))
+            # A new object has left again: all are stored once more.
             kept.clear()
             continue
         if not new:
@@ -86,11 +92,13 @@ def loose(
     if not selection.donors and not selection.media:
         rows = sql.execute(f"SELECT n, partition, epoch, created FROM segments s WHERE {free}").fetchall()
         return [n for n, of, epoch, born in rows if selection.takes(of, epoch, born, now)]
+
     found: set[int] = set()
     for id in {*selection.donors, *ids}:
         query = f"SELECT n FROM segments s WHERE record = ? AND (?2 IS NULL OR partition = ?2) AND {free}"
         found |= {n for (n,) in sql.execute(query, (id, selection.partition))}
     own = [n for record in records for (n,) in sql.execute("SELECT segment FROM links WHERE record = ?", (record,))]
+    # What continues a removed prompt holds its text too.
     ends = [n for n in own if not changes.needed(sql, n, records)]
     return sorted(found | changes.below(sql, [*found, *ends]))
 
@@ -100,6 +108,7 @@ def _store_beginning(objects: Objects, torn: Torn) -> Segment | None:
     try:
         whole, tensor = opened(objects.get(torn.name), torn.name)
         ends = [end for end in ends_of(whole.start, whole.stop, whole.spans) if end <= torn.stop]
+        # A prefix without a name cannot be looked up, so its rows would serve nobody.
         if not ends or ends[-1] != torn.stop:
             return None
         part = replace(
@@ -112,6 +121,7 @@ def _store_beginning(objects: Objects, torn: Torn) -> Segment | None:
     except (CorruptChunk, Missing, Unknown) as error:
         logger.warning("rows that prompts share leave with one of them: %s", error)
         return None
+
     return part
 
 

@@ -117,6 +117,7 @@ def cut(
     most = max(unit, min(MOST_TOKENS, MOST_BYTES // max(1, row_bytes)) // unit * unit)
     made: list[Segment] = []
     while start < stop:
+        # At multiples of the limit from the prompt's beginning, so that all prompts are cut alike.
         end = min([stop, start // most * most + most, *(cut for cut in cuts if cut > start)])
         inside = tuple(s for s in meta.spans if s.start < end and s.start + s.length > start)
         named = tuple(keys.at(one) for one in ends_of(start, end, inside))
@@ -127,6 +128,7 @@ def cut(
             )
         )  # fmt: skip
         start = end
+
     return made
 
 
@@ -138,6 +140,7 @@ def encode(segment: Segment, tensor: Tensor) -> tuple[Segment, list[NDArray[np.u
     segment = replace(
         segment, checksum=_sum_of(flat, segment.name, tensor.dtype, shape), page=tensor.page, of=tensor.of
     )
+
     keys = b"".join(segment.keys)
     meta = {name: getattr(segment, name) for name in _TEXT}
     meta |= {name: json.dumps(getattr(segment, name)) for name in _JSON if name != "spans"}
@@ -147,8 +150,10 @@ def encode(segment: Segment, tensor: Tensor) -> tuple[Segment, list[NDArray[np.u
     meta |= {"of": segment.of} if segment.of else {}
     meta["spans"] = json.dumps([[span.start, span.length, span.digest] for span in segment.spans])
     meta |= {"format": FORMAT, "prefix": segment.prefix.hex(), "about": base64.b64encode(segment.about).decode()}
+    # Last: it covers every other entry.
     meta["index"] = _digest(meta, keys, segment.ids)
     body = _header(meta, len(segment.keys), len(segment.ids) // 4, tensor.dtype, shape, int(flat.size))
+    # Aligned, so that a memory map can be viewed as any dtype without a copy.
     pad = -(len(keys) + len(segment.ids)) % _ALIGNMENT
     head = len(body).to_bytes(8, "little") + body + keys + segment.ids + bytes(pad)
     return replace(segment, nbytes=len(head) + int(flat.size)), [head, flat]
@@ -165,6 +170,7 @@ def _header(meta: dict[str, str], keys: int, ids: int, dtype: str, shape: list[i
     ):
         tensors[name] = {"dtype": kind, "shape": dims, "data_offsets": [at, at + length]}
         at += length
+
     body = json.dumps({"__metadata__": meta, **tensors}, separators=(",", ":")).encode()
     return body + b" " * (-(8 + len(body)) % _ALIGNMENT)
 
@@ -178,14 +184,17 @@ def described(read: Callable[[int], tuple[bytes, int]], first: int = HEAD) -> tu
     try:
         head, size = read(first)
         length = int.from_bytes(head[:8], "little")
+        # Checked before it is used: a damaged length must not ask for gigabytes.
         if not 0 < length <= size - 8:
             raise CorruptChunk(f"a header of {length} bytes in an object of {size}")
+        # A long description: one more read, with some of what follows it.
         if len(head) < 8 + length:
             head, size = read(8 + length + HEAD)
         said: Any = json.loads(head[8 : 8 + length])
         meta: dict[str, str] = dict(said["__metadata__"])
         if meta["format"] != FORMAT:
             raise CorruptChunk("the object is of another format")
+
         base = 8 + length
         (k0, k1), (i0, i1) = said["keys"]["data_offsets"], said["ids"]["data_offsets"]
         (s0, s1), dtype, shape = (said["state"][name] for name in ("data_offsets", "dtype", "shape"))
@@ -198,6 +207,7 @@ def described(read: Callable[[int], tuple[bytes, int]], first: int = HEAD) -> tu
         same = head[8:base] == _header(meta, len(keys) // SIZE, len(ids) // 4, dtype, shape, s1 - s0)
         if not same or any(head[base + i1 : base + s0]) or meta.pop("index") != _digest(meta, keys, ids):
             raise CorruptChunk("the description is damaged")
+
         plain: dict[str, Any] = {name: json.loads(meta[name]) for name in _JSON}
         plain |= {name: float(meta[name]) for name in _SECONDS}
         plain["spans"] = tuple(Span(*span) for span in plain["spans"])
@@ -214,6 +224,7 @@ def described(read: Callable[[int], tuple[bytes, int]], first: int = HEAD) -> tu
         ends = ends_of(found.start, found.stop, found.spans) if found.kind == KV and found.stop > found.start else []
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptChunk(f"the description is damaged: {error}") from error
+
     if len(found.keys) not in (0, len(ends)) or (found.keys and found.kind != KV):
         raise CorruptChunk("the keys do not fit the rows")
     quantized = dtype == "U8" and len(shape) == 5 and shape[AXIS] == found.stop - found.start and shape[-1] > _SCALE
@@ -225,8 +236,10 @@ def described(read: Callable[[int], tuple[bytes, int]], first: int = HEAD) -> tu
 def opened(buffer: NDArray[np.uint8], name: str) -> tuple[Segment, Tensor]:
     """Segment and state in an object's bytes, verified; the tensor is a read-only view. Raises: CorruptChunk."""
     segment, dtype, shape, at = described(lambda need: (buffer[:need].tobytes(), buffer.size))
+    # A file renamed or copied over another is whole, but of another prompt.
     if segment.name != name:
         raise CorruptChunk(f"object {name} is another one")
+
     flat = buffer[at:]
     if _sum_of(flat, name, dtype, shape) != segment.checksum:
         raise CorruptChunk(f"object {name}: the checksum differs")
@@ -245,12 +258,15 @@ def quantized(tensor: Tensor) -> Tensor:
         raise StoreError(f"a state of {tensor.dtype} {tensor.shape} is no KV entries: leave out kv_quantization")
     *outer, rows, width = tensor.shape
     made = np.empty((*outer, rows, width + _SCALE), np.uint8)
+    # One head at a time: float32 of a whole state would take four times its bytes or more.
     for head in np.ndindex(*outer):
         values = _floats(tensor.data[head], tensor.dtype)
         scale = (np.abs(values).max(1, keepdims=True, initial=0.0) / 127).astype("<f4")
         if not np.isfinite(scale).all():
             raise StoreError("KV entries that are not finite cannot be quantized: leave out kv_quantization")
+        # A scale of 0 means that all entries are 0: no division by it.
         made[head][:, :width] = np.rint(values / np.where(scale, scale, 1)).astype(np.int8).view(np.uint8)
+        # Beside the entries of its token, so that a slice of rows has its own scales.
         made[head][:, width:] = scale.view(np.uint8)
     return Tensor(made, "U8", of=tensor.dtype)
 
@@ -268,11 +284,13 @@ def dequantized(tensor: Tensor) -> Tensor:
             bits = values.view("<u4")
             values = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
         made[head] = values
+
     made.flags.writeable = False
     return Tensor(made, tensor.of)
 
 
 def _floats(data: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    # bfloat16 is the upper half of a float32.
     return (data.astype("<u4") << 16).view("<f4") if dtype == "BF16" else data.astype("<f4")
 
 
@@ -282,11 +300,13 @@ def _sum_of(octets: NDArray[np.uint8], name: str, dtype: str, shape: list[int]) 
     for part in (str(octets.size), FORMAT, name, dtype, ",".join(map(str, shape))):
         encoded = part.encode()
         sha.update(len(encoded).to_bytes(8, "little") + encoded)
+
     whole = octets.size // (8 * _ROW_WORDS)
     words = octets[: whole * 8 * _ROW_WORDS].view("<u8").reshape(whole, _ROW_WORDS)
     for start in range(0, whole, _BLOCK_ROWS):
         sums = np.add.reduce(words[start : start + _BLOCK_ROWS], axis=0)
         sha.update(sums.astype("<u8", copy=False).tobytes())
+    # The rest, shorter than a row, is hashed as it is.
     sha.update(octets[whole * 8 * _ROW_WORDS :].tobytes())
     return sha.hexdigest()
 

@@ -39,6 +39,7 @@ class Selection:
     media: frozenset[Medium] = frozenset()
 
     def __post_init__(self) -> None:
+        # Written so that NaN is refused too.
         if self.older_than is not None and not 0 <= self.older_than < float("inf"):
             raise InputError(f"older_than={self.older_than} is no age: give a number of seconds, 0 or more")
 
@@ -46,6 +47,7 @@ class Selection:
         """The same in the stores of encoder outputs and fusion states, which know nothing of prompts but their ids and media."""
         if not self.donors:
             return self
+        # Without epoch and age: those of an encoder output are not those of the prompt.
         return Selection(self.partition, donors=(*self.donors, *purged.ids), media=purged.media)
 
     def takes_output(self, key: tuple[str, str, str, str], born: float, now: float) -> bool:
@@ -110,6 +112,7 @@ def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list
     if selection.donors or selection.media:
         named = set(selection.donors)
         roots = [meta for id, meta in fit.items() if id in named]
+        # Their first rows are those of the purged prompt.
         roots += [meta for root in roots if _is_prompt(root) for meta in _continuing(fit.values(), root)]
         sources = named | {meta.id for meta in roots}
         roots += [meta for meta in fit.values() if _belongs(meta, sources, selection.media)]
@@ -118,6 +121,7 @@ def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list
         first = [*named, *fit]
     else:
         first = list(fit)
+
     every = {meta.id: meta for meta in metas}
     fit |= {id: every[id] for id in derived(metas, *first)}
     return list(fit.values())
@@ -139,7 +143,9 @@ def derived(metas: Iterable[ChunkMeta], *sources: str) -> list[str]:
         if meta.kind in (ROWS, INT8):
             for source in (*meta.metadata.get(DONORS, ()), meta.metadata.get(PROMPT, "")):
                 made_from.setdefault(source, []).append(meta.id)
+
     found: dict[str, None] = {}
+    # First in, first out: each before those made from it.
     waiting = list(sources)
     while waiting:
         for id in made_from.get(waiting.pop(0), ()):

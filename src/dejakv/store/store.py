@@ -87,17 +87,21 @@ class Store:
         self._clock = clock
         self._background = background
         self._release = release
+
         self._lock = fork_safe_lock()
         self._counters = Counters(self._lock)
         self._listeners = Listeners()
         self._arrivals = Listeners()
+
         self._worker = Worker(self._work, self._tick, queue)
         left = partial(self._left, read=True)
         self._notes = Notes(self._catalog, self._counters, left, self._lock, self._objects.shared)
         self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
         self._closed = self._warned = self._traces = False
+
         self._feed = feed
         self._follower: Follower | None = None
+        # Before the first lookup: the catalog may be older than the objects.
         self.catch_up()
         if self._objects.shared and background:
             self._follower = Follower(self.catch_up, self._share_uses, feed)
@@ -120,6 +124,7 @@ class Store:
         meta = chunk.meta
         with self._lock:
             reason = "error" if self._closed else None
+            # Later parts of a prompt are not asked again: its first one was admitted.
             reason = reason or (None if chunk.first else self._gate.unwanted(meta.id, meta.num_tokens))
             reason = reason or self._gate.overrate(chunk.tensor.nbytes, refuse=not chunk.first)
         if reason is None:
@@ -137,6 +142,7 @@ class Store:
         if reason is None:
             self._counters.add("puts", meta.partition)
             return True
+
         self._counters.add("refused", meta.partition, reason)
         if reason in FAILED_WRITES and not self._warned:
             self._warned = True
@@ -144,6 +150,7 @@ class Store:
                 "state is not stored (%s): see that there is space and that you may write; further failures are only counted",
                 FAILED_WRITES[reason],
             )
+
         return False
 
     def submit(
@@ -189,14 +196,17 @@ class Store:
         """Store the queue; later submissions are dropped."""
         if self._closed:
             return
+        # Before `_closed` is set: what waits is still to be stored.
         self._worker.close()
         if self._follower is not None:
             self._follower.close()
+
         self._closed = True
         self._notes.settle(wait=True)
         self._catalog.close()
         self._verified.clear()
         self._objects.close()
+        # Last: until here nobody else may delete or repair the store.
         self._release()
 
     # Reading
@@ -218,11 +228,13 @@ class Store:
         id     of a chunk, or of a prefix from `find`
         until  when to give up a read from a bucket, by `time.monotonic`; None: as the service's client does
         """
+        # Queued state is exact already, and in memory.
         waiting = self._waiting(id)
         if waiting is not None:
             return (waiting,)
         meta = None
         try:
+            # Evicted between lookup and read: the second lookup sees what is there now.
             for again in (True, False):
                 meta, pieces = self._found(id)
                 if meta is None:
@@ -239,6 +251,7 @@ class Store:
         except sqlite3.Error as error:
             meta = None
             logger.warning("the catalog cannot be read: %s", error)
+
         self._counters.add("misses", meta.partition if meta is not None else None)
         return None
 
@@ -259,6 +272,7 @@ class Store:
         the description of its prompt, or of the prefix alone if that prompt has left; None without one. Notes no use."""
         most = len(token_ids) - (not whole)
         best: tuple[PrefixHit, ChunkMeta] | None = None
+        # The newest first: of two with the same length it counts.
         for item in reversed(list(self._worker.queued.values())):
             meta = item.meta
             if (meta.kind, meta.partition, meta.epoch) == (KV, partition, epoch) and self._usable(meta.id):
@@ -267,6 +281,7 @@ class Store:
                     best = PrefixHit(meta.id, tokens), meta
         try:
             self.notice()
+
             keys = Keys(partition, epoch, token_ids, spans)
             pieces = self._catalog.longest(keys, most, self._clock())
         except (sqlite3.Error, InputError) as error:
@@ -284,6 +299,7 @@ class Store:
                 return best
             ids, before = tuple(token_ids[:tokens]), tuple(span for span in spans if span.start < tokens)
             meta = ChunkMeta(prefix_id(tokens, keys.at(tokens)), partition, epoch, ids, "", "", spans=before)
+
         return PrefixHit(meta.id, tokens), meta
 
     def meta(self, id: str) -> ChunkMeta | None:
@@ -299,12 +315,14 @@ class Store:
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         """Descriptions of all chunks, queued ones first."""
+        # An item may be stored while this runs, and would come twice.
         seen: set[str] = set()
         for item in list(self._worker.queued.values()):
             meta = item.meta
             if partition in (None, meta.partition) and epoch in (None, meta.epoch) and self._usable(meta.id):
                 seen.add(meta.id)
                 yield meta
+
         try:
             for row in self._catalog.records(partition, epoch, self._clock()):
                 meta = None if row.id in seen or row.id in self._notes.lost else self._notes.decoded(row.n, row.about)
@@ -316,6 +334,7 @@ class Store:
     def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
         """Describe at least the chunks stored by any process since `mark` (None: all). Returns the next mark as well."""
         token, last = mark or ("", 0)
+        # Another token: the catalog was rebuilt, and its numbers begin anew.
         last = last if token == self._catalog.token else 0
         metas: list[ChunkMeta] = []
         try:
@@ -326,6 +345,7 @@ class Store:
                     metas.append(meta)
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
+
         return metas, (self._catalog.token, last)
 
     def catch_up(self, news: News | None = None) -> bool:
@@ -333,6 +353,7 @@ class Store:
         again and again. False if the objects cannot be listed."""
         try:
             buried = None if self._stones is None else self._stones.buried
+            # Purges first: what they take must not be indexed for a moment.
             for stone in self._stones.look() if self._stones is not None and news is None else ():
                 self._purge(stone.selection)
             changed = reconcile(self._objects, self._catalog, self._budget, self._clock(), news, buried)
@@ -340,6 +361,7 @@ class Store:
         except (StoreError, Unknown) as error:
             logger.warning("the store is not compared with its objects: %s", error)
             return False
+
         for partition, why in changed.evicted:
             self._counters.add("evictions", partition, why)
         self._left(changed.gone)
@@ -349,6 +371,7 @@ class Store:
             logger.warning("%d headers in the feed are not their objects': the bucket was read instead", changed.untrue)
         for _ in range(changed.damaged + changed.untrue):
             self._counters.add("corrupt")
+
         self._arrivals.tell(changed.arrived)
         if due is not None and self._background:
             self._worker.wake()
@@ -402,6 +425,7 @@ class Store:
             for piece in self._catalog.chain(*prefix, self._clock())[-1:]:
                 self._notes.damaged(piece.n, "it is not wanted")
             return True
+        # First the queue, then the catalog: in between the worker could store it.
         waited = self._worker.drop(id)
         try:
             query = "SELECT n FROM records WHERE id = ?"
@@ -409,6 +433,7 @@ class Store:
         except (sqlite3.Error, Unknown, UnicodeError) as error:
             logger.warning("chunk %s cannot be deleted: %s", id, error)
             return waited
+
         left = any(one[0] == id for one in gone.records)
         if waited and not left:
             self._listeners.tell([id])
@@ -420,6 +445,7 @@ class Store:
             item.meta.id for item in list(self._worker.queued.values()) if partition in (None, item.meta.partition)
         ]
         waiting = [id for id in waiting if self._worker.drop(id)]
+
         gone = Gone()
         query = "SELECT n FROM {} WHERE ?1 IS NULL OR partition = ?1"
 
@@ -441,6 +467,7 @@ class Store:
         Other processes may use the store meanwhile, and notice the removal; state that they store later stays, as do rows of other prompts.
         Raises: StoreError if entries or traces remain.
         """
+        # What waits in the queue is of this store too.
         self.flush()
         if self._objects.shared and not self.catch_up():
             raise StoreError(
@@ -454,6 +481,7 @@ class Store:
                     f"entries could not be removed ({error}): see that the store answers, and purge again"
                 ) from error
             self.catch_up()  # what came meanwhile
+
         purged = self._purge(selection, dry_run=dry_run)
         if self._feed is not None and not dry_run:
             self._feed.tell(LIST, [""])  # for the tombstone
@@ -478,9 +506,11 @@ class Store:
         try:
             gone = self._remove(choose, dry_run=dry_run)
             if not dry_run:
+                # The cache keeps decoded prompts, and would keep the purged ones in memory.
                 decode_meta.cache_clear()
                 self._discard()
                 left = "text of removed entries in catalog.sqlite-wal"
+                # The write-ahead log still holds the removed rows' bytes.
                 self._catalog.empty_log()
         except (sqlite3.Error, Unknown) as error:
             why = error.reason if isinstance(error, Unknown) else reason_of(error)
@@ -502,9 +532,11 @@ class Store:
             except (sqlite3.Error, Unknown) as error:
                 self._traces = True
                 logger.warning("traces of removed entries are deleted later: %s", error)
+
         return len(gone.records)
 
     def _put(self, chunk: Chunk) -> None:
+        # Eviction in this transaction must know the latest uses.
         uses = self._notes.take_uses()
         purges = self._stones.number if self._stones is not None else 0
         try:
@@ -514,6 +546,7 @@ class Store:
             raise
         for partition, why in evicted:
             self._counters.add("evictions", partition, why)
+
         self._left(gone)
         if chunk.stop == chunk.meta.num_tokens:
             self._notes.found(chunk.meta.id)
@@ -530,6 +563,7 @@ class Store:
             return self._prefix(id)
         if id in self._notes.lost:
             return None, []
+
         self.notice()
         row = self._catalog.record(id, self._clock())
         meta = self._notes.decoded(row.n, row.about) if row is not None else None
@@ -548,6 +582,7 @@ class Store:
             tensor = self._tensor(piece, again, get)
             if tensor is None:
                 return None
+            # The whole state in one segment needs no range.
             if len(pieces) == 1 and piece.stop == piece.end and not meta.id.startswith(PREFIX):
                 parts.append(Chunk(meta, tensor))
                 continue
@@ -560,6 +595,7 @@ class Store:
                 self._notes.damaged(piece.n, str(error), meta.partition)
                 return None
             parts.append(part)
+
         return parts
 
     def _tensor(self, piece: Piece, again: bool, get: Callable[[str], Bytes]) -> Tensor | None:
@@ -567,8 +603,10 @@ class Store:
         try:
             data = get(piece.name)
             known = self._verified.get(piece.name)
+            # The same array: a file that has changed is mapped anew, and verified again.
             if known is not None and known[0] is data:
                 return dequantized(known[1])
+
             segment, tensor = opened(data, piece.name)
             if (segment.start, segment.stop) != (piece.start, piece.end):
                 raise CorruptChunk(f"object {piece.name} has other rows")
@@ -584,6 +622,7 @@ class Store:
             self._notes.damaged(piece.n, str(error))
         except Unknown as error:
             logger.warning("object %s cannot be read: %s", piece.name, error)
+
         return None
 
     def _share_uses(self, heard: Sequence[str]) -> Sequence[str]:
@@ -627,6 +666,7 @@ class Store:
                 if not self._traces:
                     logger.warning("files of removed entries are deleted later: %s", error)
                 self._discard_later()
+
         self._listeners.tell(id for id, _ in gone.records)
 
     def _discard_later(self) -> None:
@@ -648,6 +688,7 @@ class Store:
         due = self._catalog.next_due()
         if due is None and not self._traces:
             return None
+
         wait = (due or 0.0) - self._clock()
         if wait <= 0 or self._traces:
             self.sweep()
@@ -674,10 +715,12 @@ class Store:
         id = item.meta.id
         try:
             outcome = self._store(item)
+            # Only after it is stored: until then readers find it in the queue.
             left = self._worker.leave(item)
             if outcome == "stored" and left:
                 outcome = "dropped"
                 self.delete(id)  # removed while it was being stored
+
             self._worker.count(outcome)
             if outcome == "stored" and item.after is not None:
                 item.after(self.meta(id) or item.meta)
@@ -685,6 +728,7 @@ class Store:
             self._worker.leave(item)
             self._worker.count("errors")
             logger.exception("a chunk could not be made or stored")
+        # Indexes learned of it when it was queued, and must forget it again.
         if self.meta(id) is None:
             self._listeners.tell([id])
 
@@ -692,6 +736,7 @@ class Store:
         """Store a chunk and name the outcome."""
         if self._worker.queued.get(item.meta.id) is not item:
             return "dropped"
+
         meta = item.meta if item.complete is None else item.complete(item.meta)
         chunk = None if meta is None else item.chunk()
         if meta is None or chunk is None:

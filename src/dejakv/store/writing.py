@@ -56,16 +56,20 @@ def write(
     meta = replace(chunk.meta, nbytes=chunk.tensor.nbytes, created=chunk.meta.created or now)
     if chunk.rows is not None and not _is_exact(chunk):
         raise Refused("invalid")
+    # Again if stored prefixes it counted on have left before the transaction.
     while True:
         work = _prompt(catalog, meta, chunk, now, objects.shared) if _is_exact(chunk) else _alone(meta, chunk)
         least = len(work.about or b"") + sum(tensor.nbytes for tensor in work.tensors)
         if any(0 < most < least for _, most, _ in budget.limits(meta.partition)):
             raise Refused("too_large")
+
         segments: list[Segment] = []
         try:
             for segment, tensor in zip(work.segments, work.tensors, strict=True):
                 encoded, parts = encode(replace(segment, name=secrets.token_hex(16), purges=purges), tensor)
+                # Before `put`, whose failure may still leave an object to undo.
                 segments.append(encoded)
+                # Before the rows: there is never a row without its object.
                 objects.put(encoded.name, parts)
             with catalog.transaction() as sql:
                 changes.touch(sql, uses)
@@ -88,6 +92,7 @@ def _is_exact(chunk: Chunk) -> bool:
     if shape[AXIS] != -((chunk.first - chunk.stop) // chunk.tensor.page):
         return False
     try:
+        # The caller's word is not enough: a wrong id would serve other prompts wrong state.
         return meta.id == exact_key(meta.partition, meta.epoch, meta.token_ids, [span.digest for span in meta.spans])
     except InputError:
         return False
@@ -121,17 +126,21 @@ def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float, shared:
             cuts.add(piece.stop // unit * unit)
             break
         chain.append(piece)
+
         begin = piece.stop
     if chain and (
         begin < chunk.stop or begin < chain[-1].end
     ):  # of a page that prompts share in part, each has its own
         begin -= begin % unit
         chain = [replace(piece, stop=min(piece.stop, begin)) for piece in chain if piece.start < begin]
+    # Rows between the stored prefix and this part are missing.
     if begin < chunk.first:
         raise Refused("parent")
+
     row = chunk.tensor.nbytes / max(1, chunk.stop - chunk.first)
     segments = cut(meta, keys, begin, chunk.stop, int(row), cuts, max(unit, BLOCK_TOKENS))
     tensors = [chunk.tensor.rows(one.start - chunk.first, one.stop - chunk.first) for one in segments]
+    # Only a prompt that is there to its end can be found by its id.
     last = chunk.stop == meta.num_tokens
     about = encode_meta(replace(meta, nbytes=round(row * meta.num_tokens))) if last else None
     if about is not None and shared:  # those who share the objects have no other way to know of the prompt
@@ -147,16 +156,19 @@ def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float, shared:
 
 def _rows(sql: sqlite3.Connection, objects: Objects, budget: Budget, work: _Work, segments: list[Segment]) -> Written:
     meta, pieces = work.meta, list(work.chain)
+    # They were read outside of this transaction, and may have been evicted since.
     if not all(changes.is_there(sql, piece.n) for piece in pieces):
         raise TryAgain
     for one in segments:
         n = index(sql, objects, one)
         pieces.append(Piece(n, one.name, one.start, one.stop, one.stop, one.due, one.record))
+
     gone, evicted = Gone(), list[tuple[str, str]]()
     if work.about is not None:
         columns = (meta.id, meta.partition, meta.epoch, meta.kind)
         gone += changes.add_record(sql, work.about, columns, meta.created, _due(meta), pieces)
     numbers = tuple(piece.n for piece in pieces)
+    # Before room is made: what was just stored must not be what leaves.
     changes.touch(sql, {("", numbers): 1})
     for of, nbytes, entries in budget.limits(meta.partition):
         why = "quota" if of is not None else "bytes" if nbytes else "entries"
@@ -172,6 +184,7 @@ def index(sql: sqlite3.Connection, objects: Objects, segment: Segment) -> int:
     # wait for its answer, and what another machine removed is found missing.
     found = sql.execute("SELECT n FROM segments WHERE name = ?", (segment.name,)).fetchone()
     leaves = sql.execute("SELECT 1 FROM leaving WHERE name = ?", (segment.name,)).fetchone()
+
     if found is None and (leaves or not (objects.shared or is_there(objects, segment.name))):
         raise TryAgain
     return found[0] if found else changes.add_segment(sql, segment)

@@ -46,6 +46,7 @@ def make_chunk(
         space=f"{partition}/{epoch}",
         **fields,
     )
+
     return Chunk(meta, Tensor(data, dtype))
 
 
@@ -63,9 +64,12 @@ def prompt_chunk(
     chain = np.empty(len(tokens), np.uint64)
     state = 7
     for place, token in enumerate(tokens):
+        # Knuth's generator (MMIX): each value depends on all tokens up to its own.
         state = (state * 6364136223846793005 + token + 1) % 2**64
         chain[place] = state
+
     planes = np.arange(1, 2 * width + 1, dtype=np.uint64).reshape(2, 1, 1, 1, width)
+    # The upper 24 bits, all of which a float32 holds.
     data = ((chain.reshape(1, 1, 1, -1, 1) * planes) >> np.uint64(40)).astype(np.float32)
     digests = [span.digest for span in fields.get("spans", ())]
     meta = ChunkMeta(

@@ -127,12 +127,14 @@ class EngineTests:
                 replace(self.prepared(engine, 1), epoch="another"),
                 on_token=lambda token, _: heard.append(token),
             )
+
         assert not heard
 
     def test_a_blend_from_the_prompts_own_state_answers_the_same(self, engine: Engine) -> None:
         """What cannot be blended is told with the reason."""
         if type(engine).blend is Engine.blend:
             pytest.skip("this engine does not blend")
+
         chunk, whole = self.captured(engine, 7), self.whole(engine, 7)
         done = engine.blend(self.prepared(engine, 7), [chunk], BlendConfig(share=0.0))
         assert isinstance(done, Completion)
@@ -167,6 +169,7 @@ class EngineTests:
         if engine.holds_state:
             pytest.skip("this engine keeps its state")
         prepared = self.prepared(engine, topic)
+
         tensor = engine.full(prepared).capture()
         if tensor is None:
             pytest.skip("this engine hands out no state")

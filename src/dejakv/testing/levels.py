@@ -36,6 +36,7 @@ class LevelTests:
         level.add("two", self.query(2))
         search = level.search(self.query(2))
         assert search.matches[0].donor == "two"
+
         assert "hit" in search.statuses.values()
         assert search.matches[0].level in search.statuses or search.matches[0].level.startswith("embedding:")
 
@@ -52,6 +53,7 @@ class LevelTests:
         assert len(level) == 1
         assert self.donors(level, self.query(1)) == ["one"]
         level.add("two", self.query(1))
+
         for donor in ("one", "one", "never added"):
             level.remove(donor)
         assert len(level) == 1

@@ -70,6 +70,7 @@ class StoreTests:
         assert found.tensor.data.dtype == chunk.tensor.data.dtype
         assert replace(found.meta, vectors={}) == replace(chunk.meta, vectors={}, nbytes=chunk.tensor.nbytes)
         assert set(found.meta.vectors) == set(vectors)
+
         for name, vector in vectors.items():
             assert found.meta.vectors[name].dtype == np.float32
             np.testing.assert_array_equal(found.meta.vectors[name], vector)
@@ -89,6 +90,7 @@ class StoreTests:
         data[:] = 7
         found = store.get(chunk.meta.id)
         assert found is not None
+
         assert not found.tensor.data.flags.writeable
         assert found.tensor.data.max() == 1
 
@@ -108,6 +110,7 @@ class StoreTests:
     def test_partitions_and_epochs_do_not_see_each_other(self, store: Store) -> None:
         mine, theirs, later = (prompt_chunk(LONG[:100], partition=p, epoch=e) for p, e in ("ae", "be", "af"))
         assert len({mine.meta.id, theirs.meta.id, later.meta.id}) == 3
+
         for chunk in (theirs, later):
             assert store.put(chunk)
         assert store.get(mine.meta.id) is None
@@ -123,6 +126,7 @@ class StoreTests:
         assert (b.entries, b.hits, b.puts) == (1, 0, 1)
         assert (nobody.entries, nobody.bytes, nobody.hits, nobody.puts) == (0, 0, 0, 0)
         assert store.stats().entries == 3
+
         assert store.clear("a") == 2
         assert store.get(mine.meta.id) is None
         check_whole(store, [theirs])
@@ -136,6 +140,7 @@ class StoreTests:
         chunks = [make_chunk(number) for number in range(3)]
         for chunk in chunks:
             store.put(chunk)
+
         assert store.delete(chunks[0].meta.id) is True
         assert store.delete(chunks[0].meta.id) is False
         assert store.clear() == 2
@@ -150,6 +155,7 @@ class StoreTests:
         held = store.stats().bytes
         assert store.put(second)
         check_whole(store, [second])
+
         assert abs(store.stats().bytes - held) <= 8
         assert (store.stats().entries, gone) == (1, [])
 
@@ -167,11 +173,13 @@ class StoreTests:
         with closing(self.make_store(tmp_path / "store", max_bytes=4 * size + 1024)) as store:
             for number in range(4):
                 assert store.put(make_chunk(number, nbytes=4096))
+
             for number in (3, 5):  # larger than the budget
                 assert store.put(make_chunk(number, nbytes=40_000)) is False
             assert (store.stats().entries, store.stats("p").refused) == (4, {"too_large": 2})
             assert store.put(large)
             assert store.stats().bytes <= 4 * size + 1024
+            # As many as make room for the large one, whose first 1,024 bytes are slack.
             assert store.stats().evictions == {"bytes": -(-(large_size - 1024) // size)}
             check_whole(store, [large, make_chunk(3, nbytes=4096)])
 
@@ -191,6 +199,7 @@ class StoreTests:
             with ThreadPoolExecutor(4) as threads:
                 for done in [threads.submit(work, number) for number in range(4)]:
                     done.result()
+
             assert len(ids(store)) == store.stats().entries <= 8
             assert store.stats().corrupt == 0
 
@@ -201,9 +210,11 @@ class StoreTests:
         chunks = [prompt_chunk(tokens, width=256) for tokens in prompts]
         for chunk in chunks:
             assert store.put(chunk)
+
         check_whole(store, chunks)
         rows = len(set().union(*prompts)) + again * len(prompts)
         row = chunks[0].tensor.nbytes // chunks[0].meta.num_tokens
+        # 3% for headers of objects; token ids and a row of the catalog for each prompt.
         assert store.stats().bytes < 1.03 * row * rows + sum(8 * len(tokens) + 1000 for tokens in prompts)
         assert (store.stats().entries, store.stats().puts, store.stats().hits) == (len(prompts),) * 3
 
@@ -219,6 +230,7 @@ class StoreTests:
             assert len(held) <= 256 * len(rows) or rows == [(0, 1000)]
             for part in parts:
                 np.testing.assert_array_equal(part.tensor.data, whole.tensor.data[:, :, :, part.first : part.stop])
+
         assert store.get_parts("0" * 40, [(0, 1)]) is None
         assert (store.stats().hits, store.stats().misses) == (3, 1)
 
@@ -233,6 +245,7 @@ class PersistentStoreTests(StoreTests):
             for chunk in (*chunks, brief):
                 store.put(chunk)
             store.flush()
+
         clock.seconds = 61
         with closing(self.make_store(tmp_path / "store", clock=clock, background=False, max_entries=2)) as again:
             assert again.get(brief.meta.id) is None

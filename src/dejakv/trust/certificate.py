@@ -94,9 +94,11 @@ class Certificate:
             found: Any = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"the certificate cannot be read: {type(error).__name__}; {again}") from error
+
         found = cast(dict[str, Any], found) if isinstance(found, dict) else {}
         if not {"checksum", "format", "risk_version"} <= set(found):
             raise ConfigError(f"the certificate is no file of `dejakv certify`: {again}")
+        # `pop` first: the checksum is over everything else.
         if found.pop("checksum") != _checksum(found):
             raise ConfigError(f"the certificate was edited or damaged: its checksum is another; {again}")
         if (found["format"], found["risk_version"]) != (FORMAT, RISK_VERSION):
@@ -127,6 +129,7 @@ class Certificate:
         kept = [hit for hit in hits if self.serves(hit.risk, hit.tokens)]
         low, high = interval(len(kept), _wrong(kept), self.confidence)
         verdict: Verdict = "too few hits"
+        # Both ends hold at the same time: the bound may lie between them, and nothing is said.
         if low > self.error_bound:
             verdict = "does not hold"
         elif high <= self.error_bound:
@@ -151,6 +154,7 @@ def rules_of(hits: Sequence[Hit], settings: TrustSettings) -> dict[str, Any]:
     """Fields of the certificate that follow from the hits: `rules`, `cutoff`, `longest`, `upper`, `counts` and `evidence`."""
     terms = replace(Terms.of(settings), explore=1.0, audit=1.0)  # every hit has its label
     state, rules = State(), list[dict[str, Any]]()
+    # The pilot chooses the rules, so it cannot be evidence for them.
     if len(hits) > PILOT:
         cutoffs = cutoffs_of([hit.risk for hit in hits[:PILOT]])
         tallies = tuple(_tally(hits[PILOT:], cutoffs, rule) for rule in range(len(cutoffs)))
@@ -160,6 +164,7 @@ def rules_of(hits: Sequence[Hit], settings: TrustSettings) -> dict[str, Any]:
             {"cutoff": cutoff, "open": rule < state.opened, "hits": tally.full, "wrong": tally.full_wrong, "log_evidence": value}
             for rule, (cutoff, tally, value) in enumerate(zip(cutoffs, tallies, found, strict=True))
         ]  # fmt: skip
+
     cutoff = state.cutoffs[state.opened - 1] if state.opened else None
     kept = [hit for hit in hits if cutoff is not None and hit.risk <= cutoff]
     return {

@@ -55,6 +55,7 @@ def differs_of(text: str) -> Differs:
     """
     if text in NAMED:
         return NAMED[text]
+
     kind, colon, value = text.partition(":")
     if kind == "kl" and colon:
         return _distribution(_nats(text, value))
@@ -70,6 +71,7 @@ def _nats(text: str, value: str) -> float:
     try:
         nats = float(value)
     except ValueError:
+        # Refused below like every other number out of range.
         nats = math.nan
     if not 0 < nats < math.inf:
         raise ConfigError(f"--differs {shown(text)}: give a divergence above 0 in nats, such as kl:0.05")
@@ -94,4 +96,5 @@ def _distribution(most: float) -> Differs:
 def divergence(wanted: NDArray[np.float32], got: NDArray[np.float32]) -> NDArray[np.float64]:
     """Kullback-Leibler divergence of `got` from `wanted` at each token, `[tokens]`, in nats, from two arrays
     `[tokens, vocabulary]` of log probabilities."""
+    # Rounding may give a little less than 0, which no divergence is.
     return np.maximum(0.0, np.sum(np.exp(wanted) * (wanted - got), axis=-1, dtype=np.float64))

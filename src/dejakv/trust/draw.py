@@ -64,6 +64,7 @@ class Pending:
         """Waits for a draw's label."""
         self._draws[draw.id] = draw
         if len(self._draws) > MOST:
+            # The oldest: dictionaries keep the order of insertion, which is that of the draws.
             self.settle(next(iter(self._draws.values())), True)
 
     def awaits(self, draw: Draw) -> bool:
@@ -77,6 +78,7 @@ class Pending:
 
     def settle(self, draw: Draw, wrong: bool | None) -> None:
         """Takes the first label of an awaited draw, None for a lost one, and the draw as it is known by now."""
+        # A second label of the same draw changes nothing.
         if self.awaits(draw):
             self._draws[draw.id] = draw
             self._outcomes[draw.id] = wrong
@@ -92,5 +94,6 @@ class Pending:
             draw = next(iter(self._draws.values()))
             if draw.id not in self._outcomes:
                 return
+            # Deleted only afterwards: if its counting fails, the label waits on.
             yield draw, self._outcomes[draw.id]
             del self._draws[draw.id], self._outcomes[draw.id]

@@ -27,6 +27,7 @@ def audited(statistics: Sequence[float], wrong: bool, delta: float) -> tuple[flo
     """The statistics after one more audit."""
     found: list[float] = []
     for value, rise in zip(statistics, RISES, strict=True):
+        # Multiples of a large bound would pass 1; the middle stays between the bound and 1.
         share = min(rise * delta, (1 + delta) / 2)
         likelihood = share / delta if wrong else (1 - share) / (1 - delta)
         found.append((value + 1) * likelihood)

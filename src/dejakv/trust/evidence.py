@@ -56,6 +56,7 @@ def log_wealth(
     """
     odds = np.asarray(delta, float)[..., None] / (1 - np.asarray(delta, float)[..., None])
     total = _LOG_PARTS + _log_product(labels, wrong, odds, 1.0) + _log_product(light_labels, light_wrong, odds, weight)
+    # Logarithms throughout: the wealth itself would overflow after some thousand labels.
     top = np.max(total, axis=-1)
     return np.asarray(top + np.log(np.sum(np.exp(total - top[..., None]), axis=-1)))
 
@@ -65,6 +66,7 @@ def _log_product(labels: ArrayLike, wrong: ArrayLike, odds: NDArray[Any], weight
     bad = np.asarray(wrong, float)[..., None]
     good = np.asarray(labels, float)[..., None] - bad
     stake = _FRACTIONS * weight
+    # A fraction of 1 loses everything with a wrong label: log 0 is meant, and 0 of them is 0.
     with np.errstate(divide="ignore", invalid="ignore"):
         lost = np.where(bad > 0, bad * np.log1p(-stake), 0.0)
     return good * np.log1p(stake * odds) + lost
@@ -82,11 +84,13 @@ def labels_needed(
     """
     needed, count = -math.log((1 - confidence) * weight), 1
     while count <= 1_000_000:
+        # In doubling stretches: one vectorized call each, instead of one for each count.
         labels = np.arange(count, 2 * count)
         enough = log_wealth(labels, np.floor(wrong_share * labels), delta) >= needed
         if enough.any():
             return int(labels[enough.argmax()])
         count *= 2
+
     return None
 
 
@@ -241,8 +245,10 @@ class State:
         opened, warned  as they were at its draw. Served hits that were labelled while drift was suspected, with another probability,
                         count in their bands, and in no rule that has hits of both kinds
         """
+        # Its draw was of a class state that an alarm has ended: its rules are gone.
         if round != self.round:
             return self.counted(Counts(stale=1))
+
         band = band_of(risk, self.cutoffs, time)
         served = band < opened
         counts = Counts(audited=1, wrong=int(wrong)) if served else Counts(explored=1, explored_wrong=int(wrong))
@@ -261,6 +267,7 @@ class State:
         tallies = tuple(
             replace(tally, best=max(tally.best, value)) for tally, value in zip(tallies, found, strict=True)
         )
+        # By the most evidence ever: by Ville's inequality a rule once proven stays so.
         opened = open_rules([tally.best for tally in tallies], terms.needed)
         return replace(self, tallies=tallies, opened=opened, counts=self.counts.plus(counts))
 
@@ -269,6 +276,7 @@ class State:
         loosest open rule. None: no rule is open."""
         if not self.opened:
             return None
+
         needed = terms.needed - math.log(weights_of(len(self.tallies))[self.opened - 1])
         return _least(lambda share: evidence(self.tallies[: self.opened], terms, share)[-1] >= needed)
 
@@ -281,6 +289,7 @@ def interval(labels: int, wrong: int, confidence: float) -> tuple[float, float]:
     """
     needed = -math.log(1 - confidence)
     above = _least(lambda share: bool(log_wealth(labels, wrong, share) >= needed))
+    # The lower end is the upper end for right answers, seen from the other side.
     below = _least(lambda share: bool(log_wealth(labels, labels - wrong, share) >= needed))
     return 1 - below, above
 
@@ -307,6 +316,7 @@ def evidence(tallies: tuple[Tally, ...], terms: Terms, delta: float | None = Non
     """The log of the evidence that each rule's error is below `delta`, the terms' own if it is not given."""
     against = terms.delta if delta is None else delta
     table = np.array([(t.band, t.band_wrong, t.full, t.full_wrong, t.light, t.light_wrong) for t in tallies])
+    # The weakest of a rule's bands: if the rule is wrong too often, some band is.
     bands = np.minimum.accumulate(log_wealth(table[:, 0], table[:, 1], against))
     nested = log_wealth(
         table[:, 2], table[:, 3], against, light_labels=table[:, 4], light_wrong=table[:, 5], weight=terms.light

@@ -60,6 +60,7 @@ def risk_of(method: str, features: Mapping[str, float]) -> float:
         risk = 1 / (1 + max(0.0, features.get("first_margin", 0.0)))
     else:
         risk = 1 - features.get("score", 0.0)
+    # NaN counts as the worst: no rule may serve what cannot be judged.
     return min(1.0, max(0.0, risk)) if math.isfinite(risk) else 1.0
 
 
@@ -72,6 +73,7 @@ def _longest_new(runs: Sequence[tuple[int, int]], kept: int, tokens: int) -> int
     longest, covered = 0, kept
     for start, length in sorted(runs):
         longest = max(longest, start - covered)
+        # Runs may overlap, and a shorter one may lie within another.
         covered = max(covered, start + length)
     return max(longest, tokens - covered)
 
@@ -83,5 +85,6 @@ def orders(differs: str) -> bool:
 
 def certainty(logs: NDArray[Any]) -> dict[str, float]:
     """Of log probabilities `[vocabulary]`: `first_margin`, the best less the second."""
+    # Only the two largest: a whole sort of a vocabulary takes longer.
     second, best = np.partition(np.asarray(logs, np.float64), -2)[-2:]
     return {"first_margin": float(best - second) if np.isfinite(second) else float("inf")}

@@ -43,6 +43,7 @@ class Gate:
     ) -> None:
         if settings.error_bound is None:
             raise ConfigError("error_bound is None: a gate needs a bound, such as 0.01, or is left out")
+
         self.settings = settings
         self.terms = Terms.of(settings)
         self._ledger = Ledger() if ledger is None else ledger
@@ -51,6 +52,7 @@ class Gate:
         self._pending: defaultdict[ClassKey, Pending] = defaultdict(Pending)
         self._process = os.getpid()
         self._resumed = self._closed = False
+        # The ledger's own lock: a fork waits for it, and so interrupts neither of the two.
         self._lock = self._ledger.lock
 
     def class_of(self, partition: str, epoch: str, method: str, setting: str) -> ClassKey:
@@ -77,11 +79,13 @@ class Gate:
         """
         time = float(features.get(TIME_SHARE, 0.0))
         asked = Draw(cls, 0.0 if late else risk_of(cls.method, features), time, late=late, id=secrets.token_hex(16))
+
         with self._lock:
             try:
                 drawn = self._draw(asked)
                 self._count(cls, Counts(served=1) if drawn.served else Counts(refused=1))
                 if drawn.labelled:
+                    # Before the answer is given: if the process is killed, its label counts as wrong.
                     self._ledger.note(drawn)
             except StoreError as error:
                 logger.warning("nothing approximate is served: %s", error)
@@ -103,6 +107,7 @@ class Gate:
             )
         if draw.late and features:
             draw = replace(draw, risk=risk_of(draw.cls.method, features))
+        # Without features its risk is unknown: as evidence for every rule it would be too good.
         elif draw.late and not wrong:
             self.lost(draw)
         self._settle(draw, bool(wrong))
@@ -119,6 +124,7 @@ class Gate:
         with self._lock:
             known = self._ledger.classes(group)
             waiting = {cls: len(pending) for cls, pending in self._pending.items()}
+
         classes = [class_report(cls, state, self.terms, waiting.get(cls, 0)) for cls, state, _ in known]
         return report_of(self.terms, self.settings.confidence, classes)
 
@@ -141,6 +147,7 @@ class Gate:
                     self._write(cls)
             except StoreError as error:
                 logger.warning("labels are not counted before the next start: %s", error)
+
             self._ledger.close()
 
     def _own(self) -> None:
@@ -161,13 +168,17 @@ class Gate:
         if not state.cutoffs:
             state = self._ledger.change(cls, lambda state: state.piloted(risk))
             return replace(asked, reason=_reason(state, asked, self._least))
+
         served = _serves(state, risk, time)
         drawn = replace(asked, round=state.round, opened=state.opened, warned=state.warned)
         if served and self._waits(cls):
             return replace(drawn, reason=f"{MOST_AUDITS} served hits wait for their audits")
+        # Its risk of 0 stands for "unknown", so it cannot be served by it.
         if served and asked.late:
             return replace(drawn, reason="a rule has opened meanwhile")
+
         share = self.terms.explore if not served else 1.0 if state.warned else self.terms.audit
+        # Drawn without regard to the hit, or its labels would be biased.
         labelled = self._random() < share
         reason = _reason(state, asked, self._least)
         return replace(drawn, served=served, labelled=labelled, share=share, reason=reason)
@@ -177,6 +188,7 @@ class Gate:
             pending = self._pending.get(draw.cls)
             if self._closed or pending is None or not pending.awaits(draw):
                 return
+            # Noted first: if the ledger cannot be written, the label waits for the next attempt.
             pending.settle(draw, wrong)
             try:
                 if lost:
@@ -197,7 +209,9 @@ class Gate:
                 self._learned(draw, True)
             if missing:
                 logger.warning("%d labels that an ended process did not tell count as wrong", len(missing))
+            # Only after all were counted: what failed is tried again with the next draw.
             self._resumed = True
+
         self._write(cls)
         return self._ledger.read(cls) or self._ledger.change(cls, lambda state: state)
 

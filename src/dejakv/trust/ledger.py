@@ -97,9 +97,11 @@ class Ledger:
         def changing(connection: sqlite3.Connection) -> State:
             known = self._row(connection, cls)
             state = known or State()
+            # Taken out and counted in one transaction: no label counts twice.
             if told is None or connection.execute(_DROP, (told.id,)).rowcount:
                 state = change(state)
                 connection.execute(_PUT, (*cls, self._terms, _sealed(asdict(state))))
+                # Only a new class can be one too many.
                 if known is None:
                     connection.execute(_OLD_CLASSES, (MOST_CLASSES,))
             return state
@@ -187,6 +189,7 @@ class Ledger:
         """Makes the file if it is missing. Raises: OSError; sqlite3.Error for a file that others may change."""
         if self._folder is None or self.path is None:
             return
+        # One process at a time: nobody opens the file between its creation and its check.
         with entrance(self._folder):
             # Only SQLite opens a file that exists: closing it here would drop SQLite's locks.
             with suppress(FileExistsError):
@@ -212,13 +215,16 @@ class Ledger:
     def _lives(self, process: str) -> bool:
         if self._folder is None:
             return process == self._process
+        # The name comes from the file, and becomes part of a path.
         if not re.fullmatch("[0-9a-f]{16}", process):
             return False
+
         file = self._folder / _lock_name(process)
         try:
             sign = InUse(file)
         except OSError:
             return False
+        # A process that lives holds the lock of its file, and the kernel frees that of a dead one.
         ended = sign.alone()
         sign.close()
         if ended:
@@ -256,10 +262,12 @@ def _prepare(connection: sqlite3.Connection) -> None:
             raise sqlite3.DatabaseError(f"it is of application {application:#x}, version {version}")
         if (found := connection.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(found)
+
         for statement in _SCHEMA:
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {VERSION}")
+    # Outside of the transaction, in which SQLite refuses to change it.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
 

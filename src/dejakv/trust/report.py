@@ -58,6 +58,7 @@ class TrustReport(Counts):
 def class_report(cls: ClassKey, state: State, terms: Terms, pending: int) -> ClassReport:
     """The report of one class."""
     found = evidence(state.tallies, terms) if state.tallies else []
+    # Without tallies there are no rules yet, and nothing to divide alpha among.
     weights = weights_of(len(found)) if found else ()
     rules = tuple(
         RuleReport(
@@ -68,6 +69,7 @@ def class_report(cls: ClassKey, state: State, terms: Terms, pending: int) -> Cla
             zip(state.cutoffs, state.tallies, found, weights, strict=True)
         )
     )  # fmt: skip
+
     gate = "open" if state.opened else "closed"
     return ClassReport(cls, gate, rules, state.counts, state.upper(terms), pending)
 
@@ -77,6 +79,7 @@ def report_of(terms: Terms, confidence: float, classes: Sequence[ClassReport]) -
     total = Counts()
     for one in classes:
         total = total.plus(one.counts)
+
     return TrustReport(
         **vars(total),
         delta=terms.delta,

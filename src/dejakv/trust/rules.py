@@ -45,6 +45,7 @@ def band_of(risk: float, cutoffs: Sequence[float], time: float = 0.0) -> int:
     >>> band_of(0.15, (0.1, 0.2, 1.0)), band_of(0.15, (0.1, 0.2, 1.0), time=0.9)
     (1, 2)
     """
+    # A risk above the last cutoff cannot be: risks are at most 1, and so is that cutoff.
     last = len(cutoffs) - 1
     return last if time >= LONG_TRY else min(bisect_left(cutoffs, risk), last)
 
@@ -67,6 +68,7 @@ def open_rules(evidence: Sequence[float], needed: float) -> int:
     """
     opened, passed = 0, 0.0
     for rule, (best, weight) in enumerate(zip(evidence, weights_of(len(evidence)), strict=True)):
+        # A proven rule hands its whole part on to the next looser one (fallback procedure).
         weight += passed
         proven = best >= needed - math.log(weight)
         passed = weight if proven else 0.0

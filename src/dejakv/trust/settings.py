@@ -60,7 +60,9 @@ class TrustSettings(BoundSettings):
             partitions = [member.strip() for member in members.split(",")]
             if not mark or not name.strip() or not all(partitions):
                 raise ConfigError(f"trust_groups holds {shown(text)}, which is no group: give NAME=PARTITION,PARTITION")
+
             for partition in partitions:
+                # In two groups its evidence would count twice.
                 if found.setdefault(partition, name.strip()) != name.strip():
                     raise ConfigError(
                         f"trust_groups has the partition {shown(partition)} in two groups: leave it in one of them"

@@ -60,8 +60,10 @@ def unit(vector: Any, dim: int, what: str = "the index") -> Vector:
             f"a vector of shape {tuple(array.shape)} does not fit {what} of dimension {dim}: "
             "use the encoder that the index was made for, or make the index with the encoder's dimension"
         )
+
     with np.errstate(over="ignore"):
         square = float(array.dot(array))
+    # The usual case in float32; the bounds keep its square root and inverse exact enough.
     if 1e-30 < square < 1e30:
         return array * np.float32(square**-0.5)
     wide = array.astype(np.float64)  # the squared length does not fit float32, or there is none
@@ -94,12 +96,14 @@ def module_fingerprint(module: Any) -> str:
     state = {name: tensor for name, tensor in module.state_dict().items() if hasattr(tensor, "numel")}
     total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     parts: list[str | bytes] = [repr(module)]
+    # Sorted: the order of a state dictionary depends on how the module was built.
     for name in sorted(state):
         tensor = state[name].detach()
         parts.append(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}")
         flat = tensor.reshape(-1)
         if total > WHOLE_BELOW:
             flat = flat[:: max(1, flat.numel() // SAMPLES)]
+        # As bytes: numpy has no bfloat16.
         parts.append(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest_of(*parts)[:32]
 

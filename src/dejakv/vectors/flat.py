@@ -44,6 +44,7 @@ class FlatIndex:
                 self._grow()
             self._ids.append(id)
             self._row_of[id] = place
+
         self._rows[place] = row
 
     def remove(self, id: str) -> bool:
@@ -62,15 +63,18 @@ class FlatIndex:
         """At most `k` pairs (id, cosine), best first, none with a cosine below `least`."""
         query = unit(vector, self.dim)
         count = len(self._ids)
+        # faiss fills missing places with -1.
         k = min(k, count)
         if k < 1:
             return []
         scores = np.empty(k, dtype=np.float32)
         places = np.empty(k, dtype=np.int64)
         pointer = self._faiss.swig_ptr
+        # Up to `count` alone: what is behind it is room, or left from removed vectors.
         self._faiss.knn_inner_product(
             pointer(query), pointer(self._rows), self.dim, 1, count, k, pointer(scores), pointer(places)
         )
+
         pairs = zip(places.tolist(), scores.tolist(), strict=True)
         return [(self._ids[place], score) for place, score in pairs if score >= least]
 

@@ -50,7 +50,9 @@ class HNSWIndex(FlatIndex):
             self._insert(id, row)
             return
         super().add(id, row)
+
         if len(self) >= self._flat_below:
+            # Never back again: vectors leave the graph, but it is not turned into a flat index.
             self._graph = self._make()
             for held, place in self._row_of.items():
                 self._insert(held, self._rows[place])
@@ -59,6 +61,7 @@ class HNSWIndex(FlatIndex):
     def remove(self, id: str) -> bool:
         if self._graph is None:
             return super().remove(id)
+
         key = self._key_of.pop(id, None)
         if key is None:
             return False
@@ -69,10 +72,12 @@ class HNSWIndex(FlatIndex):
     def search(self, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
         if self._graph is None:
             return super().search(vector, k, least)
+
         query = unit(vector, self.dim)
         k = min(k, len(self))
         if k < 1:
             return []
+        # Set each time: `breadth` may have been changed since.
         self._graph.expansion_search = self.breadth
         found = self._graph.search(query, k, threads=1)
         pairs = zip(found.keys.tolist(), found.distances.tolist(), strict=True)
@@ -92,10 +97,12 @@ class HNSWIndex(FlatIndex):
     def _insert(self, id: str, row: Vector) -> None:
         known = self._key_of.get(id)
         if known is not None:
+            # A graph changes no vector in place: the old one is removed, and its key not used again.
             del self._id_of[known]
             self._graph.remove(known)
         key = self._next  # usearch keeps removed keys for a while, so none is used again
         self._next += 1
+
         self._graph.add(key, row)
         self._key_of[id] = key
         self._id_of[key] = id

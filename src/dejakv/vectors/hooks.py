@@ -61,6 +61,7 @@ class EmbeddingHook:
                 made: dict[str, Vector] = {}
                 self._count(f"{name}: skip ({type(error).__name__})")
             vectors |= made
+
         self._count(*(f"{name}: ok" for name in vectors))
         return vectors
 
@@ -85,6 +86,7 @@ def vision_hook(encoder: ImageEncoder, roots: list[Path]) -> Hook:
     """
 
     def hook(*, llm: Any, sample: Any) -> dict[str, Any]:
+        # Within the partition: who saw a picture first could be told by the time it takes.
         rows = [encoder.encode(picture, sample.partition) for picture in pictures_of(sample, roots)]
         if not rows:
             return {}
@@ -124,6 +126,7 @@ def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> Em
     if ":" in name:
         return _foreign(name, engine)
     specs = {spec.name: spec for spec in map(LayerSpec.parse, config.embedding_layers)}
+
     hooks: dict[str, Hook] = {}
     depends: dict[str, Any] = {}
     if "prompt" in made:
@@ -132,10 +135,12 @@ def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> Em
         hooks["prompt"] = prompt_hook(encoder, config.chunk_window)
         depends |= {"prompt": encoder.fingerprint, "window": config.chunk_window}
     if "vision" in made:
+        # The tower is loaded anyway, and any dimension will do.
         automatic = "vision" in specs and specs["vision"].dim is None
         encoder = image_encoder(engine, prefer_clip=not automatic, name=config.image_encoder)
         hooks["vision"] = vision_hook(encoder, image_roots(config.image_root))
         depends |= {"vision": encoder.fingerprint}
+
     return EmbeddingHook(hooks, engine, epoch_of(depends))
 
 

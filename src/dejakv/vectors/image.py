@@ -48,6 +48,7 @@ class TowerEncoder:
 
     def __init__(self, embed: Callable[..., Any], fingerprint: str) -> None:
         self._embed = embed
+        # An engine of somebody else may have the older signature.
         self._partitioned = "partition" in inspect.signature(embed).parameters
         self.fingerprint = epoch_of({"kind": "vision tower, averaged", "model": fingerprint})
 
@@ -64,9 +65,11 @@ def image_encoder(engine: Any = None, *, prefer_clip: bool = True, name: str | N
     Raises ConfigError if none is available; ModelError for a named model that cannot be loaded.
     """
     if name is not None and name != "model":
+        # A model that was named is used or an error: no silent change of what vectors mean.
         return ClipEncoder(name)
     embed = getattr(engine, "embed_image", None)
     tower = TowerEncoder(embed, str(getattr(engine, "epoch", ""))) if embed is not None else None
+
     if tower is not None and (name == "model" or not prefer_clip):
         return tower
     if name == "model":
@@ -93,6 +96,7 @@ def image_roots(*roots: str | Path | None, environ: Mapping[str, str] | None = N
     """
     environ = os.environ if environ is None else environ
     named = [*roots, *(environ.get(name) for name in ROOT_VARIABLES)]
+    # Each once, in the order of first mention.
     return [Path(root) for root in dict.fromkeys(named) if root]
 
 
@@ -105,9 +109,11 @@ def pictures_of(sample: Any, roots: Iterable[Path]) -> tuple[Media, ...]:
     media = tuple(item for item in getattr(sample, "media", ()) if item.modality == "image")
     if media:
         return media
+
     name = image_id(sample)
     if not name:
         return ()
+
     folders = list(roots)
     for root in folders:
         try:

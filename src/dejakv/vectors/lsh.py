@@ -52,6 +52,7 @@ class LSHIndex(FlatIndex):
                 f"embeddings of shape {tuple(array.shape)} do not fit hyperplanes of dimension {self.dim}: "
                 f"make the index with embedding_dim={array.shape[-1] if array.ndim else 0}"
             )
+
         bits = array @ self.hyperplanes.T >= 0
         return ["".join("1" if bit else "0" for bit in row) for row in bits.tolist()]
 

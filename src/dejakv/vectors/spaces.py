@@ -55,6 +55,7 @@ class Spaces:
     def add(self, space: str, donor: str, vector: Vector) -> None:
         """Adds or replaces. Raises as `FlatIndex` does, and then changes nothing."""
         self.dim = self.dim or len(vector)
+        # Before anything is removed: a vector that does not fit must leave the old one.
         row = unit(vector, self.dim)
         if self._space_of.get(donor, space) != space:
             self.remove(donor)
@@ -75,6 +76,7 @@ class Spaces:
             return False
         index = self._index_of[space]
         index.remove(donor)
+        # Spaces of former epochs would pile up.
         if not len(index):
             del self._index_of[space]
         return True
@@ -120,6 +122,7 @@ class LayerSpec:
         """
         try:
             name, dim, *rest = (part.strip() for part in text.split(":"))
+            # One value exactly: a fourth part makes the unpacking fail, too.
             (threshold,) = map(float, rest or [SIMILARITY_THRESHOLD])
             size = None if dim.lower() == "auto" else int(dim)
         except ValueError:
@@ -127,4 +130,5 @@ class LayerSpec:
                 f"embedding_layers: {text!r} (--embedding-layer) is not NAME:DIM[:THRESHOLD], a whole number or auto and a number: "
                 "write for example vision:512:0.82"
             ) from None
+
         return cls(name, size, threshold)

@@ -41,6 +41,7 @@ class SentenceTransformerEncoder:
         """The text in parts within the model's limit; words are kept together."""
         if not text.strip():
             raise InputError("an empty text has no embedding: give a question, or disable the semantic level")
+        # Two less, for the tokens that the model puts around a text.
         limit = int(self._model.max_seq_length or 512) - 2
         if len(text) <= limit:  # a token has at least one character
             return [text]
@@ -50,6 +51,7 @@ class SentenceTransformerEncoder:
         if tokens <= limit:
             return [text]
         parts = -(-tokens * 5 // (limit * 4))  # a fifth is spare: parts of equal length differ in tokens
+
         words = text.split()
         units, glue = (words, " ") if len(words) >= 4 * parts else (list(text), "")  # some scripts have no spaces
         bounds = [round(i * len(units) / parts) for i in range(parts + 1)]
@@ -72,6 +74,7 @@ class ModelTextEncoder:
     def encode(self, text: str) -> Vector:
         if not text.strip():
             raise InputError("an empty text has no embedding: give a question, or disable the semantic level")
+
         vector = np.asarray(self._embed(text), dtype=np.float32)
         return unit(vector, vector.size, "the served model's embeddings")
 
@@ -127,9 +130,11 @@ def load_sentence_transformer(name_or_path: str, device: str, setting: str = "in
     except ImportError:
         purpose = f"the encoder {name_or_path!r}"
         raise MissingExtraError("sentence-transformers", "embed", purpose, without_encoder(setting)) from None
+
     key = (name_or_path, device)
     if (known := _ahead.pop(key, None) or _loaded.get(key)) is not None:
         return known
+    # Only a name of the hub needs the network; a folder must load without.
     if not Path(name_or_path).expanduser().exists():
         from dejakv.models.loading import without_network
 

@@ -45,6 +45,7 @@ def with_media(token_ids: Sequence[int] | Ids, spans: Sequence[Span]) -> Ids:
     ids = np.array(token_ids, dtype=np.int64)
     for span in spans:
         base = int(span.digest[:10], 16)
+        # Negative, and so apart from every id of a vocabulary.
         ids[span.start : span.start + span.length] = -(base * (1 << 16) + np.arange(span.length) + 1)
     return ids
 
@@ -62,11 +63,14 @@ def run_hashes(tokens: NDArray[np.int64], width: int) -> Hashes:
     held, size = 0, 1
     while True:
         if width & size:
+            # The binary digits of the width say which doubled runs it is made of.
             whole = doubled if whole is None else _joined(whole, doubled[held:])
             held += size
+
         if held == width:
             assert whole is not None
             return np.maximum(whole[:count], np.uint64(1))
+
         doubled = _joined(doubled, doubled[size:])
         size *= 2
 
@@ -119,14 +123,17 @@ def fingerprints_of_all(texts: Sequence[Ids]) -> list[Fingerprints]:
     made = [Fingerprints(np.empty(0, np.uint32), np.empty(0, np.int64))] * len(texts)
     if not long:
         return made
+    # All texts as one array: numpy's overhead is paid once.
     lengths = np.array([len(texts[number]) for number in long])
     firsts = np.cumsum(lengths) - lengths
     hashes = run_hashes(np.concatenate([texts[number] for number in long]), K)
     positions = _winnowed(hashes, firsts, lengths)
     keys = (hashes[positions] >> _HALF).astype(np.uint32)
+
     text_of = np.searchsorted(firsts, positions, side="right") - 1
     kept = _not_deep_in_a_row(keys, text_of)
     keys, positions, text_of = keys[kept], positions[kept], text_of[kept]
+
     bounds = np.searchsorted(text_of, np.arange(len(long) + 1))
     for place, number in enumerate(long):
         own = slice(bounds[place], bounds[place + 1])
@@ -137,13 +144,16 @@ def fingerprints_of_all(texts: Sequence[Ids]) -> list[Fingerprints]:
 def _winnowed(hashes: Hashes, firsts: Ids, lengths: Ids) -> Ids:
     """Positions of the rightmost least hash of each window within a text. The lower half of a hash orders it, the upper half is its key:
     the least of fifteen would be a poor key."""
+    # Places count down in the lower half: of equal hashes the rightmost is the least.
     backwards = _LOW - np.arange(len(hashes), dtype=np.uint64)
     least = (hashes << _HALF) | backwards
+    # Minima over 2, 4, 8 and then all 15 neighbours: four passes instead of fourteen.
     for step in (1, 2, 4, WINDOW - 8):
         least = np.minimum(least[:-step], least[step:])
     edges = np.zeros(len(least) + 1, np.int8)  # windows that begin here lie within one text
     edges[firsts] += 1
     edges[firsts + lengths - GUARANTEED + 1] -= 1
+
     positions = (_LOW - (least[np.cumsum(edges[:-1]) > 0] & _LOW)).astype(np.int64)
     return positions[np.flatnonzero(np.diff(positions, prepend=-1))]
 
@@ -180,6 +190,7 @@ def overlap(target: Ids, donors: Sequence[Ids], run: int = RUN) -> tuple[tuple[i
     theirs = np.concatenate([run_hashes(donor, run) for donor in donors])
     starts = np.flatnonzero(np.isin(run_hashes(target, run), theirs))
     change = np.zeros(len(target) + 1, np.int64)
+    # Each run adds one where it begins and takes it back where it ends: their sum is the cover.
     change[starts] += 1
     change[starts + run] -= 1
     return stretches(np.cumsum(change)[:-1] > 0)

@@ -84,12 +84,14 @@ def merged(older: Tier, newer: Tier) -> Tier:
     for into, tier in ((places, small), (rest, large)):
         entries[into] = tier.entries
         positions[into] = tier.positions
+
     return Tier(entries, positions)
 
 
 def within_cap(keys: NDArray[Any]) -> NDArray[np.bool_]:
     """Which places stay, sorted by key, then age: of each key the newest `MAX_HOLDERS`."""
     kept = np.ones(len(keys), np.bool_)
+    # A place stays unless the one `MAX_HOLDERS` behind it has the same key.
     kept[:-MAX_HOLDERS] = keys[MAX_HOLDERS:] != keys[:-MAX_HOLDERS]
     return kept
 
@@ -137,13 +139,16 @@ class CopiedIndex:
         names = [name for name, found in segments.items() if len(found) and name not in self._number_of]
         if not names:
             return names
+
         first, stop = len(self._names), len(self._names) + len(names)
         if stop > len(self._alive):
+            # Doubled, so that adding one by one takes linear time.
             room = (0, max(first, stop - len(self._alive)))
             self._sizes, self._alive = np.pad(self._sizes, room), np.pad(self._alive, room)
         self._sizes[first:stop], self._alive[first:stop] = [len(segments[name]) for name in names], True
         self._names += names
         self._number_of.update(zip(names, range(first, stop), strict=True))
+
         tiers = self._tiers
         tiers.append(Tier.of(first, [segments[name] for name in names]).capped())
         while len(tiers) > 1 and len(tiers[-2]) < GROWTH * len(tiers[-1]):
@@ -168,11 +173,13 @@ class CopiedIndex:
         which, numbers, positions = [nothing], [nothing], [nothing]
         for tier in self._tiers:
             first, count = tier.ranges(keys)
+            # Ranges of all keys as one array of places, without a loop.
             skip = np.cumsum(count) - count
             places = np.arange(int(count.sum())) + np.repeat(first - skip, count)
             which.append(np.repeat(np.arange(len(keys)), count))
             numbers.append(numbers_of(tier.entries[places]))
             positions.append(tier.positions[places].astype(np.int64))
+
         key, number, position = np.concatenate(which), np.concatenate(numbers), np.concatenate(positions)
         there = self._alive[number]
         key, number, position = key[there], number[there], position[there]
@@ -190,6 +197,7 @@ class CopiedIndex:
         alive = np.flatnonzero(self._alive[: len(self._names)])
         new = np.full(len(self._names), -1, np.int64)
         new[alive] = np.arange(len(alive))
+
         self._names = [self._names[number] for number in alive.tolist()]
         self._number_of = {name: number for number, name in enumerate(self._names)}
         self._tiers = [tier for tier in (tier.renumbered(new) for tier in self._tiers) if len(tier)]

@@ -104,6 +104,7 @@ def candidates(target: Ids, index: CopiedIndex, most: int) -> tuple[Windows, Hol
     found = fingerprints(target)
     by_key = np.argsort(found.keys, kind="stable")
     keys, first, count = np.unique(found.keys[by_key], return_index=True, return_counts=True)
+
     holders = index.holders(keys)
     # Each holder with each place of its fingerprint in the prompt.
     times = count[holders.keys]
@@ -111,6 +112,7 @@ def candidates(target: Ids, index: CopiedIndex, most: int) -> tuple[Windows, Hol
     nth = np.arange(len(holder)) - np.repeat(np.cumsum(times) - times, times)
     place = found.positions[by_key[first[holders.keys[holder]] + nth]]
     joined = _joined(holders.numbers[holder], holders.positions[holder] - place, place, len(target))
+    # At least one for each fingerprint, or parts of a long prompt would have none.
     return _bounded(joined, max(most, len(found))), holders
 
 
@@ -121,6 +123,7 @@ def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Windows:
     order = _order(numbers, diagonals, places, n)
     numbers, diagonals, places = numbers[order], diagonals[order], places[order]
     apart = (np.diff(numbers) != 0) | (np.diff(diagonals) != 0) | (np.diff(places) > GUARANTEED + WINDOW - 1)
+
     starts = np.concatenate([[0], np.flatnonzero(apart) + 1])
     ends = np.append(starts[1:], len(order)) - 1
     first = np.maximum(places[starts] - (WINDOW - 1), np.maximum(0, -diagonals[starts]))
@@ -132,6 +135,7 @@ def _order(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Ids:
     """Sorted by segment, diagonal and place: as one number where it fits, which takes a fifth of the time."""
     lowest, low = int(numbers.min()), int(diagonals.min())
     width = int(diagonals.max()) - low + 1
+    # Beyond 64 bits the single number would wrap around.
     if (int(numbers.max()) - lowest + 1) * width * n >= 1 << 63:
         return np.lexsort((places, diagonals, numbers))
     return np.argsort(((numbers - lowest) * width + (diagonals - low)) * n + places)
@@ -144,6 +148,7 @@ def _bounded(found: Windows, most: int) -> Windows:
     order = np.lexsort((-found.numbers, found.starts - found.stops, found.starts))
     begin = found.starts[order]
     rank = np.empty(len(found), np.int64)
+    # How many longer ones begin at the same place.
     rank[order] = np.arange(len(found)) - np.searchsorted(begin, begin)
     return found.only(np.sort(np.lexsort((found.starts - found.stops, rank))[:most]))
 
@@ -157,15 +162,19 @@ def verified(target: Ids, found: Windows, names: Sequence[str], tokens_of: Token
         if tokens is not None:
             held[number] = np.asarray(tokens)  # a slice of a memory map takes several times as long
             lengths[start:stop] = len(tokens)
+    # A segment may be shorter than the window, or have left: then its length is 0.
     stops = np.minimum(found.stops, lengths - found.diagonals)
     there = stops - found.starts >= K
     found = found.only(there)
+
     which, starts, stops = _equal(target, held, found, stops[there])
     found = found.only(which)
+    # A run that ends inside of its window is whole: it has been seen to differ on both sides.
     inside = (starts > found.starts) & (stops < np.minimum(found.stops, len(target)))
     runs = Windows(found.numbers, found.diagonals, starts, stops)
     _follow(target, held, runs, np.flatnonzero(~inside))
     runs = runs.only(np.lexsort((starts, found.diagonals, found.numbers)))
+    # Two windows of one diagonal may have grown into the same run.
     again = np.zeros(len(runs), np.bool_)
     again[1:] = (np.diff(runs.numbers) == 0) & (np.diff(runs.diagonals) == 0) & (runs.starts[1:] < runs.stops[:-1])
     return runs.only(~again & (runs.stops - runs.starts >= GUARANTEED))
@@ -192,10 +201,12 @@ def _equal(target: Ids, held: dict[int, Ids], windows: Windows, stops: Ids) -> t
     closes[:-1] &= ~same[1:]
     opens[begins] = same[begins]
     closes[ends - 1] = same[ends - 1]
+
     starts, lasts = np.flatnonzero(opens), np.flatnonzero(closes)
     long = lasts - starts >= K - 1
     starts, lasts = starts[long], lasts[long]
     window = np.searchsorted(ends, starts, side="right")
+    # From places in the joined array back to places in the prompt.
     moved = (first - begins)[window]
     return window, starts + moved, lasts + moved + 1
 
@@ -209,14 +220,17 @@ def _follow(target: Ids, held: dict[int, Ids], runs: Windows, which: Ids) -> Non
         theirs, shift = held[int(runs.numbers[run])], int(runs.diagonals[run])
         start, stop = int(runs.starts[run]), int(runs.stops[run])
         low, high = max(0, -shift), min(len(target), len(theirs) - shift)
+
         after = _forward(target[stop:high], theirs[stop + shift : high + shift])
         before = _forward(target[low:start][::-1], theirs[low + shift : start + shift][::-1])
+        # `STEP` for the call itself, so that many short runs come to an end too.
         left -= before + after + STEP
         runs.starts[run], runs.stops[run] = start - before, stop + after
 
 
 def _forward(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
     """How many tokens are equal from the beginning."""
+    # The common case, without an array.
     if not len(one) or one[0] != other[0]:
         return 0
     done, step = 0, STEP
@@ -278,19 +292,23 @@ def _chosen(found: Windows, n: int, generation_of: Callable[[int], int]) -> Iter
         (start - stop, generation[which], 1, -held[which], -which, row)
         for row, (start, stop, which, _) in enumerate(rows)
     ]
+
     heapq.heapify(heap)
     free = np.ones(n, np.bool_)
     used: set[int] = set()
     done: set[int] = set()
+
     while heap:
         gain, approximate, unused, most, age, row = heapq.heappop(heap)
         start, stop, which, shift = rows[row]
         left = int(np.count_nonzero(free[start:stop]))
         if row in done or not left:
             continue
+        # Its place in the heap is out of date: it goes back with what it is worth now.
         if left < -gain or unused != (which not in used):
             heapq.heappush(heap, (-left, approximate, int(which not in used), most, age, row))
             continue
+
         done.add(row)
         for begin, length in stretches(free[start:stop]):
             yield start + begin, start + begin + length, int(donors[which]), shift
@@ -353,6 +371,7 @@ class CopiedText:
                 self._spaces[name] = space
                 self._space_of.update(dict.fromkeys(new, name))
                 added.update(new)
+
         for meta in metas:
             if meta.generation and meta.id in added:
                 self._spaces[meta.partition, meta.epoch].generations[meta.id] = meta.generation
@@ -363,10 +382,12 @@ class CopiedText:
         name = self._space_of.pop(id, None)
         if name is None:
             return False
+
         space = self._spaces[name]
         space.index.remove(id)
         space.generations.pop(id, None)
         space.tokens.pop(id, None)
+        # Empty spaces of former epochs and partitions would pile up.
         if not len(space.index):
             del self._spaces[name]
         return True
@@ -377,6 +398,7 @@ class CopiedText:
         space = self._spaces.get((prepared.request.partition, epoch))
         if space is None:
             return Cover(len(target))
+
         return cover(
             target,
             space.index,
@@ -395,10 +417,12 @@ class CopiedText:
         kept = space.tokens.get(id)
         if kept is not None:
             return kept
+
         meta = self._store.meta(id)
         if meta is None:
             return None
         ids = with_media(meta.token_ids, meta.spans)
+        # A larger one would not fit, and the cache would raise.
         if ids.nbytes <= space.tokens.maxsize:
             space.tokens[id] = ids
         return ids

@@ -55,8 +55,10 @@ def judge(guards: Sequence[Guard], request: Request, donor: ChunkMeta, match: Ma
             return Verdict("reject", guard.name, f"the guard failed: {type(error).__name__}")
         if verdict.decision == "reject":
             return verdict
+        # Only noted: a later guard may still reject.
         if verdict.decision == "accept" and accepted is None:
             accepted = verdict
+
     if accepted is not None:
         return accepted
     reason = "all guards abstained" if guards else "there is no guard that could accept: add a ThresholdGuard"
@@ -97,6 +99,7 @@ class ThresholdGuard(Guard):
         text = match.level in ("exact_text", "semantic_text") or (request.threshold or 0) >= 1
         if text and (least or 0) >= 1 and request.chunk != donor.chunk:
             return Verdict("reject", self.name, "the texts are not equal, as a threshold of 1 asks")
+
         if match.level == "exact_text":
             return Verdict("accept", self.name, "equal text")
         if least is None:
@@ -130,6 +133,7 @@ class MediaGuard(Guard):
         if self.least is None:
             reason = f"other media: {len(here)} here, {len(there)} there, not the same ones"
             return Verdict("reject", self.name, reason)
+
         score = match.layers.get("vision")
         if score is None:
             return Verdict("reject", self.name, f"other media, and {match.level} has not compared them")
@@ -158,5 +162,6 @@ def _around(prompt: str, chunk: str) -> tuple[str, str] | None:
     """The prompt before and after its last occurrence of the chunk; None without one."""
     if not chunk or chunk not in prompt:
         return None
+    # The last one: a question may quote itself in the prompt before it.
     before, _, after = prompt.rpartition(chunk)
     return before, after

@@ -114,6 +114,7 @@ class LexicalGuard(Guard):
         if one == other:
             return ""
         here, there = (read(text, self._synonyms, self._phrases) for text in (one, other))
+        # Readings first, then forms: the first reason found is the weightiest.
         if reason := explain(here, there):
             return reason
         if literals(one) != literals(other):
@@ -125,6 +126,7 @@ class LexicalGuard(Guard):
         while word in self._synonyms and word not in seen:
             seen.append(word)
             word = self._synonyms[word]
+        # A circle of synonyms has no end: all of its words stand for the least one.
         return min(seen) if word in seen else word
 
 
@@ -183,10 +185,13 @@ def read(text: str, synonyms: Mapping[str, str] = data.SYNONYMS, phrases: Iterab
     plain = bare = _contractions(_folded(text))
     for frame in _FRAMES:
         plain = frame.sub("", plain).strip()
+
     framed = plain != bare
     if framed:
         plain = _IF.sub("verify", plain)
+
     plain = _WHICH.sub("what", plain)
+
     for pattern, wording in phrases:
         changed, times = pattern.subn(wording, plain)
         if times:
@@ -202,11 +207,14 @@ def _read(tokens: list[str], framed: bool, question: bool) -> Reading:
     if auxiliary is not None:
         verb = "do" if tokens[auxiliary] in _DO else "be"
         past = tokens[auxiliary] in _PAST
+        # "Do" only carries the tense; the verb itself stays as a content word.
         if verb == "do":
             del tokens[auxiliary]
+
     tokens = [t for t in tokens if t not in _BE]
     kind, tokens, asked = _asked(kind, tokens)
     same = next((t for t in tokens if t in ("same", "different")), "") if asked else ""
+
     light = {"have", "has", "drawn"} if asked else set[str]()
     if asked and "drawn" in tokens:
         light |= {"in"}
@@ -236,11 +244,13 @@ def _kind(tokens: list[str], framed: bool) -> tuple[str, list[str]]:
         return "yes/no", [t for t in tokens if t not in ("exist", "verify")]
     if tokens[0] in _BE or tokens[0] in _DO or tokens[0] in _MODAL or tokens[0] in ("has", "have", "had"):
         return "yes/no", tokens
+
     place = next((i for i, t in enumerate(tokens) if t in _WH), None)
     if place is None and framed:  # "tell me the color" asks what it is, "tell me a joke" asks for one
         return ("what" if tokens[0] == "the" else "tell"), tokens
     if place is None or (tokens[place] in ("when", "where", "how", "who") and place > 1):  # a conjunction inside
         return ("tell" if framed else "other"), tokens
+
     word, before, after = tokens[place], tokens[:place], tokens[place + 1 :]
     if word == "how" and after and after[0] not in _BE | _DO | _MODAL:
         return _how(after[0], before, after[1:])
@@ -272,6 +282,7 @@ def _asked(kind: str, tokens: list[str]) -> tuple[str, list[str], str]:
             return kind, tokens, ""
     elif kind != "what":
         return kind, tokens, ""
+
     asked = next((t for t in tokens if t in data.ATTRIBUTES), "")
     if not asked:
         return kind, tokens, ""
@@ -295,6 +306,7 @@ def _punctuated(one: str, other: str) -> bool:
     """Whether two texts have the same words and other marks between them: "eat, Ann" is not "eat Ann"."""
     here, there = (_folded(text).translate(_STRAIGHT) for text in (one, other))
     same_words = re.findall(r"\w+", here) == re.findall(r"\w+", there)
+    # White space apart: it is judged with the layout, by `literals`.
     return same_words and "".join(here.split()) != "".join(there.split())
 
 
@@ -314,10 +326,12 @@ def _canonical(token: str, synonyms: Mapping[str, str]) -> str:
     token = data.NUMBERS.get(token, token)
     if token in synonyms:
         return synonyms[token]
+
     singular = _singular(token)
     if singular in synonyms:
         word = synonyms[singular]
         return word if len(word) <= 3 and word in UNITS else f"{word}+s"
+    # Singular and plural stay apart: "a cube" and "cubes" are other questions.
     return f"{singular}+s" if singular != token and singular in synonyms.values() else token
 
 

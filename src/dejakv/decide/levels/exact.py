@@ -26,13 +26,16 @@ def normalize(text: str) -> str:
     """
     text = unicodedata.normalize("NFC", text)
     lines = text.splitlines()
+    # Line by line: the indentation of the first line with text must stay.
     while lines and not lines[0].strip():
         del lines[0]
+
     shouted = is_shouted(text)
     if len(text.strip().splitlines()) < 2 and not _QUOTE.search(text):
         folded = " ".join(token.folded for token in tokens(text, shouted=shouted))
     else:
         folded = "\n".join(_folded(line, shouted) for line in lines).rstrip()
+    # Once more: lower case may take NFC apart, and equal texts must have one hash.
     return unicodedata.normalize("NFC", folded)
 
 
@@ -77,7 +80,9 @@ class ExactTextCache:
         key = _key(space, plain)
         if self._key_of.get(chunk_id) == key:
             return
+        # It may have stood for another text, which must not find it any more.
         self.remove(chunk_id)
+        # The newest first, as `search` returns them.
         self._donors[key] = (chunk_id, *self._donors.get(key, ()))
         self._key_of[chunk_id] = key
 

@@ -120,11 +120,13 @@ class FusionCache:
     def load(self, chunk_id: str, within: float | None = None) -> FusionState | None:
         """Return the state of a chunk, None if missing, or if it cannot be read `within` so many seconds."""
         id = self._id(chunk_id)
+        # Known to come too late: it is not even begun.
         if within is not None and self._store.away(id) > within:
             return None
         chunk = self._store.get(id, None if within is None else time.monotonic() + within)
         if chunk is None:
             return None
+
         raw = load(chunk.tensor.data.tobytes())
         about = chunk.meta.metadata
         if "arrays" not in about:  # written by 0.2, which stored numpy arrays alone
@@ -151,6 +153,7 @@ class FusionCache:
         if self.provider is None:
             return "skip"
         found = state if state is not None else self.load(chunk_id, within)
+
         if found is None:
             return "miss"
         try:

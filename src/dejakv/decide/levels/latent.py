@@ -38,6 +38,7 @@ def all_layers(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes)
         if all(scores[spec.name] >= spec.threshold for spec in specs):
             weakest = min(scores, key=scores.__getitem__)
             passed.append(Match(donor, f"embedding:{weakest}", scores[weakest], scores))
+    # By the mean and not by the weakest layer: each of them agrees already.
     passed.sort(key=lambda match: -sum(match.layers.values()))
     return passed[:MAX_MATCHES]
 
@@ -51,6 +52,7 @@ def any_layer(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) 
         for donor, score in indexes[spec.name].search(rows[spec.name], MAX_MATCHES, spec.threshold):
             if donor not in best or score > best[donor][1]:
                 best[donor] = (spec.name, score)
+
     order = sorted(best, key=lambda donor: -best[donor][1])[:MAX_MATCHES]
     matches: list[Match] = []
     for donor in order:
@@ -79,9 +81,11 @@ def mean_of_layers(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Inde
             if score >= least:
                 passed.append(Match(donor, "embedding:mean", score, scores))
         passed.sort(key=lambda match: -match.score)
+        # The most that a donor outside of all lists can have.
         unseen = fmean(hits[-1][1] if len(hits) == depth else -1.0 for hits in found.values())
         if unseen < (passed[0].score if passed else least):
             break
+
     return passed[:MAX_MATCHES]
 
 
@@ -91,6 +95,7 @@ def _above_in_one(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Index
     for depth in DEPTHS:
         for spec in specs:
             above = [donor for donor, _ in indexes[spec.name].search(rows[spec.name], depth, spec.threshold)]
+            # Complete: a donor above every threshold must be among these.
             if len(above) < depth:
                 return above
             widest = above
@@ -101,6 +106,7 @@ def _whole(
     donors: Sequence[str], specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes
 ) -> list[tuple[str, dict[str, float]]]:
     """Donors with a score in every layer, and these scores."""
+    # All donors of a layer at once: one product instead of one each.
     columns = {spec.name: indexes[spec.name].scores(rows[spec.name], donors) for spec in specs}
     whole: list[tuple[str, dict[str, float]]] = []
     for place, donor in enumerate(donors):
@@ -196,8 +202,10 @@ class EmbeddingCache:
         statuses: dict[str, Status] = {f"embedding:{n}": "miss" if n in rows else "skip" for n in self.layers}
         indexes = {name: index for name in rows if (index := self._spaces[name].get(space)) is not None}
         matches = COMBINE[self.match](list(self.layers.values()), rows, indexes)
+
         if matches:
             for name, score in matches[0].layers.items():
+                # Under `any` some layers of the best match may be far below their threshold.
                 if self.match != "any" or score >= self.layers[name].threshold:
                     statuses[f"embedding:{name}"] = "hit"
         return Search(tuple(matches), statuses)
@@ -220,4 +228,5 @@ class EmbeddingCache:
                 rows[name] = unit(vector, vector.size, f"layer {name!r}")
             except InputError:
                 continue
+
         return rows

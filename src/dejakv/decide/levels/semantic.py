@@ -68,6 +68,7 @@ class SemanticTextCache:
     def vector(self, text: str) -> Vector | None:
         """Return the unit vector of a text, None for one without a direction."""
         part = varying_part(text, self.chunk_window)
+
         if not part:
             return None
         try:
@@ -77,6 +78,7 @@ class SemanticTextCache:
 
     def encode(self, query: Query) -> None:
         """Compute the vector of the query's text, unless it is stored with a chunk."""
+        # Once a query, also where several levels or a later storing need it.
         if "text" not in query.encoded:
             query.encoded["text"] = self.vector(query.text)
 

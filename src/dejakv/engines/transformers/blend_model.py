@@ -45,9 +45,11 @@ class BlendLayer(DynamicLayer):
         if not self.pending:
             return super().update(key_states, value_states, *args, **kwargs)
         self.pending = False
+        # Every token is recomputed: nothing of the donors is left.
         if self.rows is None:
             self.keys, self.values = key_states, value_states
         else:
+            # Before the computed rows land here: offsets are their differences from the donors'.
             correct(self.keys, key_states, self.offsets)
             correct(self.values, value_states, self.offsets)
             self.keys.index_copy_(2, self.rows, key_states)
@@ -94,9 +96,11 @@ class BlendCache(Cache):
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """Return the input of decoder layer `index`, and what goes with it (tables, position ids, mask), for the recomputed tokens.
         `kwargs` are the model's own, for all tokens."""
+        # Layers are entered in order: one that comes again is of a second prefill.
         if self.inside >= index:
             raise InputError("a blend cache serves one prefill: make a new one for each request")
         self.inside, rows = index, self.rows
+
         if index == 0:
             self._begin(hidden)
             if rows is not None:
@@ -112,10 +116,13 @@ class BlendCache(Cache):
         if hidden.shape[0] > 1:
             if not bool((hidden == hidden[:1]).all()):
                 raise InputError("a batch of different prompts cannot be blended: run them one by one")
+            # All rows are one prompt: beams, or several samples.
             for layer in self.blends:
                 layer.widen(hidden.shape[0])
+
         moves = self.rows is not None and self.plan.runs is not None
         offsets = corrections(self.plan.runs, self.rows, self.plan.changed) if moves else []  # pyright: ignore
+
         for index, layer in enumerate(self.blends):
             layer.rows = self.rows
             layer.offsets = offsets if index else []  # the first layer's K and V depend on the token alone
@@ -126,6 +133,7 @@ class BlendCache(Cache):
         made = dict(kwargs)
         cos, sin = kwargs["position_embeddings"]
         made["position_embeddings"] = (cos.index_select(-2, rows), sin.index_select(-2, rows))
+
         if kwargs.get("position_ids") is not None:
             made["position_ids"] = kwargs["position_ids"].index_select(-1, rows)
         made["attention_mask"] = self._mask(kwargs.get("attention_mask"), rows)
@@ -134,8 +142,10 @@ class BlendCache(Cache):
     def _mask(self, mask: Tensor | None, rows: Tensor) -> Tensor:
         # Layers of one kind share a mask object; a model with sliding and full layers alternates between two.
         held = self._masks.get(id(mask))
+        # Compared by identity too: the id of a freed mask may come again.
         if held is not None and held[0] is mask:
             return held[1]
+
         if mask is None:
             made = (torch.arange(self.tokens, device=rows.device)[None] <= rows[:, None])[None, None]
         elif mask.dim() == 4:
@@ -145,12 +155,14 @@ class BlendCache(Cache):
             raise InputError(
                 "blend needs the attention implementation 'sdpa' or 'eager': load the model with one of them"
             )
+
         self._masks[id(mask)] = (mask, made)
         return made
 
     def _refuse_padding(self, mask: Tensor) -> None:
         """Refuse padding, which shifts positions that the donor's keys rely on. A token that cannot see itself is padding."""
         own = mask.diagonal(dim1=-2, dim2=-1)
+        # An additive mask hides a token by a large negative number.
         seen = own if own.dtype == torch.bool else own >= 0
         if not bool(seen.all()):
             raise InputError(
@@ -167,6 +179,7 @@ def install(layers: Sequence[nn.Module]) -> None:
             cache = kwargs.get("past_key_values")
             if not isinstance(cache, BlendCache) or not cache.pending or cache.inside == index:
                 return None
+            # Positional in some models, by name in others.
             hidden = args[0] if args else kwargs["hidden_states"]
             hidden, made = cache.enter(index, hidden, kwargs)
             if args:
@@ -209,6 +222,7 @@ class BlendModel:
 
     def tables(self, length: int, kind: str | None) -> Tables:
         """cos and sin in float32, `[1, >= length tokens, d]`, as a prompt of `length` tokens is rotated. Up to 8 are kept."""
+        # Powers of two: prompts of many lengths share a few tables.
         rows = max(512, 1 << (length - 1).bit_length()) if self.fixed else length
         held = self._tables.get((kind, rows))
         if held is None:
@@ -224,6 +238,7 @@ class BlendModel:
         device = next(self.rotary.buffers()).device
         probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=device)
         extra = (kind,) if kind is not None else ()
+        # Tensors made in inference mode could not be used outside of it later.
         with torch.inference_mode(False), torch.no_grad():
             cos, sin = rotary(probe, torch.arange(length, device=device)[None], *extra)
         return cos.float(), sin.float()
@@ -236,8 +251,10 @@ class BlendModel:
         same = self.fixed or source_length == target_length
         if not len(keys) or (same and torch.equal(target, source)):
             return
+
         movers = self.movers
         for mover in {m for m in movers if m is not None}:
+            # Layers that rotate alike are turned together.
             here = [i for i, m in enumerate(movers) if m == mover]
             cos, sin = self.tables(source_length, mover.kind)
             old = (cos[:, source], sin[:, source])
@@ -246,6 +263,7 @@ class BlendModel:
             if len(here) == len(movers):
                 rotate(mover.apply, keys, tables, partial=mover.partial, out=keys)
             else:
+                # An index makes a copy, which cannot be written in place.
                 keys[here] = rotate(mover.apply, keys[here], tables, partial=mover.partial)
 
 
@@ -265,12 +283,14 @@ def _parts_of(model: Any) -> BlendModel:
     name = type(model).__name__
     attention = getattr(model.config, "_attn_implementation", None)
     text = getattr(model.config, "get_text_config", lambda: model.config)()
+    # An image-text model's language model may be set to another implementation.
     attention = getattr(text, "_attn_implementation", attention)
     if attention not in ("sdpa", "eager"):
         raise ModelError(
             f"blend needs the attention implementation 'sdpa' or 'eager', {name} was loaded with {attention!r}: "
             "other implementations cannot express rows that are not in a row; load it with --attn sdpa"
         )
+
     body = model.get_decoder() if hasattr(model, "get_decoder") else None
     layers = getattr(body, "layers", None)
     rotary = getattr(body, "rotary_emb", None)
@@ -278,12 +298,16 @@ def _parts_of(model: Any) -> BlendModel:
         raise ModelError(
             f"blend cannot work with {name}: its decoder has no list of layers with a rotary embedding; use exact"
         )
+
+    # The list may hold more layers than the model runs.
     used = list(layers[: text.num_hidden_layers])
+    # The one of the model's own module: modules differ in how they pair a key's numbers.
     apply = getattr(sys.modules[type(used[0]).__module__], "apply_rotary_pos_emb", None)
     if apply is None:
         raise ModelError(
             f"blend cannot work with {name}: its module has no rotary function to move keys with; use exact"
         )
+
     by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
     kinds = list(text.layer_types) if by_kind else [None] * len(used)
     return BlendModel(model, used, rotary, [Mover(apply, kind=kind) for kind in kinds])
@@ -310,17 +334,22 @@ def blend_model_of(model: Any) -> BlendModel | ModelError:
 
 def _check(model: Any, parts: BlendModel) -> None:
     name = type(model).__name__
+    # The same tokens each time: a model is refused always or never.
     generator = torch.Generator().manual_seed(11)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     ids = torch.randint(0, vocabulary, (1, TOKENS), generator=generator).to(model.device)
     here = torch.arange(TOKENS, device=model.device)
     reference, keys, values = _prefill(model, ids, here)
     _, shifted, shifted_values = _prefill(model, ids, here + SHIFT)
+
     limit = tolerance(model.dtype)
+    # Values carry no position: a shift must not change them.
     if _far(values, shifted_values) > limit:
         raise ModelError(f"blend cannot work with {name}: its state depends on absolute positions; use exact reuse")
     _learn_movers(parts, keys, shifted, here, limit, name)
+    # The trial needs the hooks. Without a BlendCache they do nothing.
     install(parts.layers)
+
     for share, case in ((1.0, "recomputing every row"), (0.0, "an identical donor")):
         got = _blend(model, ids, keys, values, share)
         if _far(got, reference) > limit:
@@ -335,6 +364,7 @@ def _learn_movers(parts: BlendModel, keys: Tensor, shifted: Tensor, here: Tensor
     for index, mover in enumerate(parts.movers):
         assert mover is not None
         found: list[Mover | None] = []
+        # None last: keys without positions stay as they are.
         for trial in (replace(mover, partial=False), replace(mover, partial=True), None):
             lone = BlendModel(parts.model, parts.layers, parts.rotary, [trial])
             moved = keys[index : index + 1].clone()
@@ -345,6 +375,7 @@ def _learn_movers(parts: BlendModel, keys: Tensor, shifted: Tensor, here: Tensor
             if _far(moved, shifted[index : index + 1]) <= limit:
                 found = [trial]
                 break
+
         if not found:
             raise ModelError(
                 f"blend cannot work with {name}: the keys of layer {index} do not move with its rotary; use exact reuse"
@@ -362,6 +393,7 @@ def _prefill(model: Any, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor
 
 def _blend(model: Any, ids: Tensor, keys: Tensor, values: Tensor, share: float) -> Tensor:
     forced = torch.zeros(TOKENS, dtype=torch.bool, device=ids.device)
+    # The last row gives the logits.
     forced[-1] = True
     plan = RecomputePlan(share, torch.ones(TOKENS, device=ids.device), forced)
     layers = [BlendLayer(k[None].clone(), v[None].clone()) for k, v in zip(keys, values, strict=True)]

@@ -65,10 +65,12 @@ class PlannedBlend:
         computed = np.full(self.cache.tokens, rows is None)
         if rows is not None:
             computed[rows.cpu().numpy()] = True
+
         fresh = new_text(self.target, self.donors, self.found, GUARANTEED)
         runs = long_runs(computed & fresh, GUARANTEED)
         if not runs:
             return None
+
         metas = [self.metas[number] for number in np.unique(self.donors.number[self.found.source]).tolist()]
         generation = 1 + max(meta.generation for meta in metas)
         return ComputedRows(runs, tuple(meta.id for meta in metas), generation, self._captured)
@@ -92,6 +94,7 @@ def plan_blend(
     model: BlendModel | ModelError = engine.blend_model
     if isinstance(model, ModelError):
         return None, BlendReport(tokens, reason=str(model))
+
     target = with_media(prepared.token_ids, prepared.spans)
     usable = list(donors)
     while usable:
@@ -99,15 +102,18 @@ def plan_blend(
         held = Donors.of(
             *(with_media(meta.token_ids, meta.spans) for meta in metas), first=[meta.position for meta in metas]
         )
+        # Only a donor computed in full from its first token on can give an exact prefix.
         exact = [meta.generation == meta.position == 0 for meta in metas]
         found, needed = find(target, held, engine.embed_tokens, config, engine.sentence_ends, exact)
         mapped = time.perf_counter()
+        # Decided before any state is read.
         if reason := not_worth(config, needed):
             return None, BlendReport(tokens, reason=reason)
         parts = _read(usable, held, found)
         if isinstance(parts, int):
             del usable[parts]  # the map is made again without it
             continue
+
         report = BlendReport(tokens, read_s=time.perf_counter() - mapped, read_bytes=_bytes_taken(parts, held, found))
         states = [[(part.first, part.tensor) for part in own] for own in parts]
         planned = plan_cache(model, prepared.token_ids, states, held, found, needed, config)
@@ -164,8 +170,10 @@ def plan_cache(
     device = model.model.device
     entries = rearrange(model, states, donors, found, device, model.model.dtype)
     layers = [BlendLayer(k[None], v[None]) for k, v in zip(entries[0], entries[1], strict=True)]
+
     ids = np.asarray(target, dtype=np.int64)
     plan, asked = RecomputePlan.of(config, ids, donors, found, needed, device, choose=choose), 0
+
     if plan.asks:
         plan = plan.with_attention(question_attention(model, target, layers, plan, needed.tail))
         asked = needed.tail
@@ -179,6 +187,7 @@ def rearrange(
     tokens = len(found)
     out: Tensor | None = None
     first_position, stops = donors.first or (0,) * len(states), donors.stops
+
     for index, rows, places in donors.parts(found.source):
         left = len(places)
         for start, part in states[index]:
@@ -192,9 +201,11 @@ def rearrange(
                     f"a donor's state of shape {tuple(part.shape)} does not fit {donors.lengths[index]} tokens of a model of "
                     f"{len(model.layers)} layers: it is of another model"
                 )
+            # Heads and dimension are known with the first donor's state.
             if out is None:
                 shape = (*state.shape[:3], tokens, state.shape[4])
                 out = room_for(shape, dtype, device)
+            # Parts follow each other: each one fills the rows that it has.
             left -= copy_part(state, start, places, out, rows)
         if left or out is None:
             length = donors.lengths[index]
@@ -211,14 +222,18 @@ def _move(model: BlendModel, keys: Tensor, rows: Ids, source: Ids, length: int) 
     own, in place."""
     tokens = keys.shape[2]
     if model.fixed or length == tokens:
+        # A row at its own position needs no rotation.
         rows, source = rows[rows != source], source[rows != source]
     if not rows.size:
         return
+
     to, of = (torch.from_numpy(places).to(keys.device) for places in (rows, source))
+    # Long runs are moved in place, through views; scattered rows as copies.
     runs, apart = sliced(rows)
     for begin, end in runs:
         part = keys[:, :, rows[begin] : rows[begin] + end - begin]
         model.move(part, to[begin:end], of[begin:end], length, tokens)
+
     if len(apart):
         at = torch.from_numpy(apart).to(keys.device)
         moved = keys.index_select(2, to[at])
@@ -236,6 +251,7 @@ def question_attention(
     donors = [(layer.keys[:, :, -tail:].clone(), layer.values[:, :, -tail:].clone()) for layer in layers]
     cache = BlendCache([BlendLayer(layer.keys, layer.values) for layer in layers], plan.of_question(tail))
     ids = torch.tensor([list(target)], device=model.model.device)
+
     with AttentionProbe(tail, first_asked(len(layers))) as probe:
         model.model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)  # no logits needed
     for layer, (keys, values) in zip(layers, donors, strict=True):

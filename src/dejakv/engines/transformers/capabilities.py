@@ -73,6 +73,7 @@ def from_config(model: Any) -> Capabilities:
     """The capabilities that the configuration does not rule out. Raises: ModelError for a model that is no decoder."""
     if setting(model.config, "is_encoder_decoder"):
         raise ModelError(f"{type(model).__name__} is an encoder-decoder: only decoder language models are supported")
+
     kinds = set(text_setting(model, "layer_types") or ()) - _PLAIN_LAYERS
     reason = ""
     if kinds:
@@ -118,10 +119,12 @@ def _forgetting(model: Any, state: Tensor) -> str:
     windows = [int(size) for layer in own.layers if (size := getattr(layer, "sliding_window", None))]
     if not windows or layout_of(model) is not None or min(windows) > _LONGEST_WINDOW:
         return ""
+    # A few tokens more than the window, so that the first ones have left it.
     tokens, ids = min(windows) + 8, some_tokens(model, 1)
     place = torch.tensor([[tokens]], device=ids.device)
     _, layers, heads, _, dim = state.data.shape
     generator, whole = torch.Generator().manual_seed(0), plain_cache()
+
     try:
         for layer in range(layers):
             keys, values = torch.randn(2, 1, heads, tokens, dim, generator=generator).to(ids.device, model.dtype)
@@ -147,10 +150,12 @@ def _padding(model: Any, ids: torch.Tensor) -> str:
     padded = torch.cat([ids[:, :4], ids], dim=1)
     mask = torch.ones_like(padded)
     mask[:, :4] = 0
+    # A fixed number of tokens: answers of two lengths could not be compared.
     options = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "num_beams": 1, "pad_token_id": 0}
     options |= {"output_logits": True, "return_dict_in_generate": True}
     base = vision_base(model)
     remembered = getattr(base, "rope_deltas", None)
+
     try:
         expected, got = (
             torch.cat(type(model).generate(model, input_ids=row, attention_mask=seen, **options).logits).float()
@@ -161,6 +166,7 @@ def _padding(model: Any, ids: torch.Tensor) -> str:
     finally:
         if hasattr(base, "rope_deltas"):  # it is part of the epoch
             base.rope_deltas = remembered
+
     reason = disagreement(expected, got, model.dtype, "logits behind padding")
     return f"its answers depend on padding ({reason})" if reason else ""
 
@@ -196,7 +202,9 @@ def some_tokens(model: Any, count: int) -> torch.Tensor:
         for name in ("image_token_id", "video_token_id", "audio_token_id")
         if (value := setting(model.config, name)) is not None
     }
+
     plain = [token for token in range(min(vocabulary, 4 * count + 16)) if token not in special]
+    # Different tokens: repetitions would hide wrong positions.
     chosen = [plain[(7 * index + 3) % len(plain)] for index in range(count)]
     return torch.tensor([chosen], device=model.get_input_embeddings().weight.device)
 
@@ -209,11 +217,14 @@ def shape_of(model: Any, attention: str) -> Costs:
     layout = layout_of(model)
     with_kv = len(layout.kv_layers) if layout is not None else layers
     width = text_setting(model, "head_dim") or int(text_setting(model, "hidden_size") or 0) // max(1, heads)
+    # The vision tower is no work of a prompt's rows.
     named = [(name, p.numel()) for name, p in model.named_parameters() if "vision" not in name]
     weights = sum(size for name, size in named if "layers." in name)
     weights = weights or max(1, sum(size for _, size in named) - embeddings.numel())  # layers by another name
+
     held = 2 * with_kv * (text_setting(model, "num_key_value_heads") or heads) * width * embeddings.element_size()
     masked = attention == "sdpa" and embeddings.device.type == "cpu"
+    # Under a causal mask a whole prompt has half of all pairs.
     pair, whole = 4 * layers * heads * width if masked else 0, 0.5 if masked and layout is None else 1.0
     return Costs(2 * weights, pair, whole=whole, masked=MASKED, token_bytes=held)
 
@@ -237,11 +248,13 @@ def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilit
     """
     media = _some_picture()
     prompt = f"{vision.book.image_token} a"
+
     try:
         ids, spans = image_text_ids(vision.book, prompt, (media,))
         prepared = Prepared(Request("", prompt, prompt, (media,)), tuple(ids), spans)
         expected, device = _own_path(model, vision, prompt, media), model.get_input_embeddings().weight.device
         cache, state = plain_cache(), None
+        # All rows, a start inside the picture, and the last row alone.
         for split in (0, spans[0].start + spans[0].length // 2, len(ids) - 1) if found.reuse else (0,):
             held = filled_cache([state], split, device, model.dtype) if state is not None else cache
             got = _our_path(model, vision, prepared, held, split)
@@ -253,6 +266,7 @@ def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilit
     except Exception as error:  # a model's own code may raise anything
         reason = f"the load-time self-check with a picture failed: {type(error).__name__}: {error}"
     finally:
+        # The check's own runs of the tower are no request's.
         vision.take_runs()
         getattr(vision.base, "__dict__", {}).pop("rope_deltas", None)
         if hasattr(vision.base, "get_rope_index"):
@@ -269,6 +283,7 @@ def _own_path(model: Any, vision: Vision, prompt: str, media: Media) -> torch.Te
         for name, value in given.items()
         if isinstance(value, torch.Tensor)
     }
+
     if hasattr(vision.base, "get_rope_index"):
         moved.setdefault("mm_token_type_ids", (moved["input_ids"] == vision.book.image_token_id).int())
     return model(**moved, use_cache=False, return_dict=True).logits[0, -1].float()
@@ -276,6 +291,7 @@ def _own_path(model: Any, vision: Vision, prompt: str, media: Media) -> torch.Te
 
 def _our_path(model: Any, vision: Vision, prepared: Prepared, cache: Any, start: int) -> torch.Tensor:
     ids = torch.tensor([prepared.token_ids], device=model.get_input_embeddings().weight.device)
+    # Nothing of the check may come into the registry.
     registry, vision.registry = vision.registry, None
     try:
         rows, _ = vision.rows(prepared, start)

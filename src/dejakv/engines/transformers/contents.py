@@ -83,6 +83,7 @@ class _Code:
     """
 
     def __init__(self, code: types.CodeType) -> None:
+        # Compared with the object itself: the id of a freed one may come again.
         self.of = weakref.ref(code)
         self.inner = [item for item in code.co_consts if isinstance(item, types.CodeType)]
         content = (
@@ -104,14 +105,17 @@ class _Code:
                 if running:
                     running.append(step.argval)
                 else:
+                    # An attribute of anything: only a run could tell of what.
                     attributes.add(step.argval)
             elif step.opname != "PUSH_NULL":
                 chains.add(tuple(running))
                 running = []
+
         for item in self.inner:
             more = read_code(item).looks_up
             chains.update(more[0])
             attributes |= more[1]
+
         return sorted(chains - {()}), frozenset(attributes)
 
 
@@ -129,6 +133,7 @@ def read_code(code: types.CodeType) -> _Code:
 def _constant(value: Any) -> Any:
     if isinstance(value, types.CodeType):
         return read_code(value).digest
+    # A set has another order in every process.
     if isinstance(value, frozenset):
         return "set", sorted(map(repr, value))
     return [_constant(item) for item in value] if isinstance(value, tuple) else (type(value).__name__, repr(value))
@@ -139,7 +144,9 @@ def codes_of(names: dict[str, Any]) -> frozenset[int]:
     members = [item for kind in names.values() if isinstance(kind, type) for item in vars(kind).values()]
     functions = [function for item in (*names.values(), *members) for function in _functions_of(item)]
     functions += [item for function in functions if (item := getattr(function, "__wrapped__", None)) is not None]
+    # Functions that the module imported belong to another one.
     waiting = [item.__code__ for item in functions if getattr(item, "__globals__", None) is names]
+
     met = dict[int, types.CodeType]()
     while waiting:
         code = waiting.pop()
@@ -172,15 +179,18 @@ class Contents:
         self._followed: dict[types.FunctionType, int] = {}
         self._attributes = set(_RUN)
         self._hops = 0
+
         self._look = _Look()
         everywhere = nn.modules.module
         text = [self._text(model, "")]
         text += self._hooks([everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks], "every module")
         text += self._processor(processor)
+        # Anyone may register another function under this name.
         for table in (ALL_ATTENTION_FUNCTIONS._global_mapping, ALL_ATTENTION_FUNCTIONS._local_mapping):
             self._look.at(table, "sdpa")
             text.append(self._text(table.get("sdpa"), "the attention function sdpa", run=True))
         self._follow()
+
         self.digest = digest_of(json.dumps([text, self._texts]))
         self.names += self._loose
         self._kinds = [type(module) for module in self._modules]
@@ -225,8 +235,10 @@ class Contents:
             return [type(value).__name__, value.__qualname__, self._text(owner, path) if owned else ""]
         if isinstance(value, types.ModuleType):
             return "module"  # what code names in it is looked up
+        # Shared and circular objects: a number stands for their content.
         if id(value) in self._seen:
             return f"object {self._seen[id(value)][0]}"
+        # Before its content is read, which may lead back to it.
         self._note(value)
         if type(value) is types.MethodType:
             if isinstance(value.__self__, nn.Module) and id(value.__self__) not in self._parts:
@@ -234,18 +246,21 @@ class Contents:
                     f"{path} is a method of {_name(type(value.__self__))}, which is no part of the model"
                 )
             return ["method", self._text(value.__self__, path), self._text(value.__func__, path, run=run)]
+
         if type(value) is functools.partial:
             parts = (value.func, value.args, value.keywords)
             return ["partial", [self._text(part, path, run=run) for part in parts]]
         if type(value) in (staticmethod, classmethod, property) or isinstance(value, functools._lru_cache_wrapper):
             names = ("fget", "fset", "fdel") if isinstance(value, property) else ("__wrapped__",)
             return [type(value).__name__, [self._text(getattr(value, name), path, run=run) for name in names]]
+
         if isinstance(value, Tensor):
             self._loose[path] = value
             return ["tensor", self._tensor(value, path)]
         if isinstance(value, nn.Module):
             return self._module(value, path)
         if type(value) is np.ndarray and value.dtype.kind in "biufc" and value.flags.writeable:
+            # A tensor on the same memory: a write into the array is noticed.
             self._loose[path] = torch.from_numpy(value)
             return "array"
         if isinstance(value, enum.Enum):
@@ -255,9 +270,11 @@ class Contents:
     def _object(self, value: Any, path: str) -> Any:
         """Content of an object: items of containers, attributes, and its class."""
         kind = type(value)
+        # Not imported for this: without the module nothing is compiled.
         compiler = sys.modules.get("torch._dynamo.eval_frame")
         if compiler is not None and isinstance(value, compiler._TorchDynamoContext):
             return ["compiled", self._text(_innermost(value.callback), path, run=True)]
+
         read: list[Any] = []
         if not _readable(value):
             return self._unknown(f"{path or 'the model'} holds a {_name(kind)}, whose content cannot be read")
@@ -269,6 +286,7 @@ class Contents:
             read += [[self._text(item, f"{path}.{index}", run=True) for index, item in enumerate(value)]]
         elif isinstance(value, dict):
             read.append(self._items(value, path))
+
         if hasattr(value, "__dict__"):
             read.append(self._items(vars(value), path))
         made = self._text(value.default_factory, path) if isinstance(value, defaultdict) else ""
@@ -286,6 +304,7 @@ class Contents:
         # a length's tables are in its prompts' epochs
         kinds = ("_parameters",) if changes_with_length(module) else ("_parameters", "_buffers")
         self._registers.append((module, kinds))
+
         carried: list[Any] = []
         for name, tensor in chain.from_iterable(vars(module)[kind].items() for kind in kinds):
             self.names.append(f"{path}.{name}")
@@ -293,7 +312,9 @@ class Contents:
                 self._note(tensor)
                 carried.append([name, self._tensor(tensor, f"{path}.{name}")])
             elif tensor is not None:
+                # Which modules share a tensor (tied weights) is a part of the model.
                 carried.append([name, self._seen[id(tensor)][0]])
+
         parts = module._modules
         self._look.at_all(parts)
         return [
@@ -332,11 +353,13 @@ class Contents:
         """Members along all bases, and those of its metaclass. `hops`: how many classes away; None: of the thing that is read."""
         hops = self._hops if hops is None else hops
         for base in (*inspect.getmro(type(kind)), *kind.__mro__):
+            # A class that comes nearer than before is read again: more of its code counts now.
             if _native(base) or hops > _HOPS or self._classes.get(base, (0, hops + 1))[1] <= hops:
                 continue
             place = self._classes[base][0] if base in self._classes else len(self._texts)
             again, self._classes[base] = base in self._classes, (place, hops)
             if not again:
+                # Its place first: its members may name the class itself.
                 self._texts.append(None)
                 outer, self._hops = self._hops, hops
                 self._texts[place] = self._members(base)
@@ -373,6 +396,7 @@ class Contents:
 
     def _follow(self) -> None:
         """Reads what the code of a run names on module level, and what that names in turn."""
+        # Until nothing new is named: each round may add classes and attributes.
         while True:
             while self._waiting:
                 function, hops = self._waiting.pop(0)
@@ -381,11 +405,13 @@ class Contents:
                 self._followed[function] = self._hops = hops
                 for name, cell in _cells(function):
                     self._level(cell, name, run=True)
+
                 chains, attributes = read_code(function.__code__).looks_up
                 self._attributes |= attributes
                 self._hops = hops + 1
                 named = [[".".join(names), self._named(function.__globals__, names)] for names in chains]
                 self._texts.append([self._functions[function], named])
+            # A copy: reading members may add classes.
             for kind, (_, hops) in list(self._classes.items()):
                 self._hops = hops
                 counted = {name for name in vars(kind) if not _makes_modules(kind, name)}
@@ -402,6 +428,7 @@ class Contents:
         for name in chained:
             value = _NOTHING
             for table in holder if isinstance(holder, tuple) else (holder,):
+                # Noted even where it is missing: one that appears later would come before the next.
                 value = self._look.at(table, name)
                 if value is not _NOTHING:
                     break
@@ -414,6 +441,7 @@ class Contents:
                 holder = (*([vars(value)] if hasattr(value, "__dict__") else []), *kinds)
             else:
                 break
+
         if value is _NOTHING:
             return ""
         return self._level(value, ".".join(chained), run=True)
@@ -602,6 +630,7 @@ class _Look:
     def begin(self) -> None:
         """Everything was read."""
         hooks = [one for one in self._items.values() if isinstance(one, _Hooks)][:2]  # of the whole model
+        # Compared one by one each time: their changes may mean nothing.
         self._restless = [one for one in self._items.values() if one.leave is not None] + hooks
         self._quiet = [one for one in self._items.values() if one.leave is None and one not in hooks]
         self._code = [part for function in self._functions for part in _OF_CODE(function)]
@@ -622,16 +651,19 @@ class _Look:
             and all(one.same() for one in self._restless)
         ):
             return False
+        # Identities first, without Python code for each item; values only where these differ.
         items = chain.from_iterable(self._views)
         same = sum(map(len, self._views)) == len(self._flat) and all(map(is_, items, self._flat))
         if same and all(map(is_, [get(name, _NOTHING) for get, name in self._gets], self._were)):
             return True
+
         names = {key: (table, name, table.get(name, _NOTHING)) for key, (table, name, _) in self._names.items()}
         if not all(map(_same, [now for *_, now in names.values()], self._were)):
             return False
         if not all(one.same() for one in self._quiet):
             return False
         self._names = names  # values that are equal, or do not count
+        # With the new objects, or every later look would take the slow way.
         self._quiet = [type(one)(one.held) for one in self._quiet]
         self._flatten()
         return True

@@ -36,6 +36,7 @@ class Detokenizer:
         text = self._text(self._tokens[self._start :])
         if text.endswith("�") or len(text) < len(known):
             return ""
+        # Some tokenizers drop a first token's space: one piece stays in front of the next.
         self._start, self._given = self._given, len(self._tokens)
         return text[len(known) :]
 
@@ -72,11 +73,13 @@ class Steps(StoppingCriteria):
 
     def behind_prefill(self) -> None:
         """Looks at the model, before any code of the caller runs: it may change it and change it back."""
+        # Only once: later steps follow code of the caller's.
         look, self.look = self.look, None
         if look is not None:
             self.same = look()
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        # Beams change until the search ends: their tokens are sent after it.
         if self.rows == 1:
             self.first = self.first or time.perf_counter()
             self.tell(int(input_ids[0, -1]))
@@ -94,6 +97,7 @@ class StopTexts(StoppingCriteria):
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
         self._pieces = Detokenizer(tokenizer)
         self._stops = stops
+        # So much of the earlier text may be the beginning of a stop text.
         self._held = max(map(len, stops)) - 1
         self._end = ""
 
@@ -112,7 +116,9 @@ def sampling_arguments(sampling: Sampling, room: int, tokenizer: Any) -> dict[st
         "temperature": 1.0 if sampling.greedy else sampling.temperature,
         "top_p": 1.0 if sampling.greedy else sampling.top_p,
     }
+
     if sampling.greedy:
+        # The default of transformers, which warns of any other value in greedy search.
         arguments["top_k"] = 50
     if sampling.stop and sampling.num_beams == 1:
         arguments["stopping_criteria"] = StoppingCriteriaList([StopTexts(tokenizer, sampling.stop)])
@@ -122,6 +128,7 @@ def sampling_arguments(sampling: Sampling, room: int, tokenizer: Any) -> dict[st
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Makes draws repeatable within, and leaves the process's generators as they were."""
+    # To fork the generators of all GPUs would initialize them.
     devices = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -134,6 +141,7 @@ def generate(model: Any, ids: torch.Tensor, cache: Cache | None, arguments: Mapp
     criteria = StoppingCriteriaList([*(arguments.get("stopping_criteria") or []), steps])
     held: dict[str, Any] = {"past_key_values": cache} if cache is not None else {}
     if steps.look is not None:
+        # First of all processors: the others are the caller's code, which may change the model.
         held["logits_processor"] = LogitsProcessorList([_Behind(steps), *(arguments.get("logits_processor") or [])])
     return type(model).generate(model, input_ids=ids, **{**arguments, **held, "stopping_criteria": criteria})
 
@@ -145,7 +153,9 @@ def prefill(
     """All of `ids` `[1, n]` into a cache that holds the first `held`, as `generate` does with a piece of a prompt."""
     n = ids.shape[1]
     place = positions if positions is not None else torch.arange(n, device=ids.device)[None]
+    # Logits of all rows would take rows x vocabulary numbers.
     last = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+
     model(
         input_ids=ids[:, held:], past_key_values=cache, attention_mask=torch.ones_like(ids), position_ids=place[..., held:n],
         use_cache=True, return_dict=True, **last, **features,
@@ -241,6 +251,7 @@ def prefill_pruned(
     is computed twice: here for its attention, and again from the pruned state. Raises: ModelError if the cache cannot be pruned."""
     with AttentionProbe(config.window) as probe:
         prefill(model, ids, cache, held, positions, features)
+
     before = copied(cache, ids.shape[1] - 1)
     if before is None:
         raise ModelError(f"the state of {type(model).__name__} has no plain rows to prune: leave out --prune")
@@ -263,8 +274,10 @@ def continued(
     start = copied(cache, held) if cache is not None else None
     if start is None or not tokens:
         return None
+
     given = torch.cat([ids[:, -1:], torch.tensor([list(tokens[:-1])], dtype=ids.dtype, device=ids.device)], dim=1)
     steps = torch.arange(len(tokens), device=ids.device)
     last = place[..., -1:] if place is not None else torch.full((1, 1), held, device=ids.device)
+
     output = model(input_ids=given, past_key_values=start, position_ids=last + steps, use_cache=True, return_dict=True)
     return output.logits[0].float().log_softmax(-1).cpu().numpy()

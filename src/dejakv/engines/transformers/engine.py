@@ -101,6 +101,7 @@ class TransformersEngine(Engine):
         self._lock = fork_safe_rlock()
         self._base = vision_base(self.model)
         self._layout = layout_of(self.model)
+
         found = from_config(self.model)
         self.capabilities: Capabilities = self_check(self.model, found) if check else found
         self.vision = Vision.of(self.model, processor, encoder_cache) if processor is not None else None
@@ -108,6 +109,7 @@ class TransformersEngine(Engine):
             self.capabilities = (
                 check_pictures(self.model, self.vision, self.capabilities) if check else found.without("images", "")
             )
+
         if not self.capabilities.reuse:
             _log.warning("nothing is reused: %s", self.capabilities.reasons.get("reuse", ""))
         self.pruning: PruneConfig | None = None
@@ -183,9 +185,11 @@ class TransformersEngine(Engine):
         prunes; the arm `prefix` reuses what a prefix cache does: whole blocks of 16 tokens in any dtype, whatever they cost. `name` has
         no effect.
         """
+        # A shallow copy: weights, lock and watch are shared.
         other = copy.copy(self)
         other._as_prefix_cache = arm == "prefix"
         other.pruning = self.pruning if arm == "cache" else None
+
         if self.vision is not None:
             registry = self.vision.registry if arm == "cache" else None
             other.vision = replace(self.vision, registry=registry, uncounted=0, runs=0)
@@ -197,12 +201,14 @@ class TransformersEngine(Engine):
         Raises: InputError for an empty or over-long prompt, an unreadable picture, or placeholders that do not match.
         """
         if isinstance(request, GenerateCall):
+            # Token ids of `generate` are the prompt: no text is tokenized.
             ids, spans = request.token_ids, request.spans
             with self._lock:
                 self._take_pictures(request)
         else:
             ids, spans = self._tokenized(request)
             self._check_length(len(ids))
+        # Where tables depend on the length, each length has an epoch of its own.
         own_epoch = self._epoch_for(len(ids)) if self._watch.by_length else ""
         least = BLOCK_TOKENS if self._as_prefix_cache else self.piece
         return Prepared(request, tuple(ids), tuple(spans), epoch=own_epoch, piece=least)
@@ -213,9 +219,11 @@ class TransformersEngine(Engine):
         if request.media and (self.vision is None or not self.capabilities.images):
             why = self.capabilities.reasons.get("images", "it is a text model")
             raise InputError(f"{type(self.model).__name__} takes no pictures ({why}): choose an image-text model")
+        # A placeholder without a picture must be refused as well.
         if self.vision is not None and (request.media or self.vision.book.image_token in request.prompt):
             with self._lock:
                 return image_text_ids(self.vision.book_of(request.partition), request.prompt, request.media)
+
         return text_ids(self.tokenizer, request.prompt), ()
 
     def run(
@@ -229,11 +237,14 @@ class TransformersEngine(Engine):
             until = plan.deadline()
             donors = [StoredDonor(store, meta, until) for meta in plan.donors]
             ran = self.blend(prepared, donors, settings_of(plan), on_token=on_token, accept=plan.accept)
+            # State in a bucket may have missed its deadline instead.
             if plan.away and isinstance(ran, Refusal) and ran.reason == UNREADABLE:
                 return replace(ran, reason=unread(until))
             return ran
+
         began, donor = time.perf_counter(), plan.donors[0]
         told = decoding.Told(on_token) if on_token is not None else None
+        # The last token is always computed: its logits begin the answer.
         tokens = plan.reused if plan.method == "prefix" else len(donor.token_ids) - 1
         until = plan.deadline()
         parts = store.get_parts(donor.id, [(0, tokens)], until)
@@ -242,6 +253,7 @@ class TransformersEngine(Engine):
         reading = time.perf_counter() - began
         if plan.method == "adopt":  # the donor's prompt runs in this one's place
             prepared = replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
+
         try:
             done = self.compute(prepared, parts, tokens, on_token=told)
         except (ModelError, InputError, CorruptChunk) as error:
@@ -267,8 +279,10 @@ class TransformersEngine(Engine):
         if not isinstance(config, TopLayerConfig):
             _ = self.blend_model
         ready = time.perf_counter()  # the check of a model, once, says nothing of what a blend costs
+        # The reason if no donor can be read.
         report = BlendReport(len(prepared.token_ids), reason=UNREADABLE)
         partial: PlannedBlend | PlannedTopLayer | None = None
+
         try:
             if isinstance(config, TopLayerConfig):
                 chunks = [chunk for donor in donors if (chunk := donor.whole()) is not None]
@@ -278,6 +292,7 @@ class TransformersEngine(Engine):
                 partial, report = plan_blend(self, prepared, donors, config or BlendConfig())
             if partial is None:
                 return Refusal(report.reason, {"blend": report})
+
             planning = time.perf_counter() - began
             done = self.compute(prepared, partial=partial, on_token=told, accept=accept)
         except Declined as declined:
@@ -287,9 +302,11 @@ class TransformersEngine(Engine):
                 raise
             method = "top_layer" if isinstance(config, TopLayerConfig) else "blend"
             return Refusal(f"{method}: {error}", {"blend": report})
+        # The tower's run would count as a cost of the blend.
         if not done.encoder_runs:
             blending = began + planning - ready - report.read_s + done.ttft_s
             self._meter.blended(partial.priced_rows(), report.tokens, blending)
+
         return replace(
             done,
             ttft_s=done.ttft_s + planning,
@@ -322,6 +339,7 @@ class TransformersEngine(Engine):
         Raises: InputError; ModelError for a state of another model; CorruptChunk for parts that do not fit each other; Declined.
         """
         request, sampling = prepared.request, prepared.request.sampling
+        # A call of `generate` draws from the process's generators, as without DejaKV.
         seed = None
         if isinstance(request, GenerateCall):
             arguments = request.options_for(prepared.token_ids)
@@ -329,6 +347,7 @@ class TransformersEngine(Engine):
             arguments = decoding.sampling_arguments(sampling, self.context - len(prepared.token_ids), self.tokenizer)
             arguments |= decoding.special_tokens(self.model, self.tokenizer)
             seed = sampling.seed
+
         if accept is not None:
             arguments = decoding.asking(arguments, accept)
         drawing = decoding.seeded(seed, self.device) if seed is not None else nullcontext()
@@ -347,14 +366,17 @@ class TransformersEngine(Engine):
     ) -> Completion:
         beams, n, spans = decoding.width(self.model, arguments), len(prepared.token_ids), prepared.spans
         steps = Steps(beams, self.tokenizer, on_token)
+        # Before any computation: state of another model must not be continued.
         self._check_model(prepared.epoch, n)
         self._take_pictures(prepared.request)  # a model that changed since `prepare` forgets all pictures
+
         piece = self.piece
         ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
         cache, held, loaded = (planned.cache, 0, 0) if planned is not None else self._begun(parts, held, prepared)
         if n - held > 1:
             steps.look = self._watch.same
         inject = time.perf_counter() - steps.began
+
         rows, runs, place = None, 0, None
         if self.vision is not None:
             place = self.vision.positions(ids, prepared)
@@ -366,9 +388,11 @@ class TransformersEngine(Engine):
         visible: Any = nullcontext
         if n - held > ROWS and (planned is not None or piece == 1):
             visible = partial(left_out, self.model, self._attention)
+
         at = held
         if planned is None and cache is not None:
             stops = [stop for stop in pieces(n, piece, spans) if stop > held] if piece > 1 else []
+            # `generate` would compute the prompt once for each beam.
             if beams > 1 and n - 1 > max([held, *stops]):
                 stops.append(n - 1)
             if stops and not self._watch.tables.continues(stops[-1], n):
@@ -381,11 +405,14 @@ class TransformersEngine(Engine):
                 at = stop
             if beams > 1:
                 cache.batch_repeat_interleave(beams)
+
         used = cache
         if self.pruning is not None and beams == 1 and n > 1 and cache is not None and may_prune(prepared.request):
             with given_features(self._base, rows) as features:  # it looks at whole attention calls
                 used = prefill_pruned(self.model, ids, cache, at, place, features, self.pruning)
+            # The prefill has seen the pictures: one text token is left.
             rows = None
+
         with given_features(self._base, rows) if rows else nullcontext({}) as features, visible():
             given = {**arguments, **features, "attention_mask": torch.ones_like(ids)}
             if place is not None:
@@ -395,17 +422,22 @@ class TransformersEngine(Engine):
         kept = bool(self.epoch) and not writes.any and steps.same and (n - held <= 1 or self._watch.check(turn=False))
         if (beams > 1 or used is not cache) and n in pieces(n + 1, piece, spans):
             kept = False  # the last piece was not computed as one
+
         self._follow()
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         tokens = tuple(sequences[0, n:].tolist())
         if beams > 1:
+            # Only now is the best beam known.
             for token in tokens:
                 steps.tell(token)
+
         now = time.perf_counter()
         arithmetic = next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), "")
         computed = planned.computed_tokens() if planned is not None else n - held
+        # Pictures and beams would blur what a row costs.
         if planned is None and steps.first and not runs and beams == 1:
             self._meter.computed(computed, n, steps.first - steps.began - inject)
+
         return Completion(
             text=self.tokenizer.decode(tokens, skip_special_tokens=True),
             token_ids=tokens,
@@ -480,10 +512,12 @@ class TransformersEngine(Engine):
         """
         if self.vision is None:
             raise InputError(f"{type(self.model).__name__} takes no pictures: choose an image-text model")
+
         with self._lock:
             self._check_model()
             features = self.vision.features(media, partition)
             self.vision.uncounted += self.vision.take_runs()
+
         rows = features[0] if features.dim() == 3 else features
         return normalized(rows.float().mean(0).numpy())
 
@@ -510,7 +544,9 @@ class TransformersEngine(Engine):
         """
         options = {name: value for name, value in call.given.items() if name not in PROMPT_KEYS}
         token = self.vision.book.image_token_id if self.vision is not None else None
+
         made: list[GenerateCall] = []
+        # Not strict: `numbers` may go on for ever.
         for (ids, pictures), number in zip(
             rows_of({**call.given, "attention_mask": call.mask}, token), numbers, strict=False
         ):
@@ -519,6 +555,7 @@ class TransformersEngine(Engine):
             text, name = self.tokenizer.decode(ids, skip_special_tokens=True), f"generate-{number}"
             prompt = {"token_ids": ids, "spans": spans, "pictures": pictures}
             made.append(GenerateCall(name, text, text, media, partition, **prompt, arguments=options))
+
         for one in made:
             self._check_length(len(one.token_ids))
         return made
@@ -562,14 +599,18 @@ class TransformersEngine(Engine):
         n, device, piece = len(prepared.token_ids), self.device, self.piece
         if not parts:
             return empty_cache(self._layout), 0, 0
+
         epoch = self._epoch_for(n)
         if any(part.meta.epoch not in ("", epoch) for part in parts):
             raise ModelError(
                 "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
             )
+
         held = reusable(held, n, piece, prepared.spans)
+        # The model would compute the whole prompt anew.
         if not held or (self._watch.by_length and not self._watch.tables.continues(held, n)):
             return empty_cache(self._layout), 0, 0
+
         states = consecutive(parts, 0, held)
         loaded = sum(map(attrgetter("nbytes"), states))
         return filled_cache(states, held, device, self.model.dtype, empty_cache(self._layout)), held, loaded

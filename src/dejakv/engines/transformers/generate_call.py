@@ -67,6 +67,7 @@ class Arguments:
         self._configs = (arguments.get("generation_config"), model.generation_config)
         self._context = setting(model.config, "max_position_embeddings")
         ids, self.mask = arguments.get("input_ids"), arguments.get("attention_mask")
+        # As transformers infers it: both must see the same padding.
         if self.mask is None and _are_ids(ids):
             pad = self.setting("pad_token_id")
             known = pad is not None and pad not in self.ends
@@ -99,22 +100,27 @@ class Arguments:
             return "no token ids"
         if ids.numel() == 0:
             return "no tokens"
+
         for name, value in self.given.items():
             if name not in SERVED and value is not None and value is not False:
                 return f"{name} is given"
         for name in _CONFIGURED:
             if self.setting(name):
                 return f"{name} is configured"
+
         if self.setting("use_cache") is False:
             return "use_cache is off"
         if self.setting("guidance_scale") not in (None, 1):
             return "guidance_scale runs a second prompt"
         if "pixel_values" in self.given and not images:
             return "pictures for a model whose pictures are not supported"
+
         if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape or not _left_padded(mask):
             return "an attention mask with holes or right padding"
+        # The rows run one by one, and these act on all of them.
         if ids.shape[0] > 1 and (name := next(filter(self._in_use, _OF_THE_BATCH), "")):
             return f"{name} with a batch"
+
         if self.padded and (name := next(filter(self._in_use, _SEE_PADDING), "")):
             return f"{name} with padding"
         return ""
@@ -169,6 +175,7 @@ class GenerateCall(Request):
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         own = torch.tensor([self.token_ids], device=sequences.device).expand(sequences.shape[0], -1)
         sequences = torch.cat([own, sequences[:, ran:]], dim=1)
+
         if isinstance(output, torch.Tensor):
             return sequences
         output.sequences = sequences
@@ -197,10 +204,12 @@ def rows_of(arguments: Mapping[str, Any], image_token: int | None) -> list[tuple
     pixels = arguments.get("pixel_values")
     if pixels is None:
         return [(prompt, ()) for prompt in prompts]
+
     grids = arguments.get("image_grid_thw")
     runs = [_runs(prompt, image_token) for prompt in prompts]
     total = sum(sum(lengths) for lengths in runs)
     parts = _by_grid(pixels, grids, total) if grids is not None else _by_tiles(pixels, [n for r in runs for n in r])
+
     rows: list[tuple[tuple[int, ...], Pictures]] = []
     for prompt, lengths in zip(prompts, runs, strict=True):
         wanted, mine = sum(lengths), list[Any]()
@@ -212,6 +221,7 @@ def rows_of(arguments: Mapping[str, Any], image_token: int | None) -> list[tuple
             own_pixels = {name: part.clone() for name, part in pixels.items()}  # the caller may write into its batch
             mine.append((Media(_bytes_of(pixels), name="pixels"), picture, own_pixels))
         rows.append((prompt, tuple(mine)))
+
     if parts:
         raise ValueError("pixel_values hold more pictures than the prompts")
     return rows
@@ -223,6 +233,7 @@ def joined(rows: Sequence[torch.Tensor], ids: torch.Tensor, lengths: Sequence[in
     rows  one tensor `[sequences, prompt + new]` for every prompt, `lengths` the prompts' tokens without padding
     """
     longest = max(row.shape[1] - length for row, length in zip(rows, lengths, strict=True))
+
     out: list[torch.Tensor] = []
     for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         new = torch.nn.functional.pad(row[:, length:], (0, longest - (row.shape[1] - length)), value=padding)
@@ -238,9 +249,11 @@ def _runs(prompt: Sequence[int], image_token: int | None) -> list[int]:
 def _by_grid(pixels: torch.Tensor, grids: torch.Tensor, total: int) -> list[tuple[Picture, dict[str, torch.Tensor]]]:
     """Pictures of many sizes in one list of patches, told apart by their grids (Qwen-VL)."""
     sizes = grids.prod(-1).tolist()
+    # The tower merges so many patches into one token.
     merged = sum(sizes) // total if total else 0
     if not merged or sum(sizes) != pixels.shape[0] or merged * total != sum(sizes):
         raise ValueError("pixel_values do not fit image_grid_thw and the image tokens")
+
     cut = torch.split(pixels, sizes)
     shapes = [(int(grid[0]), int(grid[1]), int(grid[2])) for grid in grids]
     return [

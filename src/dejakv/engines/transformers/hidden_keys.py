@@ -40,9 +40,12 @@ class VisibleKeys(TorchFunctionMode):
         mask = kwargs.get("attn_mask")
         if not _applies(query, key, mask):
             return func(*args, **kwargs)
+
         held = self._known.get(id(mask))
         if held is None:
+            # With the mask itself: its id then belongs to no other object.
             held = self._known[id(mask)] = (mask, pieces_of(mask))
+
         out = query.new_empty((*query.shape[:-1], value.shape[-1]))
         for rows, keys in held[1]:
             seen = {**kwargs, "attn_mask": mask[:, :, rows, keys]}
@@ -60,6 +63,7 @@ def _applies(query: Tensor, key: Tensor, mask: Any) -> bool:
 def pieces_of(mask: Tensor) -> list[Piece]:
     """At most `ROWS` rows each, with the keys from the first to the last that one of them sees. `mask`: `[batch, heads, rows, keys]`,
     True where a row sees a key. Rows that see nothing are left with all keys."""
+    # Or each operation here would pass through the mode again.
     with torch._C.DisableTorchFunction():
         made: list[Piece] = []
         for first in range(0, mask.shape[2], ROWS):
@@ -103,4 +107,5 @@ def left_out(model: nn.Module, attention: str) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+        # A forward that did not come to its hook has left the mode on.
         after()

@@ -65,17 +65,21 @@ def filled_cache(
         stacked.append(rows if device.type == "cpu" else rows.contiguous().to(device, non_blocking=True))
     if (held := sum(part.shape[3] for part in stacked)) < tokens:
         raise ModelError(f"a state of {held} tokens has not the first {tokens}: clear the cache directory")
+
     cache = plain_cache() if into is None else into
+    # Only the empty cache of a layer-condensed model has layers beforehand.
     if cache.layers and len(cache.layers) != stacked[0].shape[1]:
         raise ModelError(
             f"a state of {stacked[0].shape[1]} layers cannot continue in a model with the KV of {len(cache.layers)}: it is of "
             "another model; clear the cache directory"
         )
+
     keys, values = ([part[kind].unsqueeze(1) for part in stacked] for kind in (0, 1))
     layers: list[Any] = [
         PartsLayer([part[layer] for part in keys], [part[layer] for part in values])
         for layer in range(stacked[0].shape[1])
     ]
+
     cache.layers = layers
     return cache
 
@@ -120,6 +124,7 @@ class PartsLayer(DynamicLayer):
 
 def _whole(parts: list[torch.Tensor]) -> torch.Tensor | None:
     if len(parts) > 1:
+        # In place: the layer gives up the parts, and with them their memory.
         parts[:] = [torch.cat(parts, dim=-2)]
     return parts[0] if parts else None
 
@@ -132,6 +137,7 @@ def copied(cache: Cache, tokens: int) -> Cache | None:
         not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.shape[-2] < tokens for layer in held
     ):
         return None
+
     condensed = isinstance(cache, LCKVCache)
     own: Any = LCKVCache(cache.layout, settled=cache.settled) if condensed else DynamicCache()
     own.layers = [PartsLayer([layer.keys[:1, :, :tokens]], [layer.values[:1, :, :tokens]]) for layer in held]
@@ -144,8 +150,10 @@ def captured(cache: Cache, tokens: int) -> Tensor | None:
     None if layers differ in shape, dtype or kind, so that no single tensor holds them.
     """
     layers: list[Any] = list(cache.layers)
+    # Exact types: a subclass may forget tokens, as sliding windows do.
     if not layers or any(type(layer) not in (DynamicLayer, PartsLayer) or not layer.is_initialized for layer in layers):
         return None
+
     parts = [
         part[0, :, :tokens]
         for kind in ("keys", "values")

@@ -20,12 +20,14 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
         raise ConfigError(f"attn={attn!r} cannot continue from stored state: choose {' or '.join(ATTENTION)}")
     if dtype != "auto" and dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is unknown: choose auto, {', '.join(DTYPES)}")
+    # Before the load, which takes long: a wrong name fails at once.
     place = _device(device)
     # transformers takes sdpa for itself where a model has it, and refuses the name where it has none (Mamba)
     wanted = None if attn == "sdpa" else attn
     model, processor = load_model(
         name, dtype=DTYPES.get(dtype, dtype), attn_implementation=wanted, trust_remote_code=trust_remote_code
     )
+
     if hasattr(processor, "image_processor"):
         return model.to(place), processor.tokenizer, processor
     return model.to(place), processor, None

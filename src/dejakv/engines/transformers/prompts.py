@@ -68,6 +68,7 @@ class PictureBook:
 
     def take(self, pictures: Sequence[tuple[Media, Picture, Mapping[str, Tensor]]]) -> None:
         """Add a prompt's pictures with pixels that were processed elsewhere; all of them are kept."""
+        # Or this prompt's first pictures would be gone when the tower runs.
         if len(pictures) > self._pixels.maxsize:
             larger: FIFOCache[str, Mapping[str, Tensor]] = FIFOCache(len(pictures))
             larger.update(self._pixels)
@@ -96,6 +97,7 @@ class PictureBook:
                 f"the processor refuses picture {media.name or media.digest[:12]} ({image.width}x{image.height}): {error}; "
                 "give a picture of another size"
             ) from error
+
         ids = out["input_ids"][0].tolist()
         rows = ids.count(self.image_token_id)
         grid = out.get("image_grid_thw")
@@ -109,6 +111,7 @@ class PictureBook:
         added = tokenizer.get_added_vocab()
         tokens: list[str] = tokenizer.convert_ids_to_tokens(ids)
         outer = {tokenizer.bos_token, tokenizer.eos_token}
+
         while tokens and tokens[0] in outer:
             tokens.pop(0)
         while tokens and tokens[-1] in outer:
@@ -128,6 +131,7 @@ def image_token_of(model: Any, processor: Any) -> tuple[str, int] | None:
     tokenizer = getattr(processor, "tokenizer", None)
     if token_id is None or tokenizer is None:
         return None
+
     token = getattr(processor, "image_token", None)
     token = getattr(token, "content", token) or tokenizer.convert_ids_to_tokens(token_id)
     return (str(token), int(token_id)) if token else None
@@ -137,6 +141,7 @@ def vision_base(model: Any) -> Any:
     """The module whose `get_image_features` the model's forward calls, None if it has none."""
     within = (getattr(model, "base_model", None), getattr(model, "model", None), model)
     found = [module for module in within if hasattr(module, "get_image_features")]
+    # An inner module first: the model's own method only passes the call on.
     return next((module for module in found if module is not model), found[0] if found else None)
 
 
@@ -154,7 +159,9 @@ def run_tower(base: Any, pixels: Mapping[str, Tensor], rows: int) -> tuple[Tenso
         for key, value in pixels.items()
         if key in accepted
     }
+
     with torch.inference_mode():
+        # By the class: the object's own may answer with rows computed before.
         out = type(base).get_image_features(base, **inputs, return_dict=True)
     pooled = out.pooler_output
     whole = isinstance(pooled, Tensor)
@@ -168,6 +175,7 @@ def run_tower(base: Any, pixels: Mapping[str, Tensor], rows: int) -> tuple[Tenso
             f"{type(base).__name__} gives {flat.shape[0]} rows for a picture of {rows} tokens: this architecture's pictures "
             "are not supported"
         )
+
     deep = getattr(out, "deepstack_features", None)
     if deep is not None:
         layers = [part if isinstance(part, Tensor) else torch.cat(list(part)) for part in deep]
@@ -193,7 +201,9 @@ def image_text_ids(book: PictureBook, text: str, media: Sequence[Media]) -> tupl
             f"the prompt has {held} placeholders {book.image_token!r} for {len(media)} pictures: "
             f"put one {book.image_token!r} into the prompt for each picture, in order"
         )
+
     pictures = [book.get(item) for item in media]
+    # Without the processor, which would decode every picture again.
     if all(picture.expansion for picture in pictures):
         pieces = text.split(book.image_token)
         expanded = (
@@ -203,6 +213,7 @@ def image_text_ids(book: PictureBook, text: str, media: Sequence[Media]) -> tupl
     else:
         out = book.processor(text=[text], images=[decoded(item) for item in media], return_tensors="pt")
         ids = out["input_ids"][0].tolist()
+
     return ids, spans_of(ids, book.image_token_id, pictures, [item.digest for item in media])
 
 
@@ -216,6 +227,7 @@ def spans_of(
             f"the prompt holds {len(places)} image tokens, its pictures need {sum(picture.rows for picture in pictures)}: "
             "give one placeholder for each picture and no other image tokens in the text"
         )
+
     spans: list[Span] = []
     for picture, digest in zip(pictures, digests, strict=True):
         mine, places = places[: picture.rows], places[picture.rows :]
@@ -247,6 +259,7 @@ def positions(
         raise InputError(
             "the donor's picture is not known to this process: give the picture with the request, or set media='exact'"
         )
+
     grids = torch.tensor([picture.grid for picture in pictures if picture is not None])
     kinds = (ids == image_token).int()
     three, _ = type(base).get_rope_index(base, ids, mm_token_type_ids=kinds, image_grid_thw=grids.to(ids.device))

@@ -80,18 +80,24 @@ def plan_top_layer(
         return None, BlendReport(tokens, reason="a donor's state is a part of a prompt's")
     if reason := why_not(engine):
         return None, BlendReport(tokens, reason=reason)
+
     layout = layout_of(engine.model)
     assert layout is not None
+
     donors = Donors.of(*(chunk.meta.token_ids for chunk in chunks))
     ends = engine.sentence_ends
     taken = take_rows(prepared.token_ids, donors, "map", engine.embed_tokens, tail=config.tail, ends=ends)
     computed = computed_rows(taken)
+
     report = BlendReport(tokens, read_bytes=sum(chunk.tensor.nbytes for chunk in chunks))
     if reason := too_dear(config, len(computed) / tokens, len(computed) / tokens):
         return None, replace(report, reason=reason)
+
     states = [borrowed(chunk.tensor) for chunk in chunks]
     if wrong := _foreign(states, donors, layout, engine.model):
         return None, replace(report, reason=wrong)
+
+    # Stored state has only the layers that compute KV: places of layers among these.
     slots = [layout.kv_layers.index(layer) for layer in layout.task_layers]
     stacked = torch.cat([state[:, slots].to(engine.device) for state in states], dim=3)
     kv = moved_rows(engine.model, stacked, taken, donors.positions)
@@ -110,11 +116,15 @@ def moved_rows(model: Any, state: torch.Tensor, taken: Ids, positions: np.ndarra
     state      `[2, layers, kv heads, donor tokens, dim]`, all donors in a row
     positions  `[donor tokens]` at which each was computed
     """
+    # A computed row has -1: any row may stand in its place.
     source = torch.from_numpy(np.maximum(taken, 0))
     here, there = torch.arange(len(source)), torch.from_numpy(positions)[source]
+
     rows = state.index_select(3, source.to(state.device))
     keys, values = rows[0], rows[1]
+    # A rotation by nothing would still round.
     if not torch.equal(here, there):
+        # Float32, whatever the model's dtype: tables take the type of `like`.
         rotary, like = model.model.rotary_emb, torch.zeros(1, device=state.device)
         tables = turn(rotary(like, here[None].to(state.device)), rotary(like, there[None].to(state.device)))
         keys = rotated(keys.float(), tables).to(keys.dtype)

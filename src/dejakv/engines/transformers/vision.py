@@ -57,13 +57,16 @@ def given_features(base: Any, rows: ImageRows | None) -> Iterator[dict[str, Any]
     if rows is None or not rows.parts:
         yield {}
         return
+
     device, dtype = base.device, base.dtype
 
     def get_image_features(pixel_values: Any = None, *_: Any, **__: Any) -> Any:
         return rows.output(device, dtype)
 
+    # Past `__setattr__`, which would note it as a change of the model.
     base.__dict__["get_image_features"] = get_image_features
     try:
+        # One number, only to make the forward ask for features.
         yield {"pixel_values": torch.zeros(1, device=device, dtype=dtype)}
     finally:
         base.__dict__.pop("get_image_features", None)
@@ -123,8 +126,10 @@ class Vision:
             before = rows_from(prepared.token_ids, span, start, self.book.image_token_id or 0)
             features = self.features(media.get(span.digest), prepared.request.partition, span.digest)
             parts.append(features[..., before:, :])
+
         runs = self.take_runs() + self.uncounted
         self.uncounted = 0
+
         if not parts:
             return None, runs
         return ImageRows(tuple(parts), bool(self.whole)), runs
@@ -132,17 +137,20 @@ class Vision:
     def features(self, media: Media | None, partition: str, digest: str = "") -> torch.Tensor:
         """A picture's rows, from the registry or the tower. Raises: InputError if neither can give them."""
         digest = digest or (media.digest if media is not None else "")
+        # How the model hands features over is known once its tower ran.
         if self.whole is None or self.registry is None or not self.epoch:
             features = self._compute(media, digest, partition)
             if self.registry is not None and self.epoch:
                 self.registry.view(self.epoch, partition).store(digest, "image", features)
             return features
+
         view = self.registry.view(self.epoch, partition)
         return _as_tensor(view.get_or_compute(digest, "image", lambda: self._compute(media, digest, partition)))
 
     def positions(self, ids: torch.Tensor, prepared: Prepared) -> torch.Tensor | None:
         """See `prompts.positions`."""
         book = self.book_of(prepared.request.partition)
+        # A picture whose rows were stored was never processed here, and its grid is needed.
         for item in prepared.request.media:
             book.get(item)
         return positions(self.base, ids, self.book.image_token_id, prepared.spans, book)
@@ -173,6 +181,7 @@ class Vision:
             raise InputError(
                 "a picture in the prompt is not among the request's media: give its bytes with the request"
             )
+
         features, self.whole = run_tower(self.base, pixels, picture.rows)
         self.runs += 1
         return features

@@ -81,7 +81,9 @@ class ModelWatch:
         if weights is None:
             same = same and self.reason == self._why()
         elif not weights.unchanged(contents.names, contents.tensors(), turn=turn):
+            # `_renew` must not keep a digest whose cheap check still agrees.
             same, self._weights = False, None
+
         if not same:
             self._renew()
         return same
@@ -113,16 +115,21 @@ class ModelWatch:
         self.by_length = self.tables.any
         self._numerics = self._process()
         self.reason = self._why()
+
         self.epoch = self.encoder_epoch = ""
         if self.reason:
+            # One warning for each reason: the model is checked before every request.
             if self.reason not in self._told:
                 self._told.add(self.reason)
                 _log.warning("nothing is reused: %s", self.reason)
             self._weights = None
             return
+
         names, tensors = contents.names, contents.tensors()
+        # Other contents may have changed alone: the digest of all weights takes longest.
         if self._weights is None or not self._weights.unchanged(names, tensors, turn=False):
             self._weights = WeightDigest(names, tensors)
+
         parts = {"layout": LAYOUT, "transformers": transformers.__version__, "piece": self.piece}
         parts |= {"contents": contents.digest, "numerics": self._numerics}
         if self._processor is not None:
@@ -136,6 +143,7 @@ class ModelWatch:
             return "the model is in training mode: call model.eval()"
         if torch.is_autocast_enabled(self._model.device.type):
             return "autocast is on"
+        # A device context only decides where tensors are made.
         modes = [mode for mode in _get_current_function_mode_stack() if type(mode) is not DeviceContext]
         if modes or torch._C._len_torch_dispatch_stack():
             return "a torch function mode or dispatch mode is on"
@@ -190,6 +198,7 @@ def _noting_setattr(self: nn.Module, name: str, value: Any) -> None:
 
 def _noting_delattr(self: nn.Module, name: str) -> None:
     for writes in _open_writes:
+        # A value that no attribute has: a deletion always counts.
         writes.note(self, name, Writes)
     _own_delattr(self, name)
 
@@ -201,9 +210,11 @@ def _writes(writes: Writes) -> Iterator[Writes]:
     kind: Any = nn.Module
     with _guard:
         if not _open_writes:
+            # Read anew: another library may have replaced the methods meanwhile.
             _own_setattr, _own_delattr = kind.__setattr__, kind.__delattr__
             kind.__setattr__, kind.__delattr__ = _noting_setattr, _noting_delattr
         _open_writes.append(writes)
+
     try:
         yield writes
     finally:
@@ -256,7 +267,9 @@ class Tables:
         kinds = [module.rope_type for module in self._modules]
         for module, kind in zip(self._modules, kinds, strict=True):
             _make(module, tokens)
+            # Kind `default` makes no tables anew; written past `__setattr__`, it is not noted.
             vars(module)["rope_type"] = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
+
         try:
             yield
         finally:
@@ -276,6 +289,7 @@ def _make(module: Any, tokens: int) -> None:
 
 def _table_of(module: Any, tokens: int) -> str:
     """A digest of the tables that a rotary module would make, which it does not make here, and of all that it makes them from."""
+    # With a dictionary of its own: the model's buffers stay as they are.
     twin = copy.copy(module)
     twin._buffers = dict(module._buffers)
     _make(twin, tokens)

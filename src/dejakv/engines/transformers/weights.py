@@ -38,6 +38,7 @@ class WeightDigest:
     def __init__(self, names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
         self._names = tuple(names)
         self._held = [None if tensor is None else weakref.ref(tensor) for tensor in tensors]
+        # Backwards, so that the first place of a shared tensor wins.
         first = {id(tensor): place for place, tensor in reversed(list(enumerate(tensors))) if tensor is not None}
         self._places = sorted(first.values())
         found = self._distinct(tensors)
@@ -51,6 +52,7 @@ class WeightDigest:
         self._samples = self._points.read(found)
         self._parts = _cut(found)
         self._digests = _digests(found, self._parts)
+
         self._share = max(_SMALLEST, -(-sum(part.stop - part.start for part in self._parts) // TURNS))
         self._next = 0
         self.digest = self.digest_where(lambda _: True)
@@ -61,6 +63,7 @@ class WeightDigest:
         kept = {index for index, (name, _) in enumerate(self._titles) if wanted(name)}
         for index in sorted(kept):
             sha.update(f"{self._titles[index]};".encode())
+
         for part, digest in zip(self._parts, self._digests, strict=True):
             if part.tensor in kept:
                 sha.update(digest.to_bytes(16, "little"))
@@ -78,6 +81,7 @@ class WeightDigest:
             for held, tensor in zip(self._held, tensors, strict=True)
         ):
             return False
+
         found = self._distinct(tensors)
         if self._stamps != [_stamp(tensor) for tensor in found]:
             return False
@@ -94,6 +98,7 @@ class WeightDigest:
             digests.append(self._digests[self._next])
             looked += part.stop - part.start
             self._next = (self._next + 1) % len(self._parts)
+
         return _digests(found, parts) == digests
 
 
@@ -112,12 +117,14 @@ def unreadable(names: Sequence[str], tensors: Sequence[Tensor | None]) -> str:
 
 
 def _stamp(tensor: Tensor) -> tuple[int, tuple[int, ...], int]:
+    # Inference tensors have no version.
     return tensor.data_ptr(), tensor.stride(), -1 if tensor.is_inference() else tensor._version
 
 
 def _cut(tensors: Sequence[Tensor]) -> list[_Part]:
     """All bytes in parts of about a quarter of a turn; no part spans tensors."""
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    # Whole words of 8 bytes: `weighted_sum` reads them as int64.
     step = min(_LARGEST, max(_SMALLEST, sum(sizes) // (4 * TURNS))) // 8 * 8
     parts: list[_Part] = []
     for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
@@ -136,9 +143,11 @@ def _digests(tensors: Sequence[Tensor], parts: Sequence[_Part]) -> list[int]:
             found.append(xxhash.xxh3_128_intdigest(data))
         else:
             found.append(weighted_sum(flat.view(torch.uint8)[part.start : part.stop]))
+
     sums = [number for number in found if isinstance(number, Tensor)]
     if sums:
         brought = iter(torch.stack([number.to(sums[0].device) for number in sums]).tolist())
+        # A sum of int64 may be negative, which `to_bytes` refuses.
         found = [next(brought) % (1 << 64) if isinstance(number, Tensor) else number for number in found]
     return [int(number) for number in found]
 
@@ -151,10 +160,13 @@ def weighted_sum(data: Tensor) -> Tensor:
     """
     words = data[: data.numel() // 8 * 8]
     rest = data[words.numel() :].to(torch.int64)
+    # int64 cannot be read at an unaligned address.
     if words.data_ptr() % 8:
         words = words.clone()
+
     factors = _factors(data.device)
     flat = torch.cat([words.view(torch.int64), rest]) if rest.numel() else words.view(torch.int64)
+
     total = flat.new_zeros(())
     for row in flat.split(factors.numel()):
         total = total * _STEP + (row * factors[: row.numel()]).sum()
@@ -168,6 +180,7 @@ _made: dict[torch.device, Tensor] = {}
 def _factors(device: torch.device) -> Tensor:
     if device not in _made:
         generator = torch.Generator().manual_seed(0)
+        # 32 MB of factors on each device, for tensors of any size.
         numbers = torch.randint(-(1 << 62), 1 << 62, (1 << 22,), generator=generator, dtype=torch.int64)
         _made[device] = (numbers * 2 + 1).to(device)
     return _made[device]

@@ -30,6 +30,7 @@ class WorkerExtension:
 def bound_runner(vllm_config: Any) -> Any | None:
     """The model runner of the worker of this process; None without the extension. A connector below MultiConnector has a copy of
     the worker's configuration, with the same parts."""
+    # A copy, since the garbage collector may shrink the set meanwhile.
     for worker in list(_workers):
         config = getattr(worker, "vllm_config", None)
         if config is not None and config.model_config is vllm_config.model_config:
@@ -46,6 +47,7 @@ def watched_model(vllm_config: Any) -> Any | None:
         raise ConfigError(
             f"weights that are updated while the server runs need to be watched: add --worker-extension-cls {EXTENSION}"
         )
+
     if runner is not None:
         return runner.get_model()
     return None if worker is None else worker.get_model()

@@ -63,12 +63,15 @@ def make_scheduler_side(
         _RUNTIME if upstream.adapters_change_at_runtime() else "",
         upstream.adapters_leak(vllm_config),
     )
+
     ranks = rank_count(vllm_config)
     stores = [open_store(settings_of_rank(settings, rank, ranks), vllm_config) for rank in range(ranks)]
     store = stores[0] if ranks == 1 else EveryRank(stores)
     config = settings.cache_config()
     lookups = Lookups(HierarchicalCache(store, config=config), settings, adapters)
+
     budget = vllm_config.scheduler_config.max_num_batched_tokens
+    # Without vLLM's prefix cache no block is ever shared.
     shares = vllm_config.cache_config.enable_prefix_caching
     names = Names(
         settings,
@@ -76,6 +79,7 @@ def make_scheduler_side(
         upstream.block_tokens(kv_cache_config),
         settings.max_generation if shares else 0,
     )
+
     return SchedulerSide(
         settings,
         lookups,
@@ -93,6 +97,7 @@ def make_scheduler_side(
 def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
     """Limits of one rank's saves."""
     row = upstream.bytes_per_token(kv_cache_config)
+    # An increment must begin where vLLM's blocks and the store's index both have a border.
     unit = math.lcm(upstream.block_tokens(kv_cache_config), BLOCK_TOKENS)
     most = max(1, settings.max_bytes // row) if settings.max_bytes else 0
     drops = upstream.drops_blocks(kv_cache_config)
@@ -116,9 +121,12 @@ def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -
         raise ConfigError(
             f"blend computes with the served model and needs to be given it: add --worker-extension-cls {EXTENSION}"
         )
+
     model = runner.get_model()
+    # Wrapped layers would add the adapters of vLLM's next step to the blend's rows.
     if vllm_config.lora_config is not None:
         model = upstream.without_adapters(model)
+
     rotary = Rotary.of(model, list(paged.layers.values()))
     forward = RowForward(runner, model, paged.layers, paged.block_tokens)
     ends = sentence_ends(upstream.tokenizer_of(vllm_config))
@@ -144,6 +152,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._blends = self.settings.may_blend and not no_blend
         refuse_unsupported(vllm_config, kv_cache_config, self.settings)
         refuse_beside_others(vllm_config, upstream.engine_transfer(), self.settings, DejaKVConnector)
+
         self._counts = ConnectorCounts()
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -152,6 +161,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._kv_transfer_config.kv_load_failure_policy = "recompute"
             self._scheduler = make_scheduler_side(vllm_config, kv_cache_config, self.settings, self._counts)
             self._scheduler.no_blend = no_blend
+            # Other versions are not checked at the start for what this wraps.
             if upstream.is_tested():
                 upstream.leave_room(upstream.calling_scheduler(), self._scheduler.room)
 
@@ -165,6 +175,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._blends:
+            # Whoever reads the events would take these blocks for exact ones.
             upstream.hide_events(kv_cache_manager, is_approximate)
         if upstream.is_tested():
             self.scheduler_side.names.is_cached = partial(upstream.is_cached, kv_cache_manager)
@@ -185,6 +196,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         return self.scheduler_side.plan_step(scheduler_output, manager.get_block_ids)
 
     def update_connector_output(self, connector_output: Any) -> None:
+        # None without news; that the step is over counts nevertheless.
         said = connector_output.kv_connector_worker_meta
         self.scheduler_side.heard(said if isinstance(said, StepReport) else StepReport())
 
@@ -259,6 +271,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None:
             self._scheduler.close()
         if self._worker is not None:
+            # A worker in a process of its own is killed soon after vLLM stops.
             self._worker.close(upstream.seconds_to_stop() if is_apart(self._vllm_config) else 30.0)
 
     @classmethod

@@ -77,10 +77,12 @@ class EncoderFinder:
             return True
         done, unknown = True, set[str]()
         partition = partition_of(request.cache_salt)
+
         for index, feature in enumerate(request.mm_features):
             if feature.data is None or (request.lora_request is not None and feature.identifier != feature.mm_hash):
                 unknown.add(feature.identifier)
                 continue  # no pixels to know it by, or an output that an adapter has changed
+            # By request, since vLLM asks again until all its lookups have ended.
             key = (request.request_id, index)
             if key not in self._lookups:
                 future = self._pool.submit(self._look, self._epoch, feature.data, feature.modality, partition)
@@ -90,11 +92,14 @@ class EncoderFinder:
                 continue
             if future.done():
                 self._note(feature.identifier, future.result())
+                # Ended and noted: later calls pass over it.
                 self._lookups[key] = (None, deadline)
                 continue
             unknown.add(feature.identifier)
+            # Past the deadline the medium counts as unknown, and is encoded.
             if time.monotonic() < deadline:
                 done = False
+        # Identifiers can be the client's choice, so no answer is given for the others.
         self._looked_at = {feature.identifier for feature in request.mm_features} - unknown
         return done
 
@@ -121,6 +126,7 @@ class EncoderFinder:
         """Release an output that the worker has by now."""
         sight = self._sights.get(identifier)
         if sight is not None and sight.embedding is not None:
+            # From now on only the key is needed.
             self._sights[identifier] = replace(sight, embedding=None)
 
     def close(self) -> None:
@@ -140,6 +146,7 @@ class EncoderFinder:
 
     def _note(self, identifier: str, sight: Sight | None) -> None:
         known = self._sights.get(identifier, sight)
+        # An identifier that stood for two contents or two tenants serves neither.
         if known is None or sight is None or (known.digest, known.partition) != (sight.digest, sight.partition):
             self._sights[identifier] = None
         else:
@@ -226,19 +233,23 @@ class DejaKVEncoderConnector(ECConnectorBase):
         if transfer.ec_role != "ec_both":
             raise ConfigError(f"ec_role={transfer.ec_role!r}: this connector both saves and loads, give ec_both")
         self.settings = EncoderSettings.from_extra(transfer.ec_connector_extra_config)
+
         self._off = bool(switched_off())
         self._engine_id = str(transfer.engine_id)
         if self.settings.store is None and is_apart(vllm_config):
             raise ConfigError(
                 "the worker is a process of its own here, and would keep outputs that no lookup sees: give a store"
             )
+        # Scheduler side and worker side of one process must see the same outputs.
         if self._engine_id not in _registries:
             _registries[self._engine_id] = self.settings.open(), set()
+
         registry, users = _registries[self._engine_id]
         users.add(id(self))
         self._view_of = registry.view
         self._generations = Generations(server_epoch(vllm_config), rank_count(vllm_config))
         self._finder = EncoderFinder(self._view_of, self._generations.epoch, self.settings.lookup_timeout_s)
+
         self._watch = Watch(None)
         self._orders = EncoderOrders()
         self.encoded = 0
@@ -265,6 +276,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
             return
         if sight.embedding is not None:
             self._orders.load[identifier] = sight.embedding
+            # The order holds the tensor from here on.
             self._finder.used(identifier)
         elif not keeps_nothing(request):
             self._orders.file[identifier] = sight
@@ -279,6 +291,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
         report = connector_output.ec_connector_worker_meta
         if not isinstance(report, EncoderReport):
             return
+
         before = self._generations.epoch
         for number, same in report.weights:
             self._generations.heard(number, same)
@@ -320,9 +333,11 @@ class DejaKVEncoderConnector(ECConnectorBase):
         sight = self._get_orders().file.get(mm_hash)
         if sight is None or self._watch.problem:
             return
+        # Each waiting save holds an output in memory, so their number is bounded.
         self._saves = [save for save in self._saves if not save.done()]
         if len(self._saves) == MOST_SAVES:
             return  # the registry is slower than the encoder: this output is computed again some day
+        # Copied now, since vLLM may evict the output before the thread runs.
         output = encoder_cache[mm_hash].detach().to("cpu", copy=True)
         self._saves.append(self._saving.submit(self._keep, sight, output))
 
@@ -335,8 +350,10 @@ class DejaKVEncoderConnector(ECConnectorBase):
         wait(self._saves)
 
     def shutdown(self) -> None:
+        # Queued outputs are filed before the registry closes.
         self._saving.shutdown(wait=True)
         self._finder.close()
+
         registry, users = _registries.get(self._engine_id, (None, set[int]()))
         users.discard(id(self))
         if registry is not None and not users:

@@ -19,8 +19,11 @@ import torch
 from dejakv.engines.vllm.ranks import Answers
 from dejakv.identity import epoch_of
 
+# Words of which one sum goes into the digest.
 _ROW = 1 << 16
+# Rows at once: their 64-bit copy takes 16 MiB.
 _ROWS = 32
+# Values of each tensor that a step compares, other ones in each of `_TURNS` turns.
 _SAMPLES = 64
 _TURNS = 8
 _WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -61,10 +64,12 @@ class WeightDigests:
         """
         if self._unmoved() and self._same_samples(waiting):
             return False
+        # A tensor can be moved or written without another value.
         before, self._latest = self._latest, self._read()
         return self._latest != before
 
     def _read(self) -> bytes:
+        # These references keep a tensor's address from being given to another one.
         self._slots = list(self._found())
         self._tensors = [slot.held for slot in self._slots if isinstance(slot.held, torch.Tensor)]
         self._seen = [_mark(tensor) for tensor in self._tensors]
@@ -78,6 +83,7 @@ class WeightDigests:
             for owner in (module._parameters, module._buffers):
                 for name, tensor in owner.items():
                     if tensor is not None:
+                        # Kernels that pack weights leave an empty tensor, and hold them in a callable.
                         packed |= not tensor.numel()
                         yield _Slot(owner, name, tensor)
             if packed:
@@ -88,6 +94,7 @@ class WeightDigests:
         return same and self._seen == [_mark(tensor) for tensor in self._tensors]
 
     def _same_samples(self, waiting: bool) -> bool:
+        # Reading values would wait for all work that is queued on the device.
         if not waiting and any(tensor.device.type != "cpu" for tensor in self._tensors):
             return True
         self._turn = (self._turn + 1) % _TURNS
@@ -122,6 +129,7 @@ class WeightDigests:
 
     def _number(self, holder: Any) -> int:
         """A new number for each new holder of packed weights."""
+        # Packed content cannot be read, so the object stands for it.
         return self._numbers.setdefault(holder, next(self._next_number))
 
     def _sums(self, words: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -135,6 +143,7 @@ class WeightDigests:
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    # Inference tensors count no versions.
     return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
 
@@ -202,6 +211,7 @@ class Watch:
         begins = generation != self._generation
         if begins:
             same = self._weights is not None and self._weights.are_those_of_the_start()
+            # The reset has dropped what an earlier change spoiled.
             self._generation, self._changed, self._told = generation, False, False
             self._said.append((generation, same))
         elif (
@@ -249,11 +259,13 @@ class Generations:
         self.number += 1
         self.problem = problem
         self.epoch = epoch_of({"start": self._start, "generation": secrets.token_hex(16)})
+        # Answers about the generation before must not be counted with new ones.
         self._answers = Answers[bool](self._ranks)
         self.unknown = True
 
     def heard(self, number: int, same: bool) -> None:
         """Take a worker's answer: whether its weights of that generation are those of the start."""
+        # A late answer is about weights that may have changed since.
         answers = self._answers.add(str(number), same) if number == self.number else None
         if answers is not None:
             self.unknown = False

@@ -41,6 +41,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def folder_fingerprint(folder: Path) -> str | None:
     """SHA-256 over names and contents of a folder's files; None if there are none."""
+    # Sorted, since the order of a listing is no part of the content.
     files = sorted({path for pattern in (*WEIGHTS, "*.json") for path in folder.glob(pattern) if path.is_file()})
     if not any(path.match(pattern) for pattern in WEIGHTS for path in files):
         return None
@@ -52,6 +53,7 @@ def weights_fingerprint(
 ) -> str:
     """Fingerprint of a model's weights. Weights that are not on disk, or come from elsewhere than the model's folder (`load_format`), get
     a random one for this process: none of their state is found after a restart, and the log says so."""
+    # vLLM draws dummy weights from the seed, so that names them.
     if load_format == "dummy":
         return f"dummy:{seed}"
     folder = model_folder(model, revision, download_dir) if load_format in FROM_FILES else None
@@ -69,6 +71,7 @@ def weights_fingerprint(
 def server_epoch(vllm_config: Any, kv_cache_config: Any = None) -> str:
     """Return the epoch of a server without adapters, 32 hexadecimal digits: of its KV cache's pages if `kv_cache_config` is given."""
     model = vllm_config.model_config
+    # Everything that can change a value of the state or the layout of its bytes.
     parts: Mapping[str, object] = {
         "engine": "vllm",
         "version": upstream.vllm_version(),
@@ -94,6 +97,7 @@ def server_epoch(vllm_config: Any, kv_cache_config: Any = None) -> str:
 
 def _content(path: Path) -> str:
     name = path.resolve().name
+    # In a Hugging Face cache a weight file's blob is named after its SHA-256.
     if _SHA256.fullmatch(name):
         return name
     with path.open("rb") as file:
@@ -142,12 +146,14 @@ def _update(sha: Any, name: str, value: Any) -> int:
     if isinstance(value, torch.Tensor):
         header = f"{name}|{value.dtype}|{tuple(value.shape)}"
         flat = value.detach().cpu().contiguous().flatten()
+        # As bytes, since NumPy has no bfloat16.
         data = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
     elif isinstance(value, bool | int | float | str | None):
         data = np.frombuffer(repr(value).encode(), np.uint8)
         header = f"{name}|{type(value).__name__}"
     else:
         raise AnonymousMedia(f"a medium has {name} of type {type(value).__name__}, whose content is not known")
+    # Lengths in front, so that different media never give the same bytes in a row.
     sha.update(len(header).to_bytes(8, "little") + header.encode() + data.nbytes.to_bytes(8, "little"))
     sha.update(np.ascontiguousarray(data).data)
     return isinstance(value, torch.Tensor)
@@ -211,6 +217,7 @@ class Adapters:
         if lora is None:
             return
         mine = (str(lora.lora_path), bool(lora.is_3d_lora_weight))
+        # The first use decides: vLLM reads an adapter when its id first comes.
         bound = self._bound.setdefault(lora.lora_int_id, mine)
         if lora.load_inplace:
             self._bar(lora.lora_int_id, bound, mine, "its adapter was loaded in place, over other weights of its id")
@@ -243,11 +250,13 @@ class Adapters:
         path = str(lora.lora_path)
         if path not in self._seen:
             folder = Path(path).expanduser()
+            # Taken before the files are read, so that a change meanwhile is seen later.
             before = _stamp(folder)
             content = folder_fingerprint(folder)
             if content is None:
                 raise UnprovenAdapter(f"its adapter's folder holds none of {', '.join(WEIGHTS)}")
             self._seen[path] = (before, content)
+
         content = self._seen[path][1]
         return epoch_of({"base": self.base, "files": content, "3d": bool(lora.is_3d_lora_weight), **self._applied})
 
@@ -263,7 +272,9 @@ class Adapters:
             stamp = _stamp(Path(path).expanduser())
         except OSError:
             return "its adapter is not a folder of this machine: download it and name the folder"
+
         changed = path in self._seen and self._seen[path][0] != stamp
+        # The inode's change time: a copy that keeps modification times sets it nevertheless.
         if changed or max(item[-1] for item in stamp) > self._began:
             return "its adapter's files are newer than the server, which may hold older weights: restart the server"
         return ""
@@ -278,5 +289,6 @@ def _stamp(folder: Path) -> _Stamp:
     files = [path for path in sorted(folder.iterdir()) if path.match("*.json") or any(map(path.match, WEIGHTS))]
     found = [(str(folder.resolve()), folder.stat())]
     found += [(str(path), path.stat()) for path in files]
+    # The links themselves, too: one may be pointed at another folder.
     found += [(str(path), os.lstat(path)) for path in links + [path for path in files if path.is_symlink()]]
     return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)

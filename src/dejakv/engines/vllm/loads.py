@@ -134,17 +134,23 @@ class Loads:
     def finish(self, plan: StepPlan, refused: str = "") -> list[LoadResult]:
         """Put arrived state into its blocks, compute rows of blends within the step's room, and return the finished loads. `refused`: why
         nothing may be put in."""
+        # Nothing is computed in this step, so waiting a moment costs nobody.
         if plan.idle and self._loading and not any(item.ready for item in self._loading):
             self._wait()
+        # Before the loop, since a blend may end with the rows of this step.
         self._mix(plan, refused)
         over: list[LoadResult] = []
         waiting: list[_Loading] = []
+
         for item in self._loading:
+            # The other ranks count on a reported draft: no rank gives it up alone.
             if item.goes_on and (item.told or not (refused or self._late(item))):
                 waiting.append(item)
             else:
                 over.append(self._put_in(item, refused))
+
         self._loading = waiting
+        # Ended loads have made room for the next ones.
         self._begin()
         return over
 
@@ -204,6 +210,7 @@ class Loads:
         item.until = now + min(load.within, self.timeout_s) if load.within else None
         if load.blend:
             return self._drafted(load, item.until)
+        # Pages are put in whole, from the block that holds the first token.
         first = load.start - load.start % self._block
         parts = self._read(load.donors[0], [(first, load.stop)], item.until)
         if isinstance(parts, str):
@@ -222,10 +229,12 @@ class Loads:
         except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
             log.debug("a store failed", exc_info=True)
             return f"{STORE_FAILED}: {type(error).__name__}"
+
         if not parts:
             return unread(until, GONE)
         for part in parts:
             tokens, pages = part.stop - part.first, part.meta.kind == KV
+            # State of another model or layout would be put in without an error.
             shape = (1, 1, 1, *self.paged.pages_shape(tokens)) if pages else self.paged.shape(tokens)
             if (part.tensor.shape, part.tensor.page) != (shape, self._block if pages else 1):
                 return "the donor's state has another shape than this model's"
@@ -237,9 +246,11 @@ class Loads:
         """In a thread too: token map, donors' rows, keys moved, what must be computed."""
         if self.blender is None:
             return "blend is not possible in this worker"
+        # Looked up again: a donor may have been evicted since the plan.
         known = [(id, self.store.meta(id)) for id in load.donors]
         gone = (GONE,) * sum(meta is None for _, meta in known)
         metas = [meta for _, meta in known if meta is not None]
+
         try:
             read = partial(self._read, until=until)
             draft = self.blender.draft(load.blend, load.start, load.stop, metas, read, self.buffers, gone)
@@ -260,12 +271,14 @@ class Loads:
             item.given_up = item.given_up or plan.drop.get(name, "")
             if blend is None or item.problem:
                 continue
+            # Several ranks begin in the step that the scheduler names, a single one at once.
             item.begins = item.begins or not self._in_lockstep or name in plan.begin
             if item.begins:
                 mixing.append(blend)
             elif not item.told and not refused:
                 item.told = True
                 self._told.append((name, blend.draft.mark))
+
         self.mixer.mix(mixing, plan.room, refused)
 
     def _put_in(self, item: _Loading, refused: str) -> LoadResult:
@@ -282,15 +295,19 @@ class Loads:
             except Exception as error:  # a load that fails costs time, never the engine: vLLM computes its blocks
                 log.debug("a load failed", exc_info=True)
                 problem = f"{FAILED}: {type(error).__name__}"
+
         if problem:
+            # The other ranks wait for an answer: an empty mark drops the blend for all.
             if load.blend and not item.told and self._in_lockstep:
                 self._told.append((load.request_id, ""))
             return LoadResult(load.request_id, 0, 0.0, problem=problem)
+
         seconds = time.monotonic() - item.ordered
         if not isinstance(arrived, Blending):
             nbytes = load.tokens * self.paged.bytes_per_token
             return LoadResult(load.request_id, nbytes, seconds, donors=load.donors)
         draft = arrived.draft
+        # Its rows are in the blocks, so the next draft may have the memory.
         if draft.lent is not None:
             self.buffers.take_back(draft.lent)
         log.debug("request %s: blended from %d donors, %s first", load.request_id, len(draft.donors), draft.donors[0])

@@ -47,6 +47,7 @@ class Pace:
         """Note a step of vLLM's scheduler if its time will tell the seconds of a row; None otherwise. `alone`: the worker does no other
         long work."""
         tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
+        # Such steps take time that is not their rows'.
         if not alone or output.scheduled_encoder_inputs or tokens < max(LEAST_TOKENS, LEAST_EACH * requests):
             return None
         return Timed(self.clock(), tokens)
@@ -92,6 +93,7 @@ class Indexing:
 
     def stored(self, meta: ChunkMeta) -> None:
         """Make a chunk findable that a worker has stored: by lookups submitted from now on."""
+        # At once: the same prompt must not be stored again before the thread gets to it.
         self._known.add(meta.id)
         self.last = self._pool.submit(self._add, meta)
 
@@ -105,6 +107,7 @@ class Indexing:
 
     def _add(self, meta: ChunkMeta) -> None:
         try:
+            # First, so that an eviction during the next call can take it out again.
             self._known.add(meta.id)
             if not self._cache.finder.add(meta):  # evicted before it was confirmed
                 self._known.discard(meta.id)
@@ -155,6 +158,7 @@ class Lookups:
     def _look(self, request: Any, wish: Wish, indexed: "Future[None] | None") -> LookupResult:
         began = time.perf_counter()
         try:
+            # A request finds all that was confirmed before it came.
             if indexed is not None:
                 indexed.result()
             with keeping(no_store=wish.no_store):
@@ -171,6 +175,7 @@ class Lookups:
         ask, instead = wish.ask(), ""
         if ask.mode == "blend" and prepared.spans:
             ask, instead = replace(ask, mode="exact", named=()), "blend is for prompts without media"
+        # With mode off, too: the key and what is to be saved come from it.
         decision = self.cache.find(prepared, replace(ask, levels=False))
         found = LookupResult(reason=wish.problem or "mode is off") if wish.mode == "off" else told(decision, instead)
         found = self._placed(found)
@@ -184,6 +189,7 @@ class Lookups:
     def _to_save(self, prepared: Prepared, decision: Decision, wish: Wish) -> ChunkMeta | None:
         settings = self._settings
         tokens = len(prepared.token_ids)
+        # The last token is computed in any case, so a hit reuses one token less than is stored.
         covered = decision.exact.reused + 1 if decision.exact.donors else 0
         if wish.no_store or tokens - covered < settings.min_new_tokens or decision.key in self.index:
             return None

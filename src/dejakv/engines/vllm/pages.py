@@ -38,6 +38,7 @@ class Buffers:
         """Lend a contiguous tensor in host memory: the smallest free buffer that fits, or a new one."""
         nbytes = math.prod(shape) * dtype.itemsize
         with self._lock:
+            # Free buffers are sorted by size, so the first that fits is the smallest.
             fitting = [index for index, memory in enumerate(self._free) if memory.numel() >= nbytes]
             memory = self._free.pop(fitting[0]) if fitting else None
         with torch.inference_mode(False):  # threads outside that mode write to it too
@@ -51,6 +52,7 @@ class Buffers:
             self._free.append(lent.memory)
             self._free.sort(key=torch.Tensor.numel)
             held = sum(memory.numel() for memory in self._free)
+            # A large buffer can serve a small request, but not the other way round.
             while held > self._keep:
                 held -= self._free.pop(0).numel()
 
@@ -65,10 +67,13 @@ def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | Non
     if tokens != block_tokens:
         return None
     shape = (2, heads, tokens, width // 2)
+    # Each element is written with a number of its own: where it lands is the layout.
     numbers = torch.arange(2 * heads * tokens * (width // 2)).view(shape)
+    # Block 0 is vLLM's null block.
     slots = slots_of([1], tokens, torch.arange(tokens)).to(cache.device)
     found = torch.zeros(numbers.numel(), dtype=torch.int64, device=cache.device)
     scale = 1
+
     try:
         while scale < numbers.numel():  # digit by digit: every dtype of a cache holds 0 to 255 exactly
             keys, values = (numbers // scale % 256).to(cache.dtype)
@@ -77,7 +82,9 @@ def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | Non
             scale *= 256
     finally:
         cache[1] = 0
+
     ordered, place = found.sort()
+    # A number is missing or there twice, so this is more than another order.
     if not torch.equal(ordered.cpu(), numbers.flatten()):
         return None
     of_keys, of_values = place.view(2, -1)
@@ -120,12 +127,15 @@ def tokens_of(layer: Any, cache: torch.Tensor, block_tokens: int, blocks: int, d
             .view(page.shape)
         )
         return token.flatten()
+
     if cache.dim() != 4 or not hasattr(layer, "impl"):
         raise _unreadable([layer])
     _, heads, _, width = cache.shape
     slots = slots_of([1], block_tokens, places).to(page.device)
     size = cache.dtype.itemsize
+
     try:
+        # Bit by bit of the token's number: a few writes tell the token of every byte.
         for bit in range((block_tokens - 1).bit_length()):
             seen: list[torch.Tensor] = []
             for digit in (1, 0):
@@ -138,6 +148,7 @@ def tokens_of(layer: Any, cache: torch.Tensor, block_tokens: int, blocks: int, d
                     .expand(*page.shape[:-1], -1, size)
                     .flatten(-2)
                 )
+            # A byte of no token is set by neither write, one of several tokens by both.
             if not bool((seen[0] ^ seen[1]).all()):
                 raise _unreadable([layer])
             token += seen[0].to(torch.int16) << bit
@@ -159,6 +170,7 @@ def reader_for(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], bl
     """
     name = next(iter(caches))
     reader = observed(layers[name], caches[name], block_tokens)
+    # The order was observed in one layer, so it is proven in each.
     if reader is None or not all(_round_trip(reader, layers[name], cache) for name, cache in caches.items()):
         raise _unreadable(layers.values())
     return reader
@@ -176,14 +188,18 @@ def _round_trip(reader: Reader, layer: Any, cache: torch.Tensor) -> bool:
     blocks, heads, tokens, width = cache.shape
     if blocks < 3:
         return False
+    # In falling order, so that a reader that ignores block ids fails.
     picked = [blocks - 1, 1]
+    # The last block is filled in part, as most prompts' last blocks are.
     count = 2 * tokens - 3
+    # Its own, since drawing from torch's global generator might change the server's samples.
     generator = torch.Generator().manual_seed(0)
     shape = (heads, count, width // 2)
     keys, values = (torch.randn(shape, generator=generator).to(cache.dtype).to(cache.device) for _ in range(2))
     slots = slots_of(picked, tokens, torch.arange(count)).to(cache.device)
     write_rows(layer, cache, keys, values, slots)
     index = torch.tensor(picked, device=cache.device)
+
     try:
         got = (pages.transpose(0, 1).flatten(1, 2)[:, :count] for pages in reader(cache.index_select(0, index)))
         return all(torch.equal(read, written) for read, written in zip(got, (keys, values), strict=True))
@@ -226,10 +242,12 @@ class PagedKV:
         self._pages = [bytes_of(cache, blocks) for cache in caches.values()]
         self._sizes = [pages[0].numel() for pages in self._pages]
         self.page_bytes = sum(self._sizes)
+
         first = self._named[0][1]
         self.dtype, self.device = first.dtype, first.device
         found = (tokens_of(layers[name], cache, block_tokens, blocks, dtype) for name, cache in self._named)
         self._token = torch.cat(list(found)).to(self.device)
+
         if entries:
             self.reader: Reader = reader_for(layers, caches, block_tokens)
             _, self.kv_heads, _, width = first.shape
@@ -257,6 +275,7 @@ class PagedKV:
         indexes = [torch.tensor(ids[first : first + count], dtype=torch.int64, device=self.device) for ids in tables]
         for cache, group, page in zip(self._pages, self._groups, pages.split(self._sizes, dim=1), strict=True):
             torch.index_select(cache, 0, indexes[group], out=page.unflatten(1, cache.shape[1:]))
+
         rest = tokens % self.block_tokens
         if rest:
             pages[-1].masked_fill_(self._token >= rest, 0)
@@ -268,6 +287,7 @@ class PagedKV:
         parts = pages.to(self.device).split(self._sizes, dim=1)
         for cache, group, page in zip(self._pages, self._groups, parts, strict=True):
             index, page = indexes[group], page.unflatten(1, cache.shape[1:])
+            # 0 stands for a block outside of the group's window.
             inside = index.ne(0)
             cache.index_copy_(0, index[inside], page if inside.all() else page[inside])
 
@@ -283,6 +303,7 @@ class PagedKV:
         shape = (len(pages), len(self.caches), self.kv_heads, self.block_tokens, 2 * self.head_dim)
         whole = tokens // self.block_tokens
         full, rest = whole * self.block_tokens, tokens % self.block_tokens
+
         for into, read in zip(state, self.reader(pages.view(self.dtype).view(shape)), strict=True):
             blocks = read.movedim(0, 2)  # [layers, kv_heads, blocks, block_tokens, head_dim]
             into[:, :, :full].unflatten(2, (whole, self.block_tokens)).copy_(blocks[:, :, :whole])

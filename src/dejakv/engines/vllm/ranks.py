@@ -95,6 +95,7 @@ class UnderWay:
     def remain(self, rows: dict[str, int]) -> None:
         """Note a rank's report of the rows left in these blends, whose drafts it has fetched."""
         for request_id, count in rows.items():
+            # Until all ranks have fetched the draft no step keeps room for its rows.
             if request_id in self.rows and (self.ranks == 1 or self.rows[request_id]):
                 self.rows[request_id] = count
 
@@ -103,6 +104,7 @@ class UnderWay:
         marks = self._heard.add(request_id, mark)
         if marks is None:
             return
+        # With different rows the ranks would meet in different collectives.
         if all(mark == marks[0] != "" for mark in marks):
             self._begin.append(request_id)
             self.rows[request_id] = 1  # at least
@@ -164,6 +166,7 @@ class Ranks(Lockstep):
         return [bool(flag) for flag in flags.tolist()]
 
     def most(self, value: float) -> float:
+        # What a maximum makes of NaN may differ by rank, and all must decide alike.
         there = torch.tensor([value], dtype=torch.float64).nan_to_num(nan=torch.inf)
         self._all(there, torch.distributed.ReduceOp.MAX)
         return float(there)

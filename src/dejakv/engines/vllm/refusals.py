@@ -136,6 +136,7 @@ def refuse_beside_others(vllm_config: Any, engine: Any | None, settings: Connect
     engine  the engine's own KV transfer settings; None where they are not known (vLLM's scheduler does not tell, its worker does)
     ours    the connector's class
     """
+    # Below MultiConnector a connector is given settings of its own.
     if engine is None or engine is vllm_config.kv_transfer_config:
         return
     if sum(issubclass(each, ours) for each in upstream.connector_classes(engine)) > 1:
@@ -143,11 +144,13 @@ def refuse_beside_others(vllm_config: Any, engine: Any | None, settings: Connect
             "MultiConnector has DejaKVConnector twice, and both would answer a request under one name, which ends vLLM's engine: leave"
             " one out. A bucket with a folder in front is one connector: set store to the bucket and disk_dir to the folder"
         )
+
     if settings.may_blend:
         raise ConfigError(
             "blend below MultiConnector: other connectors would keep approximate state as exact. Run DejaKVConnector alone, or"
             " leave blend out of mode and modes"
         )
+
     if engine.kv_load_failure_policy != "recompute":
         raise ConfigError(
             f'a state that cannot be loaded would fail its request: add "kv_load_failure_policy": "recompute" beside'

@@ -73,8 +73,10 @@ def told(decision: Decision, instead: str = "") -> LookupResult:
         whole = meta.id == decision.key
         level = "exact_text" if whole else "prefix"
         exact = LookupResult("exact", (meta.id,), hit.tokens, level, 1.0, "" if whole else reason, decision.key)
+
     if chosen.method != "blend" or chosen.match is None:
         return exact
+
     donors, match = tuple(meta.id for meta in chosen.donors), chosen.match
     fallback = exact if exact.donors else None
     made, held = 1 + max(meta.generation for meta in chosen.donors), decision.found.held
@@ -155,6 +157,7 @@ class Tracked:
 
     def to_save(self) -> ChunkMeta | None:
         """Description of the prompt's state to store; None: it is not stored."""
+        # A request may end before vLLM asked for its lookup's result.
         if self.found is None and self.lookup is not None and self.lookup.done():
             self.found = self.lookup.result()
         return None if self.found is None else self.found.save
@@ -173,8 +176,11 @@ class Tracked:
         found = self.found or LookupResult()
         used = self.used
         loaded = self.loaded or LoadResult("", 0, 0.0)
+        # The worker's list comes first, since it may have left out donors.
         donors = (loaded.donors or found.donors) if used else ()
+        # Blocks of another request's blend make an answer approximate without a load.
         method, level = ("blend", "prefix") if self.shared else ("none", "")
+
         return {
             "method": found.method if used else method,
             "level": found.level if used else level,

@@ -109,7 +109,9 @@ class Saves:
         metas = None if tracked.saved else self._wanted(tracked, whole=whole)
         if metas is None:
             return False
+
         savings = [self._saving(tracked, meta) for meta in metas]
+
         for saving in savings:
             if saving is not None:
                 self._increment(saving, computed, blocks)
@@ -135,12 +137,14 @@ class Saves:
         if problems is None:
             return
         del self._under_way[name]
+        # The name is the chunk's id and the end of the increment (`Save.name`).
         saving = self.pending[name.rpartition("/")[0]]
         saving.waiting -= 1
         self._end(saving, next(filter(None, problems), ""))
 
     def outdate(self) -> None:
         """Index nothing that is under way: the weights may have changed."""
+        # A copy, since ending one may remove it.
         for saving in list(self.pending.values()):
             self._end(saving, RESET)
 
@@ -166,6 +170,7 @@ class Saves:
                 return []  # of what was shared, the donors are not known
             tracked.kept = tracked.kept or self.lookups.rows_of(meta, loaded.kept)
             return tracked.kept
+
         if meta is None:
             return None if tracked.lookup is not None and tracked.found is None else []
         return [] if meta.id in self.lookups.index else [meta]
@@ -175,12 +180,16 @@ class Saves:
         saving, request = self.pending.get(meta.id), tracked.request
         if saving is None:
             gone = tracked.loaded is not None and tracked.loaded.problem
+            # What the store had at the lookup needs no second copy, unless it may be gone by now.
             held = 0 if meta.ttl or meta.kind != KV or gone or tracked.found is None else tracked.found.exact.tokens
+            # Something must be left to order: only an answered order makes the prompt findable.
             held = min(held, meta.num_tokens - 1) // self.room.unit * self.room.unit
             saving = Saving(meta, request.request_id, held)
             self.pending[meta.id] = saving
+
         if saving.request_id != request.request_id:
             return None
+
         why = self.of_no_use(tracked)
         if not why and not self.lookups.adapters.may_store(request.lora_request):
             why = UNPROVEN
@@ -194,6 +203,7 @@ class Saves:
         meta, unit, under_way = saving.meta, self.room.unit, sum(self._under_way.values())
         free, stop = self.room.tokens - under_way, meta.num_tokens
         if meta.kind == KV:
+            # Or a limit smaller than a unit would stop all saves.
             free = max(free, 0 if under_way else unit)
             stop = stop if computed >= stop else computed // unit * unit
             stop = stop if stop - saving.ordered <= free else saving.ordered + free // unit * unit
@@ -201,8 +211,10 @@ class Saves:
                 return
         elif under_way and stop > free:
             return
+
         if saving.over or saving.complete:
             return
+
         save = Save(
             meta, tuple(map(tuple, blocks())), self.generations.number, saving.ordered, stop, begins=not saving.begun
         )
@@ -218,9 +230,11 @@ class Saves:
         meta = self.pending.pop(saving.meta.id).meta
         if saving.over:
             self.counts.add("saves_dropped", saving.over)
+            # All of it may be in the store by now, computed by weights that may have changed.
             if saving.over == RESET and saving.complete:
                 self.lookups.index.drop(meta.id)
             return
+
         self.lookups.index.stored(meta)
         if meta.kind == ROWS:
             self.counts.add("rows_kept", amount=meta.num_tokens)

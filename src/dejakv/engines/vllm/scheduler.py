@@ -88,6 +88,7 @@ class SchedulerSide:
     def new_request(self, request: Any) -> None:
         """Start the lookup of a request that vLLM has just accepted."""
         wish = Wish.of(request.kv_transfer_params, self.settings)
+        # For every request: also one without reuse may bind an id to another folder.
         self.lookups.adapters.note(request.lora_request)
         tracked = Tracked(
             request, wish, None, self._deadline(), reason=wish.problem, generation=self.generations.number
@@ -108,8 +109,10 @@ class SchedulerSide:
                 tracked.reason, tracked.settled = "skip_reading_prefix_cache", True
             tracked.wish = wish
             tracked.loadable = wish.mode != "off" and not tracked.settled
+            # Until the workers have answered, the epoch to look under is not known.
             if not self.generations.unknown:
                 tracked.lookup = self.lookups.submit(request, wish)
+
         self.requests[request.request_id] = tracked
 
     def matched_tokens(self, request: Any, local: int) -> tuple[int | None, bool]:
@@ -124,6 +127,7 @@ class SchedulerSide:
         return gain, later
 
     def _matched(self, tracked: Tracked, request: Any, local: int) -> tuple[int | None, bool]:
+        # First, since a reset may have come after the lookup.
         why = self.saves.of_no_use(tracked)
         if why:
             tracked.used = 0
@@ -144,6 +148,7 @@ class SchedulerSide:
                 tracked.take(LookupResult(reason=late))
             assert tracked.found is not None
             self.counts.looked_up(tracked.found)
+
         if tracked.wish.mode == "blend" and self._shares(tracked, tracked.found, local):
             return None, False
         gain = self._loadable(tracked, request, local)
@@ -180,6 +185,7 @@ class SchedulerSide:
             return True
         if tracked.names is not None:
             return False
+
         cached, generation = self.names.cached(tracked, local)
         there, least = local + cached, max(1, self.settings.min_gain)
         if there - exactly < least:
@@ -187,6 +193,7 @@ class SchedulerSide:
         if found.method == "blend" and found.saves(there, self._stop(found, request)) >= least:
             generation = max(found.generation, generation + 1)
         why = "blended too often" if generation > self.names.most else ""
+        # With nothing else under way full computation delays nobody, and its state is exact.
         if len(self.requests) == 1 and self.names.served(found.key):
             why = "blended before"
         if why:
@@ -199,6 +206,7 @@ class SchedulerSide:
         tracked = self.requests.get(request.request_id)
         if tracked is None or tracked.settled or external <= 0 or tracked.found is None:
             return
+
         found = tracked.found
         stop = self._stop(found, request)
         blend: tuple[int, ...] = ()
@@ -208,6 +216,7 @@ class SchedulerSide:
             tracked.blended = max(found.generation, tracked.blended + 1)
             self.names.makes(tracked)
             self.blends.ordered(request.request_id)
+
         first, blocks = stop - external, tuple(map(tuple, tables))
         within = self._within(found, first, stop)
         self._loads.append(Load(request.request_id, found.donors, blocks, first, external, blend, within))
@@ -241,6 +250,7 @@ class SchedulerSide:
         self.lookups.adapters.step(tracked.request.lora_request for tracked in running)
         cached = output.scheduled_cached_reqs
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        # The copy is made behind this step, so what it computes is there by then.
         if self.save_room.at_once:
             computed |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
             computed = {name: count + output.num_scheduled_tokens[name] for name, count in computed.items()}
@@ -248,6 +258,7 @@ class SchedulerSide:
             name = tracked.request.request_id
             if name in computed:
                 self.saves.order(tracked, computed[name], partial(blocks_of, name))
+
         computing = any(t.request.num_computed_tokens < t.request.num_prompt_tokens for t in running)
         idle = output.total_num_scheduled_tokens == 0
         saves, releases = self.saves.take()
@@ -256,30 +267,36 @@ class SchedulerSide:
             waiting = [t.lookup for t in looking if t.lookup is not None]
             if waiting and not self._loads and not saves:
                 wait(waiting, IDLE_WAIT_S, FIRST_COMPLETED)  # nothing is computed: leave the interpreter to the lookups
+
         loads, self._loads = self._loads, []
         room = self.queue.stepped(output.total_num_scheduled_tokens)
         begin, drop = self.blends.orders()
         number = self.generations.number
+        # Blends and reading the weights would be measured as if they were rows.
         timed = self.lookups.pace.planned(output, alone=not (self.blends.rows or self.generations.unknown))
         return StepPlan(loads, saves, idle, computing, number, room, begin, drop, releases, timed)
 
     def heard(self, report: StepReport) -> None:
         """Take in the worker's report of a step."""
+        # First, since taking in the rest is no part of the step's time.
         self.lookups.pace.over(report.timed)
         for name, why in report.saved:
             self.saves.heard(name, why)
         for request_id, mark in report.fetched:
             self.blends.fetched(request_id, mark)
         self.blends.remain(report.rows)
+
         for loaded in report.loaded:
             parts = self._loads_heard.add(loaded.request_id, loaded)
             if parts is not None:
                 self._heard_load(LoadResult.together(parts))
+
         if report.blend_problem:
             self.no_blend = report.blend_problem
         for number, same in report.weights:
             self.generations.heard(number, same)
             self.lookups.adapters.base = self.generations.epoch
+        # Last: it begins a generation, and the answers above are about the one before.
         if report.changed:
             self.reset(CHANGED)
 
@@ -291,15 +308,19 @@ class SchedulerSide:
         self.blends.abandoned(request.request_id)
         aborted = was_aborted(request)
         self.names.over(tracked, answered=not aborted)
+        # A server without loads need not compute it either.
         if aborted and not request.num_output_tokens:
             self.queue.failed(request.num_computed_tokens)
+
         computed = request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0
         last = computed and all(tables) and not aborted
         waits = last and not self.save_room.by_hand  # nobody may make the step that would free the blocks
         holds = waits and self.saves.order(tracked, request.num_prompt_tokens, lambda: tables, release=True)
+        # Behind the last order: what is not ordered by now never will be.
         self.saves.ended(request.request_id, BACKLOG if last else ENDED)
         if tracked.lookup is not None:
             tracked.lookup.cancel()
+
         approximate = self._any_approximate(tracked)
         if not approximate and not tracked.tells:
             return holds, {}
@@ -348,7 +369,9 @@ class SchedulerSide:
         if loaded.problem:  # vLLM frees the blocks and asks again
             self.queue.failed(tracked.used)
             tracked.reason, tracked.used = loaded.problem, 0
+            # An exact prefix may still be loaded when vLLM asks again.
             tracked.settled = not self._instead(tracked)
+
         if loaded.left_out:
             tracked.reason = f"{len(loaded.left_out)} of the donors left out: {loaded.left_out[0]}"
         tracked.loaded = loaded
@@ -390,19 +413,23 @@ class SchedulerSide:
         assert found is not None
         if found.method == "none" or not found.donors:
             return self._no(tracked, tracked.reason or found.reason)
+        # Once more, since the adapter's files may have changed after the lookup.
         doubt = self.lookups.adapters.doubt(request.lora_request)
         if doubt:
             return self._no(tracked, doubt)
+
         stop = self._stop(found, request)
         gain = found.saves(local, stop)
         if gain < max(1, self.settings.min_gain):
             return self._no(
                 tracked, f"{gain} tokens beyond vLLM's own prefix hit, min_gain is {self.settings.min_gain}"
             )
+
         if self.whole and stop < request.num_tokens - 1:
             return self._no(
                 tracked, "this attention backend computes a single token behind stored ones, and more are left"
             )
+        # Seconds of a token: all `stop` tokens would be read, only the gain be computed.
         if found.away * gain > self._within(found, local, stop) * stop > 0:
             return self._exactly(tracked, request, local, FAR)
         pays = self.queue.pays(request.request_id, self._rows(found), request.num_prompt_tokens - stop)
@@ -418,6 +445,7 @@ class SchedulerSide:
                 return self._exactly(tracked, request, local, TOO_LONG if too_long else NO_GAIN)
             if not self.names.rename(tracked, local):
                 return self._no(tracked, "no full block lies beyond the local prefix")
+
         tracked.reason = tracked.reason or found.reason  # why an exact prefix is loaded and no blend made
         return stop - local
 
@@ -433,6 +461,7 @@ class SchedulerSide:
         costs = self.lookups.pace.costs
         if not found.away or costs is None:
             return 0.0
+        # Not 0, which would mean that there is no limit.
         return max(1e-3, costs.rows(stop - first - found.rows, stop, first))
 
     @staticmethod

@@ -93,7 +93,9 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
                 "mode='adopt' rewrites the prompt before vLLM sees it: use dejakv.adopt, or `dejakv run"
                 " --engine vllm --reuse adopt`"
             )
+
         check_fields(self)
+        # For its errors alone: settings that do not fit end the start.
         if self.may_blend:
             self.blend_config()
         if self.error_bound is not None and self.certificate is None:
@@ -101,6 +103,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
                 f"error_bound={self.error_bound} is kept by a certificate here: make one with `dejakv certify --engine vllm`, and name its "
                 "file in certificate"
             )
+
         plain = (ConnectorSettings.blend_tail, ConnectorSettings.blend_max_share)
         if self.certificate is not None and (self.blend_tail, self.blend_max_share) != plain:
             raise ConfigError("certificates are of the default blend_tail and blend_max_share: leave both out")
@@ -136,6 +139,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
         }
         if self.max_bytes:
             shared["memory_bytes"] = min(self.memory_bytes, self.max_bytes)
+
         return SemanticCacheConfig(
             **shared,
             copied_text=self.copied_text,
@@ -236,23 +240,29 @@ class Wish:
         unknown = sorted(repr(name) for name in set(asked) - known)
         if unknown:
             return refuse(f"unknown field {unknown[0]}: a request chooses mode, threshold, no_store, ttl and donors")
+
         mode = asked.get("mode", settings.mode)
         if mode not in MODES:
             return refuse(f"unknown mode {mode!r}: choose from {', '.join(MODES)}")
         if mode not in settings.allowed:
             return refuse(f"mode {mode!r} is not allowed here: the server allows {', '.join(sorted(settings.allowed))}")
+
         threshold = asked.get("threshold")
         if threshold is not None and not (_is_number(threshold) and 0.0 <= threshold <= 1.0):
             return refuse(f"threshold {threshold!r} is no share of a prompt: give a number from 0 to 1")
+
         no_store = asked.get("no_store", False)
         if not isinstance(no_store, bool):
             return refuse(f"no_store {no_store!r} is neither true nor false")
+
         labelled = asked.get("labelled", False)
         if not isinstance(labelled, bool):
             return refuse(f"labelled {labelled!r} is neither true nor false")
+
         ttl = asked.get("ttl")
         if ttl is not None and not (_is_number(ttl) and ttl > 0):
             return refuse(f"ttl {ttl!r} is no time: give seconds, more than 0")
+
         donors = [] if asked.get("donors") is None else asked["donors"]
         if not isinstance(donors, list) or not all(isinstance(one, str) for one in cast(list[Any], donors)):
             return refuse("donors is no list of strings")
@@ -278,4 +288,5 @@ def choices_in(params: object) -> object:
 
 def _is_number(value: object) -> bool:
     """Whether a float can hold it: integers in JSON have any length."""
+    # Not isinstance, to which True is an int.
     return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max

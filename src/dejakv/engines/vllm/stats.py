@@ -44,6 +44,7 @@ class ConnectorCounts:
         """Counts the part of each absence (`Store.absences`) since the last call."""
         now = time.monotonic()
         for name, seconds in absences.items():
+            # An absence may be older than the last call, which counted its part.
             if seconds:
                 self.add(name, amount=min(seconds, now - self._asked))
         self._asked = now

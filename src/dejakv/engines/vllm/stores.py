@@ -51,14 +51,18 @@ def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool =
         # Most prompts are never asked for again: only what is read is worth a place in memory.
         if writing:
             return store_of(config, memory_fill="read")
+        # The scheduler's side reads descriptions alone, and stores nothing.
         return store_of(replace(config, memory_bytes=0, second_sight=False, min_tokens=0, max_write_rate=0))
+
     if is_apart(vllm_config):
         raise ConfigError(
             "the worker is a process of its own here, so the store must be on disk: set store to a folder, or disk_dir for a bucket"
         )
+
     rules = Admission(0, config.second_sight, config.max_write_rate)
     engine_id = vllm_config.kv_transfer_config.engine_id
     store = _shared.get(engine_id)
+    # Without holders it is closed, and stays so.
     if store is None or store.holders <= 0:
         store = _shared[engine_id] = _Shared(settings, rules)
     store.holders += 1
@@ -82,6 +86,7 @@ class EveryRank(Store):
         found = [store.find(partition, epoch, token_ids, spans, whole=whole) for store in self._stores]
         hits = [hit for hit in found if hit is not None]  # a rank may have stored more of a prompt than others
         least = min(hits, key=lambda hit: hit[0].tokens) if len(hits) == len(found) else None
+        # A rank may have evicted its part of this donor.
         return least if least is not None and self.meta(least[0].donor) is not None else None
 
     def away(self, id: str, rows: Rows | None = None) -> float:
@@ -97,6 +102,7 @@ class EveryRank(Store):
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
         first, *others = self._stores
+        # One pass over each rank's store in place of one query a chunk.
         held = [{meta.id for meta in store.metas(partition, epoch)} for store in others]
         return (meta for meta in first.metas(partition, epoch) if all(meta.id in ids for ids in held))
 

@@ -172,6 +172,7 @@ def _has(kind: Any, name: str) -> bool:
         return True
     if inspect.isfunction(kind):
         return name in inspect.signature(kind).parameters
+    # Attributes that an `__init__` sets are no attributes of the class.
     makers = (getattr(inspect.unwrap(each.__init__), "__code__", None) for each in getattr(kind, "__mro__", ()))
     return any(code is not None and (name in code.co_names or name in code.co_consts) for code in makers)
 
@@ -198,8 +199,10 @@ def usable(part: Part, version: str | None = None) -> str:
         raise ConfigError(
             f"vLLM {version} is not supported: `exact` runs with {first} and later, below {last}. {install}"
         )
+
     if new and part in ("pictures", "run"):
         raise ConfigError(f"vLLM {version} is not supported: {part} leans on more of it than `exact` does. {install}")
+
     lost = [
         f"{name} ({use.breaks})"
         for use in USES
@@ -208,6 +211,7 @@ def usable(part: Part, version: str | None = None) -> str:
     ]
     if lost:
         raise ConfigError(f"vLLM {version} is not supported: it has no {', '.join(lost)}. {install}")
+
     off = f"blend was not tested with vLLM {version} ({tested} was), so that requests run exactly" if new else ""
     if new:
         log.warning("vLLM %s was not tested (%s was): it has what exact reuse needs, so that runs", version, tested)
@@ -294,7 +298,9 @@ def leave_room(scheduler: Any, room: Callable[[], tuple[int, int]]) -> None:
         whole, most = scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
         free, longest = room()
         scheduler.max_num_scheduled_tokens = max(0, whole - free)
+        # 0 means no limit, so it must not be the minimum.
         config.long_prefill_token_threshold = min(filter(None, (longest, most)), default=0)
+
         try:
             return schedule(*given, **named)
         finally:
@@ -373,6 +379,7 @@ def bytes_per_token(kv_cache_config: Any) -> int:
     """Bytes of a token's KV in all layers, on one rank."""
     total = 0
     for group in kv_cache_config.kv_cache_groups:
+        # The page of such a specification is of all its layers together.
         count = 1 if hasattr(group.kv_cache_spec, "kv_cache_specs") else len(group.layer_names)
         total += count * group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size
     return total
@@ -425,6 +432,7 @@ class RenamedBlocks:
 
     def __call__(self, request: Any) -> list[bytes]:
         """Hash the request's new full blocks."""
+        # vLLM chains from the request's last hash, which must be its own one.
         names, request.block_hashes = request.block_hashes, self._own
         try:
             new = self._hasher(request)
@@ -462,6 +470,7 @@ def hide_events(kv_cache_manager: Any, hidden: Callable[[bytes | int], bool]) ->
             if 0 < left < len(hashes):  # of stored blocks: they are removed one by one
                 event.block_hashes, event.token_ids = hashes[:left], event.token_ids[: left * event.block_size]
                 event.extra_keys = event.extra_keys and event.extra_keys[:left]
+
             if left or not hashes:
                 yield event
 
@@ -572,6 +581,7 @@ def without_adapters(model: Any) -> Any:
     parts = {name: without_adapters(part) for name, part in model._modules.items() if part is not None}
     if all(part is model._modules[name] for name, part in parts.items()):
         return model
+    # Shallow: the served model keeps its wrappers, and no weight is copied.
     bare = copy.copy(model)
     bare._modules = model._modules | parts
     return bare
@@ -622,6 +632,7 @@ def no_forward(runner: Any, model: Any, layers: Mapping[str, Any]) -> str:
                 f"{attention_of(layer)} writes K and V while it attends. Choose another attention backend, or leave blend out"
                 " of mode and modes"
             )
+
     if getattr(runner, "lookback_token_ids", None) is not None:
         return f"{type(model).__name__} looks at tokens before the rows that it computes"
     return ""
@@ -651,7 +662,9 @@ def forward_rows(runner: Any, model: Any, layers: Mapping[str, Any], batch: Any)
         is_prefilling=torch.ones(len(batch.lengths), dtype=torch.bool),
         positions=positions,
     )
+
     metadata: dict[str, Any] = {}
+    # Blends are refused with more than one KV cache group.
     for group in runner.attn_groups[0]:
         metadata.update(dict.fromkeys(group.layer_names, group.build_metadata(common)))
     ids: torch.Tensor | None = batch.ids.to(device)
@@ -660,6 +673,7 @@ def forward_rows(runner: Any, model: Any, layers: Mapping[str, Any], batch: Any)
         ids, embeddings = None, model.embed_input_ids(ids)
     if config.uses_mrope:  # text alone has the same position in all dimensions
         positions = positions.expand(config.mrope_num_dims, -1)
+
     context = set_forward_context(
         metadata,
         runner.vllm_config,
@@ -695,6 +709,7 @@ def tokenizer_of(vllm_config: Any) -> Any:
 def rotary_tables(model: Any, layers: Iterable[Any]) -> Iterator[tuple[Any, bool] | None]:
     """Yield each layer's table of cosines and sines `[positions, 2 * half]` for its keys, and whether the partner of a number lies half a
     head apart (else beside it); None without a table."""
+    # A layer does not know the module around it, which has the rotary embedding.
     holder = {id(child): module for module in model.modules() for child in module.children()}
     for layer in layers:
         rotary = getattr(holder.get(id(layer)), "rotary_emb", None)

@@ -110,6 +110,7 @@ class WorkerSide:
     def start_loads(self, plan: StepPlan) -> None:
         """Check the weights, then read the chunks of this step's loads, in threads."""
         using = bool(plan.saves or plan.loads or len(self.loads))
+        # State of the generation before must not get into blocks of this one.
         if self.watch.step(plan.generation, computing=plan.computing, using=using):
             self.loads.give_up(RESET)
         self.loads.order(plan.loads)
@@ -137,6 +138,7 @@ class WorkerSide:
         fetched, rows, problem = self.loads.take()
         weights, changed = self.watch.take()
         timed, self._timed = self._timed, None
+
         if not (saved or fetched or loaded or rows or problem or weights or changed or timed):
             return None
         return StepReport(saved, fetched, loaded, rows, problem, weights, changed, timed)
@@ -144,6 +146,7 @@ class WorkerSide:
     def close(self, timeout: float = 30.0) -> None:
         """End, after storing for at most `timeout` seconds."""
         self.loads.close()
+        # Before the store is closed, to which its thread still writes.
         self.saver.close(timeout)
         self.store.close()
 
@@ -155,6 +158,7 @@ class WorkerSide:
         if self.paged.lacks(save.block_ids, meta.position + save.first, meta.position + save.stop):
             self.saver.drop(save.name, WINDOWS)
             return
+        # Asked once: later increments are of a chunk that was admitted.
         if save.begins and not self.store.wants(meta.id, meta.num_tokens, meta.partition):
             self.saver.drop(save.name, UNWANTED)
             return
@@ -166,6 +170,7 @@ class WorkerSide:
             log.warning("no memory to copy the state of a prompt of %d tokens: %s", meta.num_tokens, error)
             self.saver.drop(save.name, NO_MEMORY)
             return
+
         self.saver.submit(save.name, made)
 
     def _made(self, save: Save) -> Make:
@@ -174,7 +179,9 @@ class WorkerSide:
         block, skip = divmod(meta.position + save.first, self.paged.block_tokens)
         described = replace(meta, nbytes=tokens * paged.bytes_per_token)
         rows = [(save.first, save.stop)] if meta.kind == KV else None
+        # Pages are copied whole, with the rows before the first one that is wanted.
         tokens += skip
+        # Pinned memory of its own: the copy goes on when this method has returned.
         if paged.device.type == "cuda":
             lent, (pages, event) = None, to_host(paged.copy_pages(save.block_ids, tokens, block))
         else:

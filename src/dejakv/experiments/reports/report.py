@@ -61,6 +61,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
         f"<section>{f'<h2>{text(name)}</h2>' if name != title else ''}{''.join(blocks)}</section>"
         for name, blocks in sections
     )
+
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
@@ -117,9 +118,11 @@ def make_report(sources: Sequence[Path], output: Path) -> None:
     if output.is_dir():
         raise ConfigError(f"--output {str(output)!r} is a folder: give the name of a page in it")
     try:
+        # The generator tag stands at the top, and no foreign page has it.
         ours = not output.exists() or GENERATOR.encode() in output.read_bytes()[:2000]
     except OSError as error:
         raise ConfigError(f"--output {str(output)!r} cannot be used ({error.strerror}): give another name") from error
+
     if not ours:
         raise ConfigError(f"--output {str(output)!r} exists and is no report of ours: give another name")
     sections = [one for source in sources for one in sections_of(source)]
@@ -141,6 +144,7 @@ def sections_of(source: Path) -> list[Section]:
         raise ConfigError(
             f"{str(source)!r} has nothing to report: give a folder with {SUMMARY} or {ESTIMATE}, or the log of a sweep"
         )
+
     return [sweep_section(source, sweep_log.logged(source))]
 
 
@@ -150,6 +154,7 @@ def _estimated(path: Path) -> Section:
     foreign = f"{str(path)!r} was not written by this version, or is damaged"
     if not isinstance(found.get("computed"), dict):
         raise ConfigError(f"{foreign} (it has no figures): make it again")
+
     try:
         told, (read, *rest) = advice.verdict(found), advice.parts(found)
         blocks = [
@@ -169,12 +174,14 @@ def run_section(folder: Path, summary: Mapping[str, Any]) -> Section:
         blocks = [drawn([asked(summary, rows), headline(summary), *verdict(summary)])]
         blocks += [*_over_the_stream(rows), *_changed(folder, rows)]
         more.append(table(times(rows)))
+    # A dry run has no result before its details, which then need not open.
     blocks += [_folded("Details", more)] if blocks else more
     if made := summary.get("measured"):
         where, versions = made["machine"], ", ".join(f"{name} {version}" for name, version in made["versions"].items())
         cores = f"{where['cores_used']} of {where['cores']} cores, load {where['load_average']}"
         on = where.get("gpu", where["cpu"])
         blocks.append(paragraph(f"Measured until {made['finished']} on {on} ({cores}); {versions}."))
+
     if told := read_object(folder / SETTINGS):
         blocks.append(command(run_command_of(told)))
     return Section(f"Run {folder.name}: {summary['model']} on {summary['dataset']}", blocks)
@@ -202,6 +209,7 @@ def _changed(folder: Path, rows: Sequence[Row]) -> list[str]:
     if not changed:
         judged = bool(rows) and rows[0].agrees("cache") is not None
         return [paragraph("No answer of the cache arm differs from full computation's.")] if judged else []
+
     near = {row.sample_id: row.arms["cache"].fidelity for row in changed}
     far = {name: found.kl if found is not None else 0.0 for name, found in near.items()}
     worst = sorted(changed, key=lambda row: far[row.sample_id], reverse=True)[:MOST_DISAGREEMENTS]
@@ -230,6 +238,7 @@ def _picture(media: Media) -> str:
     """A picture as data in the page, at most 480 pixels wide and high."""
     if media.modality != "image":
         return ""
+
     picture = decoded(media)
     picture.thumbnail((480, 480))
     buffer = io.BytesIO()
@@ -244,6 +253,7 @@ def sweep_section(path: Path, found: Sequence[Mapping[str, Any]]) -> Section:
         f"<p>{text(row['name'])}</p><pre>{text(run_command_of(json.loads(row['settings'] or '{}')))}</pre>"
         for row in found
     ]
+
     told = paragraph(f"{len(found) - failed} experiments, {failed} failed")
     folded = _folded("The command of each experiment", commands)
     return Section(f"Sweep {path.name}", [told, drawn(sweep_log.parts(found)), folded])
@@ -271,6 +281,7 @@ def curves(title: str, unit: str, arms: Mapping[str, Sequence[float]], names: Ma
     count = max((len(values) for values in arms.values()), default=0)
     if count < 2:
         return ""
+    # 1 where all values are 0, as heights are divided by it.
     top = _rounded(max(max(values) for values in arms.values()) or 1.0)
 
     def at(place: float, value: float) -> tuple[float, float]:
@@ -283,10 +294,12 @@ def curves(title: str, unit: str, arms: Mapping[str, Sequence[float]], names: Ma
         label = f"{top * part / 4:,.10g}"
         grid.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"></line>')
         grid.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+
     for number in sorted({1, (count + 1) // 2, count}):
         x, _ = at(number - 1, 0)
         end = "end" if number == count else "middle"
         grid.append(f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="{end}">{number}</text>')
+
     drawn = "".join(
         f'<path class="{arm}" d="M{" L".join("{:.1f} {:.1f}".format(*at(n, value)) for n, value in enumerate(values))}"></path>'
         for arm, values in arms.items()
@@ -303,4 +316,5 @@ def curves(title: str, unit: str, arms: Mapping[str, Sequence[float]], names: Ma
 def _rounded(value: float) -> float:
     """The least of 1, 2, 4, 5, 8 and 10 times a power of ten that is not below the value."""
     power = 10.0 ** math.floor(math.log10(value))
+    # A little slack, as 10.0 ** n may come out just below the value.
     return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= value * (1 - 1e-9))

@@ -82,6 +82,7 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
     not_run = finished_summary(folder).get("not_run") or {}
     if sample_id in not_run:
         raise ConfigError(f"sample {shown(sample_id)} could not run: {not_run[sample_id]}; give the id of another")
+
     place, watch = known.index(sample_id), watch or Progress()
     rows = {row.sample_id: row for row in finished_rows(folder) if "cache" in row.arms}
     able = [sample for sample in samples[:place] if sample.id not in not_run]
@@ -94,13 +95,16 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
         cache = pipeline.cache
         assert cache is not None
         watch.stage(f"repeating the samples before {sample_id}")
+        # All of them in order: what a cache holds, and what a bound draws, depends on each.
         for number, sample in enumerate(able, 1):
             ran = rows.get(sample.id)
             replay(pipeline, prompter.request(sample), ran.arms["cache"] if ran is not None else None)
             watch.sample(number, len(able), None)
+        # Not stored, so that the levels are searched below as they were for this sample.
         answer = pipeline.answer(shortened(replace(prompter.request(samples[place]), no_store=True)))
         if answer.decision is None:
             raise ConfigError(f"nothing of {settings.model} is reused: {answer.record.reason}")
+
         told = Why(
             sample=sample_id,
             question=samples[place].question,
@@ -115,6 +119,7 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
             settings=settings,
         )
         cache.close()
+
     return told
 
 
@@ -126,9 +131,11 @@ def _candidates(
     cache: HierarchicalCache, decision: Decision, config: SemanticCacheConfig, engine: Any
 ) -> tuple[Candidate, ...]:
     """The best of each level without its thresholds, and what the run's own guards say of them."""
+    # -1 is the least cosine: candidates under the run's threshold are shown too.
     layers = [":".join(layer.split(":")[:2]) + ":-1" for layer in config.embedding_layers]
     levels = build_levels(replace(config, similarity_threshold=-1.0, embedding_layers=tuple(layers)), engine)
     loose = Finder(cache.store, levels, embed=cache.finder.embed, embedder=cache.finder.embedder)
+    # New indexes hold nothing until they are filled from the store.
     loose.fill()
     found: list[Candidate] = []
     for level in levels:
@@ -142,6 +149,7 @@ def _candidates(
                 one.decision != "reject" for one in verdicts
             )
             found.append(Candidate(match.level, _name(meta), meta.chunk, match.score, said, trusted))
+
     return tuple(found)
 
 
@@ -175,6 +183,7 @@ def in_words(found: Why) -> list[str]:
     held = f"{donor.prefix[0].tokens} tokens, from {_name(donor.prefix[1])}" if donor.prefix else "none"
     copied = sum(length for _, length in donor.runs)
     lines.append(f"exact prefix: {held}; copied text: {copied} tokens in {counted(len(donor.runs), 'run')}")
+
     if found.recorded:
         lines.append(f"the run noted: {found.recorded}")
     return lines
@@ -199,6 +208,7 @@ def parts(found: Why) -> list[Block]:
         [one.level, f"{one.score:.3f}", "yes" if one.trusted else "no", f"{one.sample}: {short(one.chunk, 200)}", "\n".join(one.verdicts)]
         for one in found.candidates
     ]  # fmt: skip
+
     title = f"nearest of {found.earlier} earlier samples, by level"
     candidates = Sheet(title, ("level", "score", "trusted", "sample", "guards"), rows)
     return [f"{found.sample}: {short(found.question, 600)}", candidates, *in_words(found)]

@@ -70,11 +70,13 @@ class LCKVAttention(nn.Module):
         layout = config.layout
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads or 1, config.head_dim or 1
         hidden, bias = config.hidden_size, config.attention_bias
+
         self.layer, self.head_dim = layer, dim
         self.target = layout.targets[layer]
         self.strict = layout.attends_above(layer) or config.force_nodiag
         self.computes_kv = layer in layout.kv_layers
         self.dropout = float(config.attention_dropout or 0.0)
+
         self.q_proj = nn.Linear(hidden, heads * dim, bias=bias)
         if self.computes_kv:
             self.k_proj = nn.Linear(hidden, kv_heads * dim, bias=bias)

@@ -67,6 +67,7 @@ def held(cache: Cache | None, layer: int) -> KV | None:
         return None
     slot = cache.slots[layer] if isinstance(cache, LCKVCache) else layer
     layers: list[Any] = list(cache.layers)
+    # transformers makes a cache's layers as they are filled.
     if slot >= len(layers) or layers[slot].get_seq_length() == 0:
         return None
     return layers[slot].keys, layers[slot].values

@@ -29,11 +29,13 @@ class KVLayout:
                 f"the KV layout {text!r} cannot be read: give one layer number for each layer, joined by '_', for "
                 f"example {'_'.join(map(str, range(layers)))!r} for an ordinary model"
             )
+
         targets = tuple(map(int, parts))
         if len(targets) != layers:
             raise ConfigError(
                 f"the KV layout {text!r} names {len(targets)} layers, the model has {layers}: give a number for each"
             )
+
         for layer, target in enumerate(targets):
             if target >= layers or targets[target] != target:
                 raise ConfigError(

@@ -51,6 +51,7 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
             else:
                 position_ids = torch.arange(past, past + tokens, device=embeds.device)[None]
+
         place = self.rotary_emb(embeds, position_ids)
         place = tuple(part.expand(batch, -1, -1) for part in place)
         return HiddenRows(embeds, cast(Any, place), Masks.of(attention_mask, batch, past, tokens, embeds.device))
@@ -79,9 +80,11 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
             past_key_values = LCKVCache(self.layout)
         given, how = None, Iterations(self.config.forward_passes, self.config.backward_passes)
         if isinstance(past_key_values, LCKVCache):
+            # For one prefill: decoding computes every row.
             given, past_key_values.given = past_key_values.given, None
             if past_key_values.settled:
                 how = Iterations.to_the_end(embeds.shape[1])
+
         rows = self.rows(embeds, attention_mask, position_ids, length(past_key_values, self.layout))
         passes = self.passes(past_key_values, embeds.shape[1])
         rows = passes.once(rows, self.layout.bottom)
@@ -91,6 +94,7 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
                 rows = rows.pick(given.rows)
             rows = passes.settle(rows, how, given)
             rows = passes.once(rows, self.layout.top)
+        # Only now: all layers read the cache without the new tokens.
         passes.commit()
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(rows.hidden), past_key_values=past_key_values if use_cache else None
@@ -132,8 +136,10 @@ class LCKVLlamaForCausalLM(LCKVLlamaPreTrainedModel, GenerationMixin):
             **kwargs,
         )
         hidden = cast(torch.Tensor, out.last_hidden_state)
+        # 0 keeps all rows: slice(-0, None) begins at the first.
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, kept, :])
+
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

@@ -82,9 +82,11 @@ class Passes:
             normed = layer.input_layernorm(hidden)
             if attention.computes_kv:
                 self._note(number, attention.keys_values(normed, rows.place), rows.index)
+
             kv = self._with_past(attention.target)
             seen = rows.masks.view(strict=attention.strict)
             if kv is not None:
+                # A single token's condensed layers see earlier tokens alone: it has no key yet.
                 seen = seen[..., : kv[0].shape[-2]]
             hidden = hidden + attention(normed, rows.place, kv, seen)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
@@ -99,6 +101,7 @@ class Passes:
             return self.once(rows, self.layout.loop)  # one token sees earlier ones alone: exact at once
         else:
             self._start(rows)
+
         how = how.for_tokens(rows.hidden.shape[1])
         after = rows
         for number in range(how.without_gradient + how.with_gradient):
@@ -134,6 +137,7 @@ class Passes:
             self.new[layer] = (keys.scatter(2, index, 0.0), values.scatter(2, index, 0.0))
 
     def _note(self, layer: int, kv: KV, index: torch.Tensor | None) -> None:
+        # Only the picked rows are new: the others keep what they have.
         if index is not None and layer in self.new:
             place = index[:, None, :, None].expand_as(kv[0])
             keys, values = self.new[layer]

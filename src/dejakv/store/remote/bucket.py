@@ -78,11 +78,13 @@ class Bucket:
             from obstore.exceptions import AlreadyExistsError, BaseError
         except ImportError as error:
             raise MissingExtraError("obstore", "remote", f"the store {url}") from error
+
         self.url = url.rstrip("/")
         self._exists = AlreadyExistsError
         self._errors = (BaseError, OSError, ValueError)
         if compress:
             check_zstd()
+
         self._compress = compress
         self.breaker, self.link = Breaker(), Link()
         self.tombstones = Tombstones(self)
@@ -96,6 +98,7 @@ class Bucket:
             raise StoreError(f"{self.url} cannot be a store ({_short(said)}): {remedy}") from error
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
+        # One request and no multipart upload: the object is there whole, or not at all.
         return self._create(_path(name), packed(parts) if self._compress else b"".join(parts))
 
     def get(self, name: str) -> Bytes:
@@ -103,6 +106,7 @@ class Bucket:
 
     def head(self, name: str, size: int) -> tuple[bytes, int]:
         def read() -> tuple[bytes, int]:
+            # A packed object's description begins later.
             found = self._store.get(_path(name), options={"range": (0, size + MORE)})
             return bytes(found.bytes()), int(found.meta["size"])
 
@@ -174,12 +178,14 @@ class Bucket:
         try:
             return self._ask(read)
         except FileNotFoundError as error:
+            # A missing bucket is no proof that an object has left: nothing may be forgotten for it.
             if _NO_BUCKET.search(str(error)):
                 raise _unknown(error) from error
             raise Missing(name) from error
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         """Ask the service. Raises: FileNotFoundError, the error of an object that exists, Unknown"""
+
         if not self.breaker.allows():
             raise Unknown(OSError(errno.EIO, f"the service of {self.url} fails: it is asked again in a moment"))
         try:
@@ -212,17 +218,20 @@ class Bucket:
                 "give another prefix"
             )
         try:
+            # Tried at the start: some services accept the condition and ignore it.
             overwritten = make and self._create(MARKER, marker)
         except Unknown as error:
             if error.reason != "full":
                 raise
             logger.warning("%s is full: its content is served, and nothing is stored", self.url)
             overwritten = False
+
         if overwritten:
             raise StoreError(
                 f"the service of {self.url} writes over objects that it is told to create only (If-None-Match), so that replicas would "
                 "destroy each other's: use a newer version of it, or another service"
             )
+        # One page: a refused listing should show now, and not in the background.
         next(self.list(), None)
 
 
@@ -232,11 +241,13 @@ def _path(name: str) -> str:
 
 def _short(text: str) -> str:
     """What a service said, on one line."""
+    # S3 answers in XML; only code and message help the user.
     said = re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", text, re.DOTALL)
     return " ".join((f"{said[1]}: {said[2]}" if said else text).split())[:300]
 
 
 def _unknown(error: BaseException) -> Unknown:
+    # What follows is the client's internal state, of no use to who reads it.
     text = str(error).partition("\n\nDebug source")[0]
     full, denied = _FULL.search(text), _DENIED.search(text)
     return Unknown(OSError(errno.ENOSPC if full else errno.EACCES if denied else errno.EIO, _short(text)))

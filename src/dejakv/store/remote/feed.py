@@ -63,6 +63,7 @@ class Feed:
             import redis.exceptions
         except ImportError as error:
             raise MissingExtraError("redis", "remote", "the feed") from error
+
         self._errors = (redis.RedisError, OSError)
         self._stream, self._own = f"dejakv:{name}", secrets.token_hex(8)
         self.breaker = Breaker()
@@ -73,6 +74,7 @@ class Feed:
         """Names of objects that others removed."""
         try:
             client: Any = redis.Redis
+            # A client of its own, since headers are bytes and events are text.
             self._bytes: Any = client.from_url(url, socket_timeout=5, socket_connect_timeout=1)
             self._client: Any = client.from_url(url, socket_timeout=5, socket_connect_timeout=1, decode_responses=True)
             self._last: str = self._newest()
@@ -93,10 +95,13 @@ class Feed:
 
         header  of the object that was put
         """
+        # Outside of the lock: compressing takes a while.
         packed = _packed(*header) if header is not None else b""
         with self._lock:
             if what == USED:
+                # Uses only order evictions: they do not queue up while the server is away.
                 names = [" ".join(names)] if names and not self._unsent else []
+            # Too many to remember: one event that has the others list everything says it all.
             if len(self._unsent) + len(names) > _UNSENT:
                 self._unsent.clear()
                 names, what = [""], LIST
@@ -107,11 +112,13 @@ class Feed:
                 pipeline = self._client.pipeline()
                 if what == "put" and 0 < len(packed) <= _MOST_HEADER:
                     pipeline.set(self._key(names[0]), packed, ex=HEADER_SECONDS)
+
                 for kind, name in self._unsent:
                     event = {"by": self._own, "what": kind, "name": name}
                     pipeline.xadd(self._stream, event, maxlen=_KEPT, approximate=True)
                     if kind == "removed":
                         pipeline.unlink(self._key(name))
+
                 pipeline.execute()
                 self._unsent.clear()
                 self.breaker.worked()
@@ -122,6 +129,7 @@ class Feed:
         """Return the others' news since the last call, after up to half a second; None if some may have been missed: then list all objects.
         Asks in pauses too: nobody waits for it. Raises: Away"""
         try:
+            # The last event seen has been trimmed away, so later ones may have been too.
             if self._unsure or (self._last != "0-0" and not self._client.xrange(self._stream, self._last, self._last)):
                 self._last, self._unsure = self._newest(), False
                 self.breaker.worked()
@@ -129,12 +137,14 @@ class Feed:
                 return None
             found = self._client.xread({self._stream: self._last}, count=_BATCH, block=_WAIT_MS)
             events: list[tuple[str, dict[str, str]]] = found[0][1] if found else []
+
             put, removed, used = self._sorted([event for _, event in events if event.get("by") != self._own])
             headers: list[bytes | None] = self._bytes.mget(map(self._key, put)) if put else []
         except self._errors as error:
             self._unsure = True
             self._missed(error)
             raise Away(str(error)) from error
+        # Only after the headers came: a failure reads the same events once more.
         self._last = events[-1][0] if events else self._last
         self.breaker.worked()
         return {name: _unpacked(packed) for name, packed in zip(put, headers, strict=True)}, removed, used
@@ -151,8 +161,10 @@ class Feed:
                 put[name] = None
             elif what == "removed":
                 removed.add(name)
+                # Put and removed within one batch: nobody needs to read it.
                 put.pop(name, None)
                 self.left[name] = None
+
         return list(put), removed, used
 
     def _missed(self, error: Exception) -> None:
@@ -181,6 +193,7 @@ def _unpacked(packed: bytes | None) -> Header | None:
     if packed is None:
         return None
     try:
+        # Bounded: anybody who may write to the feed could send a zip bomb.
         return zlib.decompressobj().decompress(packed[8:], _MOST_INFLATED), int.from_bytes(packed[:8], "little")
     except zlib.error:
         return b"", 0
@@ -196,6 +209,7 @@ class Announced:
         self.get, self.head, self.sweep = objects.get, objects.head, objects.sweep
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
+        # First the object: who hears of it may read it at once.
         made = self._objects.put(name, parts)
         header = (bytes(parts[0]), sum(memoryview(part).nbytes for part in parts)) if len(parts) == 2 else None
         self._feed.tell("put", [name], header)

@@ -44,6 +44,7 @@ class Link:
             self._trips = []
         if now > self._bytes_at + _FORGET_SECONDS:
             self._bytes = []
+        # Reads run `AT_ONCE` at a time, so round trips count once for each such group.
         return math.ceil(count / AT_ONCE) * self._trip + nbytes * median(self._bytes or [0.0])
 
     def read(self, count: int, nbytes: int, seconds: float) -> None:
@@ -97,10 +98,12 @@ class Breaker:
     def failed(self) -> None:
         with self._lock:
             self._failures += 1
+            # Only then: a single failure is no outage.
             if self._failures == FAILURES:
                 self._since = self._clock()
             self._pause()
 
     def _pause(self) -> None:
+        # The exponent is bounded: the count of failures is not.
         longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(10, max(0, self._failures - FAILURES)))
         self._until = self._clock() + random.uniform(0.5, 1) * longest

@@ -44,8 +44,10 @@ def packed(parts: Sequence[Any]) -> bytes:
     if len(parts) == 2:
         head, state = bytes(parts[0]), np.frombuffer(parts[1], np.uint8)
         if _LEAST <= state.size <= _MOST and state.size % _WORD == 0:
+            # Sign and exponent bytes of neighbours are alike: beside each other they compress.
             planes = np.ascontiguousarray(state.reshape(-1, _WORD).T)
             frame = check_zstd().ZstdCompressor(_LEVEL).compress(planes)
+            # Random state does not compress: then it stays as it is.
             if len(frame) + MORE < state.size:
                 return _FRAME.pack(_MAGIC, 8 + len(head), len(head) + state.size) + head + frame
     return b"".join(parts)
@@ -69,6 +71,7 @@ def unpacked(data: Bytes, name: str) -> Bytes:
         made[length:].reshape(-1, _WORD)[:] = planes.reshape(_WORD, -1).T
     except (zstd.ZstdError, ValueError) as error:
         raise CorruptChunk(f"object {name} cannot be unpacked: {error}") from error
+
     return made
 
 

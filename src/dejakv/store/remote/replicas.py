@@ -49,6 +49,7 @@ class Follower:
                 self._follow()
             except Exception:  # nobody waits for it, and the next may succeed
                 logger.exception("a store was not compared with its objects")
+                # A pause: an error that stays must not fill a core and the log.
                 self._closed.wait(_AWAY_SECONDS)
 
     def _follow(self) -> None:
@@ -60,6 +61,7 @@ class Follower:
                 heard = self._feed.hear()
                 news = heard[:2] if heard is not None else None
                 self._feed.tell(USED, self._share(heard[2] if heard is not None else ()))
+                # Quiet feed: a listing is due only now and then, for writers without the feed.
                 if news is not None and not any(news):
                     if time.monotonic() < max(self._heard + FEED_SECONDS, self._next):
                         return
@@ -70,10 +72,13 @@ class Follower:
                 self._closed.wait(_AWAY_SECONDS)
                 if time.monotonic() < self._next:
                     return
+
         if self._closed.is_set():
             return
+
         began = time.monotonic()
         self._catch_up(news)
+
         if news is None:
             now = time.monotonic()
             self._heard, self._took = now, now - began

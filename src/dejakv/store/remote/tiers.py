@@ -42,6 +42,7 @@ class Copies(Folder):
         try:
             self.put(name, parts)
             self._room -= size
+            # Listing the folder for each copy would cost more than the copy.
             if self._most and self._room < 0:
                 self._make_room()
         except (Unknown, OSError) as error:
@@ -64,6 +65,7 @@ class Copies(Folder):
             with suppress(Unknown):
                 self.delete([name])
             return None
+
         with suppress(OSError, Missing):  # read now; the time of writing tells whether a file is another
             os.utime(path := self._path(name), ns=(time.time_ns(), os.stat(path).st_mtime_ns))
         return found
@@ -82,7 +84,9 @@ class Copies(Folder):
             with suppress(OSError, Missing):
                 status = os.stat(self._path(name))
                 found.append((status.st_atime_ns, status.st_size, name))
+
         held = sum(size for _, size, _ in found)
+        # By access time, which `find` sets itself: many disks are mounted without it.
         for _, size, name in sorted(found):
             if held <= self._most:
                 break
@@ -143,9 +147,12 @@ class Tiers:
         near = {name: found for name in sizes if (found := self._near(name)) is not None}
         reads = {name: self._begin(name) for name in sizes if name not in near}
         began = time.monotonic()
+
         left = wait(reads.values(), None if until is None else max(0.0, until - began)).not_done
+        # Failed reads say nothing about the link, but one given up says it is slow.
         if reads and self._link is not None and (left or not any(read.exception() for read in reads.values())):
             self._link.read(len(reads), sum(sizes[name] for name in reads), time.monotonic() - began)
+
         if left:
             raise Late
 
@@ -176,6 +183,7 @@ class Tiers:
         with self._lock:
             under_way = self._reads.get(name)
             read = self._reads[name] = under_way or self._pool.submit(self._read, name)
+        # Outside of the lock: a read that is already done calls back at once, and takes it.
         if under_way is None:
             read.add_done_callback(lambda _: self._over(name))
         return read
@@ -191,6 +199,7 @@ class Tiers:
         return self._hold(name, found, mapped=not self.shared)
 
     def delete(self, names: Sequence[str]) -> None:
+        # From the nearest to the farthest: no copy outlives its object.
         with self._lock:
             for name in names:
                 self._held.drop(name)
@@ -200,6 +209,7 @@ class Tiers:
 
     def list(self) -> Iterator[str]:
         """Names of all. Copies of what is not there any more are removed."""
+        # A copy younger than the listing may be of an object that came meanwhile.
         began, names = time.time(), set[str]()
         for name in self._objects.list():
             names.add(name)
@@ -219,6 +229,7 @@ class Tiers:
         """Keep data in memory if it fits, of a mapped file a copy, and return it."""
         if data.size > self._most:
             return data
+        # A map would keep its file's pages on disk, also of one that was deleted.
         data = data.copy() if mapped else data
         data.flags.writeable = False
         with self._lock:

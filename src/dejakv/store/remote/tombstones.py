@@ -66,14 +66,17 @@ class Tombstone:
     def takes(self, found: Iterable[Segment]) -> Iterator[str]:
         """Yield names of segments whose writing began before this purge, and that it takes."""
         named = self.selection.donors or self.selection.media
+        # Its writer did not know of this purge: it may have begun before it.
         late = [one for one in found if one.purges < self.number and self._in_scope(one)]
         ids, keys = set(self.selection.donors), {prefix[1] for end in self.ends if (prefix := prefix_of(end))}
         ids |= {one.record for one in late if one.about and self._takes_record(one)}
+
         for one in late:
             if not named or one.record in ids or not ids.isdisjoint(one.lineage) or not keys.isdisjoint(one.keys):
                 yield one.name
 
     def _in_scope(self, one: Segment) -> bool:
+        # No age is compared: a purge by age writes no tombstone (`Store.purge`).
         return self.selection.takes(one.partition, one.epoch, one.created, one.created)
 
     def _takes_record(self, one: Segment) -> bool:
@@ -106,9 +109,11 @@ class Tombstones:
                 with suppress(Missing, ValueError, KeyError, TypeError):
                     self._known[number] = (Tombstone.read(number, self._notes.note(number)), now)
                     new.append(self._known[number][0])
+
         old = [n for n in there[:-1] if n in self._known and self._known[n][1] + KEPT_SECONDS < now]
         self._notes.drop_notes(old)
         self._known = {n: known for n, known in self._known.items() if n in there and n not in old}
+        # The first call: the index is built after it, without what these purges took.
         first, self._looked, self.number = not self._looked, True, max([self.number, *there])
         return [] if first else new
 
@@ -116,6 +121,7 @@ class Tombstones:
         """Write and return the next one. `purged`: prompts named by the selection. Raises: Unknown"""
         ends = {prefix_id(one.num_tokens, _key(one, one.num_tokens)) for one in purged if one.num_tokens}
         number = max([self.number, *self._notes.numbers()])
+        # Another machine may take the same number at the same time; one of them gets it.
         while True:
             number += 1
             made = Tombstone(number, selection, frozenset(ends))

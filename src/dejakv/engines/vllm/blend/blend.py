@@ -99,6 +99,7 @@ class Blender:
         its exact prefix, or has a question without room in any step.
         """
         ids = np.asarray(token_ids, dtype=np.int64)
+        # Each round that fails drops one donor, so this ends after at most len(donors) rounds.
         usable, left_out = list(donors), list(gone)
         while usable:
             among = Donors.of(*(meta.token_ids for meta in usable), first=[meta.position for meta in usable])
@@ -112,13 +113,16 @@ class Blender:
                 usable.remove(filled.meta)
                 left_out.append(filled.reason)
                 continue
+
             plan = RecomputePlan.of(self.config, ids, among, found, must, self.paged.device, first=first, stop=stop)
             there = torch.from_numpy(ids).to(self.paged.device)
             names = tuple(meta.id for meta in usable)
+            # Rows that are stored of this blend leave the store with these donors.
             used = [usable[number] for number in np.unique(among.number[found.source[first:]]).tolist()]
             ready = torch.cuda.Event() if self.paged.device.type == "cuda" else None
             if ready is not None:
                 ready.record()
+
             made = Draft(
                 there,
                 filled.state,
@@ -134,6 +138,7 @@ class Blender:
                 filled.lent,
                 ready,
             )
+            # A question is computed in one forward: without room in any step it would wait for ever.
             if made.asks > self._step_rows:
                 raise InputError(
                     f"the question is longer than a step: {made.asks} tokens of at most {self._step_rows}; raise"
@@ -160,9 +165,11 @@ class Blender:
         proof, checked = (), self.model_check.checked if self.lockstep.ranks == 1 else 0
         # Tokens that fit in `_own` at least, where the blocks end with `stop`: no check with a donor goes further.
         checkable = max(0, self._blocks(stop) - self._blocks(first)) * self.paged.block_tokens
+
         for number, rows, places in among.parts(found.source[first:]):
             meta = metas[number]
             shown = min(meta.num_tokens, checkable) if meta.generation == meta.position == 0 else 0
+            # A state longer than any checked one proves the model further into prompts.
             proves = shown > checked
             parts, copied = read(meta.id, None if proves else ranges_of(places)), 0
             for part in () if isinstance(parts, str) else parts:
@@ -177,11 +184,13 @@ class Blender:
                 or copied < len(places)
                 or (proves and not consecutive(parts, 0, meta.num_tokens))
             ):
+                # The map is made again without this donor, and another buffer lent.
                 if lent is not None:
                     buffers.take_back(lent)
                 return _Useless(meta, parts if isinstance(parts, str) else "the donor's state lacks rows")
             if proves:
                 proof, checked = parts, shown
+        # Keys are stored rotated for the donors' places: all are turned at once to the new ones.
         positions = torch.from_numpy(among.positions[found.source[first:]]).to(device)
         self.rotary.move(state[0, :, :, first:], positions, torch.arange(first, len(found), device=device))
         return _Filled(state, proof, lent)
@@ -191,6 +200,7 @@ class Blender:
         state, block = borrowed(part.tensor), self.paged.block_tokens
         if part.meta.kind != KV:
             return state, part.first
+        # Only whole pages can be read.
         low, high = (first - part.first) // block, -(-(stop - part.first) // block)
         start = part.first + low * block
         return self.paged.entries(state[0, 0, 0, low:high], min(part.first + high * block, part.stop) - start), start
@@ -226,6 +236,7 @@ class Blender:
         if plan.asks:
             scores = question_attention(self.forward, self.paged, draft, blend.block_ids)
             plan = plan.with_attention(self.lockstep.summed(scores))
+        # A mask, since a collective needs the same shape on every rank.
         chosen = torch.zeros(plan.end, dtype=torch.uint8, device=self.paged.device)
         chosen[plan.tokens] = 1
         blend.begin(plan, self.lockstep.of_first(chosen).nonzero().squeeze(1))
@@ -244,6 +255,7 @@ class Blender:
             room -= len(part.rows.places)
             runs = None if runs is None else runs - part.rows.runs
             parts.append(part)
+
         if not parts:
             return 0
 
@@ -276,10 +288,12 @@ class Mixer:
         """
         if not blends:
             return
+        # Agreed before anything is computed: a rank that went on alone would hang in a collective.
         if not self.blender.lockstep.each([not refused])[0]:
             for blend in blends:
                 blend.problem = refused or ELSEWHERE
             return
+        # First, so that blends which begin now get their first rows in the same step.
         room -= self._begun(blends, room)
         begun = [blend for blend in blends if blend.begun and not blend.over]
         if begun and room > 0:
@@ -297,16 +311,19 @@ class Mixer:
                 self._attempt([blend], lambda blend=blend: blender.check(blend))
                 blend.checked, spent = True, spent + rows
         self._agree(waiting)
+        # Begun blends are finished before others begin, unless a step has room for both.
         pending = sum(len(blend.rows) for blend in blends)
         for blend in waiting:
             if blend.problem or not blend.checked:
                 continue
+            # Moving keys and writing blocks takes the engine's time, so it is counted as rows.
             asks, moves = blend.draft.asks, blend.draft.tokens // TOKENS_A_ROW
             taken = pending + spent + moved
             if asks > room - spent:
                 continue
             if taken and taken + asks + moves > room:
                 break  # nor do those behind it begin, or it might wait for ever
+
             self._attempt([blend], lambda blend=blend: blender.begin(blend))
             spent, moved, pending = spent + asks, moved + moves, pending + blend.draft.plan.least
         self._agree(waiting)
@@ -325,6 +342,7 @@ class Mixer:
         try:
             step()
         except ModelError as error:
+            # A fault of the model, not of this blend: no other one may be made either.
             self.problem = str(error)
             for blend in blends:
                 blend.problem = f"{FAILED}: {error}"

@@ -60,11 +60,13 @@ class Rotary:
         if not len(rows):
             return
         source, target = source[rows], target[rows]
+        # Runs are turned in place; only single rows need a gather and a scatter.
         runs, others = sliced(rows.cpu().numpy())
         slices = [(slice(begin, end), slice(int(rows[begin]), int(rows[begin]) + end - begin)) for begin, end in runs]
         apart = torch.from_numpy(others).to(rows.device)
         scattered = rows[apart]
         turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # most models have one table for all layers
+
         for (table, halves), mine in zip(self.tables, keys, strict=True):
             if id(table) not in turns:
                 turns[id(table)] = _turn(table, source, target)
@@ -86,9 +88,11 @@ def _turn(table: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> tu
 
 def _turn_keys(halves: bool, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     """In place, in float32. `halves`: a number and its partner lie half a head apart, else side by side."""
+    # Some models rotate only the first numbers of a head.
     turning = keys[..., : 2 * cos.shape[-1]]
     wide = turning.float()  # of float32 itself
     one, other = wide.chunk(2, dim=-1) if halves else (wide[..., 0::2], wide[..., 1::2])
+    # Needed by the second half, and the next line overwrites its factor.
     crossed = one * sin
     one.mul_(cos).addcmul_(other, sin, value=-1.0)
     other.mul_(cos).add_(crossed)
@@ -127,11 +131,14 @@ class ModelCheck:
             return self.problem
         count = self._count(state, block_ids)
         ids = torch.tensor(state[0].meta.token_ids[:count], device=self.paged.device)
+
         for part in state:
             page = part.first // self.paged.block_tokens
             if page < len(block_ids):
                 self.paged.put_pages((block_ids,), borrowed(part.tensor)[0, 0, 0, : len(block_ids) - page], page)
+
         error = self._end(ids, block_ids)
+        # Written this way round because NaN must fail, too.
         if not error <= self._limit:
             self.problem = self._off(f"recomputing the end of a stored state of {count} tokens gave another one", error)
         elif not self._moves:
@@ -141,6 +148,7 @@ class ModelCheck:
                 self.problem = self._off(
                     "a stored state that was computed again further on is not its moved self", error
                 )
+
         self.checked = count  # last: a check that an error ended is made again
         return self.problem
 
@@ -162,11 +170,13 @@ class ModelCheck:
         count = len(ids)
         places = torch.arange(max(0, count - CHECKED_ROWS), count, device=ids.device)
         middle = len(places) // 2
+        # Blends compute several runs in one forward, so the check does, too.
         places = torch.cat([places[: max(1, middle - GAP)], places[middle:]]) if middle > GAP else places
         block = int(places[0]) // self.paged.block_tokens
         before = block * self.paged.block_tokens
         there = self.paged.gather(block_ids[block:], count - before)
         end = there.clone()
+        # A row that the forward did not write must not pass as the stored one.
         end[:, :, :, places - before] = 0.0
         self.paged.scatter(block_ids, before, end)
         self.forward.run([PromptRows(ids[places], places, block_ids)])
@@ -181,6 +191,7 @@ class ModelCheck:
         if shift <= 0:
             return 0.0
         wanted = self.paged.gather(block_ids, len(places))
+        # Computed at shifted positions they must equal stored keys that are moved there.
         self.forward.run([PromptRows(ids[places], places, block_ids, shift)])
         self.rotary.move(wanted[0], places, places + shift)
         return self.lockstep.most(_error(self.paged.gather(block_ids, len(places)), wanted))
@@ -223,10 +234,12 @@ def _weights(queries: torch.Tensor, keys: torch.Tensor, scale: float, cap: float
     keys     of all tokens `[kv_heads, tokens, head_dim]`
     """
     count, heads, width = queries.shape
+    # Grouped-query attention: the query heads that share a KV head lie side by side.
     by_group = queries.float().transpose(0, 1).reshape(keys.shape[0], -1, width)
     scores = torch.bmm(by_group, keys.float().mT).mul_(scale).view(heads, count, -1)
     if cap > 0.0:
         scores = cap * torch.tanh(scores / cap)
+    # The queries are the last rows themselves, so only their own square is causal.
     later = torch.ones(count, count, dtype=torch.bool, device=keys.device).triu(1)
     scores[:, :, scores.shape[2] - count :].masked_fill_(later, -math.inf)
     return scores.softmax(-1).sum((0, 1))

@@ -31,6 +31,7 @@ _LEAST_NOTES = 4096
 def approximate_name(setting: str, block_hash: bytes) -> bytes:
     """The name of a block with this hash."""
     digest = hashlib.sha256(b"approximate" + setting.encode() + bytes(block_hash)).digest()
+    # With the mark events can be filtered without a table of all names.
     return digest[: -len(_MARK)] + _MARK
 
 
@@ -88,10 +89,14 @@ class Names:
         if stop >= tracked.request.num_prompt_tokens:  # vLLM computes that one
             return False
         own = tracked.request.block_hashes[stop // self.hash_tokens - 1]
+        # A renamed request's hashes are approximate names already.
         name = own if tracked.names is not None else self._naming(tracked)(own)
+        # Nobody makes it, or this request does so itself.
         if self._makers.get(name, tracked.request.request_id) == tracked.request.request_id:
             return False
+
         now = time.monotonic()
+        # Set once: one that never finishes must not hold up others for ever.
         tracked.shares_until = tracked.shares_until or now + self.settings.load_timeout_s
         return now < tracked.shares_until
 
@@ -100,6 +105,7 @@ class Names:
         first = local // self.hash_tokens
         if tracked.names is None and first < len(tracked.request.block_hashes):
             tracked.names = RenamedBlocks(tracked.request, first, self._naming(tracked))
+        # The exact prefix in vLLM's cache is shorter than when the request was renamed.
         elif tracked.names is not None and first < tracked.names.first:
             tracked.names.move(tracked.request, first)
         return tracked.names is not None
@@ -109,9 +115,11 @@ class Names:
         if tracked.names is None or tracked.used:
             return
         first = tracked.names.first
+        # Blocks between the exact ones and `local` come from another request's blend.
         tracked.shared = max(0, min(local, tracked.request.num_prompt_tokens) - first * self.hash_tokens)
         if tracked.shared:
             tracked.blended = self._generation(tracked.request.block_hashes[first : local // self.hash_tokens])
+        # It is computed in full after all: its blocks are exact, and all may find them.
         elif not blends and not tracked.request.num_output_tokens:
             tracked.names.restore(tracked.request)
             tracked.names = None
@@ -122,6 +130,7 @@ class Names:
         if tracked.names is None or tracked.blended > self.most:
             return
         for name in self._own(tracked, tracked.names):
+            # The first one stays, since others may wait for it already.
             self._makers.setdefault(name, tracked.request.request_id)
 
     def made(self, request_id: str) -> None:
@@ -133,6 +142,7 @@ class Names:
         self._note(tracked)
         if answered and tracked.approximate and tracked.found is not None:
             self._served[tracked.found.key] = None
+            # A dict keeps the order of insertion, so the oldest note goes.
             if len(self._served) > _LEAST_NOTES:
                 del self._served[next(iter(self._served))]
 
@@ -159,6 +169,7 @@ class Names:
     def _generation(self, names: Sequence[bytes]) -> int:
         """The highest noted generation of these blocks."""
         known = [self._generations[name] for name in names if name in self._generations]
+        # Without a note the worst is assumed.
         return max(known, default=self.most)
 
     def _note(self, tracked: Tracked) -> None:
@@ -166,6 +177,7 @@ class Names:
             return
         for name in self._own(tracked, tracked.names):
             self._generations[name] = max(tracked.blended, self._generations.get(name, 0))
+        # A limit that doubles with what remains keeps the cost of pruning constant for each name.
         if len(self._generations) > self._prune_at:
             kept = {
                 name: each for name, each in self._generations.items() if self.is_cached(name) or name in self._makers

@@ -91,10 +91,12 @@ class Queue:
         StepRoom(tokens=92, longest=4)
         """
         earlier, self.reserved, self._short = self.reserved, 0, None
+        # At least 1, because tokens are divided by it.
         left = self._step = max(1, self.budget - decoding)
         self._rows = sum(each.rows or 0 for each in queue if each.stage == "loads")
         self._left = sum((each.rows or 0) + each.last if each.stage == "loads" else each.tokens for each in queue)
         self._planned, ahead, lead, kept, most = {}, 0, self.lead, 0, 0
+        # First come, first served: each one gets what those before it leave.
         for each in queue:
             rows, free, loads = each.rows or 0, left, each.stage == "loads"
             taken = min(each.tokens, left)
@@ -111,16 +113,21 @@ class Queue:
                     free, left = free - behind, left - behind
                 taken = min(rows, free)
                 kept += taken
+
             ahead += rows + each.last if loads else each.tokens
             left -= taken
+        # Longest first, so that one short step serves as many arrived loads as it can.
         due = sorted((each.tokens for each in queue if each.stage == "due"), reverse=True)
         begun = [each.tokens for each in queue if each.stage in ("due", "runs")]
+
         for longest in due if self._left > sum(due) else ():
             short = decoding + sum(min(tokens, longest) for tokens in begun)
             saved = sum(each.saved for each in queue if each.stage == "due" and each.tokens <= longest)
+            # Either room was kept for it, or the load saves more than a short step costs.
             if short <= earlier or (not self._full and short + self._cut <= saved):
                 self.reserved, self._short, self._given = 0, earlier, short
                 return StepRoom(self.budget - short, longest)
+
         most = max(0, self.budget - decoding)
         room = min(kept + self.reserved, most)
         left, self._given = most - room, self.budget - room
@@ -178,6 +185,7 @@ class Queue:
         if gain < self._cost or not each.rows:
             return gain >= self._cost
         blended = self._steps(ahead + (each.rows or 0) + 2 * each.last + self._cost + 1)
+        # When a server without loads would have computed this prompt.
         deadline = self._steps(ahead + lead + each.tokens)
         return min(blended * self._step, self._left - gain) <= min(deadline * self._step, self._left + lead)
 

@@ -63,12 +63,15 @@ class Batch:
         tables = np.zeros((len(prompts), max(len(rows.block_ids) for rows in prompts)), dtype=np.int64)
         for number, rows in enumerate(prompts):
             tables[number, : len(rows.block_ids)] = rows.block_ids
+
         bounds = np.array(contiguous(places, prompt))
         sizes = bounds[:, 1] - bounds[:, 0]
         runs = np.argsort(sizes, kind="stable")
         tokens = np.argsort(np.repeat(sizes, sizes), kind="stable")  # runs of one size keep their order, and stay whole
+
         places_then, prompt_then = places[tokens], prompt[tokens]
         shifts = np.array([rows.shift for rows in prompts])
+        # A sequence reaches back to the prompt's first token: its length is its last place and 1.
         ends = bounds[runs, 1] - 1
         return cls(
             torch.cat([rows.ids.cpu() for rows in prompts])[torch.from_numpy(tokens)],
@@ -127,6 +130,7 @@ class RowForward:
         self._block_tokens = block_tokens
         self._config = runner.vllm_config.model_config
         self._device = runner.device
+
         on_cpu = self._device.type == "cpu"
         # FlashInfer and others keep buffers for so many sequences; the CPU backend keeps none.
         self.most_runs: int | None = None if on_cpu else runner.vllm_config.scheduler_config.max_num_seqs
@@ -174,6 +178,7 @@ class RowForward:
                 for prompt, rows in enumerate(batch.of_prompt):
                     more = written(number, prompt, key[rows].transpose(0, 1), value[rows].transpose(0, 1))
                     if more is not None:
+                        # Moved rows of the same layer: written now, they are seen when it attends.
                         keys, values, where = more
                         keys, values = keys.transpose(0, 1).contiguous(), values.transpose(0, 1).contiguous()
                         update(layer, keys, values, cache, where)

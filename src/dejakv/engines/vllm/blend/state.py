@@ -122,6 +122,7 @@ class Blending:
             count = runs[min(most_runs, len(runs)) - 1][1]
         if count < len(self.rows):
             count = self._between_pieces(count)
+
         rows, self.rows = self.rows[:count], self.rows[count:]
         self.computed += count
         return self._part(rows, block_tokens)
@@ -134,6 +135,7 @@ class Blending:
             return None
         computed = np.zeros(len(draft.ids), dtype=bool)
         computed[self._every.cpu().numpy()] = True
+        # The rows behind the blend are computed by vLLM.
         computed[draft.plan.end :] = True
         runs = long_runs(computed & draft.fresh, GUARANTEED)
         return Kept(runs, draft.used, draft.generation) if runs else None
@@ -142,12 +144,15 @@ class Blending:
         taken = PromptRows(self.draft.ids[rows], rows, self.block_ids)
         if self.draft.plan.runs is None:
             return BlendPart(self.draft, taken)
+        # A copy, since the next part needs the plan's runs as they are.
         runs = self.draft.plan.runs[: self.draft.plan.end].copy()
         others = np.setdiff1d(self._every.cpu().numpy(), rows.cpu().numpy(), assume_unique=True)
         runs[others] = -1  # rows of other parts do not move
+
         moves = tuple(corrections(runs, rows, self.draft.plan.changed))
         if not moves:
             return BlendPart(self.draft, taken)
+        # The same slots in every layer, so they are made once.
         slots = slots_of(self.block_ids, block_tokens, torch.cat([move.rest for move in moves]))
         return BlendPart(self.draft, taken, moves, slots.to(rows.device))
 
@@ -155,6 +160,7 @@ class Blending:
         pieces = self.draft.plan.runs
         if pieces is None:
             return count
+        # One row more shows whether a piece ends exactly here.
         of_rows = pieces[self.rows[: count + 1].cpu().numpy()]
         cuts = np.flatnonzero(np.diff(of_rows)) + 1
         return int(cuts[-1]) if cuts.size else count
