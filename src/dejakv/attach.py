@@ -69,17 +69,17 @@ def attach(
             stacklevel=3,
         )
     # The object's own attributes: its class is shared with other models.
-    own = cast(dict[str, Any], vars(model))
-    if "generate" in own:
+    attributes = cast(dict[str, Any], vars(model))
+    if "generate" in attributes:
         raise ConfigError("this model is attached already, or its generate was replaced: leave the other `with` first")
     settings = config or (cache.config if cache is not None else SemanticCacheConfig())
-    asked = cache.config if cache is not None else settings
-    if asked.labels_online:
+    cache_config = cache.config if cache is not None else settings
+    if cache_config.labels_online:
         raise ConfigError(
-            f"error_bound={asked.error_bound} needs idle time in which answers are checked, and an attached model has none: use "
+            f"error_bound={cache_config.error_bound} needs idle time in which answers are checked, and an attached model has none: use "
             "Pipeline and call settle_one between requests (docs/how-to/attach.md), or leave error_bound out"
         )
-    if asked.answers == "keep":
+    if cache_config.answers == "keep":
         raise ConfigError(
             "answers=keep returns texts, and generate of an attached model returns more: use Pipeline or `dejakv serve`, or leave it out"
         )
@@ -90,18 +90,18 @@ def attach(
     tokenizer = processor.tokenizer if processor is not None else processor_or_tokenizer
     original, registry = model.generate, encoder_cache
 
-    with ExitStack() as ours:
+    with ExitStack() as cleanup:
         if registry is None and settings.encoder_bytes and (registry := encoder_registry(settings)) is not None:
-            ours.callback(registry.close)
+            cleanup.callback(registry.close)
 
         engine = TransformersEngine(model, tokenizer, processor, encoder_cache=registry)
-        used = cache if cache is not None else ours.enter_context(closing(build_cache(settings, engine)))
-        own["generate"] = _Generate(original, Pipeline(engine, used), engine, partition, on_record)
+        used = cache if cache is not None else cleanup.enter_context(closing(build_cache(settings, engine)))
+        attributes["generate"] = _Generate(original, Pipeline(engine, used), engine, partition, on_record)
         # At once, so that an error further down restores it too.
-        ours.callback(own.pop, "generate")
+        cleanup.callback(attributes.pop, "generate")
         # `copy`, `pickle` and `torch.save` ask the object itself for its state: what they make is not attached.
-        own["__getstate__"] = partial(_state_alone, wrapper.__getstate__)
-        ours.callback(own.pop, "__getstate__")
+        attributes["__getstate__"] = partial(_state_alone, wrapper.__getstate__)
+        cleanup.callback(attributes.pop, "__getstate__")
         yield used
 
 

@@ -45,13 +45,13 @@ def build_cache(
     used = [*levels, *build_levels(config, engine)]
     # The caller's guard of a name stands in for the config's.
     names = {guard.name for guard in guards}
-    others = [guard for guard in build_guards(config, used) if guard.name not in names]
+    default_guards = [guard for guard in build_guards(config, used) if guard.name not in names]
 
     embed, hook_fingerprint = build_hook(config, engine)
     return HierarchicalCache(
         store if store is not None else store_of(config),
         used,
-        [*guards, *others],
+        [*guards, *default_guards],
         config,
         embed=embed,
         fusion=build_fusion(config, engine),
@@ -67,12 +67,12 @@ def check_config(config: SemanticCacheConfig) -> None:
         # Made and dropped: its constructor has the checks.
         EmbeddingCache(config.embedding_layers, config.embedding_match, index=config.index)
         check_hook(config.embedding_hook, config)
-    for dotted, what in (
-        *((one, "levels (--level)") for one in config.levels),
+    for dotted, setting_name in (
+        *((level_name, "levels (--level)") for level_name in config.levels),
         (config.fusion_provider, "fusion_provider (--fusion-provider)"),
     ):
         if dotted is not None:
-            named(dotted, what)
+            named(dotted, setting_name)
 
 
 def check_encoders(config: SemanticCacheConfig, hidden: int | None) -> None:
@@ -145,8 +145,8 @@ def build_fusion(config: SemanticCacheConfig, engine: Any) -> FusionStates | Non
     if folder := config.fusion_states_dir:
         store = open_store(folder, feed=config.feed)
     else:
-        most = max(1, config.encoder_bytes)
-        store = Store(budget=Budget(most, parts=config.parts.scaled(most)))
+        max_bytes = max(1, config.encoder_bytes)
+        store = Store(budget=Budget(max_bytes, parts=config.parts.scaled(max_bytes)))
     return FusionStates(provider, engine, store, config.lifetime(config.ttl_fusion))
 
 

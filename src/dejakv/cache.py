@@ -149,11 +149,11 @@ class HierarchicalCache:
 
         begun  `queue.mark()` at the start of work in idle time: after a later removal the state is not stored
         """
-        query, asked = decision.query, self.finder.asked(decision.statuses)
+        query, has_vectors = decision.query, self.finder.asked(decision.statuses)
         entry = replace(decision.entry, answer=answer, created=now())
         if self.config.quantizes:
             entry = in_8_bits(entry)
-        if asked:
+        if has_vectors:
             entry = replace(entry, vectors=dict(self.finder.vectors(query)))
         if answer is not None and self.config.answers == "keep":
             note = answer_note(decision.ask.answers, ran.token_ids, ran.arithmetic, ran.bitwise)
@@ -166,9 +166,9 @@ class HierarchicalCache:
             if removed():
                 return None
             # In the worker's thread: embedding costs no answer any time.
-            return meta if asked else replace(meta, vectors=dict(self.finder.vectors(query)))
+            return meta if has_vectors else replace(meta, vectors=dict(self.finder.vectors(query)))
 
-        return not removed() and self._submit(entry, ran.capture, complete, ran.shared, levels=asked)
+        return not removed() and self._submit(entry, ran.capture, complete, ran.shared, levels=has_vectors)
 
     def _submit(
         self,
@@ -195,15 +195,15 @@ class HierarchicalCache:
 
     def _keep_rows(self, decision: Decision, ran: Completion) -> None:
         """Queue a blend's own rows for storage, each run as a chunk."""
-        rows, kept = ran.rows, 0
+        rows, queued_tokens = ran.rows, 0
         if rows is None:
             return
         for meta in self.describe_rows(decision.entry, rows, decision.query.request.ttl):
             capture = partial(rows.capture, meta.position, meta.position + meta.num_tokens)
             if self._submit(meta, capture, self._with_donors, ran.shared):
-                kept += meta.num_tokens
-        if kept:
-            self.finder.counts.add(decision.entry.partition, CacheCounts(rows_kept=kept))
+                queued_tokens += meta.num_tokens
+        if queued_tokens:
+            self.finder.counts.add(decision.entry.partition, CacheCounts(rows_kept=queued_tokens))
 
     def _with_donors(self, meta: ChunkMeta) -> ChunkMeta | None:
         """Description of rows, None if a donor was purged meanwhile: its rows leave with it."""

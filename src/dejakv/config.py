@@ -292,8 +292,8 @@ class KeepSettings(BudgetSettings):
     @property
     def fusion_states_dir(self) -> str | None:
         """Place of a provider's states, beside that of encoder outputs; None without."""
-        kept = self.fusion_cache_dir if self.fusion_provider else None
-        return kept and (kept if is_memory(kept) else beside(kept, "-states"))
+        place = self.fusion_cache_dir if self.fusion_provider else None
+        return place and (place if is_memory(place) else beside(place, "-states"))
 
     def lifetime(self, own: float | None) -> float:
         """Limit of a class of entries, by default `ttl`."""

@@ -93,9 +93,9 @@ def common_prefix(
     """How many leading tokens two prompts share, media digests included: it ends where a span differs."""
     limit = min(len(left), len(right))
     # Media first: their tokens are equal placeholders, whatever the picture shows.
-    for one, other in zip(left_spans, right_spans, strict=False):
-        if one != other:
-            limit = min(limit, one.start, other.start)
+    for first_span, second_span in zip(left_spans, right_spans, strict=False):
+        if first_span != second_span:
+            limit = min(limit, first_span.start, second_span.start)
             break
     else:
         # One prompt has media where the other has text that only looks like placeholders.

@@ -70,7 +70,7 @@ class Settler:
         """
         cache = self._cache
         # Before the prompt is taken: a purge from here on keeps its state from being stored.
-        begun = cache.queue.mark()
+        removal_mark = cache.queue.mark()
         while (waiting := cache.queue.take_promotion()) is not None:
             if cache.store.meta(waiting.key) is None and waiting.epoch == self._engine.epoch:
                 done, request = False, waiting.request
@@ -78,7 +78,7 @@ class Settler:
                     with keeping(ttl=request.ttl):  # nothing is promoted of a request of which nothing is kept
                         prepared = replace(self._engine.prepare(request), epoch=waiting.epoch)
                         decision, completion = self._exactly(prepared, None)
-                        done = cache.keep_exact(decision, completion, begun=begun)
+                        done = cache.keep_exact(decision, completion, begun=removal_mark)
                 except Exception:  # nobody waits for it: what goes wrong must not reach a request that comes next
                     logger.exception("a prompt could not be computed in idle time")
                 cache.finder.counts.promotion(request.partition, done)
@@ -93,14 +93,14 @@ class Settler:
         cache counts as a wrong answer, and is logged.
         """
         queue = self._cache.queue
-        begun = queue.mark()
+        removal_mark = queue.mark()
         label = queue.take_label()
         if label is None:
             return False
 
         tried: dict[str, float] = {}
         try:
-            wrong = self._judged(label, tried, begun)
+            wrong = self._judged(label, tried, removal_mark)
         except (_Unlabelled, ModelChangedError):
             queue.lose(label)
             return True
@@ -129,7 +129,7 @@ class Settler:
         if label.epoch != self._engine.epoch or (reused is None and not at_hand):
             raise _Unlabelled  # a plan without some of its donors is another plan
 
-        until = self._clock() + SECONDS
+        deadline = self._clock() + SECONDS
         partition = label.request.partition
 
         def go_on(_token: int, _text: str) -> None:
@@ -137,7 +137,7 @@ class Settler:
                 raise _Unlabelled
             if queue.closed:
                 raise _Closed
-            if self._clock() > until:
+            if self._clock() > deadline:
                 raise TimeoutError(f"more than {SECONDS:g} seconds")
 
         def look(logs: NDArray[np.float32]) -> str:

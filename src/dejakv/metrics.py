@@ -139,17 +139,17 @@ class RequestTotals:
     """Sums over records, kept as requests are served. Thread-safe; memory does not grow with requests."""
 
     def __init__(self) -> None:
-        self._registry = made = CollectorRegistry()
-        self._served = Counter("dejakv_requests", "Requests by what was reused.", ["method", "level"], registry=made)
+        self._registry = registry = CollectorRegistry()
+        self._served = Counter("dejakv_requests", "Requests by what was reused.", ["method", "level"], registry=registry)
         # Begun with 0: a series that first appears with an event has no increase to see.
         for method, level in (("none", ""), ("prefix", "prefix"), ("exact", "exact_text")):
             self._served.labels(method, level)
 
         self._sums = {
-            name: Counter(f"dejakv_{exported}", about, registry=made) for name, (exported, about) in TOKENS.items()
+            name: Counter(f"dejakv_{exported}", about, registry=registry) for name, (exported, about) in TOKENS.items()
         }
         self._times = {
-            name: Histogram(f"dejakv_{exported}", about, registry=made, buckets=BUCKETS)
+            name: Histogram(f"dejakv_{exported}", about, registry=registry, buckets=BUCKETS)
             for name, (exported, about) in TIMES.items()
         }
 
@@ -212,8 +212,8 @@ class CacheCollector(Collector):
                     for name, (exported, about) in figures.items():
                         if (value := getattr(stats, name)) is not None:
                             yield family(f"dejakv_{exported}", about, value=value)
-                for name, (exported, about, label, known) in labelled.items():
-                    values = dict.fromkeys(known, 0) | getattr(stats, name)
+                for name, (exported, about, label, label_values) in labelled.items():
+                    values = dict.fromkeys(label_values, 0) | getattr(stats, name)
                     counts = {(value,): count for value, count in values.items()}
                     yield _by(CounterMetricFamily, exported, about, (label,), counts)
 
@@ -227,10 +227,10 @@ def _store_metrics(stores: Mapping[str, StoreStats]) -> Iterator[Metric]:
     """The figures of stores by name."""
     for family, figures in ((CounterMetricFamily, STORE), (GaugeMetricFamily, STORE_NOW)):
         for name, (exported, about) in figures.items():
-            held = {(store,): getattr(stats, name) for store, stats in stores.items()}
-            yield _by(family, exported, about, ("store",), held)
-    for name, (exported, about, label, known) in STORE_BY.items():
-        by_store = {store: dict.fromkeys(known, 0) | getattr(stats, name) for store, stats in stores.items()}
+            values_by_store = {(store,): getattr(stats, name) for store, stats in stores.items()}
+            yield _by(family, exported, about, ("store",), values_by_store)
+    for name, (exported, about, label, label_values) in STORE_BY.items():
+        by_store = {store: dict.fromkeys(label_values, 0) | getattr(stats, name) for store, stats in stores.items()}
         counts = {(store, value): n for store, values in by_store.items() for value, n in values.items()}
         yield _by(CounterMetricFamily, exported, about, ("store", label), counts)
 
@@ -238,7 +238,7 @@ def _store_metrics(stores: Mapping[str, StoreStats]) -> Iterator[Metric]:
 def _by(
     family: Any, exported: str, about: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]
 ) -> Any:
-    made = family(f"dejakv_{exported}", about, labels=labels)
-    for of, value in values.items():
-        made.add_metric(of, value)
-    return made
+    metric = family(f"dejakv_{exported}", about, labels=labels)
+    for label_values, value in values.items():
+        metric.add_metric(label_values, value)
+    return metric

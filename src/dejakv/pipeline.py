@@ -59,22 +59,22 @@ class Pipeline:
         cache = self.cache
         if cache is None or not prepared.epoch:
             unidentified = self.engine.unidentified if cache is not None else ""
-            waited = time.perf_counter() - began
-            plan, ran = self.run_plans(prepared, (replace(FULL, reason=unidentified),), on_token)
+            waited_seconds = time.perf_counter() - began
+            plan, completion = self.run_plans(prepared, (replace(FULL, reason=unidentified),), on_token)
             decision, stored = None, False
         else:
             decision = cache.decide(prepared, self.engine)
-            waited = time.perf_counter() - began
-            plan, ran = self.run_plans(prepared, decision.plans, on_token)
+            waited_seconds = time.perf_counter() - began
+            plan, completion = self.run_plans(prepared, decision.plans, on_token)
             if plan.method == "none" and not plan.reason:
                 plan = replace(plan, reason=self.engine.no_reuse)
-            stored = cache.keep(prepared, decision, plan, ran)
+            stored = cache.keep(prepared, decision, plan, completion)
             if self.promotes and plan.approximate and plan.answer is None and not cache.config.quantizes:
                 cache.queue.promote(decision)
 
-        record = Record.of(prepared, decision, plan, ran, waited, stored)
+        record = Record.of(prepared, decision, plan, completion, waited_seconds, stored)
         cached = plan.donors[0].answer if plan.match is not None else None
-        return Answer(ran.text, ran.token_ids, record, cached, ran, decision)
+        return Answer(completion.text, completion.token_ids, record, cached, completion, decision)
 
     def run_plans(
         self, prepared: Prepared, plans: Sequence[Plan], on_token: OnToken | None = None
@@ -88,22 +88,22 @@ class Pipeline:
         for plan in plans:
             # What refused plans took is time that the caller waited for.
             waited = time.perf_counter() - began
-            if (kept := plan.answer) is not None:
-                if on_token is not None and kept.token_ids:
-                    on_token(kept.token_ids[0], kept.text)
+            if (stored_answer := plan.answer) is not None:
+                if on_token is not None and stored_answer.token_ids:
+                    on_token(stored_answer.token_ids[0], stored_answer.text)
                 tokens = len(prepared.token_ids)
                 return plan, Completion(
-                    kept.text, kept.token_ids, tokens, 0, arithmetic=kept.arithmetic, bitwise=kept.bitwise
+                    stored_answer.text, stored_answer.token_ids, tokens, 0, arithmetic=stored_answer.arithmetic, bitwise=stored_answer.bitwise
                 )
-            ran = self.engine.run(prepared, plan, store, on_token=on_token)
+            completion = self.engine.run(prepared, plan, store, on_token=on_token)
 
-            if isinstance(ran, Completion):
-                ran = replace(ran, ttft_s=waited + ran.ttft_s, latency_s=waited + ran.latency_s)
-                if ran.exactly:  # vLLM's connector finds out by itself that a blend is not worth it
-                    full = ran.computed_tokens == len(prepared.token_ids)
-                    plan, reason = FULL if full else next(each for each in plans if not each.approximate), ran.exactly
-                return replace(plan, reason=reason) if reason else plan, ran
-            reason = reason or ran.reason
+            if isinstance(completion, Completion):
+                completion = replace(completion, ttft_s=waited + completion.ttft_s, latency_s=waited + completion.latency_s)
+                if completion.exactly:  # vLLM's connector finds out by itself that a blend is not worth it
+                    full = completion.computed_tokens == len(prepared.token_ids)
+                    plan, reason = FULL if full else next(each for each in plans if not each.approximate), completion.exactly
+                return replace(plan, reason=reason) if reason else plan, completion
+            reason = reason or completion.reason
 
         raise ModelError(
             f"the engine {self.engine.name} refused every plan ({reason}): full computation must not be refused"
@@ -114,10 +114,10 @@ class Pipeline:
         engine, cache, places = self.engine, self.cache, ()
         order = self._order(request) if request.order == "free" else None
         if order is not None and order.changed and cache is not None:
-            held, given = (reusable(tokens, order.tokens, engine.piece) for tokens in (order.held, order.given))
+            reordered_tokens, initial_tokens = (reusable(tokens, order.tokens, engine.piece) for tokens in (order.held, order.given))
             costs = cache.costs(engine)
             # Another order may change the answer: only where it makes the prompt faster.
-            if costs is None or costs.prefix_saves(held, given, order.tokens):
+            if costs is None or costs.prefix_saves(reordered_tokens, initial_tokens, order.tokens):
                 places, request = order.order, order.of(request)
 
         prepared = engine.prepare(request)

@@ -124,9 +124,9 @@ class Record:
 
 def _encoder_status(prepared: Prepared, ran: Completion) -> Status:
     """Encoder outputs are `skip` where none were needed, `hit` where all came from the registry."""
-    held = ran.prompt_tokens - ran.computed_tokens
+    reused_tokens = ran.prompt_tokens - ran.computed_tokens
     # Media within reused rows need no encoder.
-    if all(span.start + span.length <= held for span in prepared.spans):
+    if all(span.start + span.length <= reused_tokens for span in prepared.spans):
         return "skip"
     return "miss" if ran.encoder_runs else "hit"
 

@@ -111,21 +111,21 @@ def frame_of(prompt: str, parts: Sequence[str]) -> Frame:
 
     Raises: InputError for invalid parts, or parts not found in the prompt as given.
     """
-    given = check_parts(parts)
-    first, *others = given
+    checked_parts = check_parts(parts)
+    first, *later_parts = checked_parts
     start = -1
     # The first part may also stand in the text before the parts, as in an example.
     for _ in range(MAX_PLACES):
         start = prompt.find(first, start + 1)
         end = start + len(first)
-        second = prompt.find(others[0], end) if others else end
+        second = prompt.find(later_parts[0], end) if later_parts else end
         if start < 0 or second < 0:
             break
         between = prompt[end:second]
 
-        joined = between.join(given)
+        joined = between.join(checked_parts)
         if prompt.startswith(joined, start):
-            return Frame(prompt[:start], between, prompt[start + len(joined) :], given)
+            return Frame(prompt[:start], between, prompt[start + len(joined) :], checked_parts)
     raise InputError(
         "the parts do not stand in the prompt in the order given, with the same text between them: give them word for word as the "
         "prompt has them, template applied"
@@ -167,9 +167,9 @@ class Request:
 
     def __post_init__(self) -> None:
         for name in ("media", "parts"):
-            given = getattr(self, name)
-            if isinstance(given, list):
-                object.__setattr__(self, name, tuple(cast(list[object], given)))
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(cast(list[object], value)))
         check_fields(self, error=InputError, nul=True)
         if self.order == "free":
             _ = self.frame  # raises for parts that the prompt does not have
@@ -277,9 +277,9 @@ def after_waiting(request: Request, seconds: float) -> Request:
     """The request after `seconds` of waiting: its `ttl` is shorter by them; once it is over, nothing is stored."""
     if request.ttl is None:
         return request
-    left = request.ttl - seconds
+    remaining_ttl = request.ttl - seconds
     # Not 0, which would mean no limit.
-    return replace(request, ttl=left) if left > 0 else replace(request, ttl=None, no_store=True)
+    return replace(request, ttl=remaining_ttl) if remaining_ttl > 0 else replace(request, ttl=None, no_store=True)
 
 
 @contextmanager

@@ -214,15 +214,15 @@ def from_mapping(
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: {shown(values)} is no object: give names and values")
-    given = cast(Mapping[Any, Any], values)
-    known = {item.name for item in fields(cast(Any, kind))}
-    for name in given:
+    mapping = cast(Mapping[Any, Any], values)
+    field_names = {item.name for item in fields(cast(Any, kind))}
+    for name in mapping:
         if name not in cast(Any, kind).__dataclass_fields__:  # former names are no fields
             if isinstance(name, str) and name in (left or {}):
                 raise ConfigError(f"{where}: {name} is no setting any more: {(left or {})[name]}")
-            raise ConfigError(f"{where}: unknown key {shown(name)}: known are {', '.join(sorted(known))}")
+            raise ConfigError(f"{where}: unknown key {shown(name)}: known are {', '.join(sorted(field_names))}")
 
-    plain = {name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in given.items()}
+    plain = {name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in mapping.items()}
     return kind(**plain)
 
 
@@ -260,20 +260,20 @@ def helps(cls: type) -> dict[str, str]:
     >>> helps(LifetimeSettings)["ttl"][:30]
     'seconds for which an entry may'
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     # Bases first, so that a class may say it anew.
     for part in reversed(cls.__mro__):
         name = ""
         for line in inspect.cleandoc(part.__doc__ or "").splitlines():
             entry = re.match(r"(\w+)  +(\S.*)", line)
             if entry and entry[1] in getattr(part, "__dataclass_fields__", {}):
-                name, found[entry[1]] = entry[1], entry[2]
+                name, texts[entry[1]] = entry[1], entry[2]
             elif name and line.startswith("  "):
-                found[name] += f" {line.strip()}"
+                texts[name] += f" {line.strip()}"
             else:
                 name = ""
 
-    return found
+    return texts
 
 
 def from_text(text: str, kind: Any) -> Any:
@@ -343,8 +343,8 @@ def _says(error: str, message: str, kind: Any, value: object) -> str:
     if error == "tuple_type":
         return "is a list: give a tuple" if isinstance(value, list) else "is no list: give a list, of one if it is one"
     if error == "literal_error":
-        known = next(get_args(each) for each in (kind, *get_args(kind)) if get_origin(each) is Literal)
-        return f"is unknown: choose one of {', '.join(map(str, known))}"
+        choices = next(get_args(each) for each in (kind, *get_args(kind)) if get_origin(each) is Literal)
+        return f"is unknown: choose one of {', '.join(map(str, choices))}"
     return _SAYS.get("int_type" if error.startswith("int_") else error, f"is wrong: {message}")
 
 
@@ -372,21 +372,21 @@ def named(dotted: str, flag: str) -> Callable[..., Any]:
     Raises: ConfigError naming the flag, if it does not import or is not callable.
     """
     module, _, attribute = dotted.partition(":")
-    here = os.getcwd()
+    current_dir = os.getcwd()
 
-    if not {"", here} & set(sys.path):
-        sys.path.append(here)  # a console script does not look there
+    if not {"", current_dir} & set(sys.path):
+        sys.path.append(current_dir)  # a console script does not look there
     try:
-        found = getattr(import_module(module), attribute)
+        target = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise ConfigError(
             f"{flag} {dotted!r} does not import ({error}): give package.module:factory, of an installed package or of the current "
             "folder"
         ) from error
 
-    if not callable(found):
+    if not callable(target):
         raise ConfigError(f"{flag} {dotted!r} is not callable: name a function or class")
-    return found
+    return target
 
 
 def made_by(dotted: str, flag: str, has: tuple[str, ...], *args: Any, **keywords: Any) -> Any:
@@ -394,7 +394,7 @@ def made_by(dotted: str, flag: str, has: tuple[str, ...], *args: Any, **keywords
     called so, fails, or makes something else."""
     make = named(dotted, flag)
     try:
-        made = make(*args, **keywords)
+        product = make(*args, **keywords)
     except DejaKVError:
         raise
     except Exception as error:  # somebody else's code, which may raise anything; the cause is chained
@@ -403,9 +403,9 @@ def made_by(dotted: str, flag: str, has: tuple[str, ...], *args: Any, **keywords
             f"{', '.join([type(value).__name__ for value in args] + list(keywords)) or 'nothing'}"
         ) from error
 
-    missing = [name for name in has if not hasattr(made, name)]
+    missing = [name for name in has if not hasattr(product, name)]
     if missing:
         raise ConfigError(
-            f"{flag} {dotted!r} made a {type(made).__name__}, which has no {missing[0]}: return what the flag asks for"
+            f"{flag} {dotted!r} made a {type(product).__name__}, which has no {missing[0]}: return what the flag asks for"
         )
-    return made
+    return product

@@ -35,11 +35,11 @@ class AnswerNotes:
     @property
     def approximate(self) -> bool:
         """Whether any part of the answer is."""
-        return any(said.get("approximate") for said in self.said)
+        return any(report.get("approximate") for report in self.said)
 
     def label(self) -> dict[str, Any]:
         """Return what is said of the call: of an approximate request, if there is one."""
-        return next((said for said in self.said if said.get("approximate")), self.said[0])
+        return next((report for report in self.said if report.get("approximate")), self.said[0])
 
 
 def watch(client: Any) -> bool:

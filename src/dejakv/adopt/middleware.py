@@ -156,23 +156,23 @@ class AdoptMiddleware(ServerMiddleware):
         super().__init__(app, api_keys, limits)
 
     async def _rewrite(self, body: dict[str, Any], partition: str, scope: Scope, send: Send, no_store: bool) -> Send:
-        asked, note = await self._adopted(body, partition, scope, no_store)
-        return self._noting(send, asked, note)
+        adopt_request, note = await self._adopted(body, partition, scope, no_store)
+        return self._noting(send, adopt_request, note)
 
     async def _adopted(
         self, body: dict[str, Any], partition: str, scope: Scope, no_store: bool
     ) -> tuple[AdoptRequest | None, AdoptRecord]:
         """Changes the body in place. Raises RefusedError."""
-        wish = wish_of(body)
+        options = wish_of(body)
         # First of all: whatever is decided below, the body is the partition's.
         own(body, partition)
         if route_path(scope) not in ADOPTING:
             return None, AdoptRecord(reason="adopt is not for this path")
-        mode = wish.get("mode", self.mode)
+        mode = options.get("mode", self.mode)
         if mode == "blend":
-            with_wish(body, {"mode": "blend", **wish})
-        elif wish.get("mode") == "adopt":  # the connector behind us knows nothing of it
-            with_wish(body, {"mode": "exact", "no_store": wish.get("no_store") is True})
+            with_wish(body, {"mode": "blend", **options})
+        elif options.get("mode") == "adopt":  # the connector behind us knows nothing of it
+            with_wish(body, {"mode": "exact", "no_store": options.get("no_store") is True})
 
         if mode != "adopt":
             return None, AdoptRecord(reason=f"mode is {mode}")
@@ -183,20 +183,20 @@ class AdoptMiddleware(ServerMiddleware):
         if body.get("prompt_logprobs") is not None:
             return None, AdoptRecord(reason="prompt_logprobs are of the very prompt that is sent")
         try:
-            choice = _Choice.model_validate(wish)
+            choice = _Choice.model_validate(options)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             return None, AdoptRecord(reason=f"{first['loc'][0]}: {first['msg']}")
 
-        asked = asked_of(body, partition)
-        if isinstance(asked, str):
-            return None, AdoptRecord(reason=asked)
+        adopt_request = asked_of(body, partition)
+        if isinstance(adopt_request, str):
+            return None, AdoptRecord(reason=adopt_request)
         no_store = no_store or choice.no_store
-        asked = replace(asked, threshold=choice.threshold, donor=choice.donor, no_store=no_store)
-        text, note = await asyncio.to_thread(self.adopter.find, asked)
+        adopt_request = replace(adopt_request, threshold=choice.threshold, donor=choice.donor, no_store=no_store)
+        text, note = await asyncio.to_thread(self.adopter.find, adopt_request)
         if note.method == "adopt":
             with_text(body, text)
-        return asked, note
+        return adopt_request, note
 
     def _noting(self, send: Send, asked: AdoptRequest | None, note: AdoptRecord) -> Send:
         """Adds the headers; a prompt whose answer was complete becomes a donor."""

@@ -73,8 +73,8 @@ def unkept(body: dict[str, Any], partition: str) -> None:
 def wish_of(body: dict[str, Any]) -> dict[str, Any]:
     """A body's choices for the connector (`kv_transfer_params.dejakv`); empty without any."""
     params = body.get("kv_transfer_params")
-    wish = params.get("dejakv") if isinstance(params, dict) else None
-    return wish if isinstance(wish, dict) else {}
+    options = params.get("dejakv") if isinstance(params, dict) else None
+    return options if isinstance(options, dict) else {}
 
 
 def asks_connector(body: dict[str, Any]) -> bool:

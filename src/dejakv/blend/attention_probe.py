@@ -48,19 +48,19 @@ class AttentionProbe(TorchFunctionMode):
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
         rows = min(self.queries, query.shape[2])
-        late = query[0, :, -rows:].float()
+        last_queries = query[0, :, -rows:].float()
         keys = key[0].float()
         # Grouped queries: several query heads share one key head.
-        grouped = late.view(keys.shape[0], -1, rows, late.shape[-1])
-        scores = torch.einsum("hgrd,hkd->hgrk", grouped, keys) * (scale or 1 / math.sqrt(late.shape[-1]))
+        grouped = last_queries.view(keys.shape[0], -1, rows, last_queries.shape[-1])
+        scores = torch.einsum("hgrd,hkd->hgrk", grouped, keys) * (scale or 1 / math.sqrt(last_queries.shape[-1]))
 
         length = keys.shape[1]
         if attn_mask is not None:
             mask = attn_mask[0, :1, -rows:]
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.float()
         elif is_causal:
-            at = torch.arange(query.shape[2] - rows, query.shape[2], device=key.device)
-            scores = scores.masked_fill(torch.arange(length, device=key.device)[None] > at[:, None], -math.inf)
+            query_places = torch.arange(query.shape[2] - rows, query.shape[2], device=key.device)
+            scores = scores.masked_fill(torch.arange(length, device=key.device)[None] > query_places[:, None], -math.inf)
         return scores.softmax(-1).sum((0, 1, 2))
 
     def total(self, tokens: int) -> Tensor:

@@ -72,17 +72,17 @@ def need(
     [False, False, True, True, True, True]
     """
     n = len(target)
-    parts = segments(target, ends)
-    rows = min(n, question_length(parts, n) if tail is None else tail)
+    sentences = segments(target, ends)
+    rows = min(n, question_length(sentences, n) if tail is None else tail)
     forced = np.zeros(n, dtype=bool)
     forced[n - rows :] = True
 
-    there = segments(donors.ids, ends, donors.starts)
+    donor_sentences = segments(donors.ids, ends, donors.starts)
     differs = donors.ids[found.source] != target
-    edits = _edits(found, differs, donors, there) | _openings(found, donors, there)
-    new = _new_sentences(target, donors, found, parts, there)
-    unknown = new[parts.number] & (differs | (found.context < COPIED))
-    lost = differs | unknown | _foreign(target, donors, found, parts, there)
+    edits = _edits(found, differs, donors, donor_sentences) | _openings(found, donors, donor_sentences)
+    new = _new_sentences(target, donors, found, sentences, donor_sentences)
+    unknown = new[sentences.number] & (differs | (found.context < COPIED))
+    lost = differs | unknown | _foreign(target, donors, found, sentences, donor_sentences)
     changed = edits | lost | (found.similarity < LEAST_SIMILARITY)
     # The question is computed in any case.
     changed[n - rows :] = False
@@ -91,15 +91,15 @@ def need(
     first, stop = equal_runs(target, donors, found.source)
     # A run at the prompt's beginning stood in the same text, however short it is.
     short = (stop - first < SHORT) & (first > 0)
-    wanted = (rest_of_sentence(changed, parts) | short) & ~forced
-    wanted[:exact] = False
+    to_recompute = (rest_of_sentence(changed, sentences) | short) & ~forced
+    to_recompute[:exact] = False
 
-    paid = wanted if budget is None else _affordable(wanted, edits, new, parts, round(budget * (n - exact)) - rows)
-    forced, left = forced | paid, wanted & ~paid
+    paid = to_recompute if budget is None else _affordable(to_recompute, edits, new, sentences, round(budget * (n - exact)) - rows)
+    forced, excluded = forced | paid, to_recompute & ~paid
     # Last: a long tail may reach into the exact prefix.
     forced[:exact] = False
-    left[:exact] = True
-    return Need(forced, changed, rows, left, exact)
+    excluded[:exact] = True
+    return Need(forced, changed, rows, excluded, exact)
 
 
 def _affordable(
@@ -142,10 +142,10 @@ def _openings(found: TokenMap, donors: Donors, there: Segments) -> NDArray[np.bo
     """A prompt's first token holds the attention sink: its state belongs to the first place and to no other, and no other
     belongs there. And the first sentence of a prompt (at most 16 tokens) was computed with next to nothing before it: moved
     behind other text, it is computed anew (LegoLink, arXiv 2410.15332, recomputes the first tokens of every chunk)."""
-    place, here = donors.positions[found.source], np.arange(len(found))
+    place, target_places = donors.positions[found.source], np.arange(len(found))
     starts = np.asarray(donors.starts)[donors.number[found.source]]
     opening = (there.number[found.source] == there.number[starts]) & (place < OPENING)
-    return ((place == 0) | (here == 0) | opening) & (place != here)
+    return ((place == 0) | (target_places == 0) | opening) & (place != target_places)
 
 
 def _edits(found: TokenMap, differs: NDArray[np.bool_], donors: Donors, there: Segments) -> NDArray[np.bool_]:
@@ -156,10 +156,10 @@ def _edits(found: TokenMap, differs: NDArray[np.bool_], donors: Donors, there: S
     before = np.maximum.accumulate(np.where(~differs, index, -1))
     after = np.minimum.accumulate(np.where(~differs, index, n)[::-1])[::-1]
     inner = differs & (before >= 0) & (after < n)
-    one, other = np.maximum(before, 0), np.minimum(after, n - 1)
-    gap = found.source[other] - found.source[one]
+    before_place, after_place = np.maximum(before, 0), np.minimum(after, n - 1)
+    gap = found.source[after_place] - found.source[before_place]
     # Aligned: both neighbours are in copied text and stand about as far apart in the donor.
-    aligned = inner & (gap > 0) & (gap <= other - one + 4) & copied[one] & copied[other]
+    aligned = inner & (gap > 0) & (gap <= after_place - before_place + 4) & copied[before_place] & copied[after_place]
 
     jump = np.zeros(n, dtype=bool)
     step = found.source[1:] - found.source[:-1]
@@ -172,14 +172,14 @@ def _edits(found: TokenMap, differs: NDArray[np.bool_], donors: Donors, there: S
 def _foreign(target: Ids, donors: Donors, found: TokenMap, parts: Segments, there: Segments) -> NDArray[np.bool_]:
     """Rare tokens whose equal was found in another sentence than most of their sentence was: "rome" from someone else's home."""
     weight = weights_of(target, *rarity(donors.ids, there))
-    came = there.number[found.source]
-    keys, count = np.unique(parts.number * len(there) + came, return_counts=True)
+    source_sentence = there.number[found.source]
+    keys, count = np.unique(parts.number * len(there) + source_sentence, return_counts=True)
     order = np.lexsort((count, keys // len(there)))
-    most = np.zeros(len(parts), dtype=np.int64)
-    most[keys[order] // len(there)] = keys[order] % len(there)
+    main_sentence = np.zeros(len(parts), dtype=np.int64)
+    main_sentence[keys[order] // len(there)] = keys[order] % len(there)
 
     inside = np.arange(len(target)) > 0  # the first token opens the prompt, and is part of no sentence
-    return inside & (came != most[parts.number]) & (found.context < COPIED) & (weight > 0.5 * weight.max())
+    return inside & (source_sentence != main_sentence[parts.number]) & (found.context < COPIED) & (weight > 0.5 * weight.max())
 
 
 def _new_sentences(target: Ids, donors: Donors, found: TokenMap, parts: Segments, there: Segments) -> NDArray[np.bool_]:
@@ -190,6 +190,6 @@ def _new_sentences(target: Ids, donors: Donors, found: TokenMap, parts: Segments
     keys, inverse = np.unique(pair, return_inverse=True)
 
     mass = np.bincount(inverse, weights=weight * equal, minlength=keys.size)
-    most = np.zeros(len(parts))
-    np.maximum.at(most, keys // len(there), mass)
-    return most < NEW_SHARE * np.bincount(parts.number, weights=weight, minlength=len(parts))
+    best_mass = np.zeros(len(parts))
+    np.maximum.at(best_mass, keys // len(there), mass)
+    return best_mass < NEW_SHARE * np.bincount(parts.number, weights=weight, minlength=len(parts))

@@ -63,21 +63,21 @@ def embedding_map(target: Ids, donors: Donors, embed: Embed, *, hashed: bool = F
     hashed  nearest by random hyperplanes: the fewest bits of a signature differ, and the similarity is cos(pi differing / bits). It
             agrees with exact cosine .65 of the time at 128 bits, .82 at 256, .95 at 1024 (hidden size 1024)
     """
-    known, first = np.unique(donors.ids, return_index=True)
-    wanted, inverse = np.unique(target, return_inverse=True)
-    at = np.minimum(np.searchsorted(known, wanted), known.size - 1)
-    equal = known[at] == wanted
-    source, score = np.where(equal, first[at], 0), equal.astype(np.float32)
+    donor_ids, first = np.unique(donors.ids, return_index=True)
+    target_ids, inverse = np.unique(target, return_inverse=True)
+    slots = np.minimum(np.searchsorted(donor_ids, target_ids), donor_ids.size - 1)
+    equal = donor_ids[slots] == target_ids
+    source, score = np.where(equal, first[slots], 0), equal.astype(np.float32)
     # Media have negative ids and no embedding.
-    new, real = np.flatnonzero(~equal & (wanted >= 0)), np.flatnonzero(known >= 0)
+    new, real = np.flatnonzero(~equal & (target_ids >= 0)), np.flatnonzero(donor_ids >= 0)
     if new.size and real.size:
-        mine, theirs = normalized(embed(wanted[new])), normalized(embed(known[real]))
+        target_vectors, donor_vectors = normalized(embed(target_ids[new])), normalized(embed(donor_ids[real]))
         if hashed:
-            planes = np.random.default_rng(0).standard_normal((theirs.shape[1], BITS)).astype(np.float32)
-            agree = np.sign(mine @ planes) @ np.sign(theirs @ planes).T / BITS
+            planes = np.random.default_rng(0).standard_normal((donor_vectors.shape[1], BITS)).astype(np.float32)
+            agree = np.sign(target_vectors @ planes) @ np.sign(donor_vectors @ planes).T / BITS
             similar = np.cos(np.pi * (1 - agree) / 2).astype(np.float32)
         else:
-            similar = mine @ theirs.T
+            similar = target_vectors @ donor_vectors.T
         best = similar.argmax(1)
         source[new] = first[real[best]]
         score[new] = similar[np.arange(new.size), best].clip(0, 1)
@@ -87,18 +87,18 @@ def embedding_map(target: Ids, donors: Donors, embed: Embed, *, hashed: bool = F
 
 def context_map(target: Ids, donors: Donors, embed: Embed, *, ends: Ids | None = None) -> TokenMap:
     """Make the default map, see the module. `ends`: ids of tokens that end a sentence. 2,000 tokens take under 5 ms on one core."""
-    theirs = _padded(donors)
-    mine = np.concatenate([_sentinels(REACH, 1), target, _sentinels(REACH, 2)])
+    padded_donors = _padded(donors)
+    padded_target = np.concatenate([_sentinels(REACH, 1), target, _sentinels(REACH, 2)])
     source = np.full(len(target), -1, dtype=np.int64)
     same = (start for start in donors.openings if donors.ids[start] == target[0])
     source[0] = next(same, -1)  # a prompt's first token fits another prompt's first alone
 
-    _copied(target, mine, theirs, source)
+    _copied(target, padded_target, padded_donors, source)
     _whole_sentences(target, donors, ends, source)
 
-    left = np.flatnonzero(source < 0)
-    if left.size:
-        _near(target, donors, embed, ends, source, left)
+    unmatched = np.flatnonzero(source < 0)
+    if unmatched.size:
+        _near(target, donors, embed, ends, source, unmatched)
     return _judged(target, donors, embed, source)
 
 
@@ -150,28 +150,28 @@ def _copied(target: Ids, mine: Ids, theirs: _padded, source: Ids) -> None:
         if not todo.size:
             return
 
-        there = donor_hashes.of(theirs.place - before, theirs.place + after + 1)
-        order = np.argsort(there, kind="stable")
-        ranked = there[order]
-        here = hashes.of(todo + REACH - before, todo + REACH + after + 1)
-        low = np.searchsorted(ranked, here)
-        found = ranked[np.minimum(low, m - 1)] == here
-        if not found.any():
+        donor_windows = donor_hashes.of(theirs.place - before, theirs.place + after + 1)
+        order = np.argsort(donor_windows, kind="stable")
+        ranked = donor_windows[order]
+        target_windows = hashes.of(todo + REACH - before, todo + REACH + after + 1)
+        low = np.searchsorted(ranked, target_windows)
+        matched = ranked[np.minimum(low, m - 1)] == target_windows
+        if not matched.any():
             continue
 
-        todo, low = todo[found], low[found]
+        todo, low = todo[matched], low[matched]
         # Among equal windows (sorted by place, since the sort is stable) the one nearest to where neighbours point.
         group = np.cumsum(np.concatenate([[True], ranked[1:] != ranked[:-1]])) - 1
         # By window, then by place: one search finds the nearest place of a window.
         keys = group * (2 * m) + order
         wish = group[low] * (2 * m) + np.clip(_expected(source, todo, n, m), 0, m - 1)
 
-        at = np.searchsorted(keys, wish)
-        after_at, before_at = np.minimum(at, m - 1), np.maximum(at - 1, 0)
-        fits = group[after_at] == group[low]
-        other = group[before_at] == group[low]
-        nearer = other & (~fits | (wish - keys[before_at] <= keys[after_at] - wish))
-        source[todo] = order[np.where(nearer, before_at, after_at)]
+        insertion = np.searchsorted(keys, wish)
+        after_slot, before_slot = np.minimum(insertion, m - 1), np.maximum(insertion - 1, 0)
+        fits = group[after_slot] == group[low]
+        fits_before = group[before_slot] == group[low]
+        nearer = fits_before & (~fits | (wish - keys[before_slot] <= keys[after_slot] - wish))
+        source[todo] = order[np.where(nearer, before_slot, after_slot)]
         # At once: shorter windows are for what longer ones leave.
         _extend(target, theirs, source)
 
@@ -181,16 +181,16 @@ def _whole_sentences(target: Ids, donors: Donors, ends: Ids | None, source: Ids)
     reached into such a sentence from its neighbours."""
     if (source >= 0).all():
         return
-    mine, theirs = segments(target, ends), segments(donors.ids, ends, donors.starts)
+    sentences, donor_sentences = segments(target, ends), segments(donors.ids, ends, donors.starts)
     # A prompt's first token opens it and is no part of its first sentence.
-    openings, held = set(donors.openings), dict[bytes, list[int]]()
-    for start, stop in zip(theirs.starts.tolist(), theirs.stops.tolist(), strict=True):
+    openings, places_by_text = set(donors.openings), dict[bytes, list[int]]()
+    for start, stop in zip(donor_sentences.starts.tolist(), donor_sentences.stops.tolist(), strict=True):
         begin = start + (start in openings)
-        held.setdefault(donors.ids[begin:stop].tobytes(), []).append(begin)
+        places_by_text.setdefault(donors.ids[begin:stop].tobytes(), []).append(begin)
 
-    for start, stop in zip(mine.starts.tolist(), mine.stops.tolist(), strict=True):
+    for start, stop in zip(sentences.starts.tolist(), sentences.stops.tolist(), strict=True):
         begin = start + (start == 0)
-        places = held.get(target[begin:stop].tobytes()) if stop - begin > 1 else None
+        places = places_by_text.get(target[begin:stop].tobytes()) if stop - begin > 1 else None
         if places and (source[begin:stop] < 0).any():
             place = min(places, key=lambda place: abs(place - begin))
             source[begin:stop] = np.arange(place, place + stop - begin)
@@ -198,11 +198,11 @@ def _whole_sentences(target: Ids, donors: Donors, ends: Ids | None, source: Ids)
 
 def _expected(source: Ids, todo: Ids, n: int, m: int) -> Ids:
     """Where the nearest matched neighbour to the left (else right, else the same place) points to."""
-    known = np.flatnonzero(source >= 0)
-    if not known.size:
+    matched = np.flatnonzero(source >= 0)
+    if not matched.size:
         return todo * m // max(n, 1) if m < n else todo
-    before = np.searchsorted(known, todo) - 1
-    anchor = known[np.where(before >= 0, before, 0)]
+    before = np.searchsorted(matched, todo) - 1
+    anchor = matched[np.where(before >= 0, before, 0)]
     return source[anchor] + (todo - anchor)
 
 
@@ -211,11 +211,11 @@ def _extend(target: Ids, theirs: _padded, source: Ids) -> None:
     n = len(target)
     index = np.arange(n)
     for step in (1, -1):
-        known = source >= 0
+        matched = source >= 0
         if step == 1:
-            anchor = np.maximum.accumulate(np.where(known, index, -1))
+            anchor = np.maximum.accumulate(np.where(matched, index, -1))
         else:
-            anchor = np.minimum.accumulate(np.where(known, index, n)[::-1])[::-1]
+            anchor = np.minimum.accumulate(np.where(matched, index, n)[::-1])[::-1]
         has = (anchor >= 0) & (anchor < n)
         safe = np.where(has, anchor, 0)
         place = np.clip(theirs.place[np.maximum(source[safe], 0)] + index - safe, 0, len(theirs.ids) - 1)
@@ -223,15 +223,15 @@ def _extend(target: Ids, theirs: _padded, source: Ids) -> None:
         # No break between a token and its anchor: all tokens between them are equal.
         breaks = np.cumsum(~equal[::step])[::step]
         unbroken = equal & (breaks == breaks[safe])
-        fill = unbroken & ~known
+        fill = unbroken & ~matched
         source[fill] = theirs.back[place[fill]]
 
 
 def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: Ids, left: Ids) -> None:
     """Steps 2 and 3 for the tokens `left`."""
     n, m = len(target), len(donors)
-    mine, theirs = segments(target, ends), segments(donors.ids, ends, donors.starts)
-    low, high, pointed, cost = _place_of(target, donors, source, left, mine, theirs)
+    sentences, donor_sentences = segments(target, ends), segments(donors.ids, ends, donors.starts)
+    low, high, pointed, cost = _place_of(target, donors, source, left, sentences, donor_sentences)
     middle = np.clip((low + high) // 2, 0, m - 1)
     window = np.clip(middle[:, None] + np.arange(-HALF, HALF + 1), 0, m - 1)
     cosine = _cosines(target[left], donors.ids, embed, window)
@@ -247,14 +247,14 @@ def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: I
         scores = scores + LEFT_BONUS * run
     run = np.ones(window.shape, dtype=bool)
     for ahead in (1, 2):
-        there, here = np.minimum(window + ahead, m - 1), np.minimum(left + ahead, n - 1)
-        run &= (left + ahead < n)[:, None] & (target[here][:, None] == donors.ids[there]) & (window + ahead < m)
+        donor_places, target_places = np.minimum(window + ahead, m - 1), np.minimum(left + ahead, n - 1)
+        run &= (left + ahead < n)[:, None] & (target[target_places][:, None] == donors.ids[donor_places]) & (window + ahead < m)
         scores = scores + RIGHT_BONUS * run
 
     outside = np.maximum(low[:, None] - window, 0) + np.maximum(window - high[:, None] + 1, 0)
     scores = scores - cost[:, None] * np.minimum(outside, REACH)
-    away = np.minimum(np.abs(window - pointed[:, None]), REACH)
-    scores = scores - np.where(pointed[:, None] >= 0, DISTANCE_COST, 0.0) * away
+    distance = np.minimum(np.abs(window - pointed[:, None]), REACH)
+    scores = scores - np.where(pointed[:, None] >= 0, DISTANCE_COST, 0.0) * distance
     source[left] = window[np.arange(left.size), scores.argmax(1)]
 
 
@@ -269,23 +269,23 @@ def _place_of(
     guess = np.clip(left * m // max(n, 1), 0, m - 1)
     gap = np.zeros(left.size, dtype=bool)
     low = high = guess
-    known = np.flatnonzero(source >= 0)
+    matched = np.flatnonzero(source >= 0)
 
-    if known.size:
-        at = np.searchsorted(known, left)
-        one, other = known[np.maximum(at - 1, 0)], known[np.minimum(at, known.size - 1)]
-        anchor = np.where((left - one <= other - left) & (at > 0) | (at == known.size), one, other)
+    if matched.size:
+        insertion = np.searchsorted(matched, left)
+        before_place, after_place = matched[np.maximum(insertion - 1, 0)], matched[np.minimum(insertion, matched.size - 1)]
+        anchor = np.where((left - before_place <= after_place - left) & (insertion > 0) | (insertion == matched.size), before_place, after_place)
         guess = np.clip(source[anchor] + left - anchor, 0, m - 1)
         pointed = np.where(mine.number[anchor] == part, guess, -1)
         # A gap in copied text: an equal token from elsewhere is no match for it, it is what an edit put there. The start of
         # the prompt bounds a gap as a copied token does.
-        first = np.asarray(donors.starts)[donors.number[source[other]]] - 1
-        begin, began = np.where(at > 0, one, -1), np.where(at > 0, source[one], first)
-        step = source[other] - began
-        near = (at < known.size) & (other - begin <= LONGEST_GAP + 1) & (began >= first)
+        first = np.asarray(donors.starts)[donors.number[source[after_place]]] - 1
+        begin, began = np.where(insertion > 0, before_place, -1), np.where(insertion > 0, source[before_place], first)
+        step = source[after_place] - began
+        near = (insertion < matched.size) & (after_place - begin <= LONGEST_GAP + 1) & (began >= first)
         # An edit may have put in or taken out a few tokens.
-        gap = near & (step > 0) & (step <= other - begin + 4)
-        low, high = np.where(gap, np.maximum(began, 0), low), np.where(gap, source[other] + 1, high)
+        gap = near & (step > 0) & (step <= after_place - begin + 4)
+        low, high = np.where(gap, np.maximum(began, 0), low), np.where(gap, source[after_place] + 1, high)
 
     best, strength = counterparts(target, mine, donors.ids, theirs, source)
     lost = (strength[part] < LEAST_ALIKE) | (pointed >= 0)
@@ -296,19 +296,19 @@ def _place_of(
 
 def _cosines(ids: Ids, donor_ids: Ids, embed: Embed, window: Ids) -> NDArray[np.float32]:
     """Cosine of each token with each place of its window; equal ids count 1, media tokens fit themselves alone."""
-    mine, row = np.unique(ids, return_inverse=True)
-    theirs, column = np.unique(donor_ids, return_inverse=True)
+    unique_ids, row = np.unique(ids, return_inverse=True)
+    unique_donor_ids, column = np.unique(donor_ids, return_inverse=True)
     # Donor tokens outside of all windows are not embedded.
-    used = np.zeros(theirs.size, dtype=bool)
+    used = np.zeros(unique_donor_ids.size, dtype=bool)
     used[column[window.ravel()]] = True
-    table = np.zeros((mine.size, theirs.size), dtype=np.float32)
-    here, there = np.flatnonzero(mine >= 0), np.flatnonzero(used & (theirs >= 0))
-    if here.size and there.size:
-        table[np.ix_(here, there)] = normalized(embed(mine[here])) @ normalized(embed(theirs[there])).T
+    table = np.zeros((unique_ids.size, unique_donor_ids.size), dtype=np.float32)
+    target_rows, donor_columns = np.flatnonzero(unique_ids >= 0), np.flatnonzero(used & (unique_donor_ids >= 0))
+    if target_rows.size and donor_columns.size:
+        table[np.ix_(target_rows, donor_columns)] = normalized(embed(unique_ids[target_rows])) @ normalized(embed(unique_donor_ids[donor_columns])).T
 
-    found = np.minimum(np.searchsorted(theirs, mine), theirs.size - 1)
-    equal = theirs[found] == mine
-    table[equal, found[equal]] = 1.0
+    slots = np.minimum(np.searchsorted(unique_donor_ids, unique_ids), unique_donor_ids.size - 1)
+    equal = unique_donor_ids[slots] == unique_ids
+    table[equal, slots[equal]] = 1.0
     return table[row[:, None], column[window]]
 
 
@@ -320,8 +320,8 @@ def _judged(target: Ids, donors: Donors, embed: Embed, source: Ids) -> TokenMap:
     context = np.where(equal, 2 * np.minimum(index - first, REACH) + np.minimum(stop - 1 - index, REACH), 0)
     similarity = np.where(equal, 0.6 + 0.4 * np.minimum(context / 12.0, 1.0), 0.0).astype(np.float32)
 
-    other = np.flatnonzero(~equal & (target >= 0) & (donors.ids[source] >= 0))
-    if other.size:
-        mine, theirs = normalized(embed(target[other])), normalized(embed(donors.ids[source[other]]))
-        similarity[other] = 0.5 * np.clip((mine * theirs).sum(1), 0, 1)
+    differing = np.flatnonzero(~equal & (target >= 0) & (donors.ids[source] >= 0))
+    if differing.size:
+        target_vectors, donor_vectors = normalized(embed(target[differing])), normalized(embed(donors.ids[source[differing]]))
+        similarity[differing] = 0.5 * np.clip((target_vectors * donor_vectors).sum(1), 0, 1)
     return TokenMap(source, similarity, context.astype(np.int64))

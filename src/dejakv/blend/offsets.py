@@ -47,9 +47,9 @@ def runs_of(target: Ids, donors: Donors, found: TokenMap, exact: int = 0) -> Ids
     first, _ = equal_runs(target, donors, found.source)
     index = np.arange(len(found))
     begins = np.maximum(first, exact)
-    known = (donors.ids[found.source] == target) & (index >= exact)
+    informative = (donors.ids[found.source] == target) & (index >= exact)
     number = np.cumsum((index - begins) % PIECE == 0) - 1
-    return np.where(known, number, -1)
+    return np.where(informative, number, -1)
 
 
 def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None = None) -> list[Correction]:
@@ -59,13 +59,13 @@ def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None
     changed  see `Surroundings`: each token moves by this share of the difference; None: by all of it
     """
     rows = computed.cpu().numpy()
-    there = np.zeros(len(runs), dtype=bool)
-    there[rows] = True
+    is_computed = np.zeros(len(runs), dtype=bool)
+    is_computed[rows] = True
     members = np.flatnonzero(runs >= 0)
-    made: list[Correction] = []
+    correction_list: list[Correction] = []
 
     for piece in np.split(members, np.flatnonzero(np.diff(runs[members])) + 1):
-        anchors, rest = piece[there[piece]], piece[~there[piece]]
+        anchors, rest = piece[is_computed[piece]], piece[~is_computed[piece]]
         if not anchors.size or not rest.size:
             continue
         among = _covariance(anchors, anchors) + NOISE * np.eye(len(anchors))
@@ -73,9 +73,9 @@ def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None
         if changed is not None:
             weights *= changed[rest][:, None]
 
-        at = np.searchsorted(rows, anchors)
-        made.append(Correction(*(_tensor(part, computed.device) for part in (rest, anchors, at, weights))))
-    return made
+        anchor_places = np.searchsorted(rows, anchors)
+        correction_list.append(Correction(*(_tensor(part, computed.device) for part in (rest, anchors, anchor_places, weights))))
+    return correction_list
 
 
 def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:

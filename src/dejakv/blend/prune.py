@@ -106,8 +106,8 @@ class PrunedLayer(DynamicLayer):
         return self.logical
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        held = self.keys.shape[-2]
-        return held + query_length, self.logical - held
+        stored_tokens = self.keys.shape[-2]
+        return stored_tokens + query_length, self.logical - stored_tokens
 
     def crop(self, tokens_to_remove: int) -> None:
         count = abs(tokens_to_remove)
@@ -126,8 +126,8 @@ class PrunableDynamicCache(Cache):
     @property
     def nbytes(self) -> int:
         """Measured bytes of K and V."""
-        held: list[Any] = list(self.layers)
-        return sum(part.element_size() * part.nelement() for layer in held for part in (layer.keys, layer.values))
+        pruned_layers: list[Any] = list(self.layers)
+        return sum(part.element_size() * part.nelement() for layer in pruned_layers for part in (layer.keys, layer.values))
 
     @classmethod
     @torch.inference_mode()
@@ -147,8 +147,8 @@ class PrunableDynamicCache(Cache):
         with AttentionProbe(config.window) as probe:
             model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
-        held: list[Any] = list(cache.layers)
-        for layer in held:
+        filled_layers: list[Any] = list(cache.layers)
+        for layer in filled_layers:
             layer.crop(-1)
         return cls.of(model, cache, probe.weights, config)
 
@@ -156,25 +156,25 @@ class PrunableDynamicCache(Cache):
     def of(cls, model: Any, cache: Cache, weights: list[Tensor], config: PruneConfig) -> "PrunableDynamicCache":
         """Prune a filled cache by the attention weights of each layer (`AttentionProbe.weights`). Raises: ModelError for another number of
         layers."""
-        held: list[Any] = list(cache.layers)
-        if len(weights) != len(held):
+        filled_layers: list[Any] = list(cache.layers)
+        if len(weights) != len(filled_layers):
             raise ModelError(
-                f"{len(weights)} attention calls were seen for {len(held)} layers: load the model with --attn sdpa or eager"
+                f"{len(weights)} attention calls were seen for {len(filled_layers)} layers: load the model with --attn sdpa or eager"
             )
 
         check_prunable(model)
-        tokens = held[0].keys.shape[-2]
-        layers, kept, full = [], [], 0
-        for index, (layer, weight) in enumerate(zip(held, weights, strict=True)):
+        tokens = filled_layers[0].keys.shape[-2]
+        layers, row_indices, full = [], [], 0
+        for index, (layer, weight) in enumerate(zip(filled_layers, weights, strict=True)):
             # The probe saw the last token too, which the cache has not.
-            rows = kept_rows(weight[:tokens], index, len(held), config)
+            rows = kept_rows(weight[:tokens], index, len(filled_layers), config)
             full += 2 * layer.keys.element_size() * layer.keys.nelement()
             keys, values = layer.keys.index_select(2, rows), layer.values.index_select(2, rows)
             layers.append(PrunedLayer(keys, values, tokens))
-            kept.append(rows)
+            row_indices.append(rows)
 
         install_hooks(model)
-        return cls(layers, kept, full)
+        return cls(layers, row_indices, full)
 
 
 def check_prunable(model: Any) -> None:

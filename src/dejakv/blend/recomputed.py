@@ -34,11 +34,11 @@ def highest(scores: Tensor, forced: Tensor, count: int) -> Tensor:
     >>> highest(torch.tensor([0.1, 0.9, 0.5]), torch.tensor([True, False, False]), 2).tolist()
     [0, 1]
     """
-    wanted = max(count, int(forced.sum()))
-    if wanted >= scores.numel():
+    target_count = max(count, int(forced.sum()))
+    if target_count >= scores.numel():
         return torch.arange(scores.numel(), device=scores.device)
     ranked = scores.float().masked_fill(forced, float("inf"))
-    return ranked.sort(descending=True, stable=True).indices[:wanted].sort().values
+    return ranked.sort(descending=True, stable=True).indices[:target_count].sort().values
 
 
 def count_of(share: float, tokens: int, exact: int = 0) -> int:
@@ -88,14 +88,14 @@ def surroundings_of(target: Ids, donors: Donors, found: TokenMap) -> Surrounding
 
     for donor in np.unique(number[equal]).tolist():
         # Place of each target token in the donor's prompt: the same position, or the one that the map found.
-        there = np.where(equal & (number == donor), places, len(target) + len(donors))
-        here = _in_place(target, donors, donor)
-        there[here] = np.minimum(there[here], index[here])
+        donor_places = np.where(equal & (number == donor), places, len(target) + len(donors))
+        same_place = _in_place(target, donors, donor)
+        donor_places[same_place] = np.minimum(donor_places[same_place], index[same_place])
         for start in np.unique(first[equal & (number == donor)]).tolist():
             place = int(places[start])
-            kept = np.count_nonzero(there[:start] < place)
+            shared_before = np.count_nonzero(donor_places[:start] < place)
             # Nothing comes before it in both prompts: nothing has changed there.
-            changed[start : stop[start]] = 1.0 - kept / max(start, place) if max(start, place) else 0.0
+            changed[start : stop[start]] = 1.0 - shared_before / max(start, place) if max(start, place) else 0.0
     return Surroundings(changed, index - first)
 
 
@@ -200,16 +200,16 @@ class RecomputePlan:
         [1, 3]
         """
         tokens = torch.arange(self.first, self.end, device=self.forced.device)
-        wanted = self.count
-        if wanted >= len(tokens):
+        target_count = self.count
+        if target_count >= len(tokens):
             return tokens
         scores = self._scores[tokens]
         if self.left is not None:
-            left = self.left[tokens]
-            scores = scores.masked_fill(left, -1.0)
+            excluded = self.left[tokens]
+            scores = scores.masked_fill(excluded, -1.0)
             # Or the choice would be filled up with tokens that must not be chosen.
-            wanted = min(wanted, int((~left).sum()))
-        return tokens[self.choose(scores, self.forced[tokens], wanted)]
+            target_count = min(target_count, int((~excluded).sum()))
+        return tokens[self.choose(scores, self.forced[tokens], target_count)]
 
     @property
     def _scores(self) -> Tensor:
@@ -221,6 +221,6 @@ class RecomputePlan:
 
     def of_question(self, tail: int) -> "RecomputePlan":
         """The plan of a pass of the prompt's last `tail` tokens alone, for the question's attention."""
-        alone = torch.zeros_like(self.forced)
-        alone[len(alone) - tail :] = True
-        return RecomputePlan(0.0, self.similarity, alone, first=self.first)
+        question_mask = torch.zeros_like(self.forced)
+        question_mask[len(question_mask) - tail :] = True
+        return RecomputePlan(0.0, self.similarity, question_mask, first=self.first)

@@ -35,8 +35,8 @@ def rotate(apply: ApplyRotary, keys: Tensor, tables: Tables, *, partial: bool, o
     """
     out = torch.empty_like(keys) if out is None else out
     step = max(1, _AT_ONCE // max(1, keys[:1].numel()))
-    for some, rotated in zip(keys.split(step), out.split(step), strict=True):
-        rotated.copy_(_rotated(apply, some.float(), tables, partial))
+    for key_slice, rotated in zip(keys.split(step), out.split(step), strict=True):
+        rotated.copy_(_rotated(apply, key_slice.float(), tables, partial))
     return out
 
 

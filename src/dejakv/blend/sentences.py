@@ -18,8 +18,8 @@ def sentence_ends(tokenizer: Any) -> Ids | None:
     if not hasattr(tokenizer, "get_vocab"):
         return None
     special = set(getattr(tokenizer, "all_special_ids", None) or ())
-    found = (i for piece, i in tokenizer.get_vocab().items() if piece.endswith(_ENDS) and i not in special)
-    return np.array(sorted(found), dtype=np.int64)
+    end_ids = (i for piece, i in tokenizer.get_vocab().items() if piece.endswith(_ENDS) and i not in special)
+    return np.array(sorted(end_ids), dtype=np.int64)
 
 
 FIXED = 16
@@ -59,27 +59,27 @@ def segments(ids: Ids, ends: Ids | None, breaks: tuple[int, ...] = ()) -> Segmen
 
 def rarity(ids: Ids, parts: Segments) -> tuple[Ids, NDArray[np.float32]]:
     """Compute inverse document frequencies over segments: unique ids, and the weight log((S + 1) / df) of each."""
-    known, inverse = np.unique(ids, return_inverse=True)
+    unique_ids, inverse = np.unique(ids, return_inverse=True)
     pairs = np.unique(inverse.astype(np.int64) * len(parts) + parts.number)
-    frequency = np.bincount(pairs // len(parts), minlength=known.size)
-    return known, np.log((len(parts) + 1) / frequency).astype(np.float32)
+    frequency = np.bincount(pairs // len(parts), minlength=unique_ids.size)
+    return unique_ids, np.log((len(parts) + 1) / frequency).astype(np.float32)
 
 
 def weights_of(ids: Ids, known: Ids, weight: NDArray[np.float32]) -> NDArray[np.float32]:
     """The rarity of each id (see `rarity`); an unknown id weighs as the rarest."""
-    at = np.minimum(np.searchsorted(known, ids), known.size - 1)
-    return np.where(known[at] == ids, weight[at], weight.max()).astype(np.float32)
+    slots = np.minimum(np.searchsorted(known, ids), known.size - 1)
+    return np.where(known[slots] == ids, weight[slots], weight.max()).astype(np.float32)
 
 
 def resemblance(target: Ids, mine: Segments, donor: Ids, theirs: Segments) -> NDArray[np.float32]:
     """Cosine of rarity-weighted bags of ids, `[target segments, donor segments]`."""
-    known, weight = rarity(donor, theirs)
+    unique_ids, weight = rarity(donor, theirs)
 
     def bags(ids: Ids, parts: Segments) -> NDArray[np.float32]:
-        at = np.minimum(np.searchsorted(known, ids), known.size - 1)
-        hit = known[at] == ids
-        bag = np.zeros((len(parts), known.size), dtype=np.float32)
-        bag[parts.number[hit], at[hit]] = weight[at[hit]]
+        slots = np.minimum(np.searchsorted(unique_ids, ids), unique_ids.size - 1)
+        hit = unique_ids[slots] == ids
+        bag = np.zeros((len(parts), unique_ids.size), dtype=np.float32)
+        bag[parts.number[hit], slots[hit]] = weight[slots[hit]]
         # An id that the donor lacks weighs as its rarest, or a short overlap would look alike.
         lost = np.bincount(parts.number[~hit], minlength=len(parts)) * float(weight.max()) ** 2
         return bag / np.sqrt((bag**2).sum(1) + lost + 1e-9)[:, None].astype(np.float32)
@@ -100,13 +100,13 @@ def counterparts(
     the segment they are the most of."""
     alike = resemblance(target, mine, donor, theirs)
     score = alike.copy()
-    known = np.flatnonzero(source >= 0)
-    pair, count = np.unique(mine.number[known] * len(theirs) + theirs.number[source[known]], return_counts=True)
+    matched = np.flatnonzero(source >= 0)
+    pair, count = np.unique(mine.number[matched] * len(theirs) + theirs.number[source[matched]], return_counts=True)
     copied = count * 2 > (mine.stops - mine.starts)[pair // len(theirs)]
     # More than any resemblance and bonus together: copied text decides.
     score[pair[copied] // len(theirs), pair[copied] % len(theirs)] += 2.0
 
-    came = np.zeros(score.shape, dtype=np.int64)
+    predecessors = np.zeros(score.shape, dtype=np.int64)
     before_each = np.arange(len(theirs)) - 1
     for s in range(1, len(mine)):
         before = score[s - 1]
@@ -114,13 +114,13 @@ def counterparts(
         best = float(before[jump])
         follow = before[:-1] + IN_ORDER
         better = follow > best
-        came[s, 0] = jump
-        came[s, 1:] = np.where(better, before_each[1:], jump)
+        predecessors[s, 0] = jump
+        predecessors[s, 1:] = np.where(better, before_each[1:], jump)
         score[s, 0] += best
         score[s, 1:] += np.where(better, follow, best)
 
     path = np.empty(len(mine), dtype=np.int64)
     path[-1] = int(score[-1].argmax())
     for s in range(len(mine) - 1, 0, -1):
-        path[s - 1] = came[s, path[s]]
+        path[s - 1] = predecessors[s, path[s]]
     return path, alike[np.arange(len(mine)), path]

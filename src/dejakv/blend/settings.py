@@ -101,9 +101,9 @@ class BlendConfig:
     max_computed: Share = 1.0
 
     def __post_init__(self) -> None:
-        for name, value, known in (("map", self.map, MAPS), ("selector", self.selector, SELECTORS)):
-            if value not in known:
-                raise ConfigError(f"blend {name} {shown(value)} is unknown: choose one of {', '.join(known)}")
+        for name, value, choices in (("map", self.map, MAPS), ("selector", self.selector, SELECTORS)):
+            if value not in choices:
+                raise ConfigError(f"blend {name} {shown(value)} is unknown: choose one of {', '.join(choices)}")
         check_fields(self)
 
     @property

@@ -27,39 +27,39 @@ def sliced(places: Ids, group: Ids | None = None) -> tuple[list[tuple[int, int]]
     """The runs of at least `SLICED` consecutive places (of one `group`), as `contiguous` gives them, and the indices of all other
     places."""
     runs = [(begin, end) for begin, end in contiguous(places, group) if end - begin >= SLICED]
-    apart = np.ones(len(places), dtype=bool)
+    is_scattered = np.ones(len(places), dtype=bool)
     for begin, end in runs:
-        apart[begin:end] = False
-    return runs, np.flatnonzero(apart)
+        is_scattered[begin:end] = False
+    return runs, np.flatnonzero(is_scattered)
 
 
 def ranges_of(places: Ids) -> list[tuple[int, int]]:
     """Ranges `[start, stop)` around these places, ascending. Gaps below `GAP` are filled."""
-    held = np.unique(places)
-    if not held.size:
+    unique_places = np.unique(places)
+    if not unique_places.size:
         return []
-    cuts = np.flatnonzero(np.diff(held) > GAP)
-    starts, stops = held[np.append(0, cuts + 1)], held[np.append(cuts, len(held) - 1)] + 1
+    cuts = np.flatnonzero(np.diff(unique_places) > GAP)
+    starts, stops = unique_places[np.append(0, cuts + 1)], unique_places[np.append(cuts, len(unique_places) - 1)] + 1
     return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
 def copy_part(part: Tensor, first: int, places: Ids, into: Tensor, rows: Ids) -> int:
     """As `copy_rows`, from a part of a state that holds its tokens from `first` on: those that it has, and how many these are."""
-    here = (places >= first) & (places < first + part.shape[3])
-    copy_rows(part, places[here] - first, into, rows[here])
-    return int(here.sum())
+    in_part = (places >= first) & (places < first + part.shape[3])
+    copy_rows(part, places[in_part] - first, into, rows[in_part])
+    return int(in_part.sum())
 
 
 def copy_rows(state: Tensor, places: Ids, into: Tensor, rows: Ids) -> None:
     """Copies the tokens of `state` at `places` to the `rows` of `into`. Both are `[2, layers, kv_heads, tokens, head_dim]`; their
     devices and types may differ."""
     # One run in both: consecutive rows from consecutive places.
-    runs, apart = sliced(rows, rows - places)
+    runs, scattered = sliced(rows, rows - places)
     for begin, end in runs:
-        to, of = int(rows[begin]), int(places[begin])
-        into[:, :, :, to : to + end - begin] = state[:, :, :, of : of + end - begin]
-    if len(apart):
-        at = torch.from_numpy(rows[apart]).to(into.device)
-        source = torch.from_numpy(places[apart]).to(state.device)
-        for part, held in zip(into.flatten(0, 1), state.flatten(0, 1), strict=True):  # small copies stay in caches
-            part.index_copy_(1, at, held.index_select(1, source).to(part))
+        target_start, source_start = int(rows[begin]), int(places[begin])
+        into[:, :, :, target_start : target_start + end - begin] = state[:, :, :, source_start : source_start + end - begin]
+    if len(scattered):
+        row_index = torch.from_numpy(rows[scattered]).to(into.device)
+        source = torch.from_numpy(places[scattered]).to(state.device)
+        for part, layer_state in zip(into.flatten(0, 1), state.flatten(0, 1), strict=True):  # small copies stay in caches
+            part.index_copy_(1, row_index, layer_state.index_select(1, source).to(part))

@@ -147,21 +147,21 @@ def with_prefix(found: TokenMap, target: Ids, donors: Donors, exact: Sequence[bo
     >>> with_prefix(found, np.array([5, 6, 1]), donors, [True])[1]
     2
     """
-    held, start = 0, 0
+    prefix_tokens, start = 0, 0
     for first, length, usable in zip(donors.starts, donors.lengths, exact, strict=False):
         shared = min(length, len(target) - 1) if usable else 0
         differs = donors.ids[first : first + shared] != target[:shared]
         same = int(differs.argmax()) if differs.any() else shared
-        if same > held:
-            held, start = same, first
+        if same > prefix_tokens:
+            prefix_tokens, start = same, first
 
-    if not held:
+    if not prefix_tokens:
         return found, 0
     source, similarity, context = found.source.copy(), found.similarity.copy(), found.context.copy()
-    source[:held] = start + np.arange(held)
-    similarity[:held] = 1.0
-    context[:held] = np.maximum(context[:held], held)
-    return replace(found, source=source, similarity=similarity, context=context), held
+    source[:prefix_tokens] = start + np.arange(prefix_tokens)
+    similarity[:prefix_tokens] = 1.0
+    context[:prefix_tokens] = np.maximum(context[:prefix_tokens], prefix_tokens)
+    return replace(found, source=source, similarity=similarity, context=context), prefix_tokens
 
 
 def new_text(target: Ids, donors: Donors, found: TokenMap, least: int) -> NDArray[np.bool_]:

@@ -71,11 +71,11 @@ def take_rows(
         # The donor has no such rows.
         source[first:] = -1
     elif matching == "map":
-        found = token_map("context", ids, donors, embed, ends=ends)
-        found, held = with_prefix(found, ids, donors, [True] * len(donors.starts))
-        taken = (donors.ids[found.source] == ids) & (found.context >= LEAST_CONTEXT)
-        taken[:held] = True
-        source = np.where(taken, found.source, -1)
+        donor_map = token_map("context", ids, donors, embed, ends=ends)
+        donor_map, prefix_tokens = with_prefix(donor_map, ids, donors, [True] * len(donors.starts))
+        usable = (donors.ids[donor_map.source] == ids) & (donor_map.context >= LEAST_CONTEXT)
+        usable[:prefix_tokens] = True
+        source = np.where(usable, donor_map.source, -1)
     else:
         raise ConfigError(f"matching={matching!r} is unknown: choose one of {', '.join(MATCHINGS)}")
 

@@ -26,19 +26,19 @@ def show_command(store: Annotated[str, typer.Argument(help="Folder or address of
     from dejakv.store.base import ChunkMeta
     from dejakv.store.open import open_found, stores_in
 
-    found: defaultdict[tuple[str, str, str], list[ChunkMeta]] = defaultdict(list)
+    metas_by_group: defaultdict[tuple[str, str, str], list[ChunkMeta]] = defaultdict(list)
     entries = size = 0
     for place in stores_in(store):
-        with closing(open_found(place)) as one:
-            for meta in one.metas():
-                found[meta.partition, meta.epoch, meta.kind].append(meta)
-            stats = one.stats()
+        with closing(open_found(place)) as item:
+            for meta in item.metas():
+                metas_by_group[meta.partition, meta.epoch, meta.kind].append(meta)
+            stats = item.stats()
             entries, size = entries + stats.entries, size + stats.bytes
-    for names, held in sorted(found.items(), key=lambda one: -sum(meta.nbytes for meta in one[1])):
-        created = [meta.created for meta in held]
+    for names, group_metas in sorted(metas_by_group.items(), key=lambda one: -sum(meta.nbytes for meta in one[1])):
+        created = [meta.created for meta in group_metas]
         ages = [datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M") for end in (min(created), max(created))]
-        tokens, nbytes = sum(meta.num_tokens for meta in held), sum(meta.nbytes for meta in held)
-        content = f"{len(held):,} of kind {names[2]}, {counted(tokens, 'token')}, {nbytes / 1e6:.1f} MB"
+        tokens, nbytes = sum(meta.num_tokens for meta in group_metas), sum(meta.nbytes for meta in group_metas)
+        content = f"{len(group_metas):,} of kind {names[2]}, {counted(tokens, 'token')}, {nbytes / 1e6:.1f} MB"
         echo(f"partition {names[0]}, epoch {names[1]}: {content}, {' to '.join(ages)}")
     echo(f"{counted(entries, 'prompt')}, {size / 1e6:.1f} MB")
 
@@ -92,7 +92,7 @@ def purge_command(
     purged = Purged()
     with ExitStack() as stack:
         # All of them are opened before anything is removed: one that is no cache is a mistake in the command.
-        places = {place: format for given in store for place, format in stores_in(given).items()}
+        places = {place: format for address in store for place, format in stores_in(address).items()}
         # Nothing can be selected in an older format: it goes as a whole or not at all.
         if everything and selection == Selection() and not dry_run:
             for place in [place for place, format in places.items() if format != FORMAT]:
@@ -100,9 +100,9 @@ def purge_command(
                 del places[place]
         stores = [stack.enter_context(closing(open_found(place, feed))) for place in places]
         # Other stores know no prompts: they follow the ids and media that the first gave up.
-        for number, one in enumerate(stores):
-            wanted = selection.of_others(purged) if number else selection
-            purged += one.purge(wanted, dry_run=dry_run)
+        for number, open_handle in enumerate(stores):
+            store_selection = selection.of_others(purged) if number else selection
+            purged += open_handle.purge(store_selection, dry_run=dry_run)
     echo(f"{'would remove' if dry_run else 'removed'} {purged}")
 
 
@@ -146,5 +146,5 @@ def partition_command(api_keys_file: Annotated[Path, typer.Option(help="File wit
 
     from dejakv.http.keys import SECRET, ApiKeys
 
-    for found in ApiKeys.load(None, api_keys_file, os.environ.get(SECRET)).names:
-        echo(found)
+    for partition_name in ApiKeys.load(None, api_keys_file, os.environ.get(SECRET)).names:
+        echo(partition_name)

@@ -56,15 +56,15 @@ def _certify(
 
     if audit is not None:
         _refuse_others(given, set_, ("max_samples", "seed"), "--audit runs with the certificate's settings")
-        held = Certificate.read(audit)
-        settings = settings_given(None, {**given, **data, "model": held.model}, (), None)
+        certificate = Certificate.read(audit)
+        settings = settings_given(None, {**given, **data, "model": certificate.model}, (), None)
         changed = {name: getattr(settings, name) for name in (*data, "max_samples", "seed")}
         with watching(Console(stderr=True)) as watch:
-            done = certify.audit(held, changed, watch)
-        echo(f"The certificate {held.holds}.")
+            done = certify.audit(certificate, changed, watch)
+        echo(f"The certificate {certificate.holds}.")
         echo(
             f"{done.verdict}: of {done.hits} hits its rules keep {done.kept}, {done.wrong} of them wrong, from {done.low:.1%} to "
-            f"{done.high:.1%}; the bound is {held.error_bound:g}"
+            f"{done.high:.1%}; the bound is {certificate.error_bound:g}"
         )
         # A status of its own, so that a script can act on the verdict.
         raise typer.Exit(int(done.verdict == "does not hold"))
@@ -73,24 +73,24 @@ def _certify(
     refuse_existing(output, "--output")
     if Path(log).suffix == ".json" and Path(log).is_file():
         _refuse_others(given, set_, ("error_bound", "confidence"), "a certificate's evidence is of its own settings")
-        made = Certificate.read(log).again(TrustSettings(**given))
+        new_certificate = Certificate.read(log).again(TrustSettings(**given))
     else:
         settings = settings_given(None, {**given, **data, "reuse": "blend"}, set_ or (), None)
         with watching(Console(stderr=True)) as watch:
-            made = certify.certify(settings, watch)
+            new_certificate = certify.certify(settings, watch)
 
-    replace_file(output, made.text(), "--output")
-    counts = made.counts
-    echo(f"This certificate {made.holds}.")
+    replace_file(output, new_certificate.text(), "--output")
+    counts = new_certificate.counts
+    echo(f"This certificate {new_certificate.holds}.")
     echo(
-        f"{counts['hits']} of {counts['requests']} requests were hits, {counts['wrong']} of them wrong (differs: {made.differs})."
+        f"{counts['hits']} of {counts['requests']} requests were hits, {counts['wrong']} of them wrong (differs: {new_certificate.differs})."
     )
-    if made.cutoff is None:
-        echo(f"No rule opens at {made.error_bound:g}: with this file nothing approximate is served.")
+    if new_certificate.cutoff is None:
+        echo(f"No rule opens at {new_certificate.error_bound:g}: with this file nothing approximate is served.")
     else:
         echo(
-            f"Its rules keep {counts['kept']} hits, {counts['kept_wrong']} of them wrong: at most {made.upper or 0:.1%} with confidence "
-            f"{made.confidence:g}, and the bound is {made.error_bound:g}."
+            f"Its rules keep {counts['kept']} hits, {counts['kept_wrong']} of them wrong: at most {new_certificate.upper or 0:.1%} with confidence "
+            f"{new_certificate.confidence:g}, and the bound is {new_certificate.error_bound:g}."
         )
     echo(f"written to {output}")
 
@@ -99,8 +99,8 @@ def _refuse_others(given: dict[str, Any], assigned: list[str] | None, taken: tup
     """Refuse options without an effect. Raises: ConfigError"""
     from dejakv.errors import ConfigError
 
-    if others := [name for name in given if name not in taken] + ["set"] * bool(assigned):
-        raise ConfigError(f"{why}: leave out {', '.join('--' + name.replace('_', '-') for name in others)}")
+    if refused_names := [name for name in given if name not in taken] + ["set"] * bool(assigned):
+        raise ConfigError(f"{why}: leave out {', '.join('--' + name.replace('_', '-') for name in refused_names)}")
 
 
 certify_command = command(_certify, (RunSettings, SemanticCacheConfig), GROUPS, {**SWITCHES, **SINGULARS}, skip=SKIPPED)

@@ -47,10 +47,10 @@ def explain_command(
     from dejakv.experiments.reports import why
 
     with watching(Console(stderr=True)) as watch:
-        found = why.why(run, sample, watch)
-    why.to_terminal(found, Console())
+        explanation = why.why(run, sample, watch)
+    why.to_terminal(explanation, Console())
     if html is not None:
-        replace_file(html, why.to_html(found), "--html")
+        replace_file(html, why.to_html(explanation), "--html")
         echo(f"written to {html}")
 
 
@@ -77,22 +77,22 @@ def explain_request(server: str, source: str, key: str | None = None) -> str:
     whole = {name: value for name, value in body.items() if name not in ("stream_options", "max_completion_tokens")}
     # Donors are decided before the first token, so one token is enough.
     whole |= {"model": body.get("model", served), "stream": False, "max_tokens": 1}
-    ours = owner == "dejakv"
-    if ours:
+    served_by_dejakv = owner == "dejakv"
+    if served_by_dejakv:
         whole["dejakv"] = {**(body.get("dejakv") or {}), "no_store": True}
     else:
         params = body.get("kv_transfer_params") or {}
         whole["kv_transfer_params"] = {**params, "dejakv": {**(params.get("dejakv") or {}), "no_store": True}}
 
     answer = _answer(f"{server}/v1/{route}", whole, key)
-    told = answer.get("dejakv") if ours else (answer.get("kv_transfer_params") or {}).get("dejakv")
-    if not isinstance(told, dict):
+    state_report = answer.get("dejakv") if served_by_dejakv else (answer.get("kv_transfer_params") or {}).get("dejakv")
+    if not isinstance(state_report, dict):
         raise InputError(
             f"the answer of {server} does not say what DejaKV did: start vLLM with the connector (docs/how-to/vllm.md), or ask the server"
             " itself in place of a router before it"
         )
 
-    return sentence(cast(Body, told), answer.get("usage") or {})
+    return sentence(cast(Body, state_report), answer.get("usage") or {})
 
 
 def sentence(told: Mapping[str, Any], usage: Mapping[str, Any]) -> str:
@@ -110,8 +110,8 @@ def sentence(told: Mapping[str, Any], usage: Mapping[str, Any]) -> str:
     method, reason = told.get("method", told.get("reuse", "none")), str(told.get("reason") or "").rstrip(".")
     if method == "none":
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        own = f"; the engine's own prefix cache had {cached} of them" if cached else ""
-        return f"Nothing was reused for {tokens} tokens: {reason or 'no stored state was better than computing'}{own}."
+        prefix_note = f"; the engine's own prefix cache had {cached} of them" if cached else ""
+        return f"Nothing was reused for {tokens} tokens: {reason or 'no stored state was better than computing'}{prefix_note}."
 
     reused, level = told.get("tokens_reused", 0), told.get("level") or method
     because = f"; no more, because {reason}" if reason else ""
@@ -141,7 +141,7 @@ def _answer(url: str, body: Body | None, key: str | None) -> Body:
     data = None if body is None else json.dumps(body).encode()
     try:
         with urlopen(Request(url, data, headers), timeout=_TIMEOUT_S) as response:
-            said = json.loads(response.read())
+            answer = json.loads(response.read())
     except HTTPError as error:
         why = error.read()[:300].decode(errors="replace")
         raise InputError(f"{url} refused with status {error.code}: {why}") from error
@@ -150,4 +150,4 @@ def _answer(url: str, body: Body | None, key: str | None) -> Body:
             f"no answer of {url}: {error}; give the address of a running server, such as http://127.0.0.1:8000"
         ) from error
 
-    return cast(Body, said) if isinstance(said, dict) else {}
+    return cast(Body, answer) if isinstance(answer, dict) else {}

@@ -85,16 +85,16 @@ class _Commands(TyperGroup):
         # Importing every command for one page of help would take seconds.
         if self._listing:
             return TyperCommand(cmd_name, help=COMMANDS[cmd_name])
-        found = getattr(import_module(f"dejakv.cli.{cmd_name}"), f"{cmd_name}_command")
-        if not isinstance(found, typer.Typer):
+        target = getattr(import_module(f"dejakv.cli.{cmd_name}"), f"{cmd_name}_command")
+        if not isinstance(target, typer.Typer):
             app = typer.Typer(add_completion=False)
-            app.command(cmd_name, context_settings=_OPTIONS)(found)
-            found = app
+            app.command(cmd_name, context_settings=_OPTIONS)(target)
+            target = app
 
-        made = typer.main.get_command(found)
-        made.name = cmd_name
-        made.epilog = f"Example: {EXAMPLES[cmd_name]}"
-        return made
+        click_command = typer.main.get_command(target)
+        click_command.name = cmd_name
+        click_command.epilog = f"Example: {EXAMPLES[cmd_name]}"
+        return click_command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Gives a `--ray` without an address its own."""

@@ -27,15 +27,15 @@ def list_command() -> None:
     from dejakv.experiments.table import Sheet
     from dejakv.models import available, fetched
 
-    known = [*available(), *fetched()]
-    rows = [[model.name, model.about, f"{model.nbytes / 1e6:.1f} MB", model.state] for model in known]
+    all_models = [*available(), *fetched()]
+    rows = [[model.name, model.about, f"{model.nbytes / 1e6:.1f} MB", model.state] for model in all_models]
     Console().print(Sheet("", ("name", "what it is", "size", "state"), rows).printed())
-    if known[0].state != "bundled":
+    if all_models[0].state != "bundled":
         echo(
             "docs-lm, docs-lckv and shapes-vlm come with the package dejakv-models (extra models), which is not installed"
         )
 
-    for model in known:
+    for model in all_models:
         if model.reason:
             echo(model.reason)
     echo("use: dejakv run --model NAME, or dejakv.models.load(NAME)")

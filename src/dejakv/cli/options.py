@@ -60,10 +60,10 @@ def command(
     names  options that are not named like their setting: `disable_...` switches a setting off, others are given once for each item
     more   further names of options
     """
-    own = [
-        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for one in inspect.signature(body).parameters.values()
-        if one.name != "given"
+    body_parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(body).parameters.values()
+        if parameter.name != "given"
     ]
 
     named = {of: option for option, of in (names or {}).items()}
@@ -73,28 +73,28 @@ def command(
         for name, kind in kinds_of(part).items()
         if name not in skip
     }
-    made = [option for option in every.values() if option is not None]
+    setting_options = [option for option in every.values() if option is not None]
     kinds = {named.get(name, name): kind for part in settings for name, kind in kinds_of(part).items()}
 
     def run(**values: Any) -> None:
         # None and [] are "not given": a default here would override a preset.
-        found = {option.name: values.pop(option.name) for option in made}
-        given = {
+        raw_values = {option.name: values.pop(option.name) for option in setting_options}
+        option_values = {
             name: from_text(value, kinds[name]) if name in _WITH_COMMAS else value
-            for name, value in found.items()
+            for name, value in raw_values.items()
             if value is not None and value != []
         }
-        body(**values, given=given)
+        body(**values, given=option_values)
 
     order = [named.get(name, name) for names in groups.values() for name in names]
-    made.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
+    setting_options.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
     titles = list(groups)
     parameters = sorted(
-        [*own, *made], key=lambda one: titles.index(_panel(one)) if _panel(one) in titles else len(titles)
+        [*body_parameters, *setting_options], key=lambda one: titles.index(_panel(one)) if _panel(one) in titles else len(titles)
     )
     # typer makes its options from signature, annotations and docstring.
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__ = body.__doc__
     return run
 
@@ -134,9 +134,9 @@ def _option(
 
 def _with_default(text: str, default: Any) -> str:
     """Turn a help text into a sentence, with its default in brackets."""
-    told = re.search(r"; None: (.+)$", text)
-    if told is not None:
-        text, default = text[: told.start()], told[1]
+    default_match = re.search(r"; None: (.+)$", text)
+    if default_match is not None:
+        text, default = text[: default_match.start()], default_match[1]
     text = (text[0].upper() + text[1:]).replace("`", "")
     if default is None or default == "" or default == () or isinstance(default, bool):
         return f"{text}."

@@ -103,8 +103,8 @@ class _Lines(_Means):
             self._printed = now
             text = f"{done} of {total} {self._counts}"
             if done > self._first:
-                left = (now - self._since) / (done - self._first) * (total - done)
-                text += f", about {left:.0f} s left"
+                remaining_seconds = (now - self._since) / (done - self._first) * (total - done)
+                text += f", about {remaining_seconds:.0f} s left"
 
             self._print(f"{text}; {self.means}" if self.means else text)
 

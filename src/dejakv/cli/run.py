@@ -130,13 +130,13 @@ def settings_given(
     """The settings of a command: a preset's, those of a file, of `--set`, and of the options, each over those before. Raises: ConfigError."""
     from dejakv.experiments.sweep import read_file
 
-    held: dict[str, Any] = {}
+    file_values: dict[str, Any] = {}
     if config is not None:
-        held = read_file(config, "--config")
-        preset = preset or held.pop("preset", None)
+        file_values = read_file(config, "--config")
+        preset = preset or file_values.pop("preset", None)
     run_part: dict[str, Any] = {}
     cache_part: dict[str, Any] = {}
-    for where, values in ((f"--config {config}", held), ("--set", dict(map(read_set, assigned))), ("an option", given)):
+    for where, values in ((f"--config {config}", file_values), ("--set", dict(map(read_set, assigned))), ("an option", given)):
         run, cache = split_settings(values, where)
         run_part |= run
         cache_part |= cache

@@ -92,9 +92,9 @@ class Entry:
 
 def loaded(text: str) -> Any:
     """JSON; halves of surrogate pairs, which are no text, become question marks."""
-    found = json.loads(text)
+    value = json.loads(text)
     # No encoder takes them. Few lines have any, and only those are parsed twice.
-    return json.loads(_whole_text(json.dumps(found, ensure_ascii=False))) if "\\ud" in text.lower() else found
+    return json.loads(_whole_text(json.dumps(value, ensure_ascii=False))) if "\\ud" in text.lower() else value
 
 
 def _whole_text(text: str) -> str:
@@ -106,14 +106,14 @@ def of_line(place: int, line: str) -> Entry | Skipped:
     text = line.strip("\ufeff \t\r\n\0\x1e")
     if text.startswith("{"):
         return of_record(place, loaded(text))
-    if found := _VLLM.search(text) or _OLD_VLLM.search(text):
+    if log_match := _VLLM.search(text) or _OLD_VLLM.search(text):
         # vLLM logs Python literals; this evaluates them and runs nothing.
-        prompt, ids = ast.literal_eval(found[2]), ast.literal_eval(found[3])
-        sample = _raw(found[1], _whole_text(str(prompt or "")), ids)
+        prompt, ids = ast.literal_eval(log_match[2]), ast.literal_eval(log_match[3])
+        sample = _raw(log_match[1], _whole_text(str(prompt or "")), ids)
         return Entry(place, "vLLM's log", sample, time=_vllm_time(text))
 
-    if found := _VLLM_BODY.search(text):
-        body, left_out = loaded(found[1]), list[str]()
+    if log_match := _VLLM_BODY.search(text):
+        body, left_out = loaded(log_match[1]), list[str]()
         if why := _no_prompt({"body": body}):
             return why
         return Entry(
@@ -187,9 +187,9 @@ def _plain(name: str, record: dict[str, Any], left_out: list[str]) -> Sample:
     if question is not None and not any(record.get(key) for key in SEEN):
         if not isinstance(question, str) or not question.strip():
             raise DatasetError("its 'prompt' or 'question' is no text, or an empty one: give a text, or 'messages'")
-        left: set[str] = set(unseen(record))
-        context = text_of(record.get("context"), left)
-        left_out += sorted(left)
+        omitted_names: set[str] = set(unseen(record))
+        context = text_of(record.get("context"), omitted_names)
+        left_out += sorted(omitted_names)
         return Sample(name, question, answer, context=context, fields=record)
 
     if unnested(record) is record and not any(record.get(key) for key in (*SEEN, "message", "query")):
@@ -216,16 +216,16 @@ def _of_litellm(name: str, record: Mapping[str, Any], left_out: list[str]) -> Sa
         # The proxy may log what it sent and not what it got.
         body = parsed(record.get("messages")) or ""
         if isinstance(body, list):
-            given = (parsed(record.get(key)) for key in ("optional_params", "model_parameters"))
+            parameter_sets = (parsed(record.get(key)) for key in ("optional_params", "model_parameters"))
             extra = {
-                key: value for each in given if isinstance(each, dict) for key, value in each.items() if key in SEEN
+                key: value for each in parameter_sets if isinstance(each, dict) for key, value in each.items() if key in SEEN
             }
             body = {**extra, "messages": body}
 
-    told = json.dumps(body)
-    if "litellm_truncated" in told:
+    body_text = json.dumps(body)
+    if "litellm_truncated" in body_text:
         left_out.append("what LiteLLM cut of long texts")
-    if _REDACTED in told:
+    if _REDACTED in body_text:
         raise DatasetError("its prompt was not stored (turn_off_message_logging)")
     return _of_input(name, body, left_out)
 
@@ -245,14 +245,14 @@ def _of_input(name: str, asked: Any, left_out: list[str]) -> Sample:
 def _of_body(name: str, body: Mapping[str, Any], left_out: list[str]) -> Sample:
     """The body of a completion, chat completion or response."""
     body = unnested(body)
-    asked = body.get("prompt", body.get("question"))
+    prompt = body.get("prompt", body.get("question"))
     if isinstance(body.get("input"), list) and all(isinstance(each, int) for each in cast(list[Any], body["input"])):
-        asked = cast(list[int], body["input"])
+        prompt = cast(list[int], body["input"])
     elif any(body.get(key) for key in SEEN):
         return _of_messages(name, body, left_out)
 
     left_out += sorted(unseen(body))
-    return _of_prompt(name, asked, left_out, "its body has no prompt and no messages")
+    return _of_prompt(name, prompt, left_out, "its body has no prompt and no messages")
 
 
 def _of_prompt(name: str, asked: Any, left_out: list[str], lacks: str) -> Sample:
@@ -270,9 +270,9 @@ def _of_prompt(name: str, asked: Any, left_out: list[str], lacks: str) -> Sample
 
 
 def _of_messages(name: str, record: Mapping[str, Any], left_out: list[str], answer: str | None = None) -> Sample:
-    left: set[str] = set(unseen(unnested(record)))
-    messages = tuple((message.role, message.text) for message in read_request(record, "it", left))
-    left_out += sorted(left)
+    omitted_names: set[str] = set(unseen(unnested(record)))
+    messages = tuple((message.role, message.text) for message in read_request(record, "it", omitted_names))
+    left_out += sorted(omitted_names)
     return Sample(name, messages[-1][1], answer, messages=messages, fields=record)
 
 
@@ -356,7 +356,7 @@ def _seconds(text: str) -> float:
 
 def _vllm_time(line: str) -> float | None:
     """vLLM's log has no year: 2000 has every day."""
-    if (found := _VLLM_TIME.search(line)) is None:
+    if (time_match := _VLLM_TIME.search(line)) is None:
         return None
-    month, day, hour, minute, second = found.groups()
+    month, day, hour, minute, second = time_match.groups()
     return _moment(f"2000-{month}-{day}T{hour}:{minute}:{second}")

@@ -93,8 +93,8 @@ class FolderDataset:
         for picture in pictures:
             media = media_from_file(picture)
             beside = picture.with_suffix(".txt")
-            asked = beside.read_text(encoding="utf-8").splitlines() if beside.is_file() else QUESTIONS
-            for number, line in enumerate(line for line in asked if line.partition("\t")[0].strip()):
+            question_lines = beside.read_text(encoding="utf-8").splitlines() if beside.is_file() else QUESTIONS
+            for number, line in enumerate(line for line in question_lines if line.partition("\t")[0].strip()):
                 question, _, answer = (text.strip() for text in line.partition("\t"))
                 fields = {"imageId": picture.stem}
                 yield Sample(f"{picture.stem}-{number}", question, answer or None, (media,), fields=fields)

@@ -87,14 +87,14 @@ class GqaHub:
             if (folder := Path(self.path).expanduser()).is_dir():
                 return ParquetRows(_files(folder, config, self.split))
             without_network()
-            found: Any = load_dataset(self.path, config, split=self.split)
+            dataset: Any = load_dataset(self.path, config, split=self.split)
         except Exception as error:
             raise DatasetError(
                 f"cannot load {self.path} ({config}, split {self.split}): {error}. Without internet give --dataset-path"
                 " with GQA's own JSON and --image-root"
             ) from error
         # Bytes as they are: a picture is known by their digest, and decoding loses them.
-        return found.cast_column("image", Image(decode=False)) if "image" in found.column_names else found
+        return dataset.cast_column("image", Image(decode=False)) if "image" in dataset.column_names else dataset
 
 
 class ParquetRows:
@@ -136,11 +136,11 @@ def _files(folder: Path, config: str, split: str) -> Sequence[str]:
 
     with TemporaryDirectory() as empty:  # what a cache has under this name may be another folder's
         files = load_dataset_builder(str(folder), config, cache_dir=empty).config.data_files or {}
-    found = [str(file) for file in files.get(split, ())]
-    if not found or not all(file.endswith(".parquet") for file in found):
+    split_files = [str(file) for file in files.get(split, ())]
+    if not split_files or not all(file.endswith(".parquet") for file in split_files):
         raise DatasetError(f"it has {', '.join(files) or 'no split'} and not {split}, or files that are not Parquet")
 
-    return found
+    return split_files
 
 
 def sample_of(key: str, record: Mapping[str, Any], media: tuple[Media, ...]) -> Sample:

@@ -81,17 +81,17 @@ class Log:
 
     def entries(self) -> Iterator[Entry]:
         """Yield the readable requests in the order of the file. Other lines are counted in `unread` and `skipped`."""
-        for place, found in self.read():
-            self.count(place, found)
-            if isinstance(found, Entry):
-                yield found
+        for place, line_content in self.read():
+            self.count(place, line_content)
+            if isinstance(line_content, Entry):
+                yield line_content
 
     def read(self) -> Iterator[tuple[int, Entry | str]]:
         """Places, each with its request, with what it is in its place (`Skipped`), or with the reason why it cannot be read."""
         for place, read in self._lines():
             try:
-                found = read()
-                whole = self._whole(found) if isinstance(found, Entry) else found
+                line_content = read()
+                whole = self._whole(line_content) if isinstance(line_content, Entry) else line_content
             except DejaKVError as error:
                 yield place, str(error)
             except json.JSONDecodeError as error:
@@ -131,26 +131,26 @@ class Log:
     @property
     def left_out(self) -> list[str]:
         """What was left out so far, and what requests do not tell, in a sentence each."""
-        told: list[str] = []
+        sentences: list[str] = []
         total = self.formats.total()
         if self.unread:
             place, why = next(iter(self.broken.items()))
-            told.append(f"left out: {counted(self.unread, 'line')} that cannot be read, the first at {place}: {why}")
-        for what, count in self.skipped.most_common():
-            noun, _, which = what.partition(" ")
-            told.append(f"left out: {counted(count, noun)} {which}")
-        for what, count in self.partly.most_common():
-            told.append(f"not counted: {what}, in {count:,} of {counted(total, 'request')} ({count / total:.0%})")
+            sentences.append(f"left out: {counted(self.unread, 'line')} that cannot be read, the first at {place}: {why}")
+        for label, count in self.skipped.most_common():
+            noun, _, qualifier = label.partition(" ")
+            sentences.append(f"left out: {counted(count, noun)} {qualifier}")
+        for label, count in self.partly.most_common():
+            sentences.append(f"not counted: {label}, in {count:,} of {counted(total, 'request')} ({count / total:.0%})")
         if self.nobody and self.formats.keys() - TRACES:
-            told.append(
+            sentences.append(
                 f"without partition or user: {self.nobody:,} of {counted(total, 'request')}, which count as one tenant's"
             )
 
         if self.undated:
-            told.append(
+            sentences.append(
                 f"without a time: {self.undated:,} of {counted(total, 'request')}, so all are taken in the order of the file"
             )
-        return told
+        return sentences
 
     def parts(self, size: int) -> "list[Log]":
         """The file in parts of at least `size` bytes, cut at ends of lines; one part if it is not a file of lines."""
@@ -158,15 +158,15 @@ class Log:
             if _shape(file.read(4096)) != "lines":
                 return [self]
             file.seek(0)
-            found, begin, first = list[Log](), 0, 1
+            log_parts, begin, first = list[Log](), 0, 1
             # readline completes the last line, so that none is cut in two.
             while piece := file.read(size) + file.readline():
-                found.append(Log(self.path, self.image_root, begin, begin + len(piece), first))
+                log_parts.append(Log(self.path, self.image_root, begin, begin + len(piece), first))
                 begin += len(piece)
                 # Lines end with LF, CR or both, as when the part is read.
                 first += piece.count(b"\n") + piece.count(b"\r") - piece.count(b"\r\n")
 
-        return found
+        return log_parts
 
     def __iter__(self) -> Iterator[Sample]:
         """The requests that have a text. Raises: DatasetError for a trace without any."""
@@ -274,7 +274,7 @@ def _whole_line(lines: io.TextIOBase) -> str:
 
 def _elements(read: Callable[[int], str]) -> Iterator[str]:
     """The elements of a JSON array, without holding it: text up to each comma or bracket at the outermost level."""
-    depth, quoted, escaped, held = 0, False, False, list[str]()
+    depth, quoted, escaped, pending = 0, False, False, list[str]()
     while piece := read(1 << 16):
         begin = 0
         for place, letter in enumerate(piece):
@@ -289,15 +289,15 @@ def _elements(read: Callable[[int], str]) -> Iterator[str]:
             elif letter in "]}" or (letter == "," and depth == 1):
                 depth -= letter != ","
                 if depth == 0 or (depth == 1 and letter == ","):
-                    text = "".join((*held, piece[begin:place])).strip()
-                    held, begin = [], place + 1
+                    text = "".join((*pending, piece[begin:place])).strip()
+                    pending, begin = [], place + 1
                     if text:
                         yield text
         # Behind the array's end there is nothing to keep.
         if depth:
-            held.append(piece[begin:])
+            pending.append(piece[begin:])
 
-    if text := "".join(held).strip():
+    if text := "".join(pending).strip():
         yield text  # the file ends within it
 
 

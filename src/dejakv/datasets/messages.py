@@ -77,19 +77,19 @@ def read_messages(record: Mapping[str, Any], where: str) -> list[Message]:
     Accepted are `messages` (OpenAI's form), `traj` (tau-bench), `history` or `trajectory` (SWE-agent), `conversations`
     (ShareGPT). Raises: DatasetError for another form, an unknown role, or a conversation without a model call.
     """
-    found = _found(record, where, set())
+    messages = _found(record, where, set())
     before = 0
-    for message in found:
+    for message in messages:
         if message.edits is None:
             before += 1
         elif not 0 <= message.edits < before:
             raise DatasetError(f"{where}: an edit names message {message.edits}, but {before} messages come before it")
 
-    if not any(message.role == "assistant" and message.edits is None for message in found[1:]):
+    if not any(message.role == "assistant" and message.edits is None for message in messages[1:]):
         raise DatasetError(
             f"{where} has no model call: give a conversation in which an assistant's message follows another one"
         )
-    return found
+    return messages
 
 
 def read_request(record: Mapping[str, Any], where: str, left_out: set[str] | None = None) -> tuple[Message, ...]:
@@ -99,16 +99,16 @@ def read_request(record: Mapping[str, Any], where: str, left_out: set[str] | Non
 
     Raises: DatasetError.
     """
-    found = _found(record, where, set() if left_out is None else left_out, question=True)
-    kept = merged(message for message in found if message.edits is None)
-    if kept and kept[-1].role == "system":  # a reminder behind the conversation, or instructions alone
-        kept = merged((*kept[:-1], Message("user", kept[-1].text)))
-    if not kept or kept[-1].role != "user":
+    messages = _found(record, where, set() if left_out is None else left_out, question=True)
+    conversation = merged(message for message in messages if message.edits is None)
+    if conversation and conversation[-1].role == "system":  # a reminder behind the conversation, or instructions alone
+        conversation = merged((*conversation[:-1], Message("user", conversation[-1].text)))
+    if not conversation or conversation[-1].role != "user":
         raise DatasetError(
             f"{where}: a request must end with a user's or a tool's message: to replay conversations with answers, give --dataset sessions"
         )
 
-    return kept
+    return conversation
 
 
 def unnested(record: Mapping[str, Any], depth: int = 4) -> Mapping[str, Any]:
@@ -166,7 +166,7 @@ def _found(record: Mapping[str, Any], where: str, left_out: set[str], *, questio
     texts = [record[name] for name in SYSTEM if isinstance(record.get(name), str | list | dict)]
     texts += [[_fields(each) for each in listed]] if isinstance(listed := record.get("documents"), list) else []
     heads = [text for each in texts if (text := text_of(each, left_out)).strip()]
-    tools = [one for name in DEFINITIONS for one in definitions_of(parsed(record.get(name)))]
+    tools = [definition for name in DEFINITIONS for definition in definitions_of(parsed(record.get(name)))]
 
     items = [*_items(record, where, question)]
     if not items and not (question and heads):
@@ -175,33 +175,33 @@ def _found(record: Mapping[str, Any], where: str, left_out: set[str], *, questio
             "objects with 'role' and 'content'"
         )
 
-    found, numbers = list[Message](), list[int]()  # of an item, that of its first message
+    conversation, numbers = list[Message](), list[int]()  # of an item, that of its first message
     for item, place in items:
         messages = list(_messages(item, place, tools, left_out))
         if messages and (edits := messages[0].edits) is not None:
             # An edit counts the log's items, and one item may have become several messages.
-            known = 0 <= edits < len(numbers)
-            found.append(Message("user", messages[0].text, edits=numbers[edits] if known else edits))
+            in_range = 0 <= edits < len(numbers)
+            conversation.append(Message("user", messages[0].text, edits=numbers[edits] if in_range else edits))
         else:
-            numbers.append(sum(message.edits is None for message in found))
-            found += messages
+            numbers.append(sum(message.edits is None for message in conversation))
+            conversation += messages
 
-    begin = next((place for place, message in enumerate(found) if message.role != "system"), len(found))
-    said = {message.text for message in found[:begin]}
+    begin = next((place for place, message in enumerate(conversation) if message.role != "system"), len(conversation))
+    system_texts = {message.text for message in conversation[:begin]}
     # A log may have it twice: as a field and as the first message.
-    first = [Message("system", text) for text in heads if text not in said]
+    first = [Message("system", text) for text in heads if text not in system_texts]
 
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     behind = [Message("system", f"<tools>\n{listed}\n</tools>")] if tools else []
     # System texts and tools now stand before them, so the numbers in edits move.
-    found = [
+    conversation = [
         message
         if message.edits is None
         else replace(message, edits=message.edits + len(first) + len(behind) * (message.edits >= begin))
-        for message in found
+        for message in conversation
     ]
 
-    return [*first, *found[:begin], *behind, *found[begin:]]
+    return [*first, *conversation[:begin], *behind, *conversation[begin:]]
 
 
 def _fields(document: Any) -> Any:
@@ -212,7 +212,7 @@ def _fields(document: Any) -> Any:
 
 def _items(record: Mapping[str, Any], where: str, question: bool) -> Iterator[tuple[Any, str]]:
     """The messages of a conversation in the order in which the model reads them, each with its place."""
-    asked = next(
+    question_text = next(
         (record[name] for name in QUESTIONS if isinstance(record.get(name), str) and record[name].strip()), None
     )
     key = next((key for key in CONVERSATIONS if _has(record, (key,))), None)
@@ -226,15 +226,15 @@ def _items(record: Mapping[str, Any], where: str, question: bool) -> Iterator[tu
             raise DatasetError(f"{where} asks for several prompts at once: write each on a line of its own")
 
         yield from ((item, f"{where}, {key}[{number}]") for number, item in enumerate(listed))
-        if question and key in ("history", "chat_history") and asked is not None:
-            yield {"role": "user", "content": asked}, where
+        if question and key in ("history", "chat_history") and question_text is not None:
+            yield {"role": "user", "content": question_text}, where
     elif isinstance(record.get("trajectory"), list):
         for step in record["trajectory"]:
             yield from ((message, where) for message in _step(step, where))
-    elif question and asked is not None:
+    elif question and question_text is not None:
         if text := text_of(record.get("context"), set()):
             yield {"role": "system", "content": text}, where
-        yield {"role": "user", "content": asked}, where
+        yield {"role": "user", "content": question_text}, where
 
 
 def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> Iterator[Message]:
@@ -279,14 +279,14 @@ def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> It
         pieces += [("call", call_of(call)) for call in _calls(item)]
     if not pieces and isinstance(item.get("refusal"), str):
         pieces = [("text", item["refusal"])]
-    for key, what in (
+    for key, omitted_name in (
         ("reasoning_content", "reasoning"),
         ("reasoning", "reasoning"),
         ("audio", "audio"),
         ("images", "pictures"),
     ):
         if item.get(key):
-            left_out.add(what)
+            left_out.add(omitted_name)
     if item.get("name") and name not in _TOOLS:
         left_out.add("names of speakers")
 
@@ -325,8 +325,8 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
 def _role(item: Mapping[str, Any]) -> str:
     """The name of who says it, as it stands in the log, in small letters: `AIMessage` is `ai`."""
     author = item.get("author")
-    said = item.get("role", item.get("from", author.get("role") if isinstance(author, dict) else item.get("type", "")))
-    return re.sub(r"message(chunk)?$", "", str(said).lower()) or str(said).lower()
+    role = item.get("role", item.get("from", author.get("role") if isinstance(author, dict) else item.get("type", "")))
+    return re.sub(r"message(chunk)?$", "", str(role).lower()) or str(role).lower()
 
 
 def _calls(item: Mapping[str, Any]) -> list[Any]:
@@ -348,10 +348,10 @@ def _step(step: Any, where: str) -> Iterator[Message]:
     if not isinstance(step, dict):
         raise DatasetError(f"{where}: a step of 'trajectory' is not an object: give steps as SWE-agent writes them")
 
-    said, action = (str(step.get(key) or "") for key in ("response", "action"))
-    said = said or str(step.get("thought") or "")
+    response, action = (str(step.get(key) or "") for key in ("response", "action"))
+    response = response or str(step.get("thought") or "")
     # A response usually has the action in it, which is not said twice.
-    parts = (said,) if said and action in said else (said, action)
+    parts = (response,) if response and action in response else (response, action)
     yield Message("assistant", "\n".join(part for part in parts if part))
     yield _tool(str(step.get("observation") or ""))
 

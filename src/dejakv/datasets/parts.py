@@ -92,8 +92,8 @@ def _part(part: dict[str, Any], left_out: set[str]) -> Iterator[tuple[str, Any]]
     else:
         key = next((key for key in _TEXTS if part.get(key) not in (None, "", [])), None)
         if key is None or (key == "source" and not isinstance(part[key], dict | list)):
-            other = kind or next((key for key in part if isinstance(part[key], dict | list | str)), "")
-            left_out.update([named("parts of type", other)] if part and not any(key in part for key in _TEXTS) else [])
+            part_type = kind or next((key for key in part if isinstance(part[key], dict | list | str)), "")
+            left_out.update([named("parts of type", part_type)] if part and not any(key in part for key in _TEXTS) else [])
         else:
             yield from pieces_of(part[key], left_out)
 
@@ -143,8 +143,8 @@ def definition_of(part: Any) -> dict[str, Any] | None:
 
     if isinstance(schema, dict) and isinstance(schema.get("json"), dict):
         schema = schema["json"]
-    told = {"name": function["name"], "description": function.get("description"), "parameters": schema}
-    return {"type": "function", "function": {key: value for key, value in told.items() if value is not None}}
+    function_fields = {"name": function["name"], "description": function.get("description"), "parameters": schema}
+    return {"type": "function", "function": {key: value for key, value in function_fields.items() if value is not None}}
 
 
 def definitions_of(listed: Any) -> Iterator[Any]:

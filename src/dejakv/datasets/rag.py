@@ -77,9 +77,9 @@ def _squad(file: Path) -> Corpus:
             title = str(article.get("title", ""))
             for paragraph in article["paragraphs"]:
                 passages.append(Passage(title, paragraph["context"]))
-                for asked in paragraph["qas"]:
-                    answers = asked.get("answers") or [{"text": None}]
-                    questions.append(Question(asked["question"], answers[0]["text"], title))
+                for qa_item in paragraph["qas"]:
+                    answers = qa_item.get("answers") or [{"text": None}]
+                    questions.append(Question(qa_item["question"], answers[0]["text"], title))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise DatasetError(f"{file.name} is not in SQuAD's format ({error!r}): give {FORMS}") from error
 
@@ -93,8 +93,8 @@ def _lines(file: Path) -> tuple[list[Passage], list[Question]]:
         text = record.get("passage", record.get("text"))
         if isinstance(record.get("question"), str):
             answer = record.get("answer")
-            given = tuple(_passage(item, where) for item in record.get("passages") or ())
-            questions.append(Question(record["question"], None if answer is None else str(answer), retrieved=given))
+            retrieved = tuple(_passage(item, where) for item in record.get("passages") or ())
+            questions.append(Question(record["question"], None if answer is None else str(answer), retrieved=retrieved))
         elif isinstance(text, str):
             passages.append(Passage(str(record.get("title", "")), text))
         else:
@@ -118,9 +118,9 @@ def _folder(folder: Path) -> Corpus:
         title = file.relative_to(folder).as_posix()
         passages += [Passage(title, text) for text in _pieces(file.read_text(encoding="utf-8-sig", errors="replace"))]
 
-    asked = folder / "questions.jsonl"
-    if asked.is_file():
-        more, questions = _lines(asked)
+    questions_file = folder / "questions.jsonl"
+    if questions_file.is_file():
+        more, questions = _lines(questions_file)
         return _checked(folder, passages + more, questions, recorded=True)
     return _checked(folder, passages, [question for passage in passages for question in go_on(passage)])
 
@@ -143,8 +143,8 @@ def go_on(passage: Passage) -> Iterator[Question]:
         words = sentence.split()
         if 10 <= len(words) <= 40:
             half = len(words) // 2
-            asked = f'How does this sentence go on in the texts: "{" ".join(words[:half])}"?'
-            yield Question(asked, " ".join(words[half:]), passage.title)
+            question_text = f'How does this sentence go on in the texts: "{" ".join(words[:half])}"?'
+            yield Question(question_text, " ".join(words[half:]), passage.title)
 
 
 def _checked(source: Path, passages: list[Passage], questions: list[Question], recorded: bool = False) -> Corpus:
@@ -188,8 +188,8 @@ def _questions(module: str, name: str, item: CodeObject, defaults: dict[str, str
     yield Question(f'Which {item.kind} does this describe: "{first[:160]}"?', name, module)
     for parameter, value in defaults.items():
         if value:
-            asked = f"What is the default value of the parameter {parameter} of {name}?"
-            yield Question(asked, value, module)
+            question_text = f"What is the default value of the parameter {parameter} of {name}?"
+            yield Question(question_text, value, module)
 
 
 def _defaults(item: CodeObject) -> Iterator[tuple[str, str]]:
@@ -201,8 +201,8 @@ def _defaults(item: CodeObject) -> Iterator[tuple[str, str]]:
     plain = [*node.args.posonlyargs, *node.args.args]
     # Defaults are those of the last positional parameters.
     missing: list[ast.expr | None] = [None] * (len(plain) - len(node.args.defaults))
-    given = [*missing, *node.args.defaults, *node.args.kw_defaults]
-    for argument, default in zip([*plain, *node.args.kwonlyargs], given, strict=True):
+    padded_defaults = [*missing, *node.args.defaults, *node.args.kw_defaults]
+    for argument, default in zip([*plain, *node.args.kwonlyargs], padded_defaults, strict=True):
         text = ast.unparse(default) if default is not None else ""
         if argument.arg not in ("self", "cls"):
             yield argument.arg, text if len(text) <= 20 else ""
@@ -237,10 +237,10 @@ class RagDataset:
         self._retriever: Any = _index(self.corpus.passages) if self.corpus.passages else None
 
     def __iter__(self) -> Iterator[Sample]:
-        asked = self.corpus.questions if self.corpus.recorded else tuple(traffic(self.corpus.questions, self.seed))
-        for number, question in enumerate(asked):
-            found = self._arranged(number, question)
-            shown = [_shown(passage) for passage in found]
+        questions = self.corpus.questions if self.corpus.recorded else tuple(traffic(self.corpus.questions, self.seed))
+        for number, question in enumerate(questions):
+            passages = self._arranged(number, question)
+            shown = [_shown(passage) for passage in passages]
             # A passage that stands twice in a corpus has no place of its own.
             free = self.order == "free" and len(set(shown)) == len(shown)
             yield Sample(
@@ -248,23 +248,23 @@ class RagDataset:
                 question=question.text,
                 answer=question.answer,
                 context="\n\n".join([HEAD, *shown]),
-                fields={"topic": question.topic, "titles": [passage.title for passage in found]},
+                fields={"topic": question.topic, "titles": [passage.title for passage in passages]},
                 parts=tuple(shown) if free else (),
                 scored=False,
             )
 
     def _arranged(self, number: int, question: Question) -> Sequence[Passage]:
         if question.retrieved:
-            places, held = list(range(len(question.retrieved)))[: self.passages], question.retrieved
+            places, candidates = list(range(len(question.retrieved)))[: self.passages], question.retrieved
         else:
-            places, held = self._best(question.text), self.corpus.passages
+            places, candidates = self._best(question.text), self.corpus.passages
 
         if self.order == "document":
             places.sort()
         if self.order == "shuffled":
             # Seeded by the number: the order in one prompt does not depend on those before.
             random.Random(f"rag/{self.seed}/{number}").shuffle(places)
-        return [held[place] for place in places]
+        return [candidates[place] for place in places]
 
     def _best(self, question: str) -> list[int]:
         """Indices of the best passages, best first; ties in the order of the corpus."""
@@ -278,18 +278,18 @@ def traffic(questions: Sequence[Question], seed: int) -> Iterator[Question]:
     topics: dict[str, list[Question]] = {}
     for question in questions:
         topics.setdefault(question.topic, []).append(question)
-    left = list(topics.values())
-    rng.shuffle(left)
-    weights = [1 / (rank + 1) for rank in range(len(left))]
+    remaining = list(topics.values())
+    rng.shuffle(remaining)
+    weights = [1 / (rank + 1) for rank in range(len(remaining))]
 
-    for waiting in left:
+    for waiting in remaining:
         rng.shuffle(waiting)
-    while left:
-        (chosen,) = rng.choices(range(len(left)), weights)
-        yield left[chosen].pop()
-        if not left[chosen]:
+    while remaining:
+        (chosen,) = rng.choices(range(len(remaining)), weights)
+        yield remaining[chosen].pop()
+        if not remaining[chosen]:
             # With its weight, as only topics with a question may be drawn.
-            del left[chosen], weights[chosen]
+            del remaining[chosen], weights[chosen]
 
 
 def words(text: str) -> list[str]:

@@ -65,16 +65,16 @@ def open_dataset(
         shipped(f"the data set {name}")
         return import_module(f"dejakv_models.{name}").dataset(options.seed, options.max_samples)
     if name in WORKLOADS:
-        given = {key: value for key, value in (own or {}).items() if value is not None and OPTIONS[key] == name}
+        keyword_options = {key: value for key, value in (own or {}).items() if value is not None and OPTIONS[key] == name}
         kind = getattr(import_module(f"dejakv.datasets.{name}"), WORKLOADS[name])
-        return kind(options.path, options.seed, **given)
+        return kind(options.path, options.seed, **keyword_options)
 
     if name == "gqa":
         return open_gqa(options.path, options.config, options.split, pictures)
     path = options.path or (options.image_root if name == "folder" else None)
     if not path:
-        what = "a folder of pictures" if name == "folder" else "a file"
-        raise DatasetError(f"this data set needs {what}: give it with --dataset-path")
+        source_kind = "a folder of pictures" if name == "folder" else "a file"
+        raise DatasetError(f"this data set needs {source_kind}: give it with --dataset-path")
     if name == "folder":
         return FolderDataset(path)
     return Log(Path(path), Path(options.image_root or Path(path).parent))
@@ -85,12 +85,12 @@ def samples(dataset: Dataset, most: int | None = None, shuffle_seed: int | None 
 
     Raises: DatasetError if the data set yields anything but a `Sample`.
     """
-    found = _checked(dataset)
+    selection = _checked(dataset)
     if shuffle_seed is not None:
-        every = list(found)
+        every = list(selection)
         random.Random(shuffle_seed).shuffle(every)
-        found = iter(every)
-    return islice(found, most)
+        selection = iter(every)
+    return islice(selection, most)
 
 
 def told(path: str | None, read: int, more: bool) -> list[str]:

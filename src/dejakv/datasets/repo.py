@@ -73,9 +73,9 @@ def read_package(name_or_folder: str) -> Package:
 
 
 def _folder(name: str) -> Path:
-    given = Path(name).expanduser()
-    if given.is_dir() or (given.suffix == ".py" and given.is_file()):
-        return given.resolve()
+    source_path = Path(name).expanduser()
+    if source_path.is_dir() or (source_path.suffix == ".py" and source_path.is_file()):
+        return source_path.resolve()
     if not all(part.isidentifier() for part in name.split(".")):
         raise DatasetError(
             f"no folder {name!r}, and not a valid name of a package: give an installed package or a folder"
@@ -90,9 +90,9 @@ def _folder(name: str) -> Path:
         search = list(spec.submodule_search_locations or [])
 
     assert spec is not None
-    found = search[0] if search else spec.origin or ""
-    if search or found.endswith(".py"):
-        return Path(found)
+    location = search[0] if search else spec.origin or ""
+    if search or location.endswith(".py"):
+        return Path(location)
 
     raise DatasetError(f"the package {name!r} has no Python source ({spec.origin}): name one that is written in Python")
 
@@ -160,16 +160,16 @@ class RepoDataset:
         self.seed = seed
 
     def __iter__(self) -> Iterator[Sample]:
-        made = 0
+        sample_count = 0
         for item in self._order:
             context = self._context(item)
             if len(context) + len(INSTRUCTION) < LEAST:
                 continue
             fields = {"file": item.file, "object": item.name, "kind": item.kind}
-            yield Sample(f"repo-{made}", f"{INSTRUCTION}\nThe object: {item.name}.", context=context, fields=fields)
-            made += 1
+            yield Sample(f"repo-{sample_count}", f"{INSTRUCTION}\nThe object: {item.name}.", context=context, fields=fields)
+            sample_count += 1
 
-        if not made:
+        if not sample_count:
             raise DatasetError(
                 f"no object of {self.package.name!r} makes a prompt of {LEAST} characters: name a larger package"
             )
@@ -181,10 +181,10 @@ class RepoDataset:
             f"\nThe object is the {item.kind} {item.name} of {item.file}:\n{cut(item.code, CODE)}",
         ]
         room = CHARACTERS - len(INSTRUCTION) - sum(len(part) + 1 for part in parts)
-        for title, others in (("It calls:", self._callees[item.name]), ("It is called by:", self._callers[item.name])):
-            for number, other in enumerate(others):
+        for title, related_objects in (("It calls:", self._callees[item.name]), ("It is called by:", self._callers[item.name])):
+            for number, related in enumerate(related_objects):
                 head = f"\n{title}\n" if number == 0 else "\n"
-                part = f"{head}{other.kind} {other.name} of {other.file}:\n{cut(other.code, REFERENCE)}"
+                part = f"{head}{related.kind} {related.name} of {related.file}:\n{cut(related.code, REFERENCE)}"
                 # No half object: the next title may have a shorter one.
                 if len(part) + 1 > room:
                     break
@@ -216,21 +216,21 @@ class RepoDataset:
     def _callers(self) -> dict[str, list[CodeObject]]:
         callers: dict[str, list[CodeObject]] = {item.name: [] for item in self.package.objects}
         for item in self.package.objects:
-            for other in self._callees[item.name]:
-                if not other.name.startswith(f"{item.name}."):  # a class does not call its own methods
-                    callers[other.name].append(item)
+            for callee in self._callees[item.name]:
+                if not callee.name.startswith(f"{item.name}."):  # a class does not call its own methods
+                    callers[callee.name].append(item)
         return callers
 
     @cached_property
     def _order(self) -> Sequence[CodeObject]:
         """Callees come before their callers; files in order, starting with the seed's."""
-        known = {item.name: item for item in self.package.objects}
+        objects_by_name = {item.name: item for item in self.package.objects}
         files = sorted({item.file for item in self.package.objects})
         first = self.seed % len(files)
         rank = {file: (number - first) % len(files) for number, file in enumerate(files)}
         order: dict[str, CodeObject] = {}
         open_now: set[str] = set()
-        for root in sorted(known.values(), key=lambda item: rank[item.file]):
+        for root in sorted(objects_by_name.values(), key=lambda item: rank[item.file]):
             # No recursion: a chain of calls may be longer than Python's stack.
             stack = [root]
             while stack:

@@ -46,8 +46,8 @@ class ErrorBound(Observer):
         if not plan.approximate:
             return decision
         if decision.ask.no_store:
-            why = "nothing of this request is kept, so that its answer could not be checked"
-            return decision.without(f"{BOUND}: {why}")
+            reason = "nothing of this request is kept, so that its answer could not be checked"
+            return decision.without(f"{BOUND}: {reason}")
         # Late: judged by its first token, after a trial run.
         late = decision.ask.tells_first_token and plan.method == "blend" and orders(self._config.differs)
         method, setting = LATE_BLEND if late else plan.method, setting_of(plan.method, self._config)
@@ -94,14 +94,14 @@ class ErrorBound(Observer):
 def setting_of(method: Method, config: SemanticCacheConfig) -> str:
     """Settings of a method's approximate plans: evidence on one setting says nothing about another."""
     if method == "blend":
-        made = [config.blend_map, config.blend.told, f"generation {config.max_generation}"]
-        made += [config.kv_quantization] if config.quantizes else []
+        terms = [config.blend_map, config.blend.told, f"generation {config.max_generation}"]
+        terms += [config.kv_quantization] if config.quantizes else []
     elif method == "top_layer":
-        made = [f"tail {config.top_layer_tail}", f"donors {config.blend_donors}"]
+        terms = [f"tail {config.top_layer_tail}", f"donors {config.blend_donors}"]
     else:
-        made = [config.index_encoder, f"score {config.similarity_threshold:g}", f"media {config.media}"]
-        made += [*config.embedding_layers, *config.levels, "words" if config.lexical_guard else "no words"]
-    return ", ".join(made)
+        terms = [config.index_encoder, f"score {config.similarity_threshold:g}", f"media {config.media}"]
+        terms += [*config.embedding_layers, *config.levels, "words" if config.lexical_guard else "no words"]
+    return ", ".join(terms)
 
 
 class Certified(Observer):
@@ -129,23 +129,23 @@ class Certified(Observer):
         return decision.without(refused) if refused else decision
 
     def _refused(self, prepared: Prepared, decision: Decision) -> str:
-        found, plan = self._found, decision.plan
-        if found is None or self._problem:
+        certificate, plan = self._found, decision.plan
+        if certificate is None or self._problem:
             return self._problem
-        if prepared.epoch != found.epoch:
-            self._warn(why := f"{CERTIFICATE} is of another model or engine: it names {found.model} on {found.engine}")
-            return why
+        if prepared.epoch != certificate.epoch:
+            self._warn(reason := f"{CERTIFICATE} is of another model or engine: it names {certificate.model} on {certificate.engine}")
+            return reason
 
         level, tokens = plan.match.level if plan.match is not None else "", len(prepared.token_ids)
-        if (plan.method, level) != (found.method, found.level):
-            return f"{CERTIFICATE} is not of such a hit: it covers {found.method} of {found.level} text"
+        if (plan.method, level) != (certificate.method, certificate.level):
+            return f"{CERTIFICATE} is not of such a hit: it covers {certificate.method} of {certificate.level} text"
 
         risk = risk_of(plan.method, features_of(plan, decision.found, tokens))
-        if found.serves(risk, tokens):
+        if certificate.serves(risk, tokens):
             return ""
-        if tokens > found.longest:
-            return f"{CERTIFICATE} has no prompt as long in its log: {tokens} tokens, {found.longest} at most"
-        return f"{CERTIFICATE} does not serve such a plan: its risk is {risk:.3f}, {found.cutoff or 0:.3f} at most"
+        if tokens > certificate.longest:
+            return f"{CERTIFICATE} has no prompt as long in its log: {tokens} tokens, {certificate.longest} at most"
+        return f"{CERTIFICATE} does not serve such a plan: its risk is {risk:.3f}, {certificate.cutoff or 0:.3f} at most"
 
     def _warn(self, why: str) -> None:
         # Once for each reason: every request would log it otherwise.
@@ -161,14 +161,14 @@ def certified_setting(config: SemanticCacheConfig) -> str:
 
 def _breaks(found: Certificate, config: SemanticCacheConfig) -> str:
     """Why a certificate does not cover these settings; empty if it does."""
-    asked, here = config.error_bound, certified_setting(config)
+    requested_bound, current_setting = config.error_bound, certified_setting(config)
     # A stricter certificate keeps a looser bound, but not the other way round.
-    if asked is not None and found.error_bound > asked:
-        return f"{CERTIFICATE} is of another bound: error_bound is {found.error_bound:g}, {asked:g} is asked for"
+    if requested_bound is not None and found.error_bound > requested_bound:
+        return f"{CERTIFICATE} is of another bound: error_bound is {found.error_bound:g}, {requested_bound:g} is asked for"
     if found.dejakv_version != __version__:
         return f"{CERTIFICATE} is of another version of dejakv: {found.dejakv_version}, here {__version__}"
-    if found.setting != here:
-        return f"{CERTIFICATE} is of another setting: {found.setting!r}, here {here!r}"
+    if found.setting != current_setting:
+        return f"{CERTIFICATE} is of another setting: {found.setting!r}, here {current_setting!r}"
     if found.cutoff is None:
         return f"{CERTIFICATE} opens no rule: its log has too few hits, or too many wrong ones"
 

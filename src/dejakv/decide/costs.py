@@ -61,8 +61,8 @@ class Costs:
 
     def most_rows(self, seconds: float, tokens: int, loaded: int) -> float:
         """Maximum rows of a blend within `seconds`; negative if it takes more without any."""
-        left = seconds - self.blending(0, tokens, loaded)
-        return left / self.rows(1, tokens) if self.row or self.pair else float(tokens)
+        spare_seconds = seconds - self.blending(0, tokens, loaded)
+        return spare_seconds / self.rows(1, tokens) if self.row or self.pair else float(tokens)
 
     def fixed(self, constants: tuple[float, ...]) -> "Costs":
         """Copy with `row, pair, byte, blend` from a setting."""
@@ -167,8 +167,8 @@ class CostMeter:
     def blended(self, rows: float, tokens: int, seconds: float) -> None:
         """Observe a blend with `rows` computed, the mean over layers."""
         if seconds >= LEAST_SECONDS:
-            left = seconds - self.costs().rows(rows, tokens)
-            self._blend.add(left / (self._operation.value * tokens * self.shape.row))
+            blend_seconds = seconds - self.costs().rows(rows, tokens)
+            self._blend.add(blend_seconds / (self._operation.value * tokens * self.shape.row))
 
     def loaded(self, nbytes: int, seconds: float) -> None:
         """Observe a load of state from the store into the engine."""
@@ -182,11 +182,11 @@ class CostMeter:
         """Seconds of an operation: best of a few passes, after a short warm-up."""
         forward(FIRST)
         # The least of a few: other work of the machine only ever adds time.
-        rows, took = FIRST, min(_seconds(forward, FIRST) for _ in range(PASSES))
+        rows, seconds = FIRST, min(_seconds(forward, FIRST) for _ in range(PASSES))
         # More rows measure better, where the model is fast enough to afford them.
-        if took * PASSES * MORE / FIRST <= LIMIT:
-            rows, took = MORE, min(_seconds(forward, MORE) for _ in range(PASSES))
-        return max(took, 1e-9) / self._operations(rows, rows)
+        if seconds * PASSES * MORE / FIRST <= LIMIT:
+            rows, seconds = MORE, min(_seconds(forward, MORE) for _ in range(PASSES))
+        return max(seconds, 1e-9) / self._operations(rows, rows)
 
 
 def _seconds(forward: Callable[[int], object], rows: int) -> float:

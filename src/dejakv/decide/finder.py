@@ -59,8 +59,8 @@ class EpochPrefixes:
 
     def held(self, token_ids: Sequence[int], partition: str) -> int:
         """Number of leading tokens stored in the partition."""
-        found = self.store.find(partition, self.epoch, token_ids)
-        return found[0].tokens if found is not None else 0
+        prefix_hit = self.store.find(partition, self.epoch, token_ids)
+        return prefix_hit[0].tokens if prefix_hit is not None else 0
 
 
 class Finder:
@@ -119,23 +119,23 @@ class Finder:
         entry, query = self._asked(prepared)
         statuses: dict[str, Status] = {}
         # Its own state first: by its id, without any search.
-        own = self._known(entry.id, prepared)
-        found = self._find(query, own, prepared, ask, statuses)
+        exact_meta = self._known(entry.id, prepared)
+        donor_search = self._find(query, exact_meta, prepared, ask, statuses)
         tokens = len(prepared.token_ids)
         if self._finds_prefixes:
             # All but the last token, whose logits give the answer.
-            prefix = (PrefixHit(entry.id, tokens - 1), own) if own is not None else self._longest_prefix(prepared)
-            found = replace(found, prefix=prefix)
+            prefix = (PrefixHit(entry.id, tokens - 1), exact_meta) if exact_meta is not None else self._longest_prefix(prepared)
+            donor_search = replace(donor_search, prefix=prefix)
 
-        same = bool(found.donors) and found.donors[0].id == entry.id
+        same = bool(donor_search.donors) and donor_search.donors[0].id == entry.id
         if not same:
-            found = self._estimated(found, prepared, ask, exactly=costs is not None)
+            donor_search = self._estimated(donor_search, prepared, ask, exactly=costs is not None)
         plans, considered = choose(
-            tokens, found, ask, self.config, same=same, costs=costs, piece=prepared.piece, away=self.store.away
+            tokens, donor_search, ask, self.config, same=same, costs=costs, piece=prepared.piece, away=self.store.away
         )
 
         seconds = time.perf_counter() - began
-        return Decision(entry, ask, plans, found, query, settled(statuses, plans[0]), seconds, considered)
+        return Decision(entry, ask, plans, donor_search, query, settled(statuses, plans[0]), seconds, considered)
 
     def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
         """Decide how to compute a prompt exactly, without comparison."""
@@ -262,10 +262,10 @@ class Finder:
         if copied is None or not metas:
             return
         # Outside of the lock: lookups would wait for it.
-        found = fingerprints_of(metas)
+        prints = fingerprints_of(metas)
         with self._lock:
-            there = [number for number, meta in enumerate(metas) if meta.id not in self._left]
-            copied.add([metas[number] for number in there], [found[number] for number in there])
+            present = [number for number, meta in enumerate(metas) if meta.id not in self._left]
+            copied.add([metas[number] for number in present], [prints[number] for number in present])
 
     def _add_to(self, levels: Sequence[Level], meta: ChunkMeta) -> None:
         # Rows of a blend are no answer to any prompt: only blends take them.
@@ -286,12 +286,12 @@ class Finder:
     def _warn_of_vectors(self, metas: Sequence[ChunkMeta]) -> None:
         """Warn of stored prompts with vectors of another embedder, if a level compares vectors."""
         prompts = [meta for meta in metas if meta.kind == KV and meta.chunk]
-        others = sum(meta.embedder != self.embedder for meta in prompts)
-        if others and any(hasattr(level, "encode") for level in self.levels):
+        foreign_count = sum(meta.embedder != self.embedder for meta in prompts)
+        if foreign_count and any(hasattr(level, "encode") for level in self.levels):
             logger.warning(
                 "%d of %d stored prompts have vectors of other settings (index_encoder, with `model` the model itself, chunk_window, "
                 "levels or embedding_hook): texts are embedded again, now and at each start, and latent layers find none of these "
-                "prompts. The earlier settings use these vectors; dejakv cache purge removes the prompts", others, len(prompts),
+                "prompts. The earlier settings use these vectors; dejakv cache purge removes the prompts", foreign_count, len(prompts),
             )  # fmt: skip
 
     def _asked(self, prepared: Prepared) -> tuple[ChunkMeta, Query]:
@@ -356,10 +356,10 @@ class Finder:
         donors = self._donors(cover.donors[: ask.most_donors(self.config)], prepared, ask)
         used = {meta.id for meta in donors}
         runs = tuple((run.start, run.length) for run in cover.runs if run.donor in used)
-        held = sum(length for _, length in runs)
-        if not donors or held < max(LEAST_COPIED, ask.threshold or 0.0) * cover.tokens:
+        covered_tokens = sum(length for _, length in runs)
+        if not donors or covered_tokens < max(LEAST_COPIED, ask.threshold or 0.0) * cover.tokens:
             return Found()
-        return Found(Match(donors[0].id, COPIED, held / cover.tokens), donors, copied=held, runs=runs)
+        return Found(Match(donors[0].id, COPIED, covered_tokens / cover.tokens), donors, copied=covered_tokens, runs=runs)
 
     def _alike(
         self, query: Query, own: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
@@ -388,8 +388,8 @@ class Finder:
                     continue
                 # Equal tokens need no guard: its state is exact.
                 if meta is not own:
-                    asked = [guard for guard in self.guards if not (ask.piecewise and guard.waived_for_blend)]
-                    verdicts.append(judge(asked, query.request, meta, candidate))
+                    active_guards = [guard for guard in self.guards if not (ask.piecewise and guard.waived_for_blend)]
+                    verdicts.append(judge(active_guards, query.request, meta, candidate))
                     if verdicts[-1].decision != "accept":
                         continue
 
@@ -417,10 +417,10 @@ class Finder:
 
         with self._lock:
             index = self._copied
-            theirs = [index.tokens(meta) if index else with_media(meta.token_ids, meta.spans) for meta in found.donors]
+            donor_tokens = [index.tokens(meta) if index else with_media(meta.token_ids, meta.spans) for meta in found.donors]
         target = with_media(prepared.token_ids, prepared.spans)
-        held = overlap(target, theirs, PAIR if ask.method == "top_layer" else RUN)
-        return replace(found, held=held, runs=found.runs or held)
+        short_runs = overlap(target, donor_tokens, PAIR if ask.method == "top_layer" else RUN)
+        return replace(found, held=short_runs, runs=found.runs or short_runs)
 
     def _donors(self, ids: Iterable[str], prepared: Prepared, ask: Ask) -> tuple[ChunkMeta, ...]:
         """Chunks that may serve the request."""

@@ -95,43 +95,43 @@ def arrange(
 def arranged(frame: Frame, cache: Prefixes, tokenize: Tokenize, partition: str) -> Arrangement:
     """`arrange` for the parts of a prompt."""
     began = time.perf_counter()
-    given = tuple(range(len(frame.parts)))
+    initial_order = tuple(range(len(frame.parts)))
 
     def found(text: str) -> tuple[int, int]:
         ids = tokenize(text)
         return cache.held(ids, partition), len(ids)
 
-    prompt = frame.prompt(given)
-    held, tokens = found(prompt)
-    best = Arrangement(given, prompt, held, held, tokens)
+    prompt = frame.prompt(initial_order)
+    cached_tokens, tokens = found(prompt)
+    best = Arrangement(initial_order, prompt, cached_tokens, cached_tokens, tokens)
     # Parts never seen follow in the order given.
-    order = tuple(dict.fromkeys((*_greedy(frame, found), *given)))
-    if order != given:
+    order = tuple(dict.fromkeys((*_greedy(frame, found), *initial_order)))
+    if order != initial_order:
         prompt = frame.prompt(order)
         longer, tokens = found(prompt)
         # A block at least: less is noise of the border, and another order costs answers.
-        if longer >= held + BLOCK_TOKENS:
-            best = Arrangement(order, prompt, longer, held, tokens)
+        if longer >= cached_tokens + BLOCK_TOKENS:
+            best = Arrangement(order, prompt, longer, cached_tokens, tokens)
     return replace(best, seconds=time.perf_counter() - began)
 
 
 def _greedy(frame: Frame, found: Callable[[str], tuple[int, int]]) -> list[int]:
     """Parts computed before, in order; the last perhaps in part."""
     chosen: list[int] = []
-    left = list(range(len(frame.parts)))
+    remaining = list(range(len(frame.parts)))
     reached = found(frame.before)[0] if frame.before else 0
-    while left:
+    while remaining:
         # First by beginnings alone: whole parts are tokenized only where these fit.
-        known = [number for number in left if _begins(frame, chosen, number, found) >= reached + BLOCK_TOKENS]
+        promising = [number for number in remaining if _begins(frame, chosen, number, found) >= reached + BLOCK_TOKENS]
         # What stands behind every part is tokenized with it, so that tokens across the border count.
-        tried = {number: found(frame.opening([*chosen, number]) + frame.between) for number in known}
+        tried = {number: found(frame.opening([*chosen, number]) + frame.between) for number in promising}
         if not tried:
             break
 
-        best = max(known, key=lambda number: tried[number][0])
+        best = max(promising, key=lambda number: tried[number][0])
         longest, length = tried[best]
         chosen.append(best)
-        left.remove(best)
+        remaining.remove(best)
         reached = longest
         # Its end was not computed before, so no prefix reaches beyond it.
         if longest < length - BORDER:

@@ -192,12 +192,12 @@ class Plan:
 
     def loaded(self, tokens: int) -> int:
         """Tokens of state to load for a prompt of `tokens` tokens: a blend loads only the rows it uses."""
-        held = sum(meta.num_tokens for meta in self.donors)
-        return min(held, tokens) if self.method == "blend" else held
+        donor_tokens = sum(meta.num_tokens for meta in self.donors)
+        return min(donor_tokens, tokens) if self.method == "blend" else donor_tokens
 
     def __str__(self) -> str:
-        took = "" if self.seconds is None else f" {self.seconds:.2g} s"
-        return f"{self.name}{took}{f' ({self.refused})' if self.refused else ''}"
+        seconds_text = "" if self.seconds is None else f" {self.seconds:.2g} s"
+        return f"{self.name}{seconds_text}{f' ({self.refused})' if self.refused else ''}"
 
 
 FULL = Plan("none")
@@ -319,26 +319,26 @@ def choose(
     piece   see `Prepared`
     away    see `Away`
     """
-    ways = _bounded([_brought(way, way.reused, away) for way in _exact_plans(tokens, found, costs, piece)])
-    exact, tried, reason = _cheapest(ways), (), found.refused
-    others = (FULL,) if exact.donors else ()
+    exact_plans = _bounded([_brought(plan, plan.reused, away) for plan in _exact_plans(tokens, found, costs, piece)])
+    exact, candidates, reason = _cheapest(exact_plans), (), found.refused
+    fallbacks = (FULL,) if exact.donors else ()
     if found.match is None or not found.donors:
         pass
     elif same:
-        donor, own = found.donors[0], ways[-1]
+        donor, self_plan = found.donors[0], exact_plans[-1]
         answer = kept_answer(donor, ask.answers)
         if answer is not None:
-            own = Plan("exact", (donor,), found.match, tokens, seconds=_nothing(costs), answer=answer)
+            self_plan = Plan("exact", (donor,), found.match, tokens, seconds=_nothing(costs), answer=answer)
         # The prefix stands for the prompt itself, which can be read whole.
         elif found.prefix is None or found.prefix[0].donor != donor.id:
             found = replace(found, prefix=(PrefixHit(donor.id, tokens - 1), donor))
-            own = _bounded([*ways, _brought(_exact_plans(tokens, found, costs, piece)[-1], tokens - 1, away)])[-1]
-        if own.donors and own.away and _cheapest([*ways, own]) is not own:
-            reason = f"{COSTS}: {', '.join(map(str, (*ways, own)))}: {exact.name}"
-        elif own.donors:
-            again = own.away > 0 and exact.donors == own.donors  # what came too late is not read once more
-            own = replace(own, method="exact", match=found.match)
-            return (own, *(() if again else (exact,)), *others), (*ways, own)
+            self_plan = _bounded([*exact_plans, _brought(_exact_plans(tokens, found, costs, piece)[-1], tokens - 1, away)])[-1]
+        if self_plan.donors and self_plan.away and _cheapest([*exact_plans, self_plan]) is not self_plan:
+            reason = f"{COSTS}: {', '.join(map(str, (*exact_plans, self_plan)))}: {exact.name}"
+        elif self_plan.donors:
+            again = self_plan.away > 0 and exact.donors == self_plan.donors  # what came too late is not read once more
+            self_plan = replace(self_plan, method="exact", match=found.match)
+            return (self_plan, *(() if again else (exact,)), *fallbacks), (*exact_plans, self_plan)
         else:
             reason = _below(piece, "the prompt")
     elif ask.method == "exact":
@@ -347,29 +347,29 @@ def choose(
             f"not asked for: {level} found a donor whose tokens differ, and reuse is exact (--reuse adopt would use it)"
         )
     else:
-        tried = [_brought(way, tokens, away) for way in _approximate_plans(tokens, found, ask, config, costs, piece)]
-        tried = [replace(way, refused=_refusal(way, tokens, exact, config.min_gain)) for way in tried]
+        candidates = [_brought(plan, tokens, away) for plan in _approximate_plans(tokens, found, ask, config, costs, piece)]
+        candidates = [replace(plan, refused=_refusal(plan, tokens, exact, config.min_gain)) for plan in candidates]
         # With the exact plans, since a deadline follows from what they would cost.
-        tried = _bounded([*ways, *tried])[len(ways) :]
+        candidates = _bounded([*exact_plans, *candidates])[len(exact_plans) :]
 
-        admitted = [way for way in tried if not way.refused]
-        best = _cheapest([*ways, *admitted])
+        admitted = [plan for plan in candidates if not plan.refused]
+        best = _cheapest([*exact_plans, *admitted])
         if best.approximate:
             whole = best
             if best.piecewise:  # with the settings that an engine needs
                 whole = replace(best, config=config, most=most_computed(tokens, best, exact, config.min_gain, costs))
-            return (whole, exact, *others), (*ways, *(whole if way is best else way for way in tried))
-        reason = f"{COSTS}: {', '.join(map(str, (*ways, *tried)))}: {best.name}" if admitted else tried[0].refused
+            return (whole, exact, *fallbacks), (*exact_plans, *(whole if plan is best else plan for plan in candidates))
+        reason = f"{COSTS}: {', '.join(map(str, (*exact_plans, *candidates)))}: {best.name}" if admitted else candidates[0].refused
 
     if not exact.donors and found.prefix is not None:
-        if len(ways) > 1:
-            reason = reason or f"{COSTS}: {', '.join(map(str, ways))}: {exact.name}"
+        if len(exact_plans) > 1:
+            reason = reason or f"{COSTS}: {', '.join(map(str, exact_plans))}: {exact.name}"
         elif piece > 1 and (not reason or ask.method == "exact"):  # a donor that nobody asked for is no reason
             reason = _below(piece, "the prompt" if same else "the stored prefix")
     elif not exact.donors:
         reason = reason or (NO_PREFIX if ask.method == "exact" else NO_DONOR)
 
-    return (replace(exact, reason=reason), *others), (*ways, *tried)
+    return (replace(exact, reason=reason), *fallbacks), (*exact_plans, *candidates)
 
 
 def _below(piece: int, what: str) -> str:
@@ -408,8 +408,8 @@ def _brought(plan: Plan, held: int, away: Away) -> Plan:
     if plan.seconds is None or not plan.donors:
         return plan
 
-    took = sum(away(donor.id, [(0, held)]) for donor in plan.donors)
-    return replace(plan, seconds=plan.seconds + took, away=took) if took else plan
+    extra_seconds = sum(away(donor.id, [(0, held)]) for donor in plan.donors)
+    return replace(plan, seconds=plan.seconds + extra_seconds, away=extra_seconds) if extra_seconds else plan
 
 
 def _bounded(plans: Sequence[Plan]) -> tuple[Plan, ...]:
@@ -418,11 +418,11 @@ def _bounded(plans: Sequence[Plan]) -> tuple[Plan, ...]:
 
 
 def _within(plan: Plan, plans: Sequence[Plan]) -> float | None:
-    instead = [other for other in plans if other is not plan and not other.away and not other.approximate]
-    if plan.seconds is None or not instead:
+    alternatives = [alternative for alternative in plans if alternative is not plan and not alternative.away and not alternative.approximate]
+    if plan.seconds is None or not alternatives:
         return None
     # The time that is left for reading until computing would have been as fast.
-    return max(0.0, min(other.seconds or 0.0 for other in instead) - (plan.seconds - plan.away))
+    return max(0.0, min(alternative.seconds or 0.0 for alternative in alternatives) - (plan.seconds - plan.away))
 
 
 def _cheapest(plans: Sequence[Plan]) -> Plan:
@@ -438,10 +438,10 @@ def _exact_plans(tokens: int, found: Found, costs: Costs | None, piece: int) -> 
     behind: list[Plan] = []
     if found.prefix is not None:
         hit, meta = found.prefix
-        held = reusable(hit.tokens, tokens, piece, meta.spans)
-        if held:
-            seconds = costs.prefix(held, tokens) if costs else None
-            behind.append(Plan("prefix", (meta,), None, held, seconds=seconds))
+        reused_tokens = reusable(hit.tokens, tokens, piece, meta.spans)
+        if reused_tokens:
+            seconds = costs.prefix(reused_tokens, tokens) if costs else None
+            behind.append(Plan("prefix", (meta,), None, reused_tokens, seconds=seconds))
     return [replace(FULL, seconds=costs.full(tokens) if costs else None), *behind]
 
 
@@ -457,21 +457,21 @@ def _approximate_plans(
             return
 
         length = donors[0].num_tokens
-        held = reusable(length, length, piece, donors[0].spans)
-        took = costs.prefix(held, length) if costs else None
+        reused_tokens = reusable(length, length, piece, donors[0].spans)
+        seconds = costs.prefix(reused_tokens, length) if costs else None
         # The donor's own last tokens are computed, and count as computed of this prompt.
-        yield Plan("adopt", donors, found.match, tokens - (length - held), seconds=took)
+        yield Plan("adopt", donors, found.match, tokens - (length - reused_tokens), seconds=seconds)
     elif ask.method == "top_layer":  # behind an exact prefix too its bottom layers run over the whole prompt
         rows = min(tokens, max(config.top_layer_tail, found.new(tokens, 0)))
         yield _priced(Plan("top_layer", donors, found.match, tokens - rows), tokens, costs)
     else:
-        share, most = config.blend.share, ask.most_donors(config)
-        kept, prefix = (found.prefix[0].tokens, found.prefix[1]) if found.prefix is not None else (0, donors[0])
-        own = prefix.id in [donor.id for donor in donors]
-        yield _blend(tokens, found, donors, kept if own else 0, costs, share)
-        if not own and costs is not None and most > 1:
+        share, max_donors = config.blend.share, ask.most_donors(config)
+        prefix_tokens, prefix = (found.prefix[0].tokens, found.prefix[1]) if found.prefix is not None else (0, donors[0])
+        prefix_is_donor = prefix.id in [donor.id for donor in donors]
+        yield _blend(tokens, found, donors, prefix_tokens if prefix_is_donor else 0, costs, share)
+        if not prefix_is_donor and costs is not None and max_donors > 1:
             # Behind the exact prefix of another chunk. An engine without costs holds its prefixes itself.
-            yield _blend(tokens, found, (*donors[: most - 1], prefix), kept, costs, share)
+            yield _blend(tokens, found, (*donors[: max_donors - 1], prefix), prefix_tokens, costs, share)
 
 
 def _nothing(costs: Costs | None) -> float | None:

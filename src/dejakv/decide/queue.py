@@ -104,7 +104,7 @@ class SettlingQueue:
                 waiting[draw.id] = label
                 while len(waiting) > 1 and _full(waiting, MOST_LABELS):
                     # A shadow costs time alone; a lost audit counts as wrong.
-                    shadows = (id for id, other in waiting.items() if not other.draw.served and id != draw.id)
+                    shadows = (id for id, queued in waiting.items() if not queued.draw.served and id != draw.id)
                     lost.append(waiting.pop(next(shadows, next(iter(waiting)))))
         # Outside of the lock: the gate takes its own, and writes to the ledger.
         self._lose(lost)
@@ -160,11 +160,11 @@ class SettlingQueue:
         with self._lock:
             while self._promotions:
                 _, item = self._promotions.popitem()
-                left = item.came + item.ttl - now()
+                remaining_ttl = item.came + item.ttl - now()
                 if not item.ttl:
                     return item
-                if left > 0:
-                    return replace(item, request=replace(item.request, ttl=left))
+                if remaining_ttl > 0:
+                    return replace(item, request=replace(item.request, ttl=remaining_ttl))
 
             return None
 
@@ -214,5 +214,5 @@ def _full(waiting: Mapping[str, Promotion], most: int) -> bool:
 
 
 def _popped(waiting: dict[str, W], partition: str | None) -> list[W]:
-    gone = [key for key, item in waiting.items() if partition in (None, item.request.partition)]
-    return [waiting.pop(key) for key in gone]
+    keys = [key for key, item in waiting.items() if partition in (None, item.request.partition)]
+    return [waiting.pop(key) for key in keys]

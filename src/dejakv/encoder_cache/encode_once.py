@@ -134,8 +134,8 @@ class Registry:
             if block is not None:
                 return block
             # Without counting: polls would be misses.
-            there = self.disk is not None and load(self.disk, wanted.key)[0] is not None
-            if there or time.monotonic() >= deadline:
+            on_disk = self.disk is not None and load(self.disk, wanted.key)[0] is not None
+            if on_disk or time.monotonic() >= deadline:
                 return self.recall(wanted)
             time.sleep(poll_s)
 
@@ -202,15 +202,15 @@ class Registry:
 
         Raises: StoreError if the disk cannot be purged.
         """
-        at = clock()
+        now = clock()
 
         with self._lock:
-            gone = self._drop(lambda key, born: selection.takes_output(key, born, at), at, dry_run=dry_run)
+            dropped_bytes = self._drop(lambda key, born: selection.takes_output(key, born, now), now, dry_run=dry_run)
 
         # Outside of the lock: the disk may be slow.
         purged = self.disk.purge(selection, dry_run=dry_run) if self.disk is not None else Purged()
-        alone = [size for id, size in gone.items() if id not in purged.ids]
-        return purged + Purged(encoder_outputs=len(alone), bytes=sum(alone), ids=frozenset(gone))
+        memory_only = [size for id, size in dropped_bytes.items() if id not in purged.ids]
+        return purged + Purged(encoder_outputs=len(memory_only), bytes=sum(memory_only), ids=frozenset(dropped_bytes))
 
     def recommended(self, partition: str, yes: bool) -> None:
         """Counts a recommendation of DP mode."""
@@ -220,7 +220,7 @@ class Registry:
     def stats(self, partition: str | None = None) -> EncoderCacheStats:
         """The figures of one partition, or of all together (for the operator, not for tenants)."""
         with self._lock:
-            stats = EncoderCacheStats.total(own for name, own in self._figures.items() if partition in (None, name))
+            stats = EncoderCacheStats.total(figures for name, figures in self._figures.items() if partition in (None, name))
             for key, block in self._blocks():
                 if partition in (None, key[0]):
                     stats.entries += 1
@@ -263,7 +263,7 @@ class Registry:
         try:
             controller = self.queueing_controller
             minimum = controller.get_minimum_stable_blocks() // self._parts.partitions if controller else 0
-            limit, left = self._in(key[0]).put(key, block, block.estimated_vram_bytes, minimum)
+            limit, evicted_keys = self._in(key[0]).put(key, block, block.estimated_vram_bytes, minimum)
         except NoRoom as refusal:
             self._figures[key[0]].refusals[str(refusal)] += 1
             logger.debug("encoder output not stored (%s): %s", refusal, _label(key))
@@ -272,7 +272,7 @@ class Registry:
         if old is not None:
             block.access_count = old.access_count
             self._figures[key[0]].evictions["replaced"] += 1
-        for evicted in left:
+        for evicted in evicted_keys:
             self._figures[evicted[0]].evictions[limit] += 1
             logger.debug("encoder output evicted (%s): %s", limit, _label(evicted))
 

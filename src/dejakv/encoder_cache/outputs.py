@@ -67,7 +67,7 @@ def check_key(modality: str, content_hash: str) -> None:
 def save(store: Store, key: Key, block: VisualEmbeddingBlock) -> None:
     """Writes a block in the background; it can be loaded at once. Waits for nothing; a store that is full or slow drops it."""
     partition, epoch, modality, content_hash = key
-    about = {
+    metadata = {
         **describe(block.embedding),
         "modality": modality,
         "content_hash": content_hash,
@@ -78,7 +78,7 @@ def save(store: Store, key: Key, block: VisualEmbeddingBlock) -> None:
 
     meta = ChunkMeta(
         id=chunk_id(key), partition=partition, epoch=epoch, token_ids=(), prompt="", chunk="", kind=KIND,
-        created=block.born, ttl=block.ttl, metadata=about,
+        created=block.born, ttl=block.ttl, metadata=metadata,
     )  # fmt: skip
     store.submit(meta, lambda: to_raw(block.embedding))
 
@@ -109,17 +109,17 @@ def load(store: Store, key: Key) -> tuple[VisualEmbeddingBlock | None, bool]:
 
 
 def _block_of(chunk: Chunk) -> VisualEmbeddingBlock:
-    about = chunk.meta.metadata
-    embedding = from_raw(chunk.tensor, about)
+    metadata = chunk.meta.metadata
+    embedding = from_raw(chunk.tensor, metadata)
     return VisualEmbeddingBlock(
-        content_hash=about["content_hash"],
-        modality=about["modality"],
-        resolution=cast(Resolution, tuple(about["resolution"])) if about["resolution"] else None,
+        content_hash=metadata["content_hash"],
+        modality=metadata["modality"],
+        resolution=cast(Resolution, tuple(metadata["resolution"])) if metadata["resolution"] else None,
         embedding=embedding,
-        encoder_model=about["encoder_model"],
+        encoder_model=metadata["encoder_model"],
         created_at=time.monotonic(),
         estimated_vram_bytes=size_of(embedding),
-        encoder_seconds=about["encoder_seconds"],
+        encoder_seconds=metadata["encoder_seconds"],
         born=chunk.meta.created,
         ttl=chunk.meta.ttl,
     )

@@ -42,21 +42,21 @@ class EncoderCacheStats:
         """The figures of several partitions together."""
         total = cls()
         for part in parts:
-            for each in fields(cls):
-                setattr(total, each.name, getattr(total, each.name) + getattr(part, each.name))
+            for figure in fields(cls):
+                setattr(total, figure.name, getattr(total, figure.name) + getattr(part, figure.name))
         return total
 
     @property
     def hit_rate(self) -> float:
         """Hits divided by hits plus misses; 0 before the first."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 0.0
+        lookups = self.hits + self.misses
+        return self.hits / lookups if lookups else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The figures under their exported names."""
         figures: dict[str, Any] = {"visual_cache_hit_rate": self.hit_rate}
-        for each in fields(self):
-            figures[_exported(each.name)] = getattr(self, each.name)
+        for figure in fields(self):
+            figures[_exported(figure.name)] = getattr(self, figure.name)
         figures |= {"visual_cache_evictions": dict(self.evictions), "visual_cache_refusals": dict(self.refusals)}
         return figures
 

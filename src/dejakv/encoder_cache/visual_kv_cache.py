@@ -147,8 +147,8 @@ class EncoderView:
         leaves no room), and then nothing has changed. `encoder_seconds` is the time of the computation.
         Raises InputError for an embedding that is not 2-D or 3-D, is empty, or has NaN or infinite values.
         """
-        wanted = Wanted(self._key(content_hash, modality), resolution, encoder_model)
-        return self._registry.keep(wanted, embedding, encoder_seconds)
+        request = Wanted(self._key(content_hash, modality), resolution, encoder_model)
+        return self._registry.keep(request, embedding, encoder_seconds)
 
     def get_or_compute(
         self, content_hash: str, modality: str, compute: Callable[[], Any], resolution: Resolution | None = None

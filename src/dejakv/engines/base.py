@@ -211,11 +211,11 @@ class Engine:
 
     def full(self, prepared: Prepared, *, on_token: OnToken | None = None) -> Completion:
         """Compute in full. Raises: as `run`."""
-        ran = self.run(prepared, on_token=on_token)
+        outcome = self.run(prepared, on_token=on_token)
         # Full computation is never refused, by contract: name the engine that breaks it.
-        if not isinstance(ran, Completion):
-            raise ModelError(f"the engine {self.name} refused full computation ({ran.reason}): return a Completion")
-        return ran
+        if not isinstance(outcome, Completion):
+            raise ModelError(f"the engine {self.name} refused full computation ({outcome.reason}): return a Completion")
+        return outcome
 
     def blend(
         self,

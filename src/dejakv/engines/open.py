@@ -55,7 +55,7 @@ def state_places(engine: EngineName, cache: SemanticCacheConfig) -> list[str]:
     """The places in which a run leaves state for the next one."""
     places = [cache.store, cache.disk_dir, cache.fusion_cache_dir, cache.fusion_states_dir]
     if engine == "vllm":
-        places += [connector_place(one) for one in (cache.store, cache.disk_dir) if one]
+        places += [connector_place(store_place) for store_place in (cache.store, cache.disk_dir) if store_place]
     return [place for place in places if place and not is_memory(place)]
 
 
@@ -122,11 +122,11 @@ def open_templates(choice: ModelChoice) -> Any:
     from dejakv.models import resolve
     from dejakv.models.gguf import SUFFIX, load_gguf_tokenizer
 
-    found = resolve(choice.model)
-    if isinstance(found, Path) and found.suffix == SUFFIX:
-        return load_gguf_tokenizer(found)
+    model_source = resolve(choice.model)
+    if isinstance(model_source, Path) and model_source.suffix == SUFFIX:
+        return load_gguf_tokenizer(model_source)
 
-    where = str(found)
+    where = str(model_source)
     options = {"trust_remote_code": choice.trust_remote_code}
     try:
         processor: Any = AutoProcessor.from_pretrained(where, **options)

@@ -88,21 +88,21 @@ def verdict(found: Mapping[str, Any]) -> str:
     exact = 1 - computed["exact"] / total
     if not found["whole_text"]:
         return f"Prefix caching saves {exact:.0%} of the tokens here, in one engine and while it holds them; `exact` keeps that over restarts and evictions."
-    more = (computed["exact"] - computed["blend default"]) / total
+    blend_gain = (computed["exact"] - computed["blend default"]) / total
     if worth(found):
-        return f"Worth a trial: a blend would save {more:.0%} of the tokens beyond the {exact:.0%} that prefix caching saves; its answers are approximate."
+        return f"Worth a trial: a blend would save {blend_gain:.0%} of the tokens beyond the {exact:.0%} that prefix caching saves; its answers are approximate."
     if exact >= WORTH:
-        return f"Prefix caching is enough: it saves {exact:.0%} of the tokens, and a blend {more:.0%} more; `exact` keeps that over restarts and evictions."
+        return f"Prefix caching is enough: it saves {exact:.0%} of the tokens, and a blend {blend_gain:.0%} more; `exact` keeps that over restarts and evictions."
 
-    return f"Reuse does not pay here: prefixes save {exact:.0%} of the tokens, and a blend {more:.0%} more."
+    return f"Reuse does not pay here: prefixes save {exact:.0%} of the tokens, and a blend {blend_gain:.0%} more."
 
 
 def parts(result: Mapping[str, Any]) -> list[Block]:
     """An estimate as tables and sentences: earlier text, savings, the verdict and the command to prove it."""
     formats = ", ".join(result["formats"]) or "data set"
     read = f"{counted(result['samples'], 'request')} of {result['log']} ({formats}), {result['prompt_tokens']:,} tokens"
-    of = f" of {result['model']}'s tokenizer" if result["whole_text"] else ""
-    return [f"{read}{of}", *savings.sheets(result), *_in_plain_words(result)]
+    token_source = f" of {result['model']}'s tokenizer" if result["whole_text"] else ""
+    return [f"{read}{token_source}", *savings.sheets(result), *_in_plain_words(result)]
 
 
 def settings_sheet(result: Mapping[str, Any]) -> Sheet:

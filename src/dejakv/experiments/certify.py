@@ -61,29 +61,29 @@ def certify(settings: RunSettings, watch: Progress | None = None, engine: Any = 
 
     Raises: ConfigError without a bound, DatasetError for a log without prompts, ModelError, InputError where nothing could run.
     """
-    asked = settings.cache
-    if asked.error_bound is None:
+    cache_config = settings.cache
+    if cache_config.error_bound is None:
         raise ConfigError(NO_BOUND)
 
     epoch, hits, ran = _ran(_fixed(settings), watch or Progress(), engine)
-    found = rules_of(hits, asked)
+    rules = rules_of(hits, cache_config)
     # The rules' counts join the log's; what is left of them are the certificate's fields.
-    counts = {**ran, **found.pop("counts")}
+    counts = {**ran, **rules.pop("counts")}
     return Certificate(
-        error_bound=asked.error_bound,
-        confidence=asked.confidence,
-        differs=asked.differs,
+        error_bound=cache_config.error_bound,
+        confidence=cache_config.confidence,
+        differs=cache_config.differs,
         model=settings.model,
         engine=settings.engine,
         epoch=epoch,
         level=COPIED,
         method="blend",
-        setting=certified_setting(asked),
+        setting=certified_setting(cache_config),
         made=datetime.now(UTC).date().isoformat(),
         dejakv_version=__version__,
         counts=counts,
         settings=_kept(settings),
-        **found,
+        **rules,
     )
 
 
@@ -185,10 +185,10 @@ def _fixed(settings: RunSettings) -> RunSettings:
     if settings.temperature:
         raise ConfigError("answers of a certificate are compared, so that they are greedy: leave --temperature out")
 
-    asked = settings.cache
+    cache_config = settings.cache
     settings = settings_of({**settings.named(), **FIXED})
     # No bound while evidence is collected: its gate would hold back the hits to be judged.
-    cache = replace(settings.cache, error_bound=None, differs=asked.differs)
+    cache = replace(settings.cache, error_bound=None, differs=cache_config.differs)
     return replace(settings, cache=cache, max_new_tokens=differs.tokens or settings.max_new_tokens)
 
 

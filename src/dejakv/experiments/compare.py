@@ -27,19 +27,19 @@ def pipeline_for(
 
     name  distinguishes arms of one kind, if several caches with different settings are compared; they share no state
     """
-    own = engine.for_arm(arm, name or arm)
+    arm_engine = engine.for_arm(arm, name or arm)
     if arm == "none":
-        return Pipeline(own)
+        return Pipeline(arm_engine)
     if arm == "prefix":  # the prefix caching of a good engine: exact prefixes of earlier prompts, and nothing else
         plain = SemanticCacheConfig(
             exact_text=False, free_order=False, semantic_text=False,
             max_bytes=config.max_bytes, max_cached_blocks=config.max_cached_blocks, policy=config.policy,
         )  # fmt: skip
-        return Pipeline(own, build_cache(plain, None))
+        return Pipeline(arm_engine, build_cache(plain, None))
 
-    cache = build_cache(config, own)
+    cache = build_cache(config, arm_engine)
     cache.flush()  # over a cache directory, the first samples find what it holds
-    return Pipeline(own, cache, promotes=promotes)
+    return Pipeline(arm_engine, cache, promotes=promotes)
 
 
 def sizes_of(cache: HierarchicalCache, engine: Any) -> dict[str, Any]:
@@ -47,11 +47,11 @@ def sizes_of(cache: HierarchicalCache, engine: Any) -> dict[str, Any]:
     embedding hook; `trust` is the `TrustReport`, where there is an error bound."""
     stats = cache.store.stats()
     # An engine that keeps state itself puts none into the pipeline's store.
-    held = engine.state_bytes() if engine.holds_state else stats.bytes
+    stored_bytes = engine.state_bytes() if engine.holds_state else stats.bytes
     sizes: dict[str, Any] = {
-        "store_bytes": held,
+        "store_bytes": stored_bytes,
         "store_entries": stats.entries,
-        "bytes_per_chunk": round(held / stats.entries) if stats.entries else 0,
+        "bytes_per_chunk": round(stored_bytes / stats.entries) if stats.entries else 0,
         "index_bytes": sum(int(getattr(level, "nbytes", 0)) for level in cache.finder.levels),
         "evictions": dict(stats.evictions),
         "corrupt": stats.corrupt,
@@ -190,13 +190,13 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
     full = exact_of(answers)
     # Teacher forcing: each arm is scored along the full answer's tokens and not its own.
     tokens = full.token_ids[:STEPS] if full is not None else ()
-    wanted = full.completion.continued(tokens) if full is not None else None
+    full_logprobs = full.completion.continued(tokens) if full is not None else None
     outcomes: dict[str, Outcome] = {}
     for name in names:
         answer = answers[name]
-        near = fidelity(wanted, answer.completion.continued(tokens) if wanted is not None else None)
+        answer_fidelity = fidelity(full_logprobs, answer.completion.continued(tokens) if full_logprobs is not None else None)
         start = answer.token_ids[0] if answer.token_ids else None
-        outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, near, donors_of(answer))
+        outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, answer_fidelity, donors_of(answer))
 
     return Row(sample.id, sample.question, sample.answer, outcomes, sample.scored)
 
@@ -204,9 +204,9 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
 def donors_of(answer: Answer) -> tuple[str, ...]:
     """Names of the requests whose state an answer used, best first."""
     decision, method = answer.decision, answer.record.method
-    ways = (decision.plan, decision.exact) if decision is not None else ()
-    ran = next((way for way in ways if way.method == method), None)
-    return tuple(str(donor.metadata.get("request", donor.id)) for donor in ran.donors) if ran is not None else ()
+    plans = (decision.plan, decision.exact) if decision is not None else ()
+    executed_plan = next((way for way in plans if way.method == method), None)
+    return tuple(str(donor.metadata.get("request", donor.id)) for donor in executed_plan.donors) if executed_plan is not None else ()
 
 
 def replay(pipeline: Pipeline, request: Request, ran: Outcome | None) -> None:

@@ -106,11 +106,11 @@ def estimate(
     )
     file = None if named else Log(Path(log))
     watch.stage("reading")
-    asked = (reading or Requests)(file, settings, label_with, watch)
-    if not asked.count:
+    request_stream = (reading or Requests)(file, settings, label_with, watch)
+    if not request_stream.count:
         raise DatasetError(f"the log {Path(log).name!r} has no prompts: {_without_prompts(file)}")
 
-    notes = told(settings.dataset_path, asked.count, asked.more)
+    notes = told(settings.dataset_path, request_stream.count, request_stream.more)
     if file is not None:
         notes += file.left_out
         if file.formats.keys() - {"Mooncake trace", "Azure trace"}:
@@ -119,41 +119,41 @@ def estimate(
 
     common: dict[str, Any] = {"index_encoder": index_encoder, "min_gain": min_gain}
     # Without right answers no hit can be judged, and the model need not be loaded for it.
-    own = index_encoder == "model" and bool(asked.labelled)
-    if own and not timed and model_is_missing(settings):
+    needs_embeddings = index_encoder == "model" and bool(request_stream.labelled)
+    if needs_embeddings and not timed and model_is_missing(settings):
         notes.append(f"similar texts were not compared, for that the model must be here: {RECIPES[model].command}")
-        own = False
+        needs_embeddings = False
 
     costs, encoder = None, text_encoder(index_encoder) if index_encoder != "model" else None
     engine: Any
-    with opened(settings) if own or timed else nullcontext() as engine:
+    with opened(settings) if needs_embeddings or timed else nullcontext() as engine:
         if timed:
             costs = engine.costs()
-        if own:
+        if needs_embeddings:
             encoder = text_encoder("model", embed=engine.embed_text, fingerprint=_EPOCH)
-        tries = list(settings_to_try(min_gain, encoder is not None)) if asked.texts else []
+        tries = list(settings_to_try(min_gain, encoder is not None)) if request_stream.texts else []
         watch.stage("asking the levels")
-        rows = [_row(*one) for one in zip(tries, asked.tallies(tries, encoder, watch), strict=True)]
+        rows = [_row(*setting_counts) for setting_counts in zip(tries, request_stream.tallies(tries, encoder, watch), strict=True)]
 
     advice = recommend(rows, max_false_hits)
-    found = asked.savings.figures(costs)
-    proof = SemanticCacheConfig.from_dict({"semantic_text": False, **common, **advice["settings"], **worth(found)})
+    figures = request_stream.savings.figures(costs)
+    proof = SemanticCacheConfig.from_dict({"semantic_text": False, **common, **advice["settings"], **worth(figures)})
     return {
         "kind": "estimate",
         "log": Path(log).name,
-        "samples": asked.count,
+        "samples": request_stream.count,
         "formats": dict(file.formats) if file is not None else {},
         "broken": file.unread if file is not None else 0,
-        "labelled": asked.labelled,
+        "labelled": request_stream.labelled,
         "labels": label_with or "the log's answers",
         "model": model,
         "index_encoder": index_encoder,
         "max_false_hits": max_false_hits,
         "min_gain": min_gain,
-        **found,
+        **figures,
         "rows": rows,
         "recommended": advice,
-        "command": run_command_of(replace(settings, cache=proof).named()) if asked.texts else "",
+        "command": run_command_of(replace(settings, cache=proof).named()) if request_stream.texts else "",
         "notes": notes,
         "dejakv_version": __version__,
     }
@@ -163,10 +163,10 @@ def _without_prompts(file: Log | None) -> str:
     """Why a log has none, and what to give instead."""
     if file is None or not (file.unread or file.skipped):
         return "give a file with one request a line"
-    said = [f"line {place}: {why}" for place, why in list(file.broken.items())[:1]] or file.left_out
+    reasons = [f"line {place}: {why}" for place, why in list(file.broken.items())[:1]] or file.left_out
     if OTHER in file.skipped:
-        said.append(LIMITS["vLLM's log"])
-    return "; ".join(said)
+        reasons.append(LIMITS["vLLM's log"])
+    return "; ".join(reasons)
 
 
 class Requests:
@@ -181,11 +181,11 @@ class Requests:
 
     def __init__(self, file: Log | None, settings: RunSettings, label_with: str | None, watch: Progress) -> None:
         if file is not None:
-            found = file.entries()
+            entry_source = file.entries()
         else:
-            found = (Entry(n, "JSON lines", sample) for n, sample in enumerate(read_samples(settings, beyond=1), 1))
+            entry_source = (Entry(n, "JSON lines", sample) for n, sample in enumerate(read_samples(settings, beyond=1), 1))
 
-        entries, self.more = begin(found, settings.max_samples)
+        entries, self.more = begin(entry_source, settings.max_samples)
         # Where only some have a time there is no order but the file's own.
         if all(entry.time is not None for entry in entries):
             entries = tuple(sorted(entries, key=lambda entry: entry.time or 0.0))
@@ -204,18 +204,18 @@ class Requests:
             watch.sample(number, len(entries), None)
 
         self.texts = len(self._asked)
-        self.labelled = sum(one.answer is not None for one in self._asked)
+        self.labelled = sum(prompt.answer is not None for prompt in self._asked)
 
     def tallies(
         self, tries: Sequence[SemanticCacheConfig], encoder: TextEncoder | None, watch: Progress
     ) -> list[Counter[str]]:
         """The counts of each setting to try (`tally`); similar texts are compared with an encoder alone."""
         encoder = once(encoder) if encoder is not None else None
-        found: list[Counter[str]] = []
+        counts_by_setting: list[Counter[str]] = []
         for config in tries:
-            found.append(tally(self._asked, config, encoder))
-            watch.sample(len(found), len(tries), None)
-        return found
+            counts_by_setting.append(tally(self._asked, config, encoder))
+            watch.sample(len(counts_by_setting), len(tries), None)
+        return counts_by_setting
 
 
 def asked_of(samples: Iterable[Sample], settings: RunSettings) -> Iterator[Asked]:
@@ -235,18 +235,18 @@ def labelled_by(model: str, samples: Sequence[Sample], watch: Progress, *, raw_p
         prompter = Prompter(open_templates(settings), raw=raw_prompts)
         pipeline = Pipeline(engine)
         sampling = Sampling()
-        known: dict[str, str | None] = {}
+        answers: dict[str, str | None] = {}
         labelled: list[Sample] = []
         watch.stage(f"{model} answers the prompts")
         for number, sample in enumerate(samples, 1):
             request: Any = prompter.request(sample, sampling)
             # Greedy answers repeat, so each distinct prompt is computed once.
-            if request.prompt not in known:
+            if request.prompt not in answers:
                 try:
-                    known[request.prompt] = pipeline.answer(request).text
+                    answers[request.prompt] = pipeline.answer(request).text
                 except InputError:  # too long for this model
-                    known[request.prompt] = None
-            labelled.append(replace(sample, answer=known[request.prompt]))
+                    answers[request.prompt] = None
+            labelled.append(replace(sample, answer=answers[request.prompt]))
             watch.sample(number, len(samples), None)
 
     return labelled
@@ -281,9 +281,9 @@ def tally(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEnco
     with closing(
         HierarchicalCache(open_store(), levels, build_guards(config, levels), config, background=False)
     ) as cache:
-        found, counts = LookUps(cache), Counter(asked=len(asked))
-        for one in asked:
-            decision, right = found.look_up(one.prepared, one.answer)
+        lookups, counts = LookUps(cache), Counter(asked=len(asked))
+        for prompt in asked:
+            decision, right = lookups.look_up(prompt.prepared, prompt.answer)
             adopted = decision.plan.method == "adopt"
             counts["exact"] += decision.plan.method == "exact"
             counts["hits"] += adopted
@@ -325,8 +325,8 @@ class LookUps:
         plan, right = decision.plan, None
         # A piecewise plan has pieces of several donors, so that no one donor's answer is given.
         if plan.method in ("exact", *APPROXIMATE) and not plan.piecewise:
-            known = self._answers.get(plan.donors[0].id)
-            right = same(known, answer) if known is not None and answer is not None else None
+            donor_answer = self._answers.get(plan.donors[0].id)
+            right = same(donor_answer, answer) if donor_answer is not None and answer is not None else None
         # Nothing is computed: an empty state makes the prompt a donor by its text.
         done = Completion(answer or "", (), len(prepared.token_ids), 0, capture=lambda: NO_STATE)
         self._cache.keep(prepared, decision, plan, done)
@@ -356,7 +356,7 @@ def dry_run(
     config = replace(settings.cache, error_bound=None)  # nothing runs from which a gate could learn
     check_top_layer(engine, config)
     cache = build_cache(config, engine, store=open_store(), background=False)  # it stores no state
-    found, shares = LookUps(cache), Shares()
+    lookups, shares = LookUps(cache), Shares()
     lines: list[dict[str, Any]] = []
     not_run: dict[str, str] = {}
     watch.stage(f"{settings.dataset}, dry run")
@@ -371,7 +371,7 @@ def dry_run(
             shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
             prepared = replace(prepared, epoch=engine.epoch)
             costs = cache.costs(engine, timed=False)
-            line |= _line(*found.look_up(prepared, sample.answer, costs))
+            line |= _line(*lookups.look_up(prepared, sample.answer, costs))
         lines.append(line)
         watch.sample(number, len(chosen), None)
 
@@ -416,7 +416,7 @@ def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str
         "hit_rate": len(hits) / len(lines),
         "hit_rate_interval": wilson(len(hits), len(lines)),
         **_marked(hits),
-        "by_level": {level: {"hits": len(found), **_marked(found)} for level, found in sorted(marks.items())},
+        "by_level": {level: {"hits": len(level_marks), **_marked(level_marks)} for level, level_marks in sorted(marks.items())},
         "not_used": by_count(line["reason"] for line in lines if line["reason"]),
         "plans": by_count(line["plan"] for line in lines),
         "lookup_ms": {"mean": sum(line["lookup_ms"] for line in lines) / len(lines)},

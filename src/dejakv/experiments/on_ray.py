@@ -91,10 +91,10 @@ class Cluster:
 
         # No retries: a worker that ran out of memory would do so again.
         task = ray.remote(_told).options(num_cpus=cpus, num_gpus=int(model and self.gpus > 0), max_retries=0)
-        left = {task.remote(call, *item): number for number, item in enumerate(items)}
+        pending = {task.remote(call, *item): number for number, item in enumerate(items)}
         try:
-            while left:
-                for done in ray.wait(list(left))[0]:
+            while pending:
+                for done in ray.wait(list(pending))[0]:
                     try:
                         result = ray.get(done)
                     except RayTaskError:
@@ -104,18 +104,18 @@ class Cluster:
                         result = ConfigError(
                             f"a worker of Ray ended ({type(error).__name__}: {why}): give it more memory"
                         )
-                    yield left.pop(done), result
+                    yield pending.pop(done), result
         finally:
             # Tasks are left only after an interrupt or a mistake, and nobody waits for them then.
-            for ref in left:
+            for ref in pending:
                 ray.cancel(ref, force=True)
 
     def all(
         self, call: Callable[..., Any], items: Sequence[tuple[Any, ...]], cpus: int = 1, *, model: bool = True
     ) -> list[Any]:
         """The results of `each` in the order of the items. Raises: the first error among them."""
-        found = dict(_raised(one) for one in self.each(call, items, cpus, model=model))
-        return [found[number] for number in range(len(items))]
+        results = dict(_raised(numbered_result) for numbered_result in self.each(call, items, cpus, model=model))
+        return [results[number] for number in range(len(items))]
 
 
 def _told(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -139,7 +139,7 @@ def experiments_on(cluster: Cluster) -> Callable[[Sequence[Experiment], bool, Pr
 
     def lines(waiting: Sequence[Experiment], purge: bool, watch: Progress) -> Iterator[dict[str, Any]]:
         watch.stage(f"{len(waiting)} experiments on Ray")
-        for number, (place, line) in enumerate(cluster.each(ran, [(one, purge) for one in waiting]), 1):
+        for number, (place, line) in enumerate(cluster.each(ran, [(experiment, purge) for experiment in waiting]), 1):
             yield failed(waiting[place], str(line)) if isinstance(line, DejaKVError) else line
             watch.sample(number, len(waiting), None)
 
@@ -161,12 +161,12 @@ def run_on(
     _check(settings, cluster)
 
     with output_locked(settings):
-        if (found := earlier_run(settings, chosen, resume=resume)) is not None:
-            return RunResult(*found, Path(settings.output or ""), earlier=True)
+        if (finished_run := earlier_run(settings, chosen, resume=resume)) is not None:
+            return RunResult(*finished_run, Path(settings.output or ""), earlier=True)
         watch.stage(f"{settings.model}, {workers} workers on Ray")
         output = settings.output
-        own = Path(output, "store") if output is not None else Path(tempfile.mkdtemp(prefix="dejakv-run-"))
-        shared = replace(settings, cache=replace(settings.cache, store=settings.cache.store or str(own)))
+        store_folder = Path(output, "store") if output is not None else Path(tempfile.mkdtemp(prefix="dejakv-run-"))
+        shared = replace(settings, cache=replace(settings.cache, store=settings.cache.store or str(store_folder)))
         parts = [
             (replace(shared, output=str(Path(output, f"worker-{n}")) if output else None), chosen[n::workers])
             for n in range(workers)
@@ -176,7 +176,7 @@ def run_on(
         # Undo the split by turns, so that rows stand in the order of the samples.
         rows = [results[place % workers].rows[place // workers] for place in range(len(chosen))]
         # With --store this folder was never used, and the user's is left alone.
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(store_folder, ignore_errors=True)
         return _merged(settings, chosen, rows, results)
 
 
@@ -203,8 +203,8 @@ def _merged(
 ) -> RunResult:
     """Writes and returns the run of all workers."""
     each = [result.summary for result in results]
-    told = f"{len(each)} workers on Ray shared the store and ran side by side, each with every {len(each)}th sample; prefix caching is each worker's own"
-    settings = replace(settings, implied=(*settings.implied, told))
+    note = f"{len(each)} workers on Ray shared the store and ran side by side, each with every {len(each)}th sample; prefix caching is each worker's own"
+    settings = replace(settings, implied=(*settings.implied, note))
     if settings.output is not None:
         log = SamplesLog(Path(settings.output), settings.named(), chosen)
         # Those before were in the log of the run that is resumed.
@@ -216,7 +216,7 @@ def _merged(
     label(summary, settings, chosen)
     summary["measured"] = each[0]["measured"]
     if not any(sample.media for sample in chosen):
-        served = [one for one, row in zip(chosen, rows, strict=True) if not row.error]
+        served = [served_sample for served_sample, row in zip(chosen, rows, strict=True) if not row.error]
         summary |= shares_of(prepared for _, prepared in tokenized(served, settings))
 
     return RunResult(summary, tuple(rows), write_run(settings.output, summary))
@@ -228,16 +228,16 @@ def _sizes(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sizes: dict[str, Any] = {"workers": len(each)}
     for name in ("store_bytes", "store_entries"):
         if name in first:
-            sizes[name] = max(one[name] for one in each)
+            sizes[name] = max(worker_sizes[name] for worker_sizes in each)
 
     if "store_bytes" in sizes:
         sizes["bytes_per_chunk"] = round(sizes["store_bytes"] / sizes["store_entries"]) if sizes["store_entries"] else 0
         # A worker that starts late sees what others stored: the least is what was there before.
-        sizes["started_with_chunks"] = min(one["started_with_chunks"] for one in each)
-        sizes |= {name: sum(one[name] for one in each) for name in ("index_bytes", "corrupt")}
+        sizes["started_with_chunks"] = min(worker_sizes["started_with_chunks"] for worker_sizes in each)
+        sizes |= {name: sum(worker_sizes[name] for worker_sizes in each) for name in ("index_bytes", "corrupt")}
     for name in ("evictions", "failed_writes", "hook_counts"):
         if name in first:
-            sizes[name] = dict(sum((Counter(one[name]) for one in each), Counter[str]()))
+            sizes[name] = dict(sum((Counter(worker_sizes[name]) for worker_sizes in each), Counter[str]()))
     return sizes
 
 
@@ -267,14 +267,14 @@ class RequestsOn(Requests):
         # The first request beyond the limit: what stands behind it is not counted.
         last = requests[settings.max_samples][0] if self.more else math.inf
 
-        for place, kind, what, tenant, time, *_, lacks in lines:
+        for place, kind, detail, tenant, time, *_, lacks in lines:
             if place <= last:
                 arrival = None if math.isnan(time) else time
-                request = Entry(place, what, tenant=tenant, time=arrival, left_out=tuple(lacks.splitlines()))
-                file.count(place, {"request": request, "skipped": Skipped(what)}.get(kind, what))
+                request = Entry(place, detail, tenant=tenant, time=arrival, left_out=tuple(lacks.splitlines()))
+                file.count(place, {"request": request, "skipped": Skipped(detail)}.get(kind, detail))
             # One process would have stopped before a failure that is beyond the limit.
             if kind == "failed" and place < last:
-                raise InputError(what)
+                raise InputError(detail)
 
         used = requests[: settings.max_samples]
         self.count = len(used)
@@ -283,7 +283,7 @@ class RequestsOn(Requests):
         by_time = not any(math.isnan(time) for _, _, _, _, time, *_ in used)
         self._blocks = data.to_arrow_refs()
         tenants = _balanced(Counter(line[3] for line in used), cluster.cpus)
-        self._taken = [(some, last, by_time, *self._blocks) for some in tenants]
+        self._taken = [(tenant_group, last, by_time, *self._blocks) for tenant_group in tenants]
         self.savings = sum(cluster.all(_savings, self._taken, model=False), Savings())
 
     def tallies(
@@ -293,15 +293,15 @@ class RequestsOn(Requests):
         import ray
 
         vectors = ray.put(self._vectors(encoder) if encoder is not None else None)
-        items = [(config, vectors, *taken) for config in tries for taken in self._taken]
-        found: dict[int, Counter[str]] = {}
+        items = [(config, vectors, *task_arguments) for config in tries for task_arguments in self._taken]
+        counts_by_task: dict[int, Counter[str]] = {}
 
-        for one in self._cluster.each(_tally, items, model=False):
-            found.update([_raised(one)])
-            watch.sample(len(found), len(items), None)
+        for numbered_result in self._cluster.each(_tally, items, model=False):
+            counts_by_task.update([_raised(numbered_result)])
+            watch.sample(len(counts_by_task), len(items), None)
         # Item n * size + k is setting n over task k's tenants, whose counts add up.
         size = len(self._taken)
-        return [sum((found[n * size + k] for k in range(size)), Counter[str]()) for n in range(len(tries))]
+        return [sum((counts_by_task[n * size + k] for k in range(size)), Counter[str]()) for n in range(len(tries))]
 
     def _vectors(self, encoder: TextEncoder) -> dict[str, Any]:
         """The vector of each text that levels compare. A model's own embeddings are looked up here, where the model is."""
@@ -311,9 +311,9 @@ class RequestsOn(Requests):
         if isinstance(encoder, ModelTextEncoder):
             return _encoded(encoder, texts)
         # Once into the object store, and not pickled again for each slice.
-        held = ray.put(encoder)
-        slices = [(held, texts[n :: self._cluster.cpus]) for n in range(self._cluster.cpus)]
-        return {text: vector for some in self._cluster.all(_encoded, slices) for text, vector in some.items()}
+        encoder_ref = ray.put(encoder)
+        slices = [(encoder_ref, texts[n :: self._cluster.cpus]) for n in range(self._cluster.cpus)]
+        return {text: vector for vectors in self._cluster.all(_encoded, slices) for text, vector in vectors.items()}
 
 
 _LIGHT = ("place", "kind", "what", "tenant", "time", "text", "labelled", "lacks")
@@ -329,30 +329,30 @@ def _read(batch: Mapping[str, Any], settings: RunSettings, label_with: str | Non
     for part in batch["part"]:
         rows = list(_rows(part, settings, label_with))
         for begin in range(0, len(rows), ROWS):
-            some = list(zip(*rows[begin : begin + ROWS], strict=True))
-            yield {name: list(column) for name, column in zip((*_LIGHT, "entry", "asked"), some, strict=True)}
+            block = list(zip(*rows[begin : begin + ROWS], strict=True))
+            yield {name: list(column) for name, column in zip((*_LIGHT, "entry", "asked"), block, strict=True)}
 
 
 def _rows(part: Log, settings: RunSettings, label_with: str | None) -> Iterator[tuple[Any, ...]]:
     lines = list(part.read())
-    samples = [found.sample for _, found in lines if isinstance(found, Entry) and found.sample is not None]
+    samples = [line_content.sample for _, line_content in lines if isinstance(line_content, Entry) and line_content.sample is not None]
     # Where a failure is reported that comes before the first line.
     place = part.first
     try:
         if label_with is not None:
             samples = labelled_by(label_with, samples, Progress(), raw_prompts=settings.raw_prompts)
-        asked = asked_of(samples, settings)
-        for place, found in lines:
-            if not isinstance(found, Entry):
-                kind = "skipped" if isinstance(found, Skipped) else "broken"
-                yield place, kind, str(found), "", math.nan, False, False, "", None, None
+        prompts = asked_of(samples, settings)
+        for place, line_content in lines:
+            if not isinstance(line_content, Entry):
+                kind = "skipped" if isinstance(line_content, Skipped) else "broken"
+                yield place, kind, str(line_content), "", math.nan, False, False, "", None, None
                 continue
-            one = next(asked) if found.sample is not None else None
-            time = math.nan if found.time is None else found.time
-            known = one is not None and one.answer is not None
-            lacks = "\n".join(found.left_out)
-            light = (place, "request", found.format, found.tenant, time, one is not None, known, lacks)
-            yield (*light, replace(found, sample=None), one)
+            prompt = next(prompts) if line_content.sample is not None else None
+            time = math.nan if line_content.time is None else line_content.time
+            has_answer = prompt is not None and prompt.answer is not None
+            lacks = "\n".join(line_content.left_out)
+            light = (place, "request", line_content.format, line_content.tenant, time, prompt is not None, has_answer, lacks)
+            yield (*light, replace(line_content, sample=None), prompt)
     except DejaKVError as error:
         yield place, "failed", str(error), "", math.nan, False, False, "", None, None
 
@@ -370,35 +370,35 @@ def _balanced(requests: Mapping[str, int], tasks: int) -> list[list[str]]:
 
 def _taken(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> list[tuple[Entry, Asked | None]]:
     """These tenants' requests in the order of their arrival."""
-    found: list[tuple[Entry, Asked | None]] = []
-    wanted = set(tenants)
+    requests: list[tuple[Entry, Asked | None]] = []
+    tenant_names = set(tenants)
     for block in blocks:
         lines = enumerate(zip(*(block[name].to_pylist() for name in ("kind", "tenant", "place")), strict=True))
-        mine = [n for n, (kind, name, place) in lines if kind == "request" and name in wanted and place < last]
+        row_numbers = [n for n, (kind, name, place) in lines if kind == "request" and name in tenant_names and place < last]
         # Only these rows are unpickled: a block has the prompts of every tenant.
-        some = block.take(np.array(mine, np.int64))
-        found += zip(some["entry"].to_pylist(), some["asked"].to_pylist(), strict=True)
+        selected_rows = block.take(np.array(row_numbers, np.int64))
+        requests += zip(selected_rows["entry"].to_pylist(), selected_rows["asked"].to_pylist(), strict=True)
 
-    return sorted(found, key=lambda one: ((one[0].time or 0.0) if by_time else 0.0, one[0].place))
+    return sorted(requests, key=lambda one: ((one[0].time or 0.0) if by_time else 0.0, one[0].place))
 
 
-def _savings(*taken: Any) -> Savings:
+def _savings(*task_arguments: Any) -> Savings:
     savings = Savings()
-    for entry, one in _taken(*taken):
-        savings.add_trace(entry) if one is None else savings.add(one.prepared.token_ids, entry)
+    for entry, prompt in _taken(*task_arguments):
+        savings.add_trace(entry) if prompt is None else savings.add(prompt.prepared.token_ids, entry)
     # A sum has counts alone: the hashes that counting needed would be pickled too.
     return Savings() + savings
 
 
-def _texts(*taken: Any) -> set[str]:
-    return {varying_part(one.prepared.request.chunk) for _, one in _taken(*taken) if one is not None} - {""}
+def _texts(*task_arguments: Any) -> set[str]:
+    return {varying_part(prompt.prepared.request.chunk) for _, prompt in _taken(*task_arguments) if prompt is not None} - {""}
 
 
 def _encoded(encoder: TextEncoder, texts: Sequence[str]) -> dict[str, Any]:
     return {text: encoder.encode(text) for text in texts}
 
 
-def _tally(config: SemanticCacheConfig, vectors: Mapping[str, Any] | None, *taken: Any) -> Counter[str]:
-    asked = [one for _, one in _taken(*taken) if one is not None]
+def _tally(config: SemanticCacheConfig, vectors: Mapping[str, Any] | None, *task_arguments: Any) -> Counter[str]:
+    prompts = [prompt for _, prompt in _taken(*task_arguments) if prompt is not None]
     encoder = text_encoder("model", embed=vectors.__getitem__, fingerprint="ray") if vectors is not None else None
-    return tally(asked, config, encoder)
+    return tally(prompts, config, encoder)

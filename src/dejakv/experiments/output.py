@@ -38,9 +38,9 @@ def run_folder(output: str | Path) -> Path:
     """
     folder = make_folder(output)
     # lexists, as a dangling link of that name is not ours either.
-    found = [name for name in (SETTINGS, SAMPLES, SUMMARY) if os.path.lexists(folder / name)]
-    if found and not any(SIGNED in read_object(folder / name) for name in (SETTINGS, SUMMARY)):
-        raise ConfigError(f"--output {str(output)!r} has a {found[0]} that no run wrote: give another folder")
+    run_files = [name for name in (SETTINGS, SAMPLES, SUMMARY) if os.path.lexists(folder / name)]
+    if run_files and not any(SIGNED in read_object(folder / name) for name in (SETTINGS, SUMMARY)):
+        raise ConfigError(f"--output {str(output)!r} has a {run_files[0]} that no run wrote: give another folder")
     return folder
 
 
@@ -97,10 +97,10 @@ def replace_file(path: Path, text: str, flag: str) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object; empty for any other content."""
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _reason(error: Exception) -> str:

@@ -185,9 +185,9 @@ def _speed(beyond: Mapping[str, Any]) -> str:
     """Faster or slower, with the interval, only where the 95% intervals of the ratio and of the paired difference lie beyond what chance
     and the run's noise explain; otherwise the reason."""
     noise, ratio = beyond.get("noise"), beyond["ttft_ratio"]
-    least, most = noise["ttft_ratio_interval"] if noise else (1.0, 1.0)
+    noise_low, noise_high = noise["ttft_ratio_interval"] if noise else (1.0, 1.0)
     # Noise counts alike to both sides: a ratio of .8 is as far from 1 as 1.25.
-    explained = max(most, 1 / least)
+    explained = max(noise_high, 1 / noise_low)
     (low, high), (before, after) = beyond["ttft_ratio_interval"], beyond["ttft_difference_interval"]
     if after < 0 and high < 1 / explained:
         return (
@@ -196,7 +196,7 @@ def _speed(beyond: Mapping[str, Any]) -> str:
     if before > 0 and low > explained:
         by = f"{100 * (ratio - 1):.0f}% (95%: {100 * (low - 1):.0f}% to {100 * (high - 1):.0f}%)"
         return f"Slower to the first token than prefix caching by {by}"
-    why = f"no more than noise in this run (equal work took {least:.2f} to {most:.2f} times as long)"
+    why = f"no more than noise in this run (equal work took {noise_low:.2f} to {noise_high:.2f} times as long)"
     if noise is None or before <= 0 <= after:
         why = "no difference that this run can show"
     return f"Time to the first token {ratio:.2f} times prefix caching's (95%: {low:.2f} to {high:.2f}), which is {why},"

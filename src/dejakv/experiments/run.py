@@ -91,8 +91,8 @@ def run_chosen(
 ) -> RunResult:
     """Runs these samples. Raises: as `run`."""
     with output_locked(settings):  # before the work, not after it
-        if (found := earlier_run(settings, chosen, resume=resume)) is not None:
-            return RunResult(*found, Path(settings.output or ""), earlier=True)
+        if (finished_run := earlier_run(settings, chosen, resume=resume)) is not None:
+            return RunResult(*finished_run, Path(settings.output or ""), earlier=True)
         pictured = next((sample for sample in chosen if sample.media), None)
         # Before the model is loaded: that may take minutes.
         if pictured is not None and not takes_pictures(settings):

@@ -64,12 +64,12 @@ class Prompter:
         prompt = self.prompt(sample)
         chunk = chunk_of(sample, self.chunk_source, prompt)
         # Where a program or a group is compared, guards of words read the question instead.
-        asked = self.chunk_source in ("question", "prompt") or chunk in prompt
+        chunk_in_prompt = self.chunk_source in ("question", "prompt") or chunk in prompt
         return Request(
             id=sample.id,
             prompt=prompt,
             chunk=chunk,
-            question="" if asked else f"{sample.context} {sample.question}".strip(),
+            question="" if chunk_in_prompt else f"{sample.context} {sample.question}".strip(),
             media=sample.media,
             partition=str(sample.fields.get("partition") or DEFAULT_PARTITION),
             sampling=sampling or Sampling(),
@@ -133,9 +133,9 @@ def chunk_of(sample: Sample, source: str, prompt: str) -> str:
 def _field(sample: Sample, name: str) -> str:
     value: Any = sample.fields.get(name)
     if value is None:
-        known = ", ".join(sorted(sample.fields)) or "none"
+        field_names = ", ".join(sorted(sample.fields)) or "none"
         raise ConfigError(
-            f"--chunk-source needs the field {name!r}, but sample {sample.id} has only: {known}; give one of these, or question or prompt"
+            f"--chunk-source needs the field {name!r}, but sample {sample.id} has only: {field_names}; give one of these, or question or prompt"
         )
     if isinstance(value, Mapping):
         parts = [str(item) for item in value.values() if item]
@@ -154,8 +154,8 @@ def opened_dataset(settings: RunSettings) -> Dataset:
         path=settings.dataset_path, config=settings.dataset_config, split=settings.split, image_root=root,
         max_samples=settings.max_samples, seed=settings.seed, shuffle_seed=settings.shuffle_seed,
     )  # fmt: skip
-    own = {name: getattr(settings, name) for name in OPTIONS}
-    return open_dataset(settings.dataset, options, own, pictures=wants_pictures(settings))
+    specific_options = {name: getattr(settings, name) for name in OPTIONS}
+    return open_dataset(settings.dataset, options, specific_options, pictures=wants_pictures(settings))
 
 
 def read_samples(settings: RunSettings, beyond: int = 0, dataset: Dataset | None = None) -> Iterator[Sample]:
@@ -164,8 +164,8 @@ def read_samples(settings: RunSettings, beyond: int = 0, dataset: Dataset | None
     dataset  that of the run, if it is open
     """
     dataset = opened_dataset(settings) if dataset is None else dataset
-    found = samples(dataset, settings.max_samples + beyond, settings.shuffle_seed)
-    return with_pictures(found, image_roots(settings.cache.image_root)) if wants_pictures(settings) else found
+    selection = samples(dataset, settings.max_samples + beyond, settings.shuffle_seed)
+    return with_pictures(selection, image_roots(settings.cache.image_root)) if wants_pictures(settings) else selection
 
 
 def wants_pictures(settings: RunSettings) -> bool:
@@ -210,12 +210,12 @@ def tokenizer_of(settings: RunSettings) -> Any:
     # These ship with the package, also for models that were never fetched.
     if settings.model in RECIPES:
         return AutoTokenizer.from_pretrained(tokenizer_folder(settings.model))
-    found = resolve(settings.model)
-    if isinstance(found, Path) and found.suffix == SUFFIX:
-        return load_gguf_tokenizer(found)
+    model_source = resolve(settings.model)
+    if isinstance(model_source, Path) and model_source.suffix == SUFFIX:
+        return load_gguf_tokenizer(model_source)
 
     try:
-        return AutoTokenizer.from_pretrained(str(found), trust_remote_code=settings.trust_remote_code)
+        return AutoTokenizer.from_pretrained(str(model_source), trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{settings.model!r} has no tokenizer that can be loaded ({error}): give another --model"

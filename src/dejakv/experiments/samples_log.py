@@ -50,11 +50,11 @@ class SamplesLog:
 
     def append(self, row: Row) -> None:
         """Writes a finished sample. Raises: OutputError if the disk is full; a part of the line is dropped by `resume`."""
-        left = (json.dumps(row.as_dict()) + "\n").encode()
+        unwritten = (json.dumps(row.as_dict()) + "\n").encode()
         try:
-            while left:
+            while unwritten:
                 # An unbuffered write may take only a part; a full disk raises at the next one.
-                left = left[self._file.write(left) :]
+                unwritten = unwritten[self._file.write(unwritten) :]
         except OSError as error:
             raise OutputError(
                 f"{self._path} cannot be written ({error.strerror}), and the run stops: free some space on its disk and add --resume "
@@ -68,7 +68,7 @@ class SamplesLog:
     def _finished(self, folder: Path, told: Mapping[str, Any], chosen: Sequence[Sample]) -> list[Row]:
         check_same(folder, told)
         rows: list[Row] = []
-        whole = 0
+        complete_bytes = 0
 
         with self._path.open("rb") as file:
             for line in file:
@@ -84,9 +84,9 @@ class SamplesLog:
                         " give the same data set, or another --output"
                     )
                 rows.append(row)
-                whole += len(line)
+                complete_bytes += len(line)
         # Else the next row would continue the partial line of a killed run.
-        os.truncate(self._path, whole)
+        os.truncate(self._path, complete_bytes)
         return rows
 
 
@@ -125,16 +125,16 @@ def finished_settings(folder: Path) -> RunSettings:
     Raises: ConfigError for a folder without a run, for a stopped run, and for settings of another version.
     """
     finished_summary(folder)
-    told = read_object(folder / SETTINGS)
-    if not told:
+    named_settings = read_object(folder / SETTINGS)
+    if not named_settings:
         raise ConfigError(
             f"{str(folder)!r} has no readable {SETTINGS}, so the settings of its run are unknown: give the folder of a live run"
         )
     # The signature of the file, which is no setting.
-    told.pop("dejakv_version", None)
+    named_settings.pop("dejakv_version", None)
 
     try:
-        return settings_of({**told, "output": None})
+        return settings_of({**named_settings, "output": None})
     except ConfigError as error:
         raise ConfigError(
             f"{folder / SETTINGS} cannot be used: {error} (was it written by another version?)"

@@ -49,8 +49,8 @@ class Savings:
 
     def add(self, ids: Sequence[int], entry: Entry) -> None:
         """Count a prompt's token ids. Of one that comes again as a whole, exact reuse computes the last token, not the last block."""
-        found, covered = self.shares.add_by_place(ids, entry.tenant or DEFAULT_PARTITION)
-        prefix = np.arange(len(covered)) < found.prefix
+        token_share, covered = self.shares.add_by_place(ids, entry.tenant or DEFAULT_PARTITION)
+        prefix = np.arange(len(covered)) < token_share.prefix
 
         ends = np.linspace(0, len(covered), QUARTERS + 1).astype(int)
         for number, (begin, end) in enumerate(pairwise(ends)):
@@ -58,8 +58,8 @@ class Savings:
             self.quarters[number] += Share(int(end - begin), *marked)
         # Hashes and not prompts: what is remembered of a long log must fit into memory.
         whole = hash((entry.tenant, *ids))
-        again, _ = whole in self._whole, self._whole.add(whole)
-        self._add(replace(found, prefix=found.anywhere) if again else found, entry)
+        repeats_whole, _ = whole in self._whole, self._whole.add(whole)
+        self._add(replace(token_share, prefix=token_share.anywhere) if repeats_whole else token_share, entry)
 
     def add_trace(self, entry: Entry) -> None:
         """Count a request of which only prefix blocks or its length are known."""
@@ -67,14 +67,14 @@ class Savings:
         self.prefixes_known = self.prefixes_known and bool(entry.blocks)
         seen = self._blocks[entry.tenant]
         # Each id names the whole beginning, so the first unknown one ends the prefix.
-        held = next((place for place, block in enumerate(entry.blocks) if block not in seen), len(entry.blocks))
+        prefix_blocks = next((place for place, block in enumerate(entry.blocks) if block not in seen), len(entry.blocks))
 
         seen.update(entry.blocks)
         # The last token is always computed: the answer begins with its logits.
-        prefix = max(0, min(held * MOONCAKE_BLOCK, entry.tokens - 1))
-        found = Share(entry.tokens, prefix, prefix)
-        self.shares.total += found
-        self._add(found, entry)
+        prefix = max(0, min(prefix_blocks * MOONCAKE_BLOCK, entry.tokens - 1))
+        token_share = Share(entry.tokens, prefix, prefix)
+        self.shares.total += token_share
+        self._add(token_share, entry)
 
     def _add(self, found: Share, entry: Entry) -> None:
         self._each.append(found)
@@ -90,7 +90,7 @@ class Savings:
             Shares(self.shares.total + other.shares.total),
             self.whole_text and other.whole_text,
             self.prefixes_known and other.prefixes_known,
-            [one + more for one, more in zip(self.quarters, other.quarters, strict=True)],
+            [quarter + other_quarter for quarter, other_quarter in zip(self.quarters, other.quarters, strict=True)],
             _summed(self.by_tenant, other.by_tenant),
             _summed(self.by_hour, other.by_hour),
             self.arrivals + other.arrivals,
@@ -102,18 +102,18 @@ class Savings:
         `by_hour`; `computed` tokens of all, and with `costs` `seconds` of a request's prefill, by way of reuse; `store_bytes` of all distinct state; `arrivals` a minute.
         What the log does not tell is None, and a way of reuse of which nothing is known is missing."""
         total, each = self.shares.total, self._each
-        rows = {"full": [one.tokens for one in each]}
+        rows = {"full": [request_share.tokens for request_share in each]}
         if self.prefixes_known:
-            rows["exact"] = [one.tokens - one.prefix for one in each]
+            rows["exact"] = [request_share.tokens - request_share.prefix for request_share in each]
         # Lengths and prefix blocks do not tell what stands elsewhere in a prompt.
         if self.whole_text:
             for name, quality in QUALITIES.items():
-                rows[f"blend {name}"] = [_blended(one, quality.share) for one in each]
+                rows[f"blend {name}"] = [_blended(request_share, quality.share) for request_share in each]
 
         counts = sorted(self.arrivals.values())
         arrivals = {"minutes": len(counts), "median": counts[len(counts) // 2], "most": counts[-1]} if counts else None
         tenants = sorted(self.by_tenant.items(), key=lambda item: (-item[1].tokens, item[0]))
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "prompt_tokens": total.tokens,
             "tokens_prefix": total.prefix if self.prefixes_known else None,
             "tokens_anywhere": total.anywhere if self.whole_text else None,
@@ -128,10 +128,10 @@ class Savings:
             "computed": {name: sum(computed) for name, computed in rows.items()},
         }
         if costs is not None and self.prefixes_known:
-            found["seconds"] = {name: self._seconds(name, computed, costs) for name, computed in rows.items()}
-            found["store_bytes"] = round((total.tokens - total.prefix) * costs.token_bytes)
+            figures["seconds"] = {name: self._seconds(name, computed, costs) for name, computed in rows.items()}
+            figures["store_bytes"] = round((total.tokens - total.prefix) * costs.token_bytes)
 
-        return found
+        return figures
 
     def _known(self, part: Share) -> dict[str, int | None]:
         """The counts of a part, None for what the log does not tell."""
@@ -141,12 +141,12 @@ class Savings:
     def _seconds(self, way: str, rows: Sequence[int], costs: Costs) -> float:
         """Mean seconds of a request's prefill. Each takes the fastest of its plans, as the planner does."""
         times: list[float] = []
-        for one, computed in zip(self._each, rows, strict=True):
-            plans = [costs.full(one.tokens)]
-            if way != "full" and one.prefix:
-                plans.append(costs.prefix(one.prefix, one.tokens))
-            if way.startswith("blend") and one.anywhere > one.prefix:
-                plans.append(costs.blending(computed, one.tokens, one.anywhere))
+        for request_share, computed in zip(self._each, rows, strict=True):
+            plans = [costs.full(request_share.tokens)]
+            if way != "full" and request_share.prefix:
+                plans.append(costs.prefix(request_share.prefix, request_share.tokens))
+            if way.startswith("blend") and request_share.anywhere > request_share.prefix:
+                plans.append(costs.blending(computed, request_share.tokens, request_share.anywhere))
             times.append(min(plans))
 
         return fmean(times) if times else 0.0
@@ -200,8 +200,8 @@ def in_words(found: Mapping[str, Any]) -> list[str]:
         ranked = sorted(
             hours.items(), key=lambda item: (item[1]["anywhere"] or item[1]["prefix"]) / max(1, item[1]["tokens"])
         )
-        least, most = (f"{_part(part)} at {int(hour):02d} h" for hour, part in (ranked[0], ranked[-1]))
-        lines.append(f"by hour of the day (UTC): from {least} to {most}")
+        lowest_hour, highest_hour = (f"{_part(part)} at {int(hour):02d} h" for hour, part in (ranked[0], ranked[-1]))
+        lines.append(f"by hour of the day (UTC): from {lowest_hour} to {highest_hour}")
 
     if arrivals := found["arrivals"]:
         minutes = counted(arrivals["minutes"], "minute")

@@ -64,11 +64,11 @@ def preset(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises: ConfigError for an unknown name, listing the known.
     """
     try:
-        found = dict(_table()[name])
+        preset_values = dict(_table()[name])
     except KeyError:
         raise ConfigError(f"unknown preset {name!r}: choose one of {', '.join(preset_names())}") from None
     # The pop changes the first value as well: what is left are the run's settings.
-    return found, dict(found.pop("cache", {}))
+    return preset_values, dict(preset_values.pop("cache", {}))
 
 
 Arm = Literal["none", "prefix", "cache"]
@@ -252,26 +252,26 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     """
     base_run, base_cache = preset(preset_name) if preset_name else ({}, {})
     merged = {**base_run, **{name: value for name, value in run.items() if value is not None}}
-    given = {name: value for name, value in cache.items() if value is not None}
+    cache_values = {name: value for name, value in cache.items() if value is not None}
     if preset_name is None and merged.get("model") in names():
-        given.setdefault("index_encoder", "model")  # these models work offline, so their encoder must too
-    every = {**base_cache, **given}
+        cache_values.setdefault("index_encoder", "model")  # these models work offline, so their encoder must too
+    every = {**base_cache, **cache_values}
     if "index_encoder" in every:  # who names one wants it used
         every.setdefault("semantic_text", True)
     implied: list[str] = []
     if "dataset" not in merged:  # that of the first preset with this model
         model = merged.get("model", RunSettings.model)
-        found = next((each["dataset"] for each in _table().values() if each["model"] == model), RunSettings.dataset)
-        merged["dataset"] = found
-        if found != RunSettings.dataset:
-            implied.append(f"the data set is {found}, the one of {model}; --dataset names another")
+        preset_dataset = next((each["dataset"] for each in _table().values() if each["model"] == model), RunSettings.dataset)
+        merged["dataset"] = preset_dataset
+        if preset_dataset != RunSettings.dataset:
+            implied.append(f"the data set is {preset_dataset}, the one of {model}; --dataset names another")
 
     dataset = merged["dataset"]
     # Another data set would ignore them without a word.
-    for name, of in OPTIONS.items():
-        if run.get(name) is not None and dataset != of:
+    for name, owner in OPTIONS.items():
+        if run.get(name) is not None and dataset != owner:
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} is an option of the data set {of}: leave it out, or give --dataset {of}")
+            raise ConfigError(f"{flag} is an option of the data set {owner}: leave it out, or give --dataset {owner}")
 
     if merged.get("raw_prompts") and dataset not in ("jsonl", "log") and ":" not in dataset:
         raise ConfigError(
@@ -325,7 +325,7 @@ def run_command_of(named: Mapping[str, Any]) -> str:
 
 
 def _option(name: str, value: Any) -> list[str]:
-    flag = {of: one for one, of in (*SWITCHES.items(), *SINGULARS.items())}.get(name, name)
+    flag = {setting_name: option_name for option_name, setting_name in (*SWITCHES.items(), *SINGULARS.items())}.get(name, name)
     dashed = "--" + flag.replace("_", "-")
     if flag in SWITCHES:
         return [dashed] if value is False else []

@@ -91,15 +91,15 @@ class Shares:
 
     @staticmethod
     def _prefix(tokens: NDArray[np.int64], seen: set[int]) -> int:
-        found, chain, unbroken = 0, 0, True
+        prefix_tokens, chain, unbroken = 0, 0, True
         for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
             # With the hash before it, so that an equal one means an equal beginning.
             chain = hash((chain, tokens[start : start + BLOCK].tobytes()))
             unbroken = unbroken and chain in seen
-            found += BLOCK * unbroken
+            prefix_tokens += BLOCK * unbroken
             seen.add(chain)
         # Of a prompt that is known as a whole the last block is computed, as in vLLM.
-        return found - BLOCK if found and found == len(tokens) else found
+        return prefix_tokens - BLOCK if prefix_tokens and prefix_tokens == len(tokens) else prefix_tokens
 
 
 def _covered(tokens: NDArray[np.int64], seen: "_HashSet") -> NDArray[np.bool_]:
@@ -108,12 +108,12 @@ def _covered(tokens: NDArray[np.int64], seen: "_HashSet") -> NDArray[np.bool_]:
         return np.zeros(len(tokens), np.bool_)
 
     hashes = run_hashes(tokens, RUN)
-    known = seen.contains(hashes)
-    seen.add(hashes[~known])
+    seen_mask = seen.contains(hashes)
+    seen.add(hashes[~seen_mask])
     # +1 where a seen run begins, -1 behind its end: the sum is above 0 within any of them.
     edges = np.zeros(len(tokens) + 1, np.int64)
-    edges[: len(known)] += known
-    edges[RUN:] -= known
+    edges[: len(seen_mask)] += seen_mask
+    edges[RUN:] -= seen_mask
     return np.cumsum(edges)[:-1] > 0
 
 
@@ -124,11 +124,11 @@ class _HashSet:
         self._arrays: list[Hashes] = []
 
     def contains(self, hashes: Hashes) -> NDArray[np.bool_]:
-        found = np.zeros(len(hashes), np.bool_)
-        for held in self._arrays:
+        member_mask = np.zeros(len(hashes), np.bool_)
+        for sorted_hashes in self._arrays:
             # The place is clipped, as that of a hash above the largest is behind the array.
-            found |= held[np.minimum(np.searchsorted(held, hashes), len(held) - 1)] == hashes
-        return found
+            member_mask |= sorted_hashes[np.minimum(np.searchsorted(sorted_hashes, hashes), len(sorted_hashes) - 1)] == hashes
+        return member_mask
 
     def add(self, hashes: Hashes) -> None:
         """Add new hashes; repeated ones count once."""

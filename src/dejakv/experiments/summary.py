@@ -56,7 +56,7 @@ def ratio_interval(over: Sequence[float], under: Sequence[float]) -> tuple[float
     """The ratio of the means of two or more pairs of positive values, and the ends of its 95% interval (Cochran, 1977)."""
     ratio = sum(over) / sum(under)
     # Of paired values: what both share, as the length of a prompt, cancels out.
-    error = statistics.stdev([one - ratio * other for one, other in zip(over, under, strict=True)])
+    error = statistics.stdev([over_value - ratio * under_value for over_value, under_value in zip(over, under, strict=True)])
     half = student(len(over)) * error / math.sqrt(len(over)) / statistics.fmean(over)
     # Symmetric in the logarithm, so that an end is never below 0.
     return ratio, ratio * math.exp(-half), ratio * math.exp(half)
@@ -93,8 +93,8 @@ def fidelity(wanted: NDArray[np.float32] | None, got: NDArray[np.float32] | None
 
 def means(values: Sequence[Fidelity]) -> dict[str, Any]:
     """`kl_mean` and `top1` over samples, None if there are none."""
-    found = {"kl_mean": [v.kl for v in values], "top1": [v.top1 for v in values]}
-    return {name: statistics.fmean(figures) if figures else None for name, figures in found.items()}
+    values_by_name = {"kl_mean": [v.kl for v in values], "top1": [v.top1 for v in values]}
+    return {name: statistics.fmean(figures) if figures else None for name, figures in values_by_name.items()}
 
 
 @dataclass(frozen=True)
@@ -116,17 +116,17 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """One arm's part of a line in `samples.jsonl`."""
-        own = asdict(self)
-        return {**own.pop("record"), **own}
+        outcome_fields = asdict(self)
+        return {**outcome_fields.pop("record"), **outcome_fields}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Outcome":
         """The inverse of `as_dict`. Raises: KeyError, TypeError."""
         record = Record(**{item.name: values[item.name] for item in fields(Record)})
-        own = {name: values[name] for name in ("text", "cached_answer", "first_token")}
+        outcome_fields = {name: values[name] for name in ("text", "cached_answer", "first_token")}
         near, donors = values["fidelity"], tuple(values.get("donors", ()))
         fidelity = Fidelity(**near) if near is not None else None
-        return cls(replace(record, order=tuple(record.order)), **own, fidelity=fidelity, donors=donors)
+        return cls(replace(record, order=tuple(record.order)), **outcome_fields, fidelity=fidelity, donors=donors)
 
 
 @dataclass(frozen=True)
@@ -244,8 +244,8 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
 
 def _dtype(rows: Sequence[Row]) -> str:
     """The model's dtype as its answers tell it; empty where none does."""
-    told = {outcome.record.arithmetic for row in rows for outcome in row.arms.values()}
-    return ", ".join(sorted(told - {""}))
+    dtypes = {outcome.record.arithmetic for row in rows for outcome in row.arms.values()}
+    return ", ".join(sorted(dtypes - {""}))
 
 
 def _rate(name: str, marks: Sequence[bool]) -> dict[str, Any]:
@@ -257,8 +257,8 @@ def _rate(name: str, marks: Sequence[bool]) -> dict[str, Any]:
 def _stored_answers(hits: Sequence[Row]) -> dict[str, int]:
     """Hits whose donor has an answer of its own, and how many of these answers are full computation's."""
     exact = [(row.exact, row.arms["cache"].cached_answer) for row in hits]
-    known = [stored == full.text for full, stored in exact if full is not None and stored is not None]
-    return {"known": len(known), "agree": sum(known)}
+    matches_full = [stored == full.text for full, stored in exact if full is not None and stored is not None]
+    return {"known": len(matches_full), "agree": sum(matches_full)}
 
 
 def _is_hit(record: Record) -> bool:
@@ -347,8 +347,8 @@ def _times(pairs: Sequence[tuple[Record, Record]]) -> tuple[float | None, ...]:
 def _spread(values: Sequence[float]) -> dict[str, float | None]:
     if not values:
         return dict.fromkeys(("p50", "p95", "mean"))
-    found = {"p50": percentile(values, 0.5), "p95": percentile(values, 0.95), "mean": statistics.fmean(values)}
-    return {name: round(value, 4) for name, value in found.items()}
+    spread = {"p50": percentile(values, 0.5), "p95": percentile(values, 0.95), "mean": statistics.fmean(values)}
+    return {name: round(value, 4) for name, value in spread.items()}
 
 
 def by_count(values: Iterable[str]) -> dict[str, int]:

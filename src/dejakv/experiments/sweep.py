@@ -73,14 +73,14 @@ def sweep(
         make_folder(samples_dir, "--samples-dir")
     with open_log(log_file, resume) as log:
         # Raises here, before the first run, if a logged one had other settings.
-        waiting = [one for one in planned if not log.finished(one.name, one.settings)]
-        found: list[dict[str, Any]] = []
+        waiting = [experiment for experiment in planned if not log.finished(experiment.name, experiment.settings)]
+        new_lines: list[dict[str, Any]] = []
         # Logged one by one, so that an interrupt loses only the experiment under way.
         for line in (lines or _in_turn)(waiting, purge, watch):
-            found.append(line)
+            new_lines.append(line)
             log.append(line)
 
-        return found
+        return new_lines
 
 
 def _in_turn(waiting: Sequence[Experiment], purge: bool, watch: Progress) -> Iterator[dict[str, Any]]:
@@ -130,15 +130,15 @@ def read_file(path: str | Path, flag: str) -> Any:
 
 def experiments(spec: Any, samples_dir: str | Path | None = None) -> list[Experiment]:
     """Read a sweep: name, settings and notes of each experiment. Raises: ConfigError for a mistake or a repeated name."""
-    found = [_experiment(entry, samples_dir) for entry in entries(spec)]
+    planned = [_experiment(entry, samples_dir) for entry in entries(spec)]
     seen: set[str] = set()
-    for name, _, _ in found:
+    for name, _, _ in planned:
         # Names become folders, and some file systems ignore case.
         if name.casefold() in seen:
             raise ConfigError(f"every experiment of a sweep needs its own name: {shown(name)} is twice the same folder")
         seen.add(name.casefold())
 
-    return found
+    return planned
 
 
 def _experiment(merged: dict[str, Any], samples_dir: str | Path | None) -> Experiment:
@@ -182,17 +182,17 @@ def entries(spec: Any) -> list[dict[str, Any]]:
         raise ConfigError(f"a sweep's 'defaults' are {shown(defaults)}: give an object, as for an experiment")
     if not isinstance(single, list) or not all(isinstance(entry, dict) for entry in single):
         raise ConfigError("a sweep's 'experiments' are no list of objects: give a list of one or more objects")
-    found: list[dict[str, Any]] = []
+    sweep_entries: list[dict[str, Any]] = []
     for grid in grids if isinstance(grids, list) else [grids]:
         # One beyond the limit shows that there are too many, without making all of them.
-        found += itertools.islice(_combinations(grid), MOST + 1)
-        if len(found) > MOST:
+        sweep_entries += itertools.islice(_combinations(grid), MOST + 1)
+        if len(sweep_entries) > MOST:
             raise ConfigError(f"the grid has more than {MOST:,} combinations: give shorter lists")
 
-    found = [{**defaults, **entry} for entry in (*found, *single)]
-    if not found:
+    sweep_entries = [{**defaults, **entry} for entry in (*sweep_entries, *single)]
+    if not sweep_entries:
         raise ConfigError("the sweep has no experiments: give a list of one or more objects")
-    return found
+    return sweep_entries
 
 
 def _combinations(grid: Any) -> Iterator[dict[str, Any]]:
@@ -239,12 +239,12 @@ def ablation(models: Sequence[str], dims: tuple[str, str] = ("384", "512"), **de
     """
     off: dict[str, Any] = {"disable_semantic_cache": True, "disable_exact_cache": True, "embedding_layers": [[]]}
     off |= {"model": list(models), "embedding_hook": "none", "encoder_bytes": NO_PICTURE}
-    kept = SemanticCacheConfig.encoder_bytes
-    layers = [[f"prompt:{dims[0]}:{one}", f"vision:{dims[1]}:{other}"] for one in LATENT for other in LATENT]
+    default_encoder_bytes = SemanticCacheConfig.encoder_bytes
+    layers = [[f"prompt:{dims[0]}:{prompt_threshold}", f"vision:{dims[1]}:{vision_threshold}"] for prompt_threshold in LATENT for vision_threshold in LATENT]
     latent = {"embedding_layers": layers, "embedding_hook": "prompt_vision", "media": "similar"}
     grid: list[dict[str, Any]] = [
         {**off, "name": "{model}-exact", "disable_exact_cache": False},
-        {**off, "name": "{model}-fusion", "enable_fusion_cache": True, "encoder_bytes": kept},
+        {**off, "name": "{model}-fusion", "enable_fusion_cache": True, "encoder_bytes": default_encoder_bytes},
         {
             **off,
             "name": "{model}-semantic-{similarity_threshold}",

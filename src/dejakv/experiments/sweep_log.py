@@ -75,7 +75,7 @@ class SweepLog:
 
     def append(self, line: dict[str, Any]) -> None:
         """Adds the line of a run, and replaces an earlier failed one."""
-        self.lines = [*(held for held in self.lines if held["name"] != line["name"]), line]
+        self.lines = [*(earlier_line for earlier_line in self.lines if earlier_line["name"] != line["name"]), line]
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, COLUMNS)
         writer.writeheader()
@@ -90,21 +90,21 @@ def logged(path: str | Path) -> list[dict[str, Any]]:
         rows = csv.DictReader(io.StringIO(Path(path).read_text(encoding="utf-8"), newline=""))
         if tuple(rows.fieldnames or ()) != COLUMNS:
             raise ValueError("other columns than this version writes")
-        found: list[dict[str, Any]] = list(rows)
-        for line in found:
+        lines: list[dict[str, Any]] = list(rows)
+        for line in lines:
             if set(line) != set(COLUMNS):
                 raise ValueError("other columns than this version writes")
             line |= {name: _read(value) for name, value in line.items()}
             # A damaged cell must be found now and not amid the sweep.
             json.loads(line["settings"] or "{}")
-        if len({line["name"] for line in found}) < len(found):
+        if len({line["name"] for line in lines}) < len(lines):
             raise ValueError("two rows have one name")
     except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
         raise ConfigError(
             f"{shown(str(path))} is no log of a sweep ({error}): give the --log-file of a sweep of this version"
         ) from error
 
-    return found
+    return lines
 
 
 def _plain(value: Any) -> Any:
@@ -120,7 +120,7 @@ def log_line(
     name: str, summary: Mapping[str, Any] | None, notes: str, settings: RunSettings, error: str = ""
 ) -> dict[str, Any]:
     """A line of the log. Unmeasured figures are None, an empty cell. Without a summary the experiment has failed, with an `error`."""
-    own = {
+    setting_columns = {
         "name": name,
         "model": settings.model,
         "dataset": settings.dataset,
@@ -128,18 +128,18 @@ def log_line(
         "settings": json.dumps({**settings.named(), "output": None}, default=str, sort_keys=True),
     }
     if summary is None:
-        return {**dict.fromkeys(COLUMNS), **own, "error": error}
+        return {**dict.fromkeys(COLUMNS), **setting_columns, "error": error}
 
     arms: dict[str, Any] = summary.get("arms", {})
     levels = list(summary.get("by_level", {}).values())
     judged = sum(row["judged"] for row in levels)
     wrong = sum(row["false_hits"] or 0 for row in levels) if judged else None
-    line = {**summary, **own, "judged_hits": judged, "false_hits": wrong}
+    line = {**summary, **setting_columns, "judged_hits": judged, "false_hits": wrong}
     for arm, figures in arms.items():
-        found = {"accuracy": figures["accuracy"], "computed": figures["computed_tokens"]}
-        found |= {"encoder_runs": figures["encoder_runs"]}
-        found |= {f"ttft_{name}": figures["ttft_ms"][name] for name in ("p50", "p95")}
-        line |= {f"{name}_{arm}": value for name, value in found.items()}
+        arm_columns = {"accuracy": figures["accuracy"], "computed": figures["computed_tokens"]}
+        arm_columns |= {"encoder_runs": figures["encoder_runs"]}
+        arm_columns |= {f"ttft_{name}": figures["ttft_ms"][name] for name in ("p50", "p95")}
+        line |= {f"{name}_{arm}": value for name, value in arm_columns.items()}
 
     return {column: line.get(column) for column in COLUMNS}
 
@@ -189,5 +189,5 @@ def number(value: Any) -> float | None:
 
 def part(row: Mapping[str, Any], of: str, whole: str) -> float | None:
     """Ratio of two figures of a row; None if one is missing."""
-    some, every = number(row[of]), number(row[whole])
-    return some / every if some is not None and every else None
+    numerator, denominator = number(row[of]), number(row[whole])
+    return numerator / denominator if numerator is not None and denominator else None

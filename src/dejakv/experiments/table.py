@@ -75,12 +75,12 @@ def show(summary: dict[str, Any], rows: Sequence[Row] = (), console: Console | N
 
 def details(summary: Mapping[str, Any]) -> list[Block]:
     """Of a run or a dry run: what was implied, the tables of arms, levels and what was not used, and further figures in words."""
-    found: list[Block] = [*summary.get("implied", ())]
+    blocks: list[Block] = [*summary.get("implied", ())]
     if "arms" in summary:
-        found.append(_arms(summary))
+        blocks.append(_arms(summary))
     if summary.get("by_level") or "judged" in summary:
-        found.append(_levels(summary) if "arms" in summary else _would_hit(summary))
-    return [*found, *unused(summary.get("not_used", {})), *in_words(summary)]
+        blocks.append(_levels(summary) if "arms" in summary else _would_hit(summary))
+    return [*blocks, *unused(summary.get("not_used", {})), *in_words(summary)]
 
 
 def _arms(summary: Mapping[str, Any]) -> Sheet:
@@ -142,9 +142,9 @@ def unused(reasons: Mapping[str, int]) -> list[Sheet]:
         who, colon, why = reason.partition(": ")
         groups[who if colon else "other"].append((why if colon else reason, count))
     rows: list[list[str]] = []
-    for who, found in sorted(groups.items(), key=lambda item: -sum(count for _, count in item[1]))[:_MOST]:
-        more = f" (and {len(found) - 1} other reasons)" if len(found) > 1 else ""
-        rows.append([who, str(sum(count for _, count in found)), f"{found[0][0][:_LONGEST]}{more}"])
+    for who, reason_counts in sorted(groups.items(), key=lambda item: -sum(count for _, count in item[1]))[:_MOST]:
+        more = f" (and {len(reason_counts) - 1} other reasons)" if len(reason_counts) > 1 else ""
+        rows.append([who, str(sum(count for _, count in reason_counts)), f"{reason_counts[0][0][:_LONGEST]}{more}"])
 
     return [Sheet("found and not used", ("refused by", "requests", "most frequent reason"), rows)] if rows else []
 
@@ -194,15 +194,15 @@ def headline(summary: Mapping[str, Any]) -> Sheet:
     """Tokens and mean times of each arm, the last of which is DejaKV's; its share of prefix caching's (or of no reuse's) behind them."""
     arms: Mapping[str, Mapping[str, Any]] = summary["arms"]
     # Prefix caching is the fair comparison; no reuse only where it was not run.
-    held_by = next((name for name in ("prefix", "none") if name in arms and "cache" in arms), "")
+    baseline_arm = next((name for name in ("prefix", "none") if name in arms and "cache" in arms), "")
     rows: list[Sequence[str]] = []
     for name, key, of, scale, unit in _FIGURES:
         values = {arm: (figures[key][of] if of else figures[key]) for arm, figures in arms.items()}
         cells = ["-" if value is None else f"{value / scale:,.{2 if unit else 0}f}{unit}" for value in values.values()]
-        held, ours = values.get(held_by), values.get("cache")
-        rows.append((name, *cells, share(ours / held) if held and ours is not None else ""))
+        baseline_value, cache_value = values.get(baseline_arm), values.get("cache")
+        rows.append((name, *cells, share(cache_value / baseline_value) if baseline_value and cache_value is not None else ""))
 
-    return Sheet("", ("", *(NAMES[arm] for arm in arms), held_by and f"of {NAMES[held_by]}'s"), rows)
+    return Sheet("", ("", *(NAMES[arm] for arm in arms), baseline_arm and f"of {NAMES[baseline_arm]}'s"), rows)
 
 
 _FIGURES = (

@@ -124,9 +124,9 @@ class VLLMEngine(Engine):
         """The same model for one arm of a comparison, with nothing shared between arms but the weights. `name` tells apart
         arms of one kind."""
         # Shallow: the model, the lock and the caches stay common to the arms.
-        other = copy.copy(self)
-        other.arm, other._own, other._salts = arm, name or arm, set()
-        return other
+        arm_engine = copy.copy(self)
+        arm_engine.arm, arm_engine._own, arm_engine._salts = arm, name or arm, set()
+        return arm_engine
 
     def prepare(self, request: Request) -> Prepared:
         """Token ids with media expanded, and where the media stand.
@@ -143,7 +143,7 @@ class VLLMEngine(Engine):
         ids = tuple(rendered["prompt_token_ids"])
         self._check_length(len(ids))
         places = (rendered.get("mm_placeholders") or {}).get("image", [])
-        spans = [Span(at.offset, at.length, item.digest) for at, item in zip(places, request.media, strict=True)]
+        spans = [Span(placeholder.offset, placeholder.length, item.digest) for placeholder, item in zip(places, request.media, strict=True)]
         return Prepared(request, ids, tuple(spans), rendered)
 
     def run(
@@ -160,9 +160,9 @@ class VLLMEngine(Engine):
             prepared = replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
 
         cached = self.arm == "cache"
-        wish = {"mode": "exact" if cached else "off", "no_store": not cached}
+        request_options = {"mode": "exact" if cached else "off", "no_store": not cached}
         with self._lock:
-            return self._run(prepared, wish, on_token)
+            return self._run(prepared, request_options, on_token)
 
     def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Input embeddings `[tokens, hidden]` float32."""
@@ -214,11 +214,11 @@ class VLLMEngine(Engine):
             _worker_side().blender.config = settings_of(plan)  # nothing else runs beside it
             done = self._run(prepared, {"mode": "blend", "donors": ids}, on_token)
 
-        told = done.details["vllm"]
-        why = told.get("reason") or "the connector said nothing of this request"
-        ours = dict(zip(ids, (meta.id for meta in metas), strict=True))
-        exactly = "" if told.get("method") == "blend" else why
-        return replace(done, rows=self._rows(prepared, told, salt, ours), exactly=exactly)
+        report = done.details["vllm"]
+        why = report.get("reason") or "the connector said nothing of this request"
+        pipeline_ids = dict(zip(ids, (meta.id for meta in metas), strict=True))
+        exactly = "" if report.get("method") == "blend" else why
+        return replace(done, rows=self._rows(prepared, report, salt, pipeline_ids), exactly=exactly)
 
     def _run(self, prepared: Prepared, wish: dict[str, Any], on_token: OnToken | None) -> Completion:
         from vllm import SamplingParams
@@ -251,24 +251,24 @@ class VLLMEngine(Engine):
         output, first = self._asked(rendered, params, began, on_token)
         latency = time.perf_counter() - began
 
-        answer, told = output.outputs[0], (output.kv_transfer_params or {}).get("dejakv") or {}
+        answer, report = output.outputs[0], (output.kv_transfer_params or {}).get("dejakv") or {}
         # After the clock is read: storing is no part of the answer's time.
         if self.arm == "cache":
             self._settle()
         # Approximate state is nobody's to keep.
-        key = "" if self.arm != "cache" or told.get("approximate") else told.get("prompt_key", "")
+        key = "" if self.arm != "cache" or report.get("approximate") else report.get("prompt_key", "")
         return Completion(
             text=answer.text.strip(),
             token_ids=tuple(int(token) for token in answer.token_ids),
             prompt_tokens=count,
-            computed_tokens=count - int(output.num_cached_tokens or 0) + int(told.get("tokens_recomputed", 0)),
+            computed_tokens=count - int(output.num_cached_tokens or 0) + int(report.get("tokens_recomputed", 0)),
             encoder_runs=_encoder_runs() - encoded,
             ttft_s=first if first is not None else latency,
             latency_s=latency,
-            inject_s=float(told.get("load_s", 0.0)),
-            bytes_loaded=int(told.get("bytes_loaded", 0)),
+            inject_s=float(report.get("load_s", 0.0)),
+            bytes_loaded=int(report.get("bytes_loaded", 0)),
             capture=lambda: _stored(key) if key else None,
-            details={"vllm": told},
+            details={"vllm": report},
         )
 
     def _asked(self, rendered: Any, params: Any, began: float, on_token: OnToken | None) -> tuple[Any, float | None]:
@@ -310,17 +310,17 @@ class VLLMEngine(Engine):
 
     def _rows(self, prepared: Prepared, told: dict[str, Any], salt: str, ours: dict[str, str]) -> ComputedRows | None:
         """New text of a blended prompt that the connector keeps for later blends."""
-        kept = told.get("kept")
-        if not kept:
+        blended_rows = told.get("kept")
+        if not blended_rows:
             return None
 
         prompt = exact_key(prepared.request.partition, prepared.epoch, prepared.token_ids, ())
-        names = {first: id for first, _, id in kept["runs"]}
+        names = {first: id for first, _, id in blended_rows["runs"]}
         self._kept.update({(salt, prompt, first): id for first, id in names.items()})
         return ComputedRows(
-            tuple((first, stop) for first, stop, _ in kept["runs"]),
-            tuple(ours[id] for id in kept["donors"]),
-            kept["generation"],
+            tuple((first, stop) for first, stop, _ in blended_rows["runs"]),
+            tuple(ours[id] for id in blended_rows["donors"]),
+            blended_rows["generation"],
             lambda first, _: _stored(names[first]),
         )
 
@@ -349,9 +349,9 @@ class VLLMEngine(Engine):
 
     def _donor(self, prepared: Prepared) -> Any:
         """A donor's prompt from its token ids: its media are those that were seen under its spans' digests."""
-        known = [self._media.get(span.digest) for span in prepared.spans]
-        media = tuple(item for item in known if item is not None)
-        if len(media) < len(known):
+        donor_media = [self._media.get(span.digest) for span in prepared.spans]
+        media = tuple(item for item in donor_media if item is not None)
+        if len(media) < len(donor_media):
             raise InputError("the donor's picture is not at hand any more: ask without reuse")
         ids, end = list[int](), 0
         for span in prepared.spans:  # one placeholder for each medium, which vLLM expands again
@@ -405,7 +405,7 @@ def connector_settings(config: SemanticCacheConfig) -> ConnectorSettings:
     """Settings of the connector for a run: the pipeline finds donors and keeps the rules, so the connector keeps all that is run, and
     blends from the donors that it is told. Its state is beside `store`, with `-vllm` after its name."""
     shared = {name: getattr(config, name) for part in (BlendSettings, BudgetSettings) for name in kinds_of(part)}
-    own: dict[str, Any] = {
+    connector_values: dict[str, Any] = {
         "modes": ("off", "exact", "blend") if config.reuse == "blend" else ("off", "exact"),
         "store": config.store and connector_place(config.store),
         "disk_dir": config.disk_dir and connector_place(config.disk_dir),
@@ -415,7 +415,7 @@ def connector_settings(config: SemanticCacheConfig) -> ConnectorSettings:
     }
     # The pipeline has decided already what is worth a place.
     everything = {"min_tokens": 0, "min_new_tokens": 0, "second_sight": False, "max_write_rate": 0}
-    return ConnectorSettings(**{**shared, **own, **everything})
+    return ConnectorSettings(**{**shared, **connector_values, **everything})
 
 
 def _start(
@@ -453,14 +453,14 @@ def _start(
     settings = settings if settings.store else replace(settings, store=f"{folder.name}/kv")
     plain = vars(ConnectorSettings())
     changed = {name: value for name, value in vars(settings).items() if value != plain[name]}
-    made: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 8}
+    llm_options: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 8}
     if current_platform.is_cpu():
-        made["block_size"] = CPU_BLOCK_TOKENS
+        llm_options["block_size"] = CPU_BLOCK_TOKENS
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
         if hasattr(config, "vision_config"):
             extra = {"store": str(Path(folder.name) / "encoder")}
-            made["ec_transfer_config"] = ECTransferConfig(**ENCODER_CONNECTOR, ec_connector_extra_config=extra)
+            llm_options["ec_transfer_config"] = ECTransferConfig(**ENCODER_CONNECTOR, ec_connector_extra_config=extra)
 
         with _without_llvmlite():
             llm = vllm.LLM(
@@ -472,7 +472,7 @@ def _start(
                 mm_processor_cache_gb=0,  # a prompt may be prepared and never run
                 kv_transfer_config=KVTransferConfig(**KV_CONNECTOR, kv_connector_extra_config=changed),
                 worker_extension_cls=EXTENSION,
-                **made | options,
+                **llm_options | options,
             )
 
         scheduler = upstream.connector_of(llm).scheduler_side

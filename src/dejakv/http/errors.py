@@ -58,7 +58,7 @@ async def refuse(scope: Scope, send: Send, error: RefusedError) -> None:
         return
 
     body = json.dumps(error_object(error.status, str(error), error.param, error.code)).encode()
-    own = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-    headers = [(name.lower().encode(), value.encode()) for name, value in {**error.headers, **own}.items()]
+    fixed_headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    headers = [(name.lower().encode(), value.encode()) for name, value in {**error.headers, **fixed_headers}.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

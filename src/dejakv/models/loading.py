@@ -67,10 +67,10 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-    found = resolve(name_or_path)
-    if isinstance(found, Path) and found.suffix == SUFFIX:
-        return load_gguf(found, **options)
-    where, trusted = str(found), bool(options.get("trust_remote_code", False))
+    model_source = resolve(name_or_path)
+    if isinstance(model_source, Path) and model_source.suffix == SUFFIX:
+        return load_gguf(model_source, **options)
+    where, trusted = str(model_source), bool(options.get("trust_remote_code", False))
 
     # Before the configuration is read: transformers does not know the type lckv-llama.
     register()
@@ -97,9 +97,9 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
         SafetensorError,
     ) as error:
         # Only of a hub id: for a folder, the error itself says more.
-        away = isinstance(found, str) and isinstance(error, OSError) and without_network()
+        hub_unreachable = isinstance(model_source, str) and isinstance(error, OSError) and without_network()
         why = (
-            "the hub cannot be reached, and its cache has no such model" if away else f"{type(error).__name__}: {error}"
+            "the hub cannot be reached, and its cache has no such model" if hub_unreachable else f"{type(error).__name__}: {error}"
         )
         raise ModelError(
             f"model {str(name_or_path)!r} does not load ({why}): give a complete checkpoint folder, a hub id "
@@ -126,12 +126,12 @@ def load_processor(where: str, trust_remote_code: bool = False) -> Any:
         kind: Any = PROCESSOR_MAPPING[type(config)]
         settings, _ = kind.get_processor_dict(where)
         accepted = inspect.signature(kind.__init__).parameters
-        own = {name: value for name, value in settings.items() if name in accepted and not name.endswith("_processor")}
+        processor_options = {name: value for name, value in settings.items() if name in accepted and not name.endswith("_processor")}
         return pictures_only(
             kind,
             image_processor=AutoImageProcessor.from_pretrained(where, trust_remote_code=trust_remote_code),
             tokenizer=AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code),
-            **own,
+            **processor_options,
         )
 
 
@@ -171,12 +171,12 @@ def no_bars() -> Generator[None]:
     """Hide transformers' progress bar of the weights, which would stand in the middle of a command's output."""
     from transformers.utils import logging
 
-    were = logging.is_progress_bar_enabled()
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if were:
+        if was_enabled:
             logging.enable_progress_bar()
 
 
@@ -184,8 +184,8 @@ def _causal(config: Any) -> bool:
     """Whether transformers, this package or the checkpoint's own code has a causal language model for it."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    return known or "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    is_registered = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return is_registered or "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
 
 
 def _unknown_kind(where: str, config: Any) -> str:

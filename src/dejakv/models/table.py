@@ -100,9 +100,9 @@ def path(name: str) -> Path:
     not fetched yet (naming the command); MissingExtraError for a bundled one if `dejakv-models` is not installed.
     """
     if name in RECIPES:
-        found = _state(RECIPES[name])
-        if found.reason:
-            raise ModelError(found.reason)
+        model_state = _state(RECIPES[name])
+        if model_state.reason:
+            raise ModelError(model_state.reason)
         return models_dir() / name
 
     if name not in BUNDLED:
@@ -119,8 +119,8 @@ def tokenizer_folder(name: str) -> Path:
 
 def models_dir() -> Path:
     """The folder of fetched models: `DEJAKV_MODELS_DIR`, or `dejakv/models` in the user's cache folder (XDG)."""
-    if given := os.environ.get(VARIABLE):
-        return Path(given).expanduser()
+    if configured := os.environ.get(VARIABLE):
+        return Path(configured).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME", "")  # XDG specification: relative paths are ignored
     return (Path(cache) if cache.startswith("/") else Path.home() / ".cache") / "dejakv" / "models"
 
@@ -138,8 +138,8 @@ def _installed() -> Path | None:
 
 def shipped(purpose: str) -> Path:
     """The folder of `dejakv-models`. Raises: MissingExtraError, which names the purpose, if that is not installed."""
-    if found := _installed():
-        return found
+    if folder := _installed():
+        return folder
     checkout = "; in a checkout of dejakv: python -m pip install ./packages/dejakv-models"
     raise MissingExtraError("dejakv-models", "models", purpose, checkout)
 

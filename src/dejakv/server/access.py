@@ -47,9 +47,9 @@ class KeyGate:
         await self.app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller | None:
-        given = headers_of(scope, b"authorization")
+        authorizations = headers_of(scope, b"authorization")
         # Two headers count as none: a proxy before us may have checked the other one.
-        caller = self._keys.caller(bearer_key(given[0]) if len(given) == 1 else None)
+        caller = self._keys.caller(bearer_key(authorizations[0]) if len(authorizations) == 1 else None)
         path = route_path(scope)
         if caller is None and path not in OPEN and not path.startswith("/docs/"):
             raise RefusedError(401, "missing or unknown API key: send one header 'Authorization: Bearer KEY'", _BEARER)

@@ -31,7 +31,7 @@ class Conversation:
 
 def conversation(messages: list[ChatMessage]) -> Conversation:
     """Convert messages. Raises: InputError for messages without text, or a part without its picture."""
-    asked = Conversation([], [], [])
+    chat = Conversation([], [], [])
     for message in messages:
         content = message.content
         parts: list[dict[str, Any]] = []
@@ -41,21 +41,21 @@ def conversation(messages: list[ChatMessage]) -> Conversation:
         for part in [ContentPart(type="text", text=content)] if isinstance(content, str) else content:
             if part.type == "text":
                 parts.append({"type": "text", "text": part.text or ""})
-                asked.texts.append(f"{speaker}: {part.text or ''}")
+                chat.texts.append(f"{speaker}: {part.text or ''}")
             elif part.image_url is None:
                 raise InputError("a part of type image_url has no url: give {'image_url': {'url': ...}}")
             else:
                 parts.append({"type": "image"})
-                asked.pictures.append(part.image_url.url)
+                chat.pictures.append(part.image_url.url)
         # Templates of text models take a text, and no list of parts.
         only_text = all(part["type"] == "text" for part in parts)
         plain = " ".join(part["text"] for part in parts) if only_text else parts
-        asked.messages.append({"role": message.role, **name, "content": plain})
+        chat.messages.append({"role": message.role, **name, "content": plain})
     # Behind the speaker's name, which is there for an empty message too.
-    if not any(text.partition(": ")[2].strip() for text in asked.texts):
+    if not any(text.partition(": ")[2].strip() for text in chat.texts):
         raise InputError("the messages have no text: send a text")
 
-    return asked
+    return chat
 
 
 def render(asked: Conversation, templates: Any) -> tuple[str, str]:
@@ -85,7 +85,7 @@ async def pictures_of(http: HttpRequest, urls: Sequence[str], settings: ServerSe
         raise InputError(
             f"{len(urls)} pictures in one request: this server accepts {settings.max_pictures} (DEJAKV_MAX_PICTURES): send fewer"
         )
-    found: list[Media] = []
+    pictures: list[Media] = []
     total = 0
     for url in urls:
         # Decoding is the costly step, and nobody may be waiting any more.
@@ -98,9 +98,9 @@ async def pictures_of(http: HttpRequest, urls: Sequence[str], settings: ServerSe
                 f"the pictures of one request have more than {settings.max_request_pixels:,} pixels together "
                 "(DEJAKV_MAX_REQUEST_PIXELS): send fewer or smaller ones"
             )
-        found.append(media)
+        pictures.append(media)
 
-    return tuple(found)
+    return tuple(pictures)
 
 
 def picture_of(url: str) -> tuple[Media, int]:

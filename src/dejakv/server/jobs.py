@@ -133,9 +133,9 @@ class RequestWorker:
 
     def _leave(self, job: Job) -> bool:
         """Takes a job out of the queue: its place and its prompt are free at once. False if it does not wait any more."""
-        found = self._waiting.pop(job, None) is not None
-        self._left += found
-        return found
+        was_waiting = self._waiting.pop(job, None) is not None
+        self._left += was_waiting
+        return was_waiting
 
     def _work(self) -> None:
         pause = self._promote_after

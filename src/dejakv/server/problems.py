@@ -47,13 +47,13 @@ def install(app: FastAPI) -> None:
     """Registers a handler for every error."""
 
     async def refused(http: HttpRequest, error: Exception) -> JSONResponse:
-        told = refusal_of(error)
-        status = told.status
+        refusal = refusal_of(error)
+        status = refusal.status
         if status == 422 and "openai" in http.scope["route"].tags:
             status = 400  # as OpenAI's clients expect
         wait = {"Retry-After": RETRY_AFTER} if status == 429 else {}
-        content = error_object(status, str(told), told.param, told.code)
-        return JSONResponse(content, status, {**told.headers, **wait})
+        content = error_object(status, str(refusal), refusal.param, refusal.code)
+        return JSONResponse(content, status, {**refusal.headers, **wait})
 
     for kind in (DejaKVError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, refused)

@@ -112,10 +112,10 @@ async def chat_completions(
 ) -> Any:
     """OpenAI's chat completions; pictures as data URLs."""
     _check_model(body.model, service)
-    asked = conversation(body.messages)
-    service.check_length(sum(map(len, asked.texts)))
-    media = await pictures_of(http, asked.pictures, service.settings)
-    prompt, chunk = await run_in_threadpool(render, asked, service.templates)
+    chat = conversation(body.messages)
+    service.check_length(sum(map(len, chat.texts)))
+    media = await pictures_of(http, chat.pictures, service.settings)
+    prompt, chunk = await run_in_threadpool(render, chat, service.templates)
 
     tokens = body.max_completion_tokens or body.max_tokens or 256
     return await _serve(body, http, service, _request(body, partition, no_store, prompt, chunk, tokens, media))
@@ -139,7 +139,7 @@ def _request(
     tokens: int,
     media: tuple[Media, ...] = (),
 ) -> Request:
-    asked = body.dejakv
+    options = body.dejakv
     return Request(
         uuid.uuid4().hex,
         prompt,
@@ -147,12 +147,12 @@ def _request(
         media,
         partition,
         Sampling(tokens, body.temperature, body.top_p, body.seed, stop=tuple(body.stop)),
-        reuse=asked.reuse or "exact",  # clients that do not know DejaKV get exact answers only
-        threshold=asked.threshold,
-        parts=tuple(asked.parts),
-        order=asked.order,
-        no_store=no_store or asked.no_store,
-        ttl=asked.ttl,
+        reuse=options.reuse or "exact",  # clients that do not know DejaKV get exact answers only
+        threshold=options.threshold,
+        parts=tuple(options.parts),
+        order=options.order,
+        no_store=no_store or options.no_store,
+        ttl=options.ttl,
     )
 
 
@@ -212,8 +212,8 @@ class Reply:
         }
 
     def object(self, *choices: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        made = [{"index": 0, "finish_reason": reason, "logprobs": None, **choice} for choice in choices]
-        return {**self._head, "choices": made}
+        choice_objects = [{"index": 0, "finish_reason": reason, "logprobs": None, **choice} for choice in choices]
+        return {**self._head, "choices": choice_objects}
 
     async def events(self, job: Job, usage: bool) -> AsyncIterator[str]:
         """Server-sent events of a job: a chunk a piece of text, the usage if asked for, `[DONE]`. A failure becomes an error event: the
@@ -240,8 +240,8 @@ class Reply:
                     yield self._chunk({"content": text[shown:until]})
                     shown = until
         except Exception as error:
-            told = refusal_of(error)
-            yield _line(error_object(told.status, str(told)))
+            refusal = refusal_of(error)
+            yield _line(error_object(refusal.status, str(refusal)))
 
         yield "data: [DONE]\n\n"
 

@@ -150,8 +150,8 @@ class _Plain(BaseModel):
     def _asked(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        known, fields = cls.model_fields, cast(dict[str, Any], given).items()
-        return {n: v for n, v in fields if v is not None and (n in known or not cls.asks_nothing(n, v))}
+        declared, fields = cls.model_fields, cast(dict[str, Any], given).items()
+        return {n: v for n, v in fields if v is not None and (n in declared or not cls.asks_nothing(n, v))}
 
     @classmethod
     def asks_nothing(cls, name: str, value: Any) -> bool:
@@ -183,7 +183,7 @@ class OpenAIRequest(_Plain):
     def asks_nothing(cls, name: str, value: Any) -> bool:
         neutral = ([], *NEUTRAL.get(name, ()))
         # In Python 1 == True, and to a client they differ.
-        same = (value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+        same = (value == neutral_value and isinstance(value, bool) == isinstance(neutral_value, bool) for neutral_value in neutral)
         return name in WITHOUT_EFFECT or any(same)
 
     @field_validator("stop", mode="before")
@@ -191,7 +191,7 @@ class OpenAIRequest(_Plain):
     def _stops(cls, given: Any) -> list[str]:
         stops: list[Any] = [given] if isinstance(given, str) else given
         fits = isinstance(stops, list) and len(stops) <= MOST_STOPS  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not fits or not all(isinstance(one, str) and 0 < len(one) <= LONGEST_STOP for one in stops):
+        if not fits or not all(isinstance(stop, str) and 0 < len(stop) <= LONGEST_STOP for stop in stops):
             raise ValueError(f"give a text, or a list of up to {MOST_STOPS}, of 1 to {LONGEST_STOP} characters each")
         return stops
 

@@ -71,8 +71,8 @@ class Service:
         """The reuse method of a request to SemShareKV's endpoint."""
         if use_semshare is False:
             return "exact"
-        own = self.settings.reuse
-        return "blend" if use_semshare and own == "exact" else own
+        server_reuse = self.settings.reuse
+        return "blend" if use_semshare and server_reuse == "exact" else server_reuse
 
     async def answer(self, http: HttpRequest, request: Request) -> Answer:
         """The whole answer. Raises ClientGoneError, after stopping the work, if the client disconnects."""
@@ -103,10 +103,10 @@ class Service:
 
     def entries_named(self, partition: str, name: str) -> tuple[str, ...]:
         """Ids of the entries of this partition that a client means by a name: its own, the server's, or the whole id."""
-        own = [id for id, given in self._names.get(partition, {}).items() if given == name]
+        client_ids = [id for id, client_name in self._names.get(partition, {}).items() if client_name == name]
         every = (meta.id for meta in self.cache.store.metas(partition))
         # A client may have chosen a name that is the server's for another entry.
-        return tuple(own) or tuple(id for id in every if name in (id, public_key(id)))
+        return tuple(client_ids) or tuple(id for id in every if name in (id, public_key(id)))
 
     def purge(self, selection: Selection, *, dry_run: bool) -> Purged:
         """Removes the selected entries, and the clients' names for them. Raises: StoreError."""
@@ -140,8 +140,8 @@ def _end_tokens(engine: Any) -> frozenset[int]:
     """The ids that end an answer of the engine's model."""
     from dejakv.engines.transformers.decoding import special_tokens
 
-    found = special_tokens(engine.model, engine.tokenizer).get("eos_token_id", [])
-    return frozenset(found if isinstance(found, list) else [found])
+    end_ids = special_tokens(engine.model, engine.tokenizer).get("eos_token_id", [])
+    return frozenset(end_ids if isinstance(end_ids, list) else [end_ids])
 
 
 def public_key(chunk_id: str) -> str:

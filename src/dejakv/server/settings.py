@@ -116,20 +116,20 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
 
         given = dict(given or {})
         # Of both, a real variable wins over the file's.
-        held = {**{name.upper(): value for name, value in dotenv_values(".env").items()}, **os.environ}
+        environment = {**{name.upper(): value for name, value in dotenv_values(".env").items()}, **os.environ}
         for old, name in FORMER.items():
-            if (value := held.get(f"DEJAKV_{old.upper()}")) is not None:
-                held.setdefault(f"DEJAKV_{name.upper()}", value)
+            if (value := environment.get(f"DEJAKV_{old.upper()}")) is not None:
+                environment.setdefault(f"DEJAKV_{name.upper()}", value)
 
         for name in LEFT:
-            if f"DEJAKV_{name.upper()}" in held:
+            if f"DEJAKV_{name.upper()}" in environment:
                 raise ConfigError(
                     f"DEJAKV_{name.upper()} is no longer a setting: {LEFT[name]}; unset it (docs/how-to/server.md)"
                 )
 
         values: dict[str, Any] = {}
         for name, kind in kinds_of(cls).items():
-            text = held.get(f"DEJAKV_{name.upper()}")
+            text = environment.get(f"DEJAKV_{name.upper()}")
             if name in given or name in DECIDED or text is None:
                 continue
             try:

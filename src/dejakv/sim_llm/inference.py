@@ -59,10 +59,10 @@ class SimLLMInference:
 
         Raises: ModelError for a model that is missing, or ordinary; ConfigError for a setting out of range
         """
-        kept = ("store", "partition", "seed")
-        own = {name: model_kwargs.pop(name) for name in kept if name in model_kwargs}
+        option_names = ("store", "partition", "seed")
+        manager_options = {name: model_kwargs.pop(name) for name in option_names if name in model_kwargs}
         model = LlamaForCausalLMWithKVReuse.from_pretrained(model_path, device=device, **model_kwargs)
-        return cls(model, max_cache_size, similarity_threshold, num_hyperplanes, **own)
+        return cls(model, max_cache_size, similarity_threshold, num_hyperplanes, **manager_options)
 
     def generate(
         self,
@@ -90,8 +90,8 @@ class SimLLMInference:
             began = time.perf_counter()
             result = self.model.run(ids, task_id, enable_kv_reuse=enable_kv_reuse, **options)
             # In the order of `_TOTALS`.
-            took = (1, result.prompt_tokens, result.computed, len(result.tokens), time.perf_counter() - began)
-            self._totals = {name: self._totals[name] + one for name, one in zip(_TOTALS, took, strict=True)}
+            increments = (1, result.prompt_tokens, result.computed, len(result.tokens), time.perf_counter() - began)
+            self._totals = {name: self._totals[name] + value for name, value in zip(_TOTALS, increments, strict=True)}
         return TaskAnswer.of(self.model.tokenizer.decode(result.tokens, skip_special_tokens=True).strip(), result)
 
     def batch_generate(

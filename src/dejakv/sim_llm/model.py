@@ -67,11 +67,11 @@ class LlamaModelWithKVReuse:
     def from_pretrained(cls, model_path: str, *, device: str = "auto", **options: Any) -> Self:
         """A bundled name, a folder or a hub id. `matching`, `tail` as in the class; other options go to
         transformers. Raises: ModelError."""
-        own = {name: options.pop(name) for name in _OWN if name in options}
+        reuse_options = {name: options.pop(name) for name in _OWN if name in options}
         model, tokenizer = load(model_path, **options)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(model.to(device), tokenizer, **own)
+        return cls(model.to(device), tokenizer, **reuse_options)
 
     def __getattr__(self, name: str) -> Any:
         """Look up missing attributes in the model: `config`, `device`, `dtype`, `generation_config`, ..."""
@@ -276,7 +276,7 @@ class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
         self, ids: tuple[int, ...], entry: TaskCacheEntry | None, most: int, options: dict[str, Any]
     ) -> tuple[TaskResult, LCKVCache]:
         """The answer, and the cache that it left."""
-        given = self._given(ids, entry) if entry is not None else None
+        donor_rows = self._given(ids, entry) if entry is not None else None
         # transformers warns of sampling settings in greedy search.
         if not options.get("do_sample"):
             options = {name: value for name, value in options.items() if name not in ("temperature", "top_p", "top_k")}
@@ -285,7 +285,7 @@ class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
         out = self.model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
-            past_key_values=LCKVCache(self.layout, given) if given is not None else None,
+            past_key_values=LCKVCache(self.layout, donor_rows) if donor_rows is not None else None,
             max_new_tokens=most,
             return_dict_in_generate=True,
             **{"do_sample": False, "pad_token_id": 0 if pad is None else pad, **options},
@@ -296,5 +296,5 @@ class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
         ends = set(ends if isinstance(ends, list) else [ends])
         stop = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
         donor, similarity = (entry.task_id, entry.similarity) if entry is not None else (None, 0.0)
-        computed = len(ids) if given is None else given.rows.shape[1]
+        computed = len(ids) if donor_rows is None else donor_rows.rows.shape[1]
         return TaskResult(tuple(tokens[:stop]), donor, similarity, len(ids), computed), out.past_key_values

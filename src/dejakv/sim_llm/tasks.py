@@ -187,17 +187,17 @@ class InterTaskKVManager:
 
     def get_statistics(self) -> dict[str, Any]:
         """entries, bytes, hits, misses, hit_rate (0 before the first search), added, refused, evictions, threshold."""
-        held, counts = self.store.stats(self.partition), self._counts
+        store_stats, counts = self.store.stats(self.partition), self._counts
         searched = counts["hits"] + counts["misses"]
         return {
-            "entries": held.entries,
-            "bytes": held.bytes,
+            "entries": store_stats.entries,
+            "bytes": store_stats.bytes,
             "hits": counts["hits"],
             "misses": counts["misses"],
             "hit_rate": counts["hits"] / searched if searched else 0.0,
             "added": counts["added"],
             "refused": counts["refused"],
-            "evictions": sum(held.evictions.values()),
+            "evictions": sum(store_stats.evictions.values()),
             "threshold": self.similarity_threshold,
         }
 

@@ -118,10 +118,10 @@ class Worker:
     def leave(self, item: Queued) -> bool:
         """Remove an item from the queue. True if it was dropped before."""
         with self._lock:
-            known = self.queued.get(item.meta.id)
-            if known is item:
+            queued_item = self.queued.get(item.meta.id)
+            if queued_item is item:
                 del self.queued[item.meta.id]
-            return known is None
+            return queued_item is None
 
     def count(self, outcome: str) -> None:
         with self._lock:
@@ -159,14 +159,14 @@ class Worker:
         wait: float | None = None
         while True:
             # `None` is the order to end, so it cannot also mean that nothing came.
-            taken = True
+            dequeued = True
             item: Queued | Callable[[], object] | None = None
             try:
                 item = self._queue.get(timeout=None if wait is None else min(max(0.0, wait), LONGEST_WAIT))
             except queue.Empty:
-                taken = False
+                dequeued = False
             try:
-                if taken and item is None:
+                if dequeued and item is None:
                     return
                 if isinstance(item, Queued):
                     self._work(item)
@@ -177,5 +177,5 @@ class Worker:
             finally:
                 # Not kept until the next one: it may keep a prompt's state in memory.
                 del item
-                if taken:
+                if dequeued:
                     self._queue.task_done()

@@ -184,19 +184,19 @@ def consecutive(parts: Sequence[Chunk], start: int, stop: int) -> list[Tensor]:
             break
 
     views: list[Tensor] = []
-    at = start
+    next_row = start
     for part in sorted(parts, key=lambda one: one.first):
-        low, high = max(at, part.first), min(stop, part.stop)
+        low, high = max(next_row, part.first), min(stop, part.stop)
         if low >= high:
             continue
         # A gap: state with missing rows is of no use.
-        if low != at:
+        if low != next_row:
             return []
         if views:
             check_alike(part, views[0])
         views.append(part.tensor.rows(low - part.first, high - part.first))
-        at = high
-    return views if at == stop else []
+        next_row = high
+    return views if next_row == stop else []
 
 
 def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
@@ -214,7 +214,7 @@ def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
 
 def check_alike(part: Chunk, state: Tensor) -> None:
     """Raises: CorruptChunk if the part differs from `state` in shape (rows apart), type or page."""
-    shape, wanted = list(part.tensor.shape), list(state.shape)
-    shape[AXIS : AXIS + 1] = wanted[AXIS : AXIS + 1] = [0]
-    if (shape, part.tensor.dtype, part.tensor.page) != (wanted, state.dtype, state.page):
+    shape, expected_shape = list(part.tensor.shape), list(state.shape)
+    shape[AXIS : AXIS + 1] = expected_shape[AXIS : AXIS + 1] = [0]
+    if (shape, part.tensor.dtype, part.tensor.page) != (expected_shape, state.dtype, state.page):
         raise CorruptChunk(f"chunk {part.meta.id}: its rows have another shape than those before them")

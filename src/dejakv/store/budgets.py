@@ -60,9 +60,9 @@ class AdmissionGate:
         if tokens < self._rules.min_tokens:
             return "too_short"
         if self._rules.second_sight:
-            known = id in self._seen
+            seen_before = id in self._seen
             self._seen[id] = None
-            if not known:
+            if not seen_before:
                 return "first_sight"
         return None
 
@@ -112,16 +112,16 @@ class Parts:
                 f"{len(self.named)} partitions have a quota of their own, and partitions={self.partitions}: count them too"
             )
 
-        for what, budget, given in (
+        for resource, budget, quotas in (
             ("bytes", self.max_bytes, [part.max_bytes for part in self.named.values()]),
             ("entries", self.max_entries, [part.max_entries for part in self.named.values()]),
         ):
             # Each partition without a quota must get at least one byte or entry.
-            others = self.partitions - sum(one > 0 for one in given)
-            if budget and budget - sum(given) < others:
+            unnamed_count = self.partitions - sum(quota > 0 for quota in quotas)
+            if budget and budget - sum(quotas) < unnamed_count:
                 raise ConfigError(
-                    f"a budget of {budget} {what} has no part for each of {self.partitions} partitions, of which some have "
-                    f"{sum(given)} by name: raise it, lower their quotas, or give 0 for no limit"
+                    f"a budget of {budget} {resource} has no part for each of {self.partitions} partitions, of which some have "
+                    f"{sum(quotas)} by name: raise it, lower their quotas, or give 0 for no limit"
                 )
 
     @property
@@ -131,10 +131,10 @@ class Parts:
 
     def of(self, partition: str) -> Part:
         """The part of a partition. All without a name have equal parts."""
-        own = self.named.get(partition, Part())
+        named_budget = self.named.get(partition, Part())
         # A quota of 0 is none: such a partition shares what the named ones leave.
-        nbytes = own.max_bytes or self._equal(self.max_bytes, [part.max_bytes for part in self.named.values()])
-        entries = own.max_entries or self._equal(self.max_entries, [part.max_entries for part in self.named.values()])
+        nbytes = named_budget.max_bytes or self._equal(self.max_bytes, [part.max_bytes for part in self.named.values()])
+        entries = named_budget.max_entries or self._equal(self.max_entries, [part.max_entries for part in self.named.values()])
         return Part(nbytes, entries)
 
     def scaled(self, max_bytes: int, max_entries: int = 0) -> "Parts":
@@ -147,8 +147,8 @@ class Parts:
         return Parts(self.partitions, max_bytes, max_entries, shares)
 
     def _equal(self, budget: int, given: Sequence[int]) -> int:
-        others = self.partitions - sum(one > 0 for one in given)
-        return (budget - sum(given)) // others if budget and others else 0
+        unnamed_count = self.partitions - sum(quota > 0 for quota in given)
+        return (budget - sum(given)) // unnamed_count if budget and unnamed_count else 0
 
 
 @dataclass(frozen=True)
@@ -175,27 +175,27 @@ class Budget:
 
     def limits(self, partition: str) -> list[tuple[str | None, int, int]]:
         """Partition (None: all), bytes and entries of each limit for entries of this partition."""
-        part = self.parts.of(partition)
-        own: list[tuple[str | None, int, int]] = []
+        partition_budget = self.parts.of(partition)
+        partition_limits: list[tuple[str | None, int, int]] = []
         if self.parts.divided:
-            own = [(partition, part.max_bytes, part.max_entries)]
-        return [*own, (None, self.max_bytes, self.max_entries)]
+            partition_limits = [(partition, partition_budget.max_bytes, partition_budget.max_entries)]
+        return [*partition_limits, (None, self.max_bytes, self.max_entries)]
 
 
 def named_parts(quotas: Sequence[str]) -> dict[str, Part]:
     """Parse quotas `NAME=BYTES` or `NAME=BYTES:ENTRIES` by partition. Raises: ConfigError for another text or a name given twice."""
-    parts: dict[str, Part] = {}
+    budgets: dict[str, Part] = {}
     for text in quotas:
         # The last `=`: a partition's name may hold one.
-        name, found, sizes = text.rpartition("=")
+        name, separator, sizes = text.rpartition("=")
         numbers = sizes.split(":")
-        if not found or len(numbers) > 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+        if not separator or len(numbers) > 2 or not all(number.isascii() and number.isdigit() for number in numbers):
             raise ConfigError(f"quotas: {text[:80]!r} is none: give NAME=BYTES or NAME=BYTES:ENTRIES")
-        if name in parts:
+        if name in budgets:
             raise ConfigError(f"the partition {name[:80]!r} has two quotas: give one")
-        parts[name] = Part(*map(int, numbers))
+        budgets[name] = Part(*map(int, numbers))
 
-    return parts
+    return budgets
 
 
 SKEW = 5.0
@@ -221,7 +221,7 @@ def remaining(meta: ChunkMeta, now: float) -> float:
 
 def shortest(*lifetimes: float | None) -> float:
     """The shortest of several limits in seconds; 0 and None are no limits."""
-    return min((one for one in lifetimes if one), default=0.0)
+    return min((lifetime for lifetime in lifetimes if lifetime), default=0.0)
 
 
 class SteadyClock:
@@ -237,10 +237,10 @@ class SteadyClock:
 
     def __call__(self) -> float:
         with self._lock:
-            at = time.monotonic()
+            monotonic_now = time.monotonic()
             # A clock that was set back goes on by the monotonic one.
-            self._last = max(time.time(), self._last + at - self._at)
-            self._at = at
+            self._last = max(time.time(), self._last + monotonic_now - self._at)
+            self._at = monotonic_now
             return self._last
 
 

@@ -192,46 +192,46 @@ class Catalog:
 
         further  also rows inside the block where the prompt leaves all others, of prompts without media
         """
-        known: dict[bytes, tuple[int, str, int, int, float, str]] = {}
+        segments_by_key: dict[bytes, tuple[int, str, int, int, float, str]] = {}
 
         def look(wanted: Sequence[bytes]) -> None:
-            for at in range(0, len(wanted), _MANY):
-                part = wanted[at : at + _MANY]
+            for offset in range(0, len(wanted), _MANY):
+                key_batch = wanted[offset : offset + _MANY]
                 query = (
                     "SELECT b.key, s.n, s.name, s.start, s.stop, s.due, s.record FROM blocks b JOIN segments s ON s.n = b.n"
-                    f" WHERE b.key IN ({','.join('?' * len(part))}) AND {alive('s')}"
+                    f" WHERE b.key IN ({','.join('?' * len(key_batch))}) AND {alive('s')}"
                 )
-                known.update({row[0]: row[1:] for row in self.read(query, (*part, now, now + SKEW))})
+                segments_by_key.update({row[0]: row[1:] for row in self.read(query, (*key_batch, now, now + SKEW))})
 
         # Full blocks first: one query finds the deepest, and only tails behind it can be longer.
         top = most // BLOCK
         look(keys.full[1 : top + 1])
-        deepest = next((i for i in range(top, 0, -1) if keys.full[i] in known), 0)
+        deepest = next((i for i in range(top, 0, -1) if keys.full[i] in segments_by_key), 0)
         tails = [deepest * BLOCK + i for i in range(1, BLOCK) if deepest * BLOCK + i <= most]
         look([keys.at(end) for end in tails])
-        ends = [end for end in reversed(tails) if keys.at(end) in known]
+        ends = [end for end in reversed(tails) if keys.at(end) in segments_by_key]
 
         limit = most
         # The longest end may lack rows before it (evicted): then the next shorter one is tried.
         for end in (*ends, *(i * BLOCK for i in range(deepest, 0, -1))):
-            if end > limit or keys.at(end) not in known:
+            if end > limit or keys.at(end) not in segments_by_key:
                 continue
-            pieces: list[Piece] = []
-            at = end
+            slices: list[Piece] = []
+            prefix_end = end
             # Backwards from the end: only a segment's own start says where the one before it ends.
-            while at:
-                key = keys.at(at)
-                if key not in known and at % BLOCK:
+            while prefix_end:
+                key = keys.at(prefix_end)
+                if key not in segments_by_key and prefix_end % BLOCK:
                     look([key])
-                if key not in known:
+                if key not in segments_by_key:
                     break
-                n, name, start, stop, due, record = known[key]
-                pieces.append(Piece(n, name, start, at, stop, due, record))
-                at = start
-            if not at:
-                pieces.reverse()
-                return self._further(keys, pieces, most, now) if further and not keys.spans else pieces
-            limit = at - 1  # what needs the missing rows is of no use
+                n, name, start, stop, due, record = segments_by_key[key]
+                slices.append(Piece(n, name, start, prefix_end, stop, due, record))
+                prefix_end = start
+            if not prefix_end:
+                slices.reverse()
+                return self._further(keys, slices, most, now) if further and not keys.spans else slices
+            limit = prefix_end - 1  # what needs the missing rows is of no use
         return []
 
     def _further(self, keys: Keys, pieces: list[Piece], most: int, now: float) -> list[Piece]:
@@ -247,10 +247,10 @@ class Catalog:
 
         best, extra = 0, last
         for n, name, start, stop, due, record, ids in self.read(query, (last.n, keys.at(end), now, now + SKEW)):
-            held = np.frombuffer(ids, "<u4")[end - start :][
+            stored_ids = np.frombuffer(ids, "<u4")[end - start :][
                 : min(most - end, BLOCK - 1)
             ]  # none of a segment with media
-            same = held == keys.ids[end : end + len(held)]
+            same = stored_ids == keys.ids[end : end + len(stored_ids)]
             length = len(same) if same.all() else int(same.argmin())
             if length > best:
                 best, extra = length, Piece(n, name, max(start, last.start), end + length, stop, due, record)
@@ -267,17 +267,17 @@ class Catalog:
             "SELECT s.n, s.name, s.start, s.stop, s.due, s.record, s.prefix FROM blocks b JOIN segments s ON s.n = b.n"
             f" WHERE b.key = ? AND {alive('s')}"
         )
-        pieces: list[Piece] = []
+        slices: list[Piece] = []
         while tokens:
-            found = (read or self.read)(query, (key, now, now + SKEW))
+            segment_rows = (read or self.read)(query, (key, now, now + SKEW))
             # The block may have been stored anew, in a segment with other rows.
-            if not found or not found[0][2] < tokens <= found[0][3]:
+            if not segment_rows or not segment_rows[0][2] < tokens <= segment_rows[0][3]:
                 return []
-            n, name, start, end, due, record, key = found[0]
-            pieces.append(Piece(n, name, start, tokens, end, due, record))
+            n, name, start, end, due, record, key = segment_rows[0]
+            slices.append(Piece(n, name, start, tokens, end, due, record))
             tokens = start
 
-        return pieces[::-1]
+        return slices[::-1]
 
     def pieces(self, record: int) -> list[Piece]:
         """The pieces of a record, by its number, first rows first; none if another has replaced it."""
@@ -291,12 +291,12 @@ class Catalog:
     def sizes(self, pieces: Iterable[Piece]) -> dict[str, int]:
         """Bytes of the segments of these, by name."""
         query = "SELECT name, nbytes FROM segments WHERE n IN (SELECT value FROM json_each(?))"
-        return dict(self.read(query, (json.dumps([piece.n for piece in pieces]),)))
+        return dict(self.read(query, (json.dumps([segment_slice.n for segment_slice in pieces]),)))
 
     def record(self, id: str, now: float) -> RecordRow | None:
         query = f"SELECT n, id, partition, epoch, about FROM records r WHERE id = ? AND {alive('r')}"
-        found = self.read(query, (id, now, now + SKEW))
-        return RecordRow(*found[0]) if found else None
+        matches = self.read(query, (id, now, now + SKEW))
+        return RecordRow(*matches[0]) if matches else None
 
     def records(
         self, partition: str | None, epoch: str | None, now: float, *, after: int = 0, page: int = 256
@@ -308,11 +308,11 @@ class Catalog:
         )
         # By number and not by offset: rows that come or leave meanwhile move no page.
         while True:
-            found = self.read(query, (now, now + SKEW, after, partition, epoch, page))
-            if not found:
+            page_rows = self.read(query, (now, now + SKEW, after, partition, epoch, page))
+            if not page_rows:
                 return
-            after = found[-1][0]
-            for row in found:
+            after = page_rows[-1][0]
+            for row in page_rows:
                 yield RecordRow(*row)
 
     def next_due(self) -> float | None:
@@ -365,12 +365,12 @@ class Catalog:
     def _read_journal(self, sql: sqlite3.Connection) -> None:
         with self._reader.lock:
             query = "SELECT seq, id, id IN (SELECT id FROM records) FROM removed WHERE seq > ? ORDER BY seq"
-            found = sql.execute(query, (self._seen,)).fetchall()
-            if found:
+            journal_rows = sql.execute(query, (self._seen,)).fetchall()
+            if journal_rows:
                 # The journal keeps its latest rows alone: a gap in the numbers means missed removals.
-                self._complete = self._complete and found[0][0] == self._seen + 1
-                self._seen = found[-1][0]
-                self._news += [(id, bool(back)) for _, id, back in found]
+                self._complete = self._complete and journal_rows[0][0] == self._seen + 1
+                self._seen = journal_rows[-1][0]
+                self._news += [(id, bool(back)) for _, id, back in journal_rows]
 
 
 def reason_of(error: sqlite3.Error) -> str:
@@ -401,13 +401,13 @@ def _last_removed(sql: sqlite3.Connection) -> int:
 def _prepare(sql: sqlite3.Connection) -> None:
     """Creates the tables of a new catalog. Raises: Damaged for one with others."""
     version = sql.execute("PRAGMA user_version").fetchone()[0]
-    found = {row[0] for row in sql.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'trigger')")}
+    schema_names = {row[0] for row in sql.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'trigger')")}
     if version == VERSION:
-        if not TABLES | {"segment_added", "segment_gone"} <= found or not sql.execute("SELECT 1 FROM clock").fetchone():
+        if not TABLES | {"segment_added", "segment_gone"} <= schema_names or not sql.execute("SELECT 1 FROM clock").fetchone():
             raise Damaged("the catalog lacks a table")
         return
 
-    if version or found:
+    if version or schema_names:
         raise Damaged(f"the catalog says it is of version {version}")
     statement = ""
     # Not `executescript`, which would commit the surrounding transaction.

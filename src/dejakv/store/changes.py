@@ -76,11 +76,11 @@ def add_record(
 ) -> Gone:
     """Add the record (id, partition, epoch, kind) of these pieces. Returns what leaves with the record that it replaces, whose uses it
     takes over."""
-    before, hits = sql.execute("SELECT n, hits FROM records WHERE id = ?", (columns[0],)).fetchone() or (0, 0)
+    replaced_record, hits = sql.execute("SELECT n, hits FROM records WHERE id = ?", (columns[0],)).fetchone() or (0, 0)
     query = "SELECT l.segment, s.hits FROM links l JOIN segments s ON s.n = l.segment WHERE l.record = ?"
-    held = dict(sql.execute(query, (before,)).fetchall())
+    replaced_hits = dict(sql.execute(query, (replaced_record,)).fetchall())
 
-    _delete_records(sql, [before])
+    _delete_records(sql, [replaced_record])
     values = (*columns, len(about), created, due, _tick(sql), hits, about)
     sql.execute(
         "INSERT INTO records (id, partition, epoch, kind, nbytes, created, due, used, hits, about) VALUES (?,?,?,?,?,?,?,?,?,?)",
@@ -88,15 +88,15 @@ def add_record(
     )
 
     n = sql.execute("SELECT last_insert_rowid()").fetchone()[0]
-    sql.executemany("INSERT INTO links VALUES (?, ?, ?, ?)", ((n, p.n, p.start, p.stop) for p in pieces))
+    sql.executemany("INSERT INTO links VALUES (?, ?, ?, ?)", ((n, segment_slice.n, segment_slice.start, segment_slice.stop) for segment_slice in pieces))
     # What a prompt has all of is its own text too, and stays as long as it does.
-    whole = [(due, p.n) for p in pieces if p.stop == p.end]
+    whole = [(due, segment_slice.n) for segment_slice in pieces if segment_slice.stop == segment_slice.end]
     sql.executemany("UPDATE segments SET due = max(due, ?) WHERE n = ?", whole)
     query = "UPDATE segments SET hits = max(hits, ?) WHERE n = ?"
     # Under `lfu` a prompt stored anew would otherwise be the first to leave.
-    sql.executemany(query, ((max(held.values(), default=0), p.n) for p in pieces))
-    loose = [s for s in held if not sql.execute("SELECT 1 FROM links WHERE segment = ?", (s,)).fetchone()]
-    return _delete_segments(sql, loose)
+    sql.executemany(query, ((max(replaced_hits.values(), default=0), segment_slice.n) for segment_slice in pieces))
+    unlinked = [s for s in replaced_hits if not sql.execute("SELECT 1 FROM links WHERE segment = ?", (s,)).fetchone()]
+    return _delete_segments(sql, unlinked)
 
 
 def touch(sql: sqlite3.Connection, uses: Uses) -> None:
@@ -115,50 +115,50 @@ def evict(sql: sqlite3.Connection, segments: Iterable[int]) -> Gone:
     """Removes segments and the records that need them; other segments of these stay, as prefixes."""
     numbers = list(segments)
     records = _linked(sql, "record", "segment", numbers)
-    gone = _delete_records(sql, records)
-    gone += _delete_segments(sql, numbers)
-    return gone
+    removal = _delete_records(sql, records)
+    removal += _delete_segments(sql, numbers)
+    return removal
 
 
 def descriptions(sql: sqlite3.Connection, segments: Iterable[int]) -> list[int]:
     """Segments with the descriptions of prompts that need these segments."""
-    own = set(_linked(sql, "segment", "record", _linked(sql, "record", "segment", segments)))
+    linked_segments = set(_linked(sql, "segment", "record", _linked(sql, "record", "segment", segments)))
     query = "SELECT 1 FROM segments WHERE n = ? AND kind = ?"
-    return [n for n in own if sql.execute(query, (n, RECORD)).fetchone()]
+    return [n for n in linked_segments if sql.execute(query, (n, RECORD)).fetchone()]
 
 
 def remove(sql: sqlite3.Connection, records: Iterable[int], segments: Iterable[int] = (), *, tear: bool = True) -> Gone:
     """Remove records with their segments, except segments that other records have all of; and segments with their records. Records that had
     some rows of these are removed too (see `torn`), unless `tear` is False."""
-    gone_records, gone_segments = set(records), set(segments)
-    fresh = set(gone_records)
+    removed_records, removed_segments = set(records), set(segments)
+    new_records = set(removed_records)
 
-    gone_records |= (more := set(_linked(sql, "record", "segment", gone_segments)))
-    fresh |= more
+    removed_records |= (linked_records := set(_linked(sql, "record", "segment", removed_segments)))
+    new_records |= linked_records
     # Each removed record frees segments, and each removed segment takes further records along.
-    while fresh:
-        own = set(_linked(sql, "segment", "record", fresh)) - gone_segments
-        leave = {s for s in own if not needed(sql, s, gone_records)}
-        gone_segments |= leave
-        fresh = set(_linked(sql, "record", "segment", leave)) - gone_records if tear else set[int]()
-        gone_records |= fresh
-    gone = _delete_records(sql, gone_records)
-    gone += _delete_segments(sql, gone_segments)
-    return gone
+    while new_records:
+        linked_segments = set(_linked(sql, "segment", "record", new_records)) - removed_segments
+        unneeded = {s for s in linked_segments if not needed(sql, s, removed_records)}
+        removed_segments |= unneeded
+        new_records = set(_linked(sql, "record", "segment", unneeded)) - removed_records if tear else set[int]()
+        removed_records |= new_records
+    removal = _delete_records(sql, removed_records)
+    removal += _delete_segments(sql, removed_segments)
+    return removal
 
 
 def torn(sql: sqlite3.Connection, records: Collection[int]) -> list[Torn]:
     """Segments that leave with these records although others have their first rows."""
-    found: list[Torn] = []
+    shared_segments: list[Torn] = []
     for s in set(_linked(sql, "segment", "record", records)):
         if not needed(sql, s, records):
             query = "SELECT l.record, l.stop, r.id FROM links l JOIN records r ON r.n = l.record WHERE l.segment = ?"
-            others = [(stop, id) for record, stop, id in sql.execute(query, (s,)) if record not in records]
-            if others:
+            surviving_links = [(stop, id) for record, stop, id in sql.execute(query, (s,)) if record not in records]
+            if surviving_links:
                 (name,) = sql.execute("SELECT name FROM segments WHERE n = ?", (s,)).fetchone()
                 # The longest beginning serves all of them.
-                found.append(Torn(s, name, *max(others)))
-    return found
+                shared_segments.append(Torn(s, name, *max(surviving_links)))
+    return shared_segments
 
 
 def make_room(
@@ -171,61 +171,61 @@ def make_room(
     keep_record: str = "",
 ) -> Gone:
     """Evict until a budget is met. Raises: NoRoom if `keep` or `keep_record` would have to leave."""
-    gone = Gone()
-    of = "(?1 IS NULL OR partition = ?1)"
-    alone = f"(kind != '{RECORD}' OR NOT EXISTS (SELECT 1 FROM links WHERE segment = segments.n))"  # others leave with their record
+    removal = Gone()
+    in_partition = "(?1 IS NULL OR partition = ?1)"
+    standalone = f"(kind != '{RECORD}' OR NOT EXISTS (SELECT 1 FROM links WHERE segment = segments.n))"  # others leave with their record
 
-    over = totals(sql, partition)[0] - max_entries if max_entries else 0
-    if over > 0:
-        query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT ?3"
-        gone += remove(sql, [n for (n,) in sql.execute(query, (partition, keep_record, over))])
-    while max_bytes and (over := totals(sql, partition)[1] - max_bytes) > 0:
+    excess = totals(sql, partition)[0] - max_entries if max_entries else 0
+    if excess > 0:
+        query = f"SELECT n FROM records WHERE {in_partition} AND id != ?2 ORDER BY {order} LIMIT ?3"
+        removal += remove(sql, [n for (n,) in sql.execute(query, (partition, keep_record, excess))])
+    while max_bytes and (excess := totals(sql, partition)[1] - max_bytes) > 0:
         victims: list[int] = []
         # Whole segments in order of use: a prompt's end leaves before its beginning.
         for n, size in sql.execute(
-            f"SELECT n, nbytes FROM segments WHERE {of} AND {alone} ORDER BY {order}", (partition,)
+            f"SELECT n, nbytes FROM segments WHERE {in_partition} AND {standalone} ORDER BY {order}", (partition,)
         ):
-            if over <= 0:
+            if excess <= 0:
                 break
             if n not in keep:
                 victims.append(n)
                 # An estimate: the loop outside measures again, and goes on if it was too much.
-                over -= size + _described_by(sql, n)
+                excess -= size + _described_by(sql, n)
         if victims:
-            gone += evict(sql, victims + descriptions(sql, victims))
+            removal += evict(sql, victims + descriptions(sql, victims))
             continue
         # No segment is left to take, so descriptions without state use up the budget.
-        query = f"SELECT n FROM records WHERE {of} AND id != ?2 ORDER BY {order} LIMIT 16"
+        query = f"SELECT n FROM records WHERE {in_partition} AND id != ?2 ORDER BY {order} LIMIT 16"
         records = [n for (n,) in sql.execute(query, (partition, keep_record))]
         if not records:
             raise NoRoom
-        gone += _delete_records(sql, records)
+        removal += _delete_records(sql, records)
 
-    return gone
+    return removal
 
 
 def expired(sql: sqlite3.Connection, now: float) -> tuple[list[int], list[int]]:
     """Records and segments whose time is over, or that come from the future."""
     records = sql.execute(f"SELECT n FROM records r WHERE due < 1e18 AND NOT {alive('r')}", (now, now + SKEW))
-    found = [n for (n,) in records.fetchall()]
+    expired_records = [n for (n,) in records.fetchall()]
     segments = sql.execute(f"SELECT n FROM segments s WHERE due < 1e18 AND NOT {alive('s')}", (now, now + SKEW))
-    return found, [n for (n,) in segments.fetchall()]
+    return expired_records, [n for (n,) in segments.fetchall()]
 
 
 def below(sql: sqlite3.Connection, segments: Iterable[int]) -> set[int]:
     """Segments that begin where these end, or inside of them, and their own continuations, without those that records need."""
-    found: set[int] = set()
+    continuations: set[int] = set()
     waiting = list(segments)
     while waiting:
         row = sql.execute("SELECT keys FROM segments WHERE n = ?", (waiting.pop(),)).fetchone()
         # A continuation may begin at any named prefix inside of a segment.
-        for at in range(0, len(row[0]) if row else 0, SIZE):
+        for offset in range(0, len(row[0]) if row else 0, SIZE):
             query = "SELECT n FROM segments s WHERE prefix = ? AND NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
-            new = {n for (n,) in sql.execute(query, (row[0][at : at + SIZE],))} - found
-            found |= new
+            new = {n for (n,) in sql.execute(query, (row[0][offset : offset + SIZE],))} - continuations
+            continuations |= new
             waiting += new
 
-    return found
+    return continuations
 
 
 def is_there(sql: sqlite3.Connection, segment: int) -> bool:
@@ -282,8 +282,8 @@ class Notes:
     def take_untold(self) -> list[str]:
         """Ids used since the last call, in the order of the last uses."""
         with self._lock:
-            untold, self._untold = self._untold, {}
-        return list(untold)
+            unannounced, self._untold = self._untold, {}
+        return list(unannounced)
 
     def take_uses(self) -> Uses:
         """Take the uses, to write them in a transaction."""
@@ -339,9 +339,9 @@ class Notes:
         try:
             with self._catalog.transaction(wait=wait) as sql:
                 touch(sql, uses)
-                missing = [n for n, why in condemned.items() if not why and is_there(sql, n)]
-                gone = remove(sql, [-n for n in condemned if n < 0])
-                gone += evict(sql, [n for n in condemned if n > 0])
+                missing = [n for n, reason in condemned.items() if not reason and is_there(sql, n)]
+                removal = remove(sql, [-n for n in condemned if n < 0])
+                removal += evict(sql, [n for n in condemned if n > 0])
         except sqlite3.Error as error:
             self.put_back(uses)
             if wait:
@@ -358,47 +358,47 @@ class Notes:
         for _ in () if self._shared else missing:
             logger.warning("a segment is removed: its object is missing")
             self._counters.add("corrupt")
-        self._left(gone)
+        self._left(removal)
 
     def _condemn(self, number: int, what: str, why: str, partition: str | None = None) -> None:
         with self._lock:
-            known = number in self._condemned
+            already_condemned = number in self._condemned
             self._condemned[number] = why
-        if not known:
+        if not already_condemned:
             logger.warning("a damaged %s is removed: %s", what, why)
             self._counters.add("corrupt", partition)
 
 
 def _delete_records(sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
-    gone = Gone()
+    removal = Gone()
     for n in numbers:
         row = sql.execute("SELECT id, partition, nbytes FROM records WHERE n = ?", (n,)).fetchone()
         if row is not None:
-            gone.records.append(row[:2])
-            gone.nbytes += row[2]
+            removal.records.append(row[:2])
+            removal.nbytes += row[2]
             sql.execute("DELETE FROM records WHERE n = ?", (n,))
             sql.execute("DELETE FROM links WHERE record = ?", (n,))
-    if gone.records:
+    if removal.records:
         # The journal is bounded: who has missed more rebuilds its index (`removed_elsewhere`).
         sql.execute("DELETE FROM removed WHERE seq <= (SELECT max(seq) FROM removed) - ?", (_JOURNAL_ROWS,))
-    return gone
+    return removal
 
 
 def _delete_segments(sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
-    gone = Gone()
+    removal = Gone()
     for n in numbers:
         row = sql.execute("SELECT name, keys, nbytes FROM segments WHERE n = ?", (n,)).fetchone()
         if row is not None:
-            gone.objects.append(row[0])
-            gone.nbytes += row[2]
-            keys = [row[1][at : at + SIZE] for at in range(0, len(row[1]), SIZE)]
+            removal.objects.append(row[0])
+            removal.nbytes += row[2]
+            keys = [row[1][offset : offset + SIZE] for offset in range(0, len(row[1]), SIZE)]
             # Only its own: a newer segment may have taken over the name of a block.
             sql.executemany("DELETE FROM blocks WHERE key = ? AND n = ?", [(key, n) for key in keys])
             sql.execute("DELETE FROM segments WHERE n = ?", (n,))
             sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", row[:1])
             sql.execute("DELETE FROM links WHERE segment = ?", (n,))
 
-    return gone
+    return removal
 
 
 def _described_by(sql: sqlite3.Connection, segment: int) -> int:

@@ -101,7 +101,7 @@ def kind_of(folder: Path) -> str:
     try:
         path = folder.resolve()
         # The folder may not exist yet: then the nearest existing one above decides.
-        device = next(one for one in (path, *path.parents) if one.exists()).stat().st_dev
+        device = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists()).stat().st_dev
         lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
     except (OSError, RuntimeError):
         return ""
@@ -159,11 +159,11 @@ def format_of(path: Path) -> int | None:
             f"{path / MARKER} is not a file that only you may change, so somebody else may have made this cache: give another folder"
         )
     try:
-        said: Any = json.loads(raw)
+        marker: Any = json.loads(raw)
     except (ValueError, RecursionError):
-        said = None
+        marker = None
 
-    match said:
+    match marker:
         case {"format": int(number)} if number > FORMAT:
             raise StoreError(
                 f"the store in {path} has format {number}, made by a newer DejaKV; this one knows {FORMAT}: update DejaKV, or give "
@@ -188,8 +188,8 @@ def write_marker(path: Path, original: str = "") -> None:
     new.unlink(missing_ok=True)  # left by a process killed here
     descriptor = open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        said = {"format": FORMAT} | ({"copies of": original} if original else {})
-        os.write(descriptor, json.dumps(said).encode() + b"\n")
+        marker_fields = {"format": FORMAT} | ({"copies of": original} if original else {})
+        os.write(descriptor, json.dumps(marker_fields).encode() + b"\n")
         # Before the rename: after a power cut the marker is whole or not there.
         os.fsync(descriptor)
     finally:

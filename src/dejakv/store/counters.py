@@ -31,18 +31,18 @@ class Counters:
         """Count one more of a figure of `StoreStats`. Without a partition (of an unknown id) only the total counts it."""
         with self._lock:
             # A set: without a partition the total is counted once and not twice.
-            for of in {None, partition}:
-                self._counts[of, figure, reason] += 1
+            for scope in {None, partition}:
+                self._counts[scope, figure, reason] += 1
 
     def stats(self, partition: str | None, entries: int, nbytes: int) -> StoreStats:
         """A copy, with the store's present content."""
         with self._lock:
-            own = {(figure, why): n for (of, figure, why), n in self._counts.items() if of == partition}
-        plain = {figure: own.get((figure, ""), 0) for figure in ("hits", "misses", "puts", "corrupt", "late")}
+            partition_counts = {(figure, reason): n for (scope, figure, reason), n in self._counts.items() if scope == partition}
+        figures = {figure: partition_counts.get((figure, ""), 0) for figure in ("hits", "misses", "puts", "corrupt", "late")}
         refused, evictions = (
-            {why: n for (one, why), n in own.items() if one == each} for each in ("refused", "evictions")
+            {reason: n for (counted_figure, reason), n in partition_counts.items() if counted_figure == each} for each in ("refused", "evictions")
         )
-        return StoreStats(entries, nbytes, **plain, refused=refused, evictions=evictions)
+        return StoreStats(entries, nbytes, **figures, refused=refused, evictions=evictions)
 
 
 class Listeners(list[Callable[[str], None]]):

@@ -27,7 +27,7 @@ def fork_safe_rlock() -> Any:
 def call_in_child(method: Callable[[], None]) -> None:
     """Have a bound method called in each child of `fork`, as long as its object lives."""
     # Weak references, so that a store which is dropped without `close` is freed.
-    _methods[:] = [known for known in _methods if known() is not None]
+    _methods[:] = [method_ref for method_ref in _methods if method_ref() is not None]
     _methods.append(weakref.WeakMethod(method))
 
 
@@ -35,8 +35,8 @@ def _after_in_child() -> None:
     for lock in list(_locks):
         lock._at_fork_reinit()  # as the standard library does with its own
 
-    for known in _methods:
-        if (method := known()) is not None:
+    for method_ref in _methods:
+        if (method := method_ref()) is not None:
             method()
 
 

@@ -46,8 +46,8 @@ class Keys:
         else:
             # `_next` without media, spelled out: this runs for each lookup.
             raw, key = self._raw, chain[0]
-            for at in range(0, len(self) // BLOCK * 4 * BLOCK, 4 * BLOCK):
-                key = blake2b(key + raw[at : at + 4 * BLOCK], digest_size=SIZE).digest()
+            for offset in range(0, len(self) // BLOCK * 4 * BLOCK, 4 * BLOCK):
+                key = blake2b(key + raw[offset : offset + 4 * BLOCK], digest_size=SIZE).digest()
                 chain.append(key)
         self.full = chain  # of 0, 16, 32, ... tokens
 

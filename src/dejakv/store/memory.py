@@ -83,29 +83,29 @@ class MemoryTier(Generic[Key, Value]):
         count = len(self._items) + (old is None) - self._max_entries if self._max_entries else 0
         limit = "entries" if count > 0 else "bytes"
         excess = self.nbytes - (old.nbytes if old else 0) + nbytes - self._max_bytes
-        leaving: list[Key] = []
+        evicted_keys: list[Key] = []
         # First the whole choice, then the changes: a refusal must leave everything as it was.
-        for other in self._order():
+        for candidate in self._order():
             if count <= 0 and excess <= 0:
                 break
-            if other == key:  # it leaves anyway
+            if candidate == key:  # it leaves anyway
                 continue
-            if len(self._items) - len(leaving) <= keep:
+            if len(self._items) - len(evicted_keys) <= keep:
                 raise NoRoom("minimum")
-            leaving.append(other)
+            evicted_keys.append(candidate)
             count -= 1
-            excess -= self._items[other].nbytes
+            excess -= self._items[candidate].nbytes
 
-        for other in leaving:
+        for candidate in evicted_keys:
             # New values begin at this age, so that old favourites do not stay for ever.
-            self._age = max(self._age, self._items[other].rank)
-            self.drop(other)
+            self._age = max(self._age, self._items[candidate].rank)
+            self.drop(candidate)
         self.drop(key)
         item = _Item(value, nbytes, old.uses if old else 1)
         self._items[key] = item
         self.nbytes += nbytes
         self._rank(key, item)
-        return limit, leaving
+        return limit, evicted_keys
 
     def drop(self, key: Key) -> bool:
         """Removes a value; False if it is not there."""

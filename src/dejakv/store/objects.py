@@ -93,10 +93,10 @@ class Memory:
         self._held: dict[str, Bytes] = {}
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
-        made = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
-        made.flags.writeable = False
+        object_bytes = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
+        object_bytes.flags.writeable = False
         # Atomic, so that it needs no lock.
-        return self._held.setdefault(name, made) is made
+        return self._held.setdefault(name, object_bytes) is object_bytes
 
     def get(self, name: str) -> Bytes:
         try:
@@ -105,8 +105,8 @@ class Memory:
             raise Missing(name) from error
 
     def head(self, name: str, size: int) -> tuple[bytes, int]:
-        found = self.get(name)
-        return found[:size].tobytes(), found.size
+        data = self.get(name)
+        return data[:size].tobytes(), data.size
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
@@ -154,8 +154,8 @@ class Folder:
                 # It could lead out of the store, to a place that others may read.
                 if folder.is_symlink():
                     raise OSError(errno.ELOOP, "a link is not followed", str(folder))
-                made = not os.path.lexists(folder / file)  # names are drawn at random: nobody else makes it now
-                if made:
+                created = not os.path.lexists(folder / file)  # names are drawn at random: nobody else makes it now
+                if created:
                     # Readers see the whole object or none.
                     temporary.rename(folder / file)
                 else:
@@ -168,17 +168,17 @@ class Folder:
         except OSError as error:
             raise Unknown(error) from error
 
-        return made
+        return created
 
     def get(self, name: str) -> Bytes:
         with self._lock:
-            kept = self._kept.get(name)
-            if kept is not None:
+            cached_map = self._kept.get(name)
+            if cached_map is not None:
                 self._kept.move_to_end(name)
-        if kept is not None:
+        if cached_map is not None:
             with suppress(OSError):
-                if _signature(os.lstat("/".join((str(self._segments), *file_of(name))))) == kept[0]:
-                    return kept[1]
+                if _signature(os.lstat("/".join((str(self._segments), *file_of(name))))) == cached_map[0]:
+                    return cached_map[1]
             self._forget(name)
 
         descriptor = self._open(name)

@@ -92,25 +92,25 @@ def open_store(
     parts = Parts(partitions, max_bytes, max_entries, named_parts(quotas))
     budget = Budget(max_bytes, max_entries, policy, parts)
     rules = Admission(min_tokens, second_sight, max_write_rate)
-    more: dict[str, Any] = {"budget": budget, "admission": rules, "clock": clock}
-    more |= {"background": background, "queue": queue}
+    store_options: dict[str, Any] = {"budget": budget, "admission": rules, "clock": clock}
+    store_options |= {"background": background, "queue": queue}
     if place is None or is_memory(str(place)):
-        return Store(**more)
+        return Store(**store_options)
     if not in_bucket(str(place)):
         return _open_folder(
             Path(place).expanduser(),
             lambda path: Tiers(Folder(path), memory_bytes, memory_fill) if memory_bytes else Folder(path),
-            more,
+            store_options,
         )
 
-    objects, told = in_service(str(place), feed, compress)
-    more["feed"] = told
+    objects, change_feed = in_service(str(place), feed, compress)
+    store_options["feed"] = change_feed
     if disk_dir is None:
-        return Store(Tiers(objects, memory_bytes, memory_fill), **more)
+        return Store(Tiers(objects, memory_bytes, memory_fill), **store_options)
     return _open_folder(
         Path(disk_dir).expanduser(),
         lambda path: Tiers(objects, memory_bytes, memory_fill, Copies(path, disk_bytes)),
-        more,
+        store_options,
         str(place).rstrip("/"),
     )
 
@@ -126,8 +126,8 @@ def in_service(url: str, feed: str | None, compress: bool = False, make: bool = 
     bucket = Bucket(url, compress, make)
     if feed is None:
         return bucket, None
-    told = Feed(feed, bucket.url)
-    return Announced(bucket, told), told
+    change_feed = Feed(feed, bucket.url)
+    return Announced(bucket, change_feed), change_feed
 
 
 def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Store:
@@ -167,26 +167,26 @@ def stores_in(place: str | Path) -> dict[str | Path, int]:
         return dict.fromkeys(stores, FORMAT)
 
     folder = Path(place).expanduser()
-    found: dict[str | Path, int] = {}
+    formats: dict[str | Path, int] = {}
     try:
         with entrance(folder) as path:
-            for one, below in ((folder, path), *((folder / rank.name, rank) for rank in ranks_in(path))):
+            for address, below in ((folder, path), *((folder / rank.name, rank) for rank in ranks_in(path))):
                 format = format_of(below)
                 if format is not None:
-                    found[one] = format
+                    formats[address] = format
     except OSError as error:
         raise StoreError(f"{folder} cannot be read ({error.strerror}): give the folder of a cache") from error
-    if not found:
+    if not formats:
         raise StoreError(f"{folder} is empty, and no cache: give the folder of one")
-    return found
+    return formats
 
 
 def open_found(place: str | Path, feed: str | None = None) -> Store:
     """Open a store that is there (see `stores_in`); that of a bucket is not written to by this. Raises: StoreError as `open_store`"""
     if not in_bucket(str(place)):
         return open_store(place)
-    objects, told = in_service(str(place), feed, make=False)
-    return Store(Tiers(objects, 0), feed=told)
+    objects, change_feed = in_service(str(place), feed, make=False)
+    return Store(Tiers(objects, 0), feed=change_feed)
 
 
 def purge_place(place: str) -> int:
@@ -197,8 +197,8 @@ def purge_place(place: str) -> int:
     from dejakv.store.remote.bucket import Bucket
 
     removed = 0
-    for one in Bucket(place, make=False).stores():
-        bucket = Bucket(one)
+    for address in Bucket(place, make=False).stores():
+        bucket = Bucket(address)
         # First: what other machines are storing in this moment must leave too.
         bucket.tombstones.write(Selection())
         names = list(bucket.list())
@@ -219,9 +219,9 @@ def _open_folder(folder: Path, make: Callable[[Path], Objects], more: dict[str, 
                     f"the store in {folder} has format {format}, of an older DejaKV, and this one reads {FORMAT}: remove it "
                     f"with `dejakv cache purge --store {folder} --all`, or give another folder"
                 )
-            if format is not None and (known := original_of(path)) != original:
-                what = f"holds copies from {known}: give {known} as the store" if known else "is a store of its own"
-                raise StoreError(f"{folder} {what}, or another folder")
+            if format is not None and (recorded_original := original_of(path)) != original:
+                content = f"holds copies from {recorded_original}: give {recorded_original} as the store" if recorded_original else "is a store of its own"
+                raise StoreError(f"{folder} {content}, or another folder")
 
             _make_private(path)
 
@@ -255,11 +255,11 @@ def _with_catalog(path: Path, in_use: InUse, objects: Objects, more: dict[str, A
             logger.warning("the damage of the catalog of %s cannot be recorded: %s", path, error)
 
     def store() -> Store:
-        catalog = Catalog(catalog_file, noted_damage=note_damage)
+        opened_catalog = Catalog(catalog_file, noted_damage=note_damage)
         try:
-            return Store(objects, catalog, **more)
+            return Store(objects, opened_catalog, **more)
         except BaseException:
-            catalog.close()
+            opened_catalog.close()
             raise
 
     for name in CATALOG_FILES:
@@ -270,8 +270,8 @@ def _with_catalog(path: Path, in_use: InUse, objects: Objects, more: dict[str, A
             )
 
     cause: object = "it was found damaged when it was last used"
-    known = catalog_file.exists()
-    if known and not damaged.exists():
+    existed = catalog_file.exists()
+    if existed and not damaged.exists():
         try:
             return store()
         except sqlite3.Error as error:
@@ -285,15 +285,15 @@ def _with_catalog(path: Path, in_use: InUse, objects: Objects, more: dict[str, A
         raise StoreError(
             f"the catalog of {path} is missing or damaged ({cause}) and other processes use it: end them, or give another folder"
         )
-    if known:
+    if existed:
         logger.warning("the catalog of %s is made again from the stored objects: %s", path, cause)
     for name in CATALOG_FILES:
         (path / name).unlink(missing_ok=True)
     os.close(open_file(catalog_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-    made = store()
+    rebuilt = store()
     # Only now: until it is rebuilt nobody else may open the store.
     in_use.share()
-    return made
+    return rebuilt
 
 
 def _make_private(path: Path) -> None:

@@ -69,48 +69,48 @@ def reconcile(
     transaction, and tries again. Raises: sqlite3.Error; Unknown if objects cannot be listed.
     """
     damaged = 0
-    looked: tuple[list[int], Unlisted] | None = None
-    told = {name: _fitting(name, header) for name, header in (news[0] if news else {}).items() if header is not None}
+    comparison: tuple[list[int], Unlisted] | None = None
+    announced = {name: _fitting(name, header) for name, header in (news[0] if news else {}).items() if header is not None}
     if objects.shared:  # nobody waits for a service's answers
-        looked = _shared(objects, catalog, news, {name: one for name, one in told.items() if one is not None})
+        comparison = _shared(objects, catalog, news, {name: item for name, item in announced.items() if item is not None})
     # Listed before the transaction: what is written meanwhile has its row already then.
-    present = set[str]() if looked else set(objects.list())
+    present = set[str]() if comparison else set(objects.list())
 
     with catalog.transaction() as sql:
-        lost, unlisted = looked or _local(objects, present, sql)
+        lost, unlisted = comparison or _local(objects, present, sql)
         # Another machine may have cut their state anew: such prompts are looked for once more.
         (last,) = sql.execute("SELECT coalesce(max(n), 0) FROM records").fetchone()
-        torn = [_read_again(sql, n) for n in set(changes.descriptions(sql, lost)).difference(lost)]
-        catalog.loose |= {one[0] for one in torn if one is not None}
-        gone, unlisted = changes.evict(sql, lost), list(unlisted)
+        reread = [_read_again(sql, n) for n in set(changes.descriptions(sql, lost)).difference(lost)]
+        catalog.loose |= {item[0] for item in reread if item is not None}
+        removal, unlisted = changes.evict(sql, lost), list(unlisted)
         # What another machine was storing while a purge ran.
         purged = buried(segment for _, segment in unlisted if segment is not None) if buried else set[str]()
 
-        for name, segment in (*unlisted, *filter(None, torn)):
+        for name, segment in (*unlisted, *filter(None, reread)):
             if name in purged:
                 sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (name,))
                 continue
             try:
                 if segment is None:
                     raise CorruptChunk("it is damaged")
-                gone += _index(sql, catalog, name, segment, now)
+                removal += _index(sql, catalog, name, segment, now)
             except CorruptChunk:
                 damaged += 1
                 sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (name,))
 
         arrived = {id for (id,) in sql.execute("SELECT id FROM records WHERE n > ?", (last,))}
-        left = {id for id, _ in gone.records}
-        gone.records = [one for one in gone.records if one[0] not in arrived]
-        arrived -= left  # found again: nothing has changed
-        gone += changes.remove(sql, *changes.expired(sql, now))
-        room = changes.make_room(sql, POLICIES[budget.policy], budget.max_bytes, budget.max_entries)
-        gone += room
+        removed_ids = {id for id, _ in removal.records}
+        removal.records = [item for item in removal.records if item[0] not in arrived]
+        arrived -= removed_ids  # found again: nothing has changed
+        removal += changes.remove(sql, *changes.expired(sql, now))
+        evictions = changes.make_room(sql, POLICIES[budget.policy], budget.max_bytes, budget.max_entries)
+        removal += evictions
         # Also what a process that was killed after its commit did not delete.
-        gone.objects += [name for (name,) in sql.execute("SELECT name FROM leaving")]
-    why = "bytes" if budget.max_bytes else "entries"
-    arrived -= {id for id, _ in gone.records}
-    evicted = [(partition, why) for _, partition in room.records]
-    return Changed(gone, evicted, sorted(arrived), damaged, sum(one is None for one in told.values()))
+        removal.objects += [name for (name,) in sql.execute("SELECT name FROM leaving")]
+    limit = "bytes" if budget.max_bytes else "entries"
+    arrived -= {id for id, _ in removal.records}
+    evicted = [(partition, limit) for _, partition in evictions.records]
+    return Changed(removal, evicted, sorted(arrived), damaged, sum(item is None for item in announced.values()))
 
 
 def is_there(objects: Objects, name: str) -> bool:
@@ -142,25 +142,25 @@ def _shared(
     # Rows first, then the listing: so a missing object had a row that was older.
     if news is None:
         rows, present = dict(catalog.read("SELECT name, n FROM segments")), set(objects.list())
-        loose, gone = dict(catalog.read(_LOOSE)).keys(), rows.keys() - present
+        orphans, missing_names = dict(catalog.read(_LOOSE)).keys(), rows.keys() - present
     else:
         put, removed = news[0].keys(), news[1]
         rows = _named(catalog, "SELECT name, n FROM segments WHERE", put | removed)
-        loose = _named(catalog, f"{_LOOSE} AND", catalog.loose).keys()
-        present, gone = put | loose, rows.keys() & removed
+        orphans = _named(catalog, f"{_LOOSE} AND", catalog.loose).keys()
+        present, missing_names = put | orphans, rows.keys() & removed
 
-    lost = [rows[name] for name in gone]
+    lost = [rows[name] for name in missing_names]
     # Descriptions that came before the state of their prompts are read once more.
-    new = present - rows.keys() | loose & present
+    new = present - rows.keys() | orphans & present
     new -= _named(catalog, "SELECT name, 1 FROM leaving WHERE", new).keys()
-    catalog.loose = loose | new
-    found: list[tuple[str, Segment | None]] = [(name, told[name]) for name in told.keys() & new]
+    catalog.loose = orphans | new
+    descriptions: list[tuple[str, Segment | None]] = [(name, told[name]) for name in told.keys() & new]
 
     if unread := new - told.keys():
         with ThreadPoolExecutor(_REQUESTS) as threads:
-            found += filter(None, threads.map(partial(_described, objects, first=_LARGE if news else HEAD), unread))
+            descriptions += filter(None, threads.map(partial(_described, objects, first=_LARGE if news else HEAD), unread))
     # State before descriptions of it, and the oldest first: as they were last used, as far as it is known.
-    return lost, sorted(found, key=lambda one: (one[1].kind != KV, one[1].created) if one[1] else (True, 0.0))
+    return lost, sorted(descriptions, key=lambda one: (one[1].kind != KV, one[1].created) if one[1] else (True, 0.0))
 
 
 def _fitting(name: str, header: Header) -> Segment | None:
@@ -219,8 +219,8 @@ def _index(sql: sqlite3.Connection, catalog: Catalog, name: str, segment: Segmen
     if _is_older(sql, meta, name):
         sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (name,))
         return changes.evict(sql, row or ())
-    own = Piece(row[0] if row else changes.add_segment(sql, segment), name, segment.start, segment.stop, segment.stop)
-    pieces = [own]
+    object_slice = Piece(row[0] if row else changes.add_segment(sql, segment), name, segment.start, segment.stop, segment.stop)
+    slices = [object_slice]
     if segment.kind == RECORD:
         keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
         read: Read = lambda query, values: sql.execute(query, values).fetchall()  # noqa: E731
@@ -228,9 +228,9 @@ def _index(sql: sqlite3.Connection, catalog: Catalog, name: str, segment: Segmen
         # Its rows are not here yet: it is noted, and looked at again with the next news.
         if not chain:
             return Gone()
-        pieces = [*chain, own]
+        slices = [*chain, object_slice]
     columns = (meta.id, meta.partition, meta.epoch, meta.kind)
-    return changes.add_record(sql, segment.about, columns, segment.created, segment.due, pieces)
+    return changes.add_record(sql, segment.about, columns, segment.created, segment.due, slices)
 
 
 def _is_older(sql: sqlite3.Connection, meta: ChunkMeta, name: str) -> bool:
@@ -239,5 +239,5 @@ def _is_older(sql: sqlite3.Connection, meta: ChunkMeta, name: str) -> bool:
         "SELECT r.created, max(s.name) FROM records r JOIN links l ON l.record = r.n JOIN segments s ON s.n = l.segment"
         f" WHERE r.id = ? AND s.kind != '{KV}' AND s.name != ?"  # a put may have indexed it meanwhile
     )
-    created, other = sql.execute(query, (meta.id, name)).fetchone()
-    return other is not None and (created, other) >= (meta.created, name)
+    created, newest_name = sql.execute(query, (meta.id, name)).fetchone()
+    return newest_name is not None and (created, newest_name) >= (meta.created, name)

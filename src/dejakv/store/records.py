@@ -66,14 +66,14 @@ def decode_meta(blob: bytes) -> ChunkMeta:
     length = int.from_bytes(content[:4], "little")
     try:
         described: Any = json.loads(content[4 : 4 + length].decode("utf-8", "surrogatepass"))
-        at = 4 + length
+        offset = 4 + length
         # `frombuffer` raises for a count or offset outside of the blob, and allocates nothing.
-        tokens = np.frombuffer(content, "<u4", described["tokens"], at)
-        at += tokens.nbytes
+        tokens = np.frombuffer(content, "<u4", described["tokens"], offset)
+        offset += tokens.nbytes
         vectors: dict[str, Any] = {}
         for name, count in described["vectors"]:
-            vectors[name] = np.frombuffer(content, "<f4", count, at)
-            at += 4 * count
+            vectors[name] = np.frombuffer(content, "<f4", count, offset)
+            offset += 4 * count
 
         return ChunkMeta(
             **{name: described[name] for name in _TEXT_FIELDS},

@@ -28,9 +28,9 @@ class _DryRun(Exception):
 def remove(objects: Objects, catalog: Catalog, choose: Choose, *, dry_run: bool = False) -> Gone:
     """Remove the records and segments that `choose` names, with the rows of no other record. Rows that others share with a leaving segment
     are stored anew. Raises: sqlite3.Error, Unknown"""
-    kept: dict[Torn, Segment | None] = {}
+    shared_copies: dict[Torn, Segment | None] = {}
     try:
-        return _remove(objects, catalog, choose, kept, dry_run)
+        return _remove(objects, catalog, choose, shared_copies, dry_run)
     except sqlite3.Error as error:
         if reason_of(error) not in ("full", "error"):
             raise
@@ -38,10 +38,10 @@ def remove(objects: Objects, catalog: Catalog, choose: Choose, *, dry_run: bool 
         with suppress(sqlite3.Error):
             catalog.empty_log()
 
-        return _remove(objects, catalog, choose, kept, dry_run, full=True)
+        return _remove(objects, catalog, choose, shared_copies, dry_run, full=True)
     finally:
         # After a success this removes nothing: their rows are in the catalog.
-        undo(objects, catalog, filter(None, kept.values()))
+        undo(objects, catalog, filter(None, shared_copies.values()))
 
 
 def _remove(
@@ -53,35 +53,35 @@ def _remove(
     full: bool = False,
 ) -> Gone:
     """See `remove`. `kept`: segments stored anew; None if that failed. `full`: the disk has no room for the commit."""
-    gone = Gone()
+    removal = Gone()
     # Again until no new shared segment turns up: other processes store meanwhile.
     while True:
         try:
             with catalog.transaction() as sql:
                 records, segments = choose(sql)
-                torn = [] if dry_run else changes.torn(sql, records)
-                new = [one for one in torn if one not in kept]
-                if not new:
-                    for one in torn:
-                        _move(sql, objects, one, kept[one], records)
-                    gone = changes.remove(sql, records, segments, tear=not dry_run)
+                shared_segments = [] if dry_run else changes.torn(sql, records)
+                uncopied = [shared_segment for shared_segment in shared_segments if shared_segment not in kept]
+                if not uncopied:
+                    for shared_segment in shared_segments:
+                        _move(sql, objects, shared_segment, kept[shared_segment], records)
+                    removal = changes.remove(sql, records, segments, tear=not dry_run)
                     if dry_run:
                         # Rolls back: what leaves is known exactly, and nothing has changed.
                         raise _DryRun
                     # Before the commit, to make room for it: should it fail, those rows lack objects.
                     if full:
-                        objects.delete(gone.objects)
+                        objects.delete(removal.objects)
         except _DryRun:
-            return gone
+            return removal
         except TryAgain:
             undo(objects, catalog, filter(None, kept.values()))
             # A new object has left again: all are stored once more.
             kept.clear()
             continue
-        if not new:
-            return gone
-        for one in new:  # within a transaction lookups would wait for a service's answers
-            kept[one] = _store_beginning(objects, one)
+        if not uncopied:
+            return removal
+        for shared_segment in uncopied:  # within a transaction lookups would wait for a service's answers
+            kept[shared_segment] = _store_beginning(objects, shared_segment)
 
 
 def loose(
@@ -91,16 +91,16 @@ def loose(
     free = "NOT EXISTS (SELECT 1 FROM links WHERE segment = s.n)"
     if not selection.donors and not selection.media:
         rows = sql.execute(f"SELECT n, partition, epoch, created FROM segments s WHERE {free}").fetchall()
-        return [n for n, of, epoch, born in rows if selection.takes(of, epoch, born, now)]
+        return [n for n, row_partition, epoch, born in rows if selection.takes(row_partition, epoch, born, now)]
 
-    found: set[int] = set()
+    segments: set[int] = set()
     for id in {*selection.donors, *ids}:
         query = f"SELECT n FROM segments s WHERE record = ? AND (?2 IS NULL OR partition = ?2) AND {free}"
-        found |= {n for (n,) in sql.execute(query, (id, selection.partition))}
-    own = [n for record in records for (n,) in sql.execute("SELECT segment FROM links WHERE record = ?", (record,))]
+        segments |= {n for (n,) in sql.execute(query, (id, selection.partition))}
+    linked_segments = [n for record in records for (n,) in sql.execute("SELECT segment FROM links WHERE record = ?", (record,))]
     # What continues a removed prompt holds its text too.
-    ends = [n for n in own if not changes.needed(sql, n, records)]
-    return sorted(found | changes.below(sql, [*found, *ends]))
+    ends = [n for n in linked_segments if not changes.needed(sql, n, records)]
+    return sorted(segments | changes.below(sql, [*segments, *ends]))
 
 
 def _store_beginning(objects: Objects, torn: Torn) -> Segment | None:
@@ -132,6 +132,6 @@ def _move(
     if part is None:
         return
     new = index(sql, objects, part)
-    others = [n for (n,) in sql.execute("SELECT record FROM links WHERE segment = ?", (torn.n,)) if n not in leaving]
+    surviving_records = [n for (n,) in sql.execute("SELECT record FROM links WHERE segment = ?", (torn.n,)) if n not in leaving]
     query = "UPDATE links SET segment = ? WHERE segment = ? AND record = ?"
-    sql.executemany(query, [(new, torn.n, record) for record in others])
+    sql.executemany(query, [(new, torn.n, record) for record in surviving_records])

@@ -114,14 +114,14 @@ def cut(
     cuts  rows at which one has to begin
     unit  rows of which no segment has less, unless it ends with the prompt
     """
-    most = max(unit, min(MOST_TOKENS, MOST_BYTES // max(1, row_bytes)) // unit * unit)
-    made: list[Segment] = []
+    max_rows = max(unit, min(MOST_TOKENS, MOST_BYTES // max(1, row_bytes)) // unit * unit)
+    segments: list[Segment] = []
     while start < stop:
         # At multiples of the limit from the prompt's beginning, so that all prompts are cut alike.
-        end = min([stop, start // most * most + most, *(cut for cut in cuts if cut > start)])
+        end = min([stop, start // max_rows * max_rows + max_rows, *(cut for cut in cuts if cut > start)])
         inside = tuple(s for s in meta.spans if s.start < end and s.start + s.length > start)
-        named = tuple(keys.at(one) for one in ends_of(start, end, inside))
-        made.append(
+        named = tuple(keys.at(prefix_end) for prefix_end in ends_of(start, end, inside))
+        segments.append(
             Segment(
                 "", meta.partition, meta.epoch, KV, start, end, keys.at(start), named,
                 keys.ids[start:end].tobytes(), inside, meta.id, created=meta.created, ttl=meta.ttl,
@@ -129,7 +129,7 @@ def cut(
         )  # fmt: skip
         start = end
 
-    return made
+    return segments
 
 
 def encode(segment: Segment, tensor: Tensor) -> tuple[Segment, list[NDArray[np.uint8] | bytes]]:
@@ -161,15 +161,15 @@ def encode(segment: Segment, tensor: Tensor) -> tuple[Segment, list[NDArray[np.u
 
 def _header(meta: dict[str, str], keys: int, ids: int, dtype: str, shape: list[int], size: int) -> bytes:
     """The header of an object with so many keys and tokens, and a state of `size` bytes."""
-    at, tensors = 0, {}
+    offset, tensors = 0, {}
     for name, kind, dims, length in (
         ("keys", "U8", [keys, SIZE], keys * SIZE),
         ("ids", "U32", [ids], 4 * ids),
         ("pad", "U8", [pad := -(keys * SIZE + 4 * ids) % _ALIGNMENT], pad),
         ("state", dtype, shape, size),
     ):
-        tensors[name] = {"dtype": kind, "shape": dims, "data_offsets": [at, at + length]}
-        at += length
+        tensors[name] = {"dtype": kind, "shape": dims, "data_offsets": [offset, offset + length]}
+        offset += length
 
     body = json.dumps({"__metadata__": meta, **tensors}, separators=(",", ":")).encode()
     return body + b" " * (-(8 + len(body)) % _ALIGNMENT)
@@ -190,14 +190,14 @@ def described(read: Callable[[int], tuple[bytes, int]], first: int = HEAD) -> tu
         # A long description: one more read, with some of what follows it.
         if len(head) < 8 + length:
             head, size = read(8 + length + HEAD)
-        said: Any = json.loads(head[8 : 8 + length])
-        meta: dict[str, str] = dict(said["__metadata__"])
+        header: Any = json.loads(head[8 : 8 + length])
+        meta: dict[str, str] = dict(header["__metadata__"])
         if meta["format"] != FORMAT:
             raise CorruptChunk("the object is of another format")
 
         base = 8 + length
-        (k0, k1), (i0, i1) = said["keys"]["data_offsets"], said["ids"]["data_offsets"]
-        (s0, s1), dtype, shape = (said["state"][name] for name in ("data_offsets", "dtype", "shape"))
+        (k0, k1), (i0, i1) = header["keys"]["data_offsets"], header["ids"]["data_offsets"]
+        (s0, s1), dtype, shape = (header["state"][name] for name in ("data_offsets", "dtype", "shape"))
         if base + s1 != size or not 0 == k0 <= k1 == i0 <= i1 <= s0 <= s1:
             raise CorruptChunk("the offsets do not fit the object")
         if len(head) < base + s0:
@@ -212,35 +212,35 @@ def described(read: Callable[[int], tuple[bytes, int]], first: int = HEAD) -> tu
         plain |= {name: float(meta[name]) for name in _SECONDS}
         plain["spans"] = tuple(Span(*span) for span in plain["spans"])
         plain["lineage"] = tuple(plain["lineage"])
-        found = Segment(
+        segment = Segment(
             **{name: meta[name] for name in _TEXT}, **plain, prefix=bytes.fromhex(meta["prefix"]),
-            keys=tuple(keys[at : at + SIZE] for at in range(0, len(keys), SIZE)), ids=ids,
+            keys=tuple(keys[offset : offset + SIZE] for offset in range(0, len(keys), SIZE)), ids=ids,
             about=base64.b64decode(meta["about"]), nbytes=size, page=int(meta.get("page", "1")),
             purges=int(meta.get("purges", "0")), of=meta.get("of", ""),
         )  # fmt: skip
         kind = np.dtype(NUMPY_DTYPES[dtype])
         if math.prod(shape) * kind.itemsize != s1 - s0:
             raise CorruptChunk("the offsets do not fit the shape")
-        ends = ends_of(found.start, found.stop, found.spans) if found.kind == KV and found.stop > found.start else []
+        ends = ends_of(segment.start, segment.stop, segment.spans) if segment.kind == KV and segment.stop > segment.start else []
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptChunk(f"the description is damaged: {error}") from error
 
-    if len(found.keys) not in (0, len(ends)) or (found.keys and found.kind != KV):
+    if len(segment.keys) not in (0, len(ends)) or (segment.keys and segment.kind != KV):
         raise CorruptChunk("the keys do not fit the rows")
-    quantized = dtype == "U8" and len(shape) == 5 and shape[AXIS] == found.stop - found.start and shape[-1] > _SCALE
-    if not (found.of in _FLOATS and quantized) if found.kind == INT8 else found.of:
+    quantized = dtype == "U8" and len(shape) == 5 and shape[AXIS] == segment.stop - segment.start and shape[-1] > _SCALE
+    if not (segment.of in _FLOATS and quantized) if segment.kind == INT8 else segment.of:
         raise CorruptChunk("the state is of another codec, or has another number of scales than rows")
-    return found, dtype, shape, base + s0
+    return segment, dtype, shape, base + s0
 
 
 def opened(buffer: NDArray[np.uint8], name: str) -> tuple[Segment, Tensor]:
     """Segment and state in an object's bytes, verified; the tensor is a read-only view. Raises: CorruptChunk."""
-    segment, dtype, shape, at = described(lambda need: (buffer[:need].tobytes(), buffer.size))
+    segment, dtype, shape, state_offset = described(lambda need: (buffer[:need].tobytes(), buffer.size))
     # A file renamed or copied over another is whole, but of another prompt.
     if segment.name != name:
         raise CorruptChunk(f"object {name} is another one")
 
-    flat = buffer[at:]
+    flat = buffer[state_offset:]
     if _sum_of(flat, name, dtype, shape) != segment.checksum:
         raise CorruptChunk(f"object {name}: the checksum differs")
     data = flat.view(np.dtype(NUMPY_DTYPES[dtype])).reshape(shape)
@@ -257,7 +257,7 @@ def quantized(tensor: Tensor) -> Tensor:
     if tensor.dtype not in _FLOATS or tensor.data.ndim != 5:
         raise StoreError(f"a state of {tensor.dtype} {tensor.shape} is no KV entries: leave out kv_quantization")
     *outer, rows, width = tensor.shape
-    made = np.empty((*outer, rows, width + _SCALE), np.uint8)
+    quantized_data = np.empty((*outer, rows, width + _SCALE), np.uint8)
     # One head at a time: float32 of a whole state would take four times its bytes or more.
     for head in np.ndindex(*outer):
         values = _floats(tensor.data[head], tensor.dtype)
@@ -265,10 +265,10 @@ def quantized(tensor: Tensor) -> Tensor:
         if not np.isfinite(scale).all():
             raise StoreError("KV entries that are not finite cannot be quantized: leave out kv_quantization")
         # A scale of 0 means that all entries are 0: no division by it.
-        made[head][:, :width] = np.rint(values / np.where(scale, scale, 1)).astype(np.int8).view(np.uint8)
+        quantized_data[head][:, :width] = np.rint(values / np.where(scale, scale, 1)).astype(np.int8).view(np.uint8)
         # Beside the entries of its token, so that a slice of rows has its own scales.
-        made[head][:, width:] = scale.view(np.uint8)
-    return Tensor(made, "U8", of=tensor.dtype)
+        quantized_data[head][:, width:] = scale.view(np.uint8)
+    return Tensor(quantized_data, "U8", of=tensor.dtype)
 
 
 def dequantized(tensor: Tensor) -> Tensor:
@@ -276,17 +276,17 @@ def dequantized(tensor: Tensor) -> Tensor:
     if not tensor.of:
         return tensor
     *outer, rows, width = tensor.shape
-    made = np.empty((*outer, rows, width - _SCALE), NUMPY_DTYPES[tensor.of])
+    restored = np.empty((*outer, rows, width - _SCALE), NUMPY_DTYPES[tensor.of])
     for head in np.ndindex(*outer):
-        entries, scale = np.split(tensor.data[head], [-_SCALE], axis=1)
-        values = entries.view(np.int8) * np.ascontiguousarray(scale).view("<f4")
+        int8_values, scale = np.split(tensor.data[head], [-_SCALE], axis=1)
+        values = int8_values.view(np.int8) * np.ascontiguousarray(scale).view("<f4")
         if tensor.of == "BF16":  # to the nearest, of two the even one
             bits = values.view("<u4")
             values = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-        made[head] = values
+        restored[head] = values
 
-    made.flags.writeable = False
-    return Tensor(made, tensor.of)
+    restored.flags.writeable = False
+    return Tensor(restored, tensor.of)
 
 
 def _floats(data: NDArray[Any], dtype: str) -> NDArray[np.float32]:

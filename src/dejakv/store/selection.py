@@ -97,13 +97,13 @@ class Purged:
         )
 
     def __str__(self) -> str:
-        found = (
+        counts = (
             (self.prompts, "prompt"),
             (self.rows, "blended run"),
             (self.parts, "leftover segment"),
             (self.encoder_outputs, "encoder output"),
         )
-        return ", ".join([*(errors.counted(number, noun) for number, noun in found if number), f"{self.bytes:,} bytes"])
+        return ", ".join([*(errors.counted(number, noun) for number, noun in counts if number), f"{self.bytes:,} bytes"])
 
 
 def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list[ChunkMeta]:
@@ -144,15 +144,15 @@ def derived(metas: Iterable[ChunkMeta], *sources: str) -> list[str]:
             for source in (*meta.metadata.get(DONORS, ()), meta.metadata.get(PROMPT, "")):
                 made_from.setdefault(source, []).append(meta.id)
 
-    found: dict[str, None] = {}
+    derived_ids: dict[str, None] = {}
     # First in, first out: each before those made from it.
     waiting = list(sources)
     while waiting:
         for id in made_from.get(waiting.pop(0), ()):
-            if id not in found:
-                found[id] = None
+            if id not in derived_ids:
+                derived_ids[id] = None
                 waiting.append(id)
-    return list(found)
+    return list(derived_ids)
 
 
 def _is_prompt(meta: ChunkMeta) -> bool:

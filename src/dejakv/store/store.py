@@ -94,8 +94,8 @@ class Store:
         self._arrivals = Listeners()
 
         self._worker = Worker(self._work, self._tick, queue)
-        left = partial(self._left, read=True)
-        self._notes = Notes(self._catalog, self._counters, left, self._lock, self._objects.shared)
+        on_removal = partial(self._left, read=True)
+        self._notes = Notes(self._catalog, self._counters, on_removal, self._lock, self._objects.shared)
         self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
         self._closed = self._warned = self._traces = False
 
@@ -235,17 +235,17 @@ class Store:
         meta = None
         try:
             # Evicted between lookup and read: the second lookup sees what is there now.
-            for again in (True, False):
-                meta, pieces = self._found(id)
+            for may_retry in (True, False):
+                meta, slices = self._found(id)
                 if meta is None:
                     break
-                parts = self._load(meta, pieces, rows, again, until) if pieces else None
+                parts = self._load(meta, slices, rows, may_retry, until) if slices else None
                 if parts is not None:
-                    self._notes.used(id, [piece.n for piece in pieces])
+                    self._notes.used(id, [segment_slice.n for segment_slice in slices])
                     self._counters.add("hits", meta.partition)
                     return parts
             if meta is not None:
-                self._notes.lose(id, [piece.n for piece in self._found(id)[1]])
+                self._notes.lose(id, [segment_slice.n for segment_slice in self._found(id)[1]])
         except Late:
             self._counters.add("late", meta.partition if meta is not None else None)
         except sqlite3.Error as error:
@@ -270,31 +270,31 @@ class Store:
     ) -> tuple[PrefixHit, ChunkMeta] | None:
         """Find the longest stored prefix, of at least a block and at most `len(token_ids) - 1` tokens (`whole`: one more). Returns it with
         the description of its prompt, or of the prefix alone if that prompt has left; None without one. Notes no use."""
-        most = len(token_ids) - (not whole)
+        max_tokens = len(token_ids) - (not whole)
         best: tuple[PrefixHit, ChunkMeta] | None = None
         # The newest first: of two with the same length it counts.
-        for item in reversed(list(self._worker.queued.values())):
-            meta = item.meta
+        for queued_state in reversed(list(self._worker.queued.values())):
+            meta = queued_state.meta
             if (meta.kind, meta.partition, meta.epoch) == (KV, partition, epoch) and self._usable(meta.id):
-                tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans), most)
+                tokens = min(common_prefix(token_ids, meta.token_ids, spans, meta.spans), max_tokens)
                 if tokens >= BLOCK_TOKENS and (best is None or tokens > best[0].tokens):
                     best = PrefixHit(meta.id, tokens), meta
         try:
             self.notice()
 
             keys = Keys(partition, epoch, token_ids, spans)
-            pieces = self._catalog.longest(keys, most, self._clock())
+            slices = self._catalog.longest(keys, max_tokens, self._clock())
         except (sqlite3.Error, InputError) as error:
             logger.warning("the catalog cannot be read: %s", error)
             return best
-        tokens = pieces[-1].stop if pieces else 0
+        tokens = slices[-1].stop if slices else 0
         if tokens < BLOCK_TOKENS or (best is not None and best[0].tokens >= tokens):
             return best
-        meta = self.meta(pieces[-1].record)
+        meta = self.meta(slices[-1].record)
         if meta is None or meta.kind != KV:
             # What has a name: a chain is read by its names alone.
-            pieces = self._catalog.longest(keys, most, self._clock(), further=False)
-            tokens = pieces[-1].stop if pieces else 0
+            slices = self._catalog.longest(keys, max_tokens, self._clock(), further=False)
+            tokens = slices[-1].stop if slices else 0
             if tokens < BLOCK_TOKENS:
                 return best
             ids, before = tuple(token_ids[:tokens]), tuple(span for span in spans if span.start < tokens)
@@ -362,8 +362,8 @@ class Store:
             logger.warning("the store is not compared with its objects: %s", error)
             return False
 
-        for partition, why in changed.evicted:
-            self._counters.add("evictions", partition, why)
+        for partition, limit in changed.evicted:
+            self._counters.add("evictions", partition, limit)
         self._left(changed.gone)
         if changed.damaged:
             logger.warning("%d damaged objects are removed", changed.damaged)
@@ -380,24 +380,24 @@ class Store:
     def touch(self, id: str, *, here: bool = True) -> None:
         """Note a use without a read. `here`: other machines are to be told of it."""
         try:
-            self._notes.used(id, [piece.n for piece in self._found(id)[1]], here=here)
+            self._notes.used(id, [segment_slice.n for segment_slice in self._found(id)[1]], here=here)
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
 
     def stats(self, partition: str | None = None) -> StoreStats:
         """Counters and absences, of one partition or of all."""
         try:
-            entries, held = self._catalog.totals(partition)
+            entries, total_bytes = self._catalog.totals(partition)
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
-            entries = held = 0
-        return replace(self._counters.stats(partition, entries, held), **self.absences())
+            entries = total_bytes = 0
+        return replace(self._counters.stats(partition, entries, total_bytes), **self.absences())
 
     def absences(self) -> dict[str, float]:
         """For how long the bucket and the feed have failed, as in `StoreStats`."""
         services = {"bucket_away_seconds": self._far, "feed_away_seconds": self._feed}
-        breakers = {name: one.breaker for name, one in services.items() if one is not None}
-        return {name: one.away_seconds for name, one in breakers.items() if one is not None}
+        breakers = {name: source.breaker for name, source in services.items() if source is not None}
+        return {name: source.away_seconds for name, source in breakers.items() if source is not None}
 
     def on_evict(self, listener: Callable[[str], None]) -> None:
         """Call `listener(id)` after an entry left the store (evicted, deleted, corrupt), by any process."""
@@ -422,22 +422,22 @@ class Store:
         failed."""
         prefix = prefix_of(id)
         if prefix is not None:
-            for piece in self._catalog.chain(*prefix, self._clock())[-1:]:
-                self._notes.damaged(piece.n, "it is not wanted")
+            for segment_slice in self._catalog.chain(*prefix, self._clock())[-1:]:
+                self._notes.damaged(segment_slice.n, "it is not wanted")
             return True
         # First the queue, then the catalog: in between the worker could store it.
-        waited = self._worker.drop(id)
+        was_queued = self._worker.drop(id)
         try:
             query = "SELECT n FROM records WHERE id = ?"
-            gone = self._remove(lambda sql: ([n for (n,) in sql.execute(query, (id,))], []))
+            removal = self._remove(lambda sql: ([n for (n,) in sql.execute(query, (id,))], []))
         except (sqlite3.Error, Unknown, UnicodeError) as error:
             logger.warning("chunk %s cannot be deleted: %s", id, error)
-            return waited
+            return was_queued
 
-        left = any(one[0] == id for one in gone.records)
-        if waited and not left:
+        was_removed = any(entry[0] == id for entry in removal.records)
+        if was_queued and not was_removed:
             self._listeners.tell([id])
-        return waited or left
+        return was_queued or was_removed
 
     def clear(self, partition: str | None = None) -> int:
         """Remove all entries, of one partition or of all, and return their number."""
@@ -446,18 +446,18 @@ class Store:
         ]
         waiting = [id for id in waiting if self._worker.drop(id)]
 
-        gone = Gone()
+        removal = Gone()
         query = "SELECT n FROM {} WHERE ?1 IS NULL OR partition = ?1"
 
         def of(sql: sqlite3.Connection, table: str) -> list[int]:
             return [n for (n,) in sql.execute(query.format(table), (partition,))]
 
         try:
-            gone = self._remove(lambda sql: (of(sql, "records"), of(sql, "segments")))
+            removal = self._remove(lambda sql: (of(sql, "records"), of(sql, "segments")))
         except (sqlite3.Error, Unknown) as error:
             logger.warning("the store cannot be cleared: %s", error)
         self._listeners.tell(waiting)
-        return len({one[0] for one in gone.records} | set(waiting))
+        return len({entry[0] for entry in removal.records} | set(waiting))
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
         """Remove the selected entries and everything derived from them, to the last byte. Returns what was removed.
@@ -488,23 +488,23 @@ class Store:
         return purged
 
     def _purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
-        wanted: list[ChunkMeta] = []
+        selected: list[ChunkMeta] = []
         parts: list[int] = []
 
         def choose(sql: sqlite3.Connection) -> tuple[list[int], list[int]]:
             query = "SELECT n, about FROM records WHERE ?1 IS NULL OR partition = ?1"
             rows = sql.execute(query, (selection.partition,)).fetchall()
-            found = {n: self._notes.decoded(n, about) for n, about in rows}
-            numbers = {meta.id: n for n, meta in found.items() if meta is not None}
-            wanted[:] = chosen([meta for meta in found.values() if meta is not None], selection, self._clock())
-            damaged = [n for n, meta in found.items() if meta is None]
-            records = [*damaged, *(numbers[meta.id] for meta in wanted)]
-            parts[:] = loose(sql, selection, [meta.id for meta in wanted], records, self._clock())
+            metas_by_number = {n: self._notes.decoded(n, about) for n, about in rows}
+            numbers = {meta.id: n for n, meta in metas_by_number.items() if meta is not None}
+            selected[:] = chosen([meta for meta in metas_by_number.values() if meta is not None], selection, self._clock())
+            damaged = [n for n, meta in metas_by_number.items() if meta is None]
+            records = [*damaged, *(numbers[meta.id] for meta in selected)]
+            parts[:] = loose(sql, selection, [meta.id for meta in selected], records, self._clock())
             return records, parts
 
         left = "entries"
         try:
-            gone = self._remove(choose, dry_run=dry_run)
+            removal = self._remove(choose, dry_run=dry_run)
             if not dry_run:
                 # The cache keeps decoded prompts, and would keep the purged ones in memory.
                 decode_meta.cache_clear()
@@ -518,12 +518,12 @@ class Store:
                 why, "make the store writable"
             )
             raise StoreError(f"{left} could not be removed ({error}): {remedy} and purge again") from error
-        return replace(counted(wanted), parts=len(parts), bytes=gone.nbytes)
+        return replace(counted(selected), parts=len(parts), bytes=removal.nbytes)
 
     def sweep(self) -> int:
         """Remove expired entries and their traces, and return their number."""
-        gone = self._remove(lambda sql: changes.expired(sql, self._clock()))
-        self._traces = self._traces or bool(gone.records or gone.objects)
+        removal = self._remove(lambda sql: changes.expired(sql, self._clock()))
+        self._traces = self._traces or bool(removal.records or removal.objects)
         if self._traces:
             self._traces = False  # what leaves meanwhile comes with the next
             try:
@@ -533,21 +533,21 @@ class Store:
                 self._traces = True
                 logger.warning("traces of removed entries are deleted later: %s", error)
 
-        return len(gone.records)
+        return len(removal.records)
 
     def _put(self, chunk: Chunk) -> None:
         # Eviction in this transaction must know the latest uses.
         uses = self._notes.take_uses()
         purges = self._stones.number if self._stones is not None else 0
         try:
-            gone, evicted = write(self._objects, self._catalog, self._budget, chunk, self._clock(), uses, purges)
+            removal, evicted = write(self._objects, self._catalog, self._budget, chunk, self._clock(), uses, purges)
         except BaseException:
             self._notes.put_back(uses)
             raise
-        for partition, why in evicted:
-            self._counters.add("evictions", partition, why)
+        for partition, limit in evicted:
+            self._counters.add("evictions", partition, limit)
 
-        self._left(gone)
+        self._left(removal)
         if chunk.stop == chunk.meta.num_tokens:
             self._notes.found(chunk.meta.id)
         if chunk.meta.ttl and self._background:
@@ -575,24 +575,24 @@ class Store:
         self, meta: ChunkMeta, pieces: Sequence[Piece], rows: Rows | None, again: bool, until: float | None
     ) -> list[Chunk] | None:
         """Raises: Late"""
-        get, wanted, parts = self._objects.get, _with_rows(pieces, rows), list[Chunk]()
+        get, needed_slices, parts = self._objects.get, _with_rows(pieces, rows), list[Chunk]()
         if self._far is not None:
-            get = self._far.fetch(self._catalog.sizes(wanted), until)
-        for piece in wanted:
-            tensor = self._tensor(piece, again, get)
+            get = self._far.fetch(self._catalog.sizes(needed_slices), until)
+        for segment_slice in needed_slices:
+            tensor = self._tensor(segment_slice, again, get)
             if tensor is None:
                 return None
             # The whole state in one segment needs no range.
-            if len(pieces) == 1 and piece.stop == piece.end and not meta.id.startswith(PREFIX):
+            if len(pieces) == 1 and segment_slice.stop == segment_slice.end and not meta.id.startswith(PREFIX):
                 parts.append(Chunk(meta, tensor))
                 continue
-            if piece.stop < piece.end:
-                tensor = tensor.rows(0, piece.stop - piece.start)
-            part = Chunk(meta, tensor, [(piece.start, piece.stop)])
+            if segment_slice.stop < segment_slice.end:
+                tensor = tensor.rows(0, segment_slice.stop - segment_slice.start)
+            part = Chunk(meta, tensor, [(segment_slice.start, segment_slice.stop)])
             try:
                 check_alike(part, parts[0].tensor if parts else tensor)
             except CorruptChunk as error:
-                self._notes.damaged(piece.n, str(error), meta.partition)
+                self._notes.damaged(segment_slice.n, str(error), meta.partition)
                 return None
             parts.append(part)
 
@@ -602,10 +602,10 @@ class Store:
         """Load a segment's state. `again`: a missing one may have been replaced, and is not given up yet."""
         try:
             data = get(piece.name)
-            known = self._verified.get(piece.name)
+            verified = self._verified.get(piece.name)
             # The same array: a file that has changed is mapped anew, and verified again.
-            if known is not None and known[0] is data:
-                return dequantized(known[1])
+            if verified is not None and verified[0] is data:
+                return dequantized(verified[1])
 
             segment, tensor = opened(data, piece.name)
             if (segment.start, segment.stop) != (piece.start, piece.end):
@@ -634,20 +634,20 @@ class Store:
 
     def _prefix(self, id: str) -> tuple[ChunkMeta | None, list[Piece]]:
         tokens, key = prefix_of(id) or (0, b"")
-        pieces = self._catalog.chain(tokens, key, self._clock())
-        if not pieces:
+        slices = self._catalog.chain(tokens, key, self._clock())
+        if not slices:
             return None, []
-        found = self._catalog.read("SELECT partition, epoch FROM segments WHERE n = ?", (pieces[-1].n,))
-        return (ChunkMeta(id, found[0][0], found[0][1], (0,) * tokens, "", "") if found else None), pieces
+        segment_row = self._catalog.read("SELECT partition, epoch FROM segments WHERE n = ?", (slices[-1].n,))
+        return (ChunkMeta(id, segment_row[0][0], segment_row[0][1], (0,) * tokens, "", "") if segment_row else None), slices
 
     # How it leaves
 
     def _remove(self, choose: Choose, *, dry_run: bool = False) -> Gone:
         """See `removal.remove`."""
-        gone = remove(self._objects, self._catalog, choose, dry_run=dry_run)
+        removal = remove(self._objects, self._catalog, choose, dry_run=dry_run)
         if not dry_run:
-            self._left(gone)
-        return gone
+            self._left(removal)
+        return removal
 
     def _left(self, gone: Gone, *, read: bool = False) -> None:
         """Forget removed entries, delete their objects and tell the listeners. Call after the commit, without a lock.
@@ -704,20 +704,20 @@ class Store:
         """Return a queued chunk with its state."""
         item = self._usable(id)
         try:
-            chunk = item.chunk() if item is not None else None
+            stored_state = item.chunk() if item is not None else None
         except Exception:  # the worker counts it
             return None
-        if chunk is not None:
-            self._counters.add("hits", chunk.meta.partition)
-        return chunk
+        if stored_state is not None:
+            self._counters.add("hits", stored_state.meta.partition)
+        return stored_state
 
     def _work(self, item: Queued) -> None:
         id = item.meta.id
         try:
             outcome = self._store(item)
             # Only after it is stored: until then readers find it in the queue.
-            left = self._worker.leave(item)
-            if outcome == "stored" and left:
+            was_dropped = self._worker.leave(item)
+            if outcome == "stored" and was_dropped:
                 outcome = "dropped"
                 self.delete(id)  # removed while it was being stored
 
@@ -738,14 +738,14 @@ class Store:
             return "dropped"
 
         meta = item.meta if item.complete is None else item.complete(item.meta)
-        chunk = None if meta is None else item.chunk()
-        if meta is None or chunk is None:
+        stored_state = None if meta is None else item.chunk()
+        if meta is None or stored_state is None:
             return "empty"
-        return "stored" if self.put(Chunk(replace(meta, nbytes=chunk.tensor.nbytes), chunk.tensor)) else "refused"
+        return "stored" if self.put(Chunk(replace(meta, nbytes=stored_state.tensor.nbytes), stored_state.tensor)) else "refused"
 
 
 def _with_rows(pieces: Sequence[Piece], rows: Rows | None) -> list[Piece]:
     """Pieces with some of these rows; None: all."""
     if rows is None:
         return list(pieces)
-    return [piece for piece in pieces if not piece.stop or any(a < piece.stop and piece.start < b for a, b in rows)]
+    return [segment_slice for segment_slice in pieces if not segment_slice.stop or any(a < segment_slice.stop and segment_slice.start < b for a, b in rows)]

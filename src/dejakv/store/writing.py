@@ -58,14 +58,14 @@ def write(
         raise Refused("invalid")
     # Again if stored prefixes it counted on have left before the transaction.
     while True:
-        work = _prompt(catalog, meta, chunk, now, objects.shared) if _is_exact(chunk) else _alone(meta, chunk)
-        least = len(work.about or b"") + sum(tensor.nbytes for tensor in work.tensors)
-        if any(0 < most < least for _, most, _ in budget.limits(meta.partition)):
+        record_write = _prompt(catalog, meta, chunk, now, objects.shared) if _is_exact(chunk) else _alone(meta, chunk)
+        needed_bytes = len(record_write.about or b"") + sum(tensor.nbytes for tensor in record_write.tensors)
+        if any(0 < max_bytes < needed_bytes for _, max_bytes, _ in budget.limits(meta.partition)):
             raise Refused("too_large")
 
         segments: list[Segment] = []
         try:
-            for segment, tensor in zip(work.segments, work.tensors, strict=True):
+            for segment, tensor in zip(record_write.segments, record_write.tensors, strict=True):
                 encoded, parts = encode(replace(segment, name=secrets.token_hex(16), purges=purges), tensor)
                 # Before `put`, whose failure may still leave an object to undo.
                 segments.append(encoded)
@@ -73,7 +73,7 @@ def write(
                 objects.put(encoded.name, parts)
             with catalog.transaction() as sql:
                 changes.touch(sql, uses)
-                return _rows(sql, objects, budget, work, segments)
+                return _rows(sql, objects, budget, record_write, segments)
         except BaseException as error:
             undo(objects, catalog, segments)
             if isinstance(error, NoRoom):
@@ -120,26 +120,26 @@ def _alone(meta: ChunkMeta, chunk: Chunk) -> _Work:
 def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float, shared: bool) -> _Work:
     keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
     chain, cuts, begin, unit = list[Piece](), set[int](), 0, _unit(chunk)
-    for piece in catalog.longest(keys, chunk.stop, now, further=False):
-        if piece.stop < piece.end and piece.due < _due(meta):
+    for segment_slice in catalog.longest(keys, chunk.stop, now, further=False):
+        if segment_slice.stop < segment_slice.end and segment_slice.due < _due(meta):
             # It leaves before this prompt does: its rows are stored again, apart from the others.
-            cuts.add(piece.stop // unit * unit)
+            cuts.add(segment_slice.stop // unit * unit)
             break
-        chain.append(piece)
+        chain.append(segment_slice)
 
-        begin = piece.stop
+        begin = segment_slice.stop
     if chain and (
         begin < chunk.stop or begin < chain[-1].end
     ):  # of a page that prompts share in part, each has its own
         begin -= begin % unit
-        chain = [replace(piece, stop=min(piece.stop, begin)) for piece in chain if piece.start < begin]
+        chain = [replace(segment_slice, stop=min(segment_slice.stop, begin)) for segment_slice in chain if segment_slice.start < begin]
     # Rows between the stored prefix and this part are missing.
     if begin < chunk.first:
         raise Refused("parent")
 
     row = chunk.tensor.nbytes / max(1, chunk.stop - chunk.first)
     segments = cut(meta, keys, begin, chunk.stop, int(row), cuts, max(unit, BLOCK_TOKENS))
-    tensors = [chunk.tensor.rows(one.start - chunk.first, one.stop - chunk.first) for one in segments]
+    tensors = [chunk.tensor.rows(segment.start - chunk.first, segment.stop - chunk.first) for segment in segments]
     # Only a prompt that is there to its end can be found by its id.
     last = chunk.stop == meta.num_tokens
     about = encode_meta(replace(meta, nbytes=round(row * meta.num_tokens))) if last else None
@@ -155,39 +155,39 @@ def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float, shared:
 
 
 def _rows(sql: sqlite3.Connection, objects: Objects, budget: Budget, work: _Work, segments: list[Segment]) -> Written:
-    meta, pieces = work.meta, list(work.chain)
+    meta, slices = work.meta, list(work.chain)
     # They were read outside of this transaction, and may have been evicted since.
-    if not all(changes.is_there(sql, piece.n) for piece in pieces):
+    if not all(changes.is_there(sql, segment_slice.n) for segment_slice in slices):
         raise TryAgain
-    for one in segments:
-        n = index(sql, objects, one)
-        pieces.append(Piece(n, one.name, one.start, one.stop, one.stop, one.due, one.record))
+    for segment in segments:
+        n = index(sql, objects, segment)
+        slices.append(Piece(n, segment.name, segment.start, segment.stop, segment.stop, segment.due, segment.record))
 
-    gone, evicted = Gone(), list[tuple[str, str]]()
+    removal, evicted = Gone(), list[tuple[str, str]]()
     if work.about is not None:
         columns = (meta.id, meta.partition, meta.epoch, meta.kind)
-        gone += changes.add_record(sql, work.about, columns, meta.created, _due(meta), pieces)
-    numbers = tuple(piece.n for piece in pieces)
+        removal += changes.add_record(sql, work.about, columns, meta.created, _due(meta), slices)
+    numbers = tuple(segment_slice.n for segment_slice in slices)
     # Before room is made: what was just stored must not be what leaves.
     changes.touch(sql, {("", numbers): 1})
-    for of, nbytes, entries in budget.limits(meta.partition):
-        why = "quota" if of is not None else "bytes" if nbytes else "entries"
-        room = changes.make_room(sql, POLICIES[budget.policy], nbytes, entries, of, set(numbers), meta.id)
-        evicted.extend((partition, why) for _, partition in room.records)
-        gone += room
-    return gone, evicted
+    for limit_partition, nbytes, entries in budget.limits(meta.partition):
+        limit_name = "quota" if limit_partition is not None else "bytes" if nbytes else "entries"
+        room = changes.make_room(sql, POLICIES[budget.policy], nbytes, entries, limit_partition, set(numbers), meta.id)
+        evicted.extend((partition, limit_name) for _, partition in room.records)
+        removal += room
+    return removal, evicted
 
 
 def index(sql: sqlite3.Connection, objects: Objects, segment: Segment) -> int:
     """Adds the row of an object that was just written; its number. Raises: TryAgain if it has left."""
     # A process that opened the store meanwhile took it for one left over, and indexed or removed it. A service is not asked: lookups would
     # wait for its answer, and what another machine removed is found missing.
-    found = sql.execute("SELECT n FROM segments WHERE name = ?", (segment.name,)).fetchone()
+    segment_row = sql.execute("SELECT n FROM segments WHERE name = ?", (segment.name,)).fetchone()
     leaves = sql.execute("SELECT 1 FROM leaving WHERE name = ?", (segment.name,)).fetchone()
 
-    if found is None and (leaves or not (objects.shared or is_there(objects, segment.name))):
+    if segment_row is None and (leaves or not (objects.shared or is_there(objects, segment.name))):
         raise TryAgain
-    return found[0] if found else changes.add_segment(sql, segment)
+    return segment_row[0] if segment_row else changes.add_segment(sql, segment)
 
 
 def _due(meta: ChunkMeta) -> float:
@@ -198,7 +198,7 @@ def undo(objects: Objects, catalog: Catalog, segments: Iterable[Segment]) -> Non
     """Remove objects of a failed change. If its outcome is unknown, they are indexed or removed at the next opening."""
     try:
         query = "SELECT 1 FROM segments WHERE name = ?"
-        if left := [one.name for one in segments if not catalog.read(query, (one.name,))]:
-            objects.delete(left)
+        if orphan_names := [segment.name for segment in segments if not catalog.read(query, (segment.name,))]:
+            objects.delete(orphan_names)
     except (Unknown, sqlite3.Error) as error:
         logger.info("objects without a row are left: %s", error)

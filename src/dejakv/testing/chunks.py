@@ -105,9 +105,9 @@ def ids(store: Store) -> set[str]:
 def check_whole(store: Store, chunks: Sequence[Chunk]) -> None:
     """All are there, whole, as they were."""
     for chunk in chunks:
-        found = store.get(chunk.meta.id)
-        assert found is not None
-        assert found.rows is None
-        assert same_bits(found.tensor, chunk.tensor)
-        assert found.meta.nbytes == chunk.tensor.nbytes
-        assert (found.meta.token_ids, found.meta.prompt) == (chunk.meta.token_ids, chunk.meta.prompt)
+        loaded = store.get(chunk.meta.id)
+        assert loaded is not None
+        assert loaded.rows is None
+        assert same_bits(loaded.tensor, chunk.tensor)
+        assert loaded.meta.nbytes == chunk.tensor.nbytes
+        assert (loaded.meta.token_ids, loaded.meta.prompt) == (chunk.meta.token_ids, chunk.meta.prompt)

@@ -46,8 +46,8 @@ class EngineTests:
 
     def prepared(self, engine: Engine, topic: int) -> Prepared:
         """A prompt under the engine's epoch, as a pipeline hands it over."""
-        made = engine.prepare(Request(f"r{topic}", self.text(topic), self.text(topic), sampling=self.sampling))
-        return replace(made, epoch=engine.epoch)
+        prompt = engine.prepare(Request(f"r{topic}", self.text(topic), self.text(topic), sampling=self.sampling))
+        return replace(prompt, epoch=engine.epoch)
 
     def whole(self, engine: Engine, topic: int) -> Completion:
         return engine.full(self.prepared(engine, topic))
@@ -58,11 +58,11 @@ class EngineTests:
         assert engine.epoch == engine.epoch
 
     def test_preparing_is_repeatable_and_keeps_the_request(self, engine: Engine) -> None:
-        one, two = self.prepared(engine, 1), self.prepared(engine, 1)
-        assert one.token_ids == two.token_ids
-        assert one.request == two.request
-        assert all(type(token) is int and token >= 0 for token in one.token_ids)
-        assert self.prepared(engine, 2).token_ids != one.token_ids
+        first, second = self.prepared(engine, 1), self.prepared(engine, 1)
+        assert first.token_ids == second.token_ids
+        assert first.request == second.request
+        assert all(type(token) is int and token >= 0 for token in first.token_ids)
+        assert self.prepared(engine, 2).token_ids != first.token_ids
 
     @pytest.mark.parametrize("prompt", ["", "  \n"])
     def test_an_empty_prompt_is_refused(self, engine: Engine, prompt: str) -> None:
@@ -91,10 +91,10 @@ class EngineTests:
         assert runs[0] == runs[1]
 
     def test_every_token_is_streamed_and_the_pieces_make_the_text(self, engine: Engine) -> None:
-        heard: list[tuple[int, str]] = []
-        done = engine.full(self.prepared(engine, 3), on_token=lambda token, text: heard.append((token, text)))
-        assert tuple(token for token, _ in heard) == done.token_ids
-        assert "".join(text for _, text in heard).strip() == done.text.strip()
+        streamed: list[tuple[int, str]] = []
+        done = engine.full(self.prepared(engine, 3), on_token=lambda token, text: streamed.append((token, text)))
+        assert tuple(token for token, _ in streamed) == done.token_ids
+        assert "".join(text for _, text in streamed).strip() == done.text.strip()
 
     def test_threads_get_their_own_answers(self, engine: Engine) -> None:
         alone = [self.whole(engine, topic).token_ids for topic in range(4)]
@@ -105,15 +105,15 @@ class EngineTests:
     def test_state_that_was_captured_gives_the_same_answer(self, engine: Engine) -> None:
         chunk = self.captured(engine, 4)
         done = self.whole(engine, 4)
-        for held in (1, chunk.meta.num_tokens // 2, chunk.meta.num_tokens - 1):
-            again = self.begun(engine, self.prepared(engine, 4), chunk, held)
+        for prefix_length in (1, chunk.meta.num_tokens // 2, chunk.meta.num_tokens - 1):
+            again = self.begun(engine, self.prepared(engine, 4), chunk, prefix_length)
             assert again.token_ids == done.token_ids
-            assert again.computed_tokens == done.prompt_tokens - held
+            assert again.computed_tokens == done.prompt_tokens - prefix_length
 
     def test_another_prompt_goes_on_from_what_both_begin_with(self, engine: Engine) -> None:
         chunk, prepared = self.captured(engine, 5), self.prepared(engine, 6)
         pairs = zip(chunk.meta.token_ids, prepared.token_ids, strict=False)
-        common = next(place for place, (one, other) in enumerate(pairs) if one != other)
+        common = next(place for place, (stored_token, prompt_token) in enumerate(pairs) if stored_token != prompt_token)
         assert common > 8, "texts of a suite begin alike"
         again = self.begun(engine, prepared, chunk, common)
         assert again.token_ids == self.whole(engine, 6).token_ids
@@ -121,14 +121,14 @@ class EngineTests:
     def test_a_changed_model_is_noticed_before_anything_is_computed(self, engine: Engine) -> None:
         if type(engine).weights_changed is Engine.weights_changed:
             pytest.skip("this engine does not follow its weights")
-        heard: list[int] = []
+        streamed: list[int] = []
         with pytest.raises(ModelChangedError):
             engine.run(
                 replace(self.prepared(engine, 1), epoch="another"),
-                on_token=lambda token, _: heard.append(token),
+                on_token=lambda token, _: streamed.append(token),
             )
 
-        assert not heard
+        assert not streamed
 
     def test_a_blend_from_the_prompts_own_state_answers_the_same(self, engine: Engine) -> None:
         """What cannot be blended is told with the reason."""

@@ -33,9 +33,9 @@ class Ahead:
 
 
 def told_by(store: Store) -> list[str]:
-    told: list[str] = []
-    store.on_evict(told.append)
-    return told
+    evicted_ids: list[str] = []
+    store.on_evict(evicted_ids.append)
+    return evicted_ids
 
 
 class StoreTests:
@@ -64,16 +64,16 @@ class StoreTests:
         more = {"spans": spans, "embedder": "embedder-1", "answer": "Blue.\n", "created": 123.5, "metadata": about}
         chunk = make_chunk(dtype=dtype, vectors=vectors, **more)
         assert store.put(chunk) is True
-        found = store.get(chunk.meta.id)
-        assert found is not None
-        assert same_bits(found.tensor, chunk.tensor)
-        assert found.tensor.data.dtype == chunk.tensor.data.dtype
-        assert replace(found.meta, vectors={}) == replace(chunk.meta, vectors={}, nbytes=chunk.tensor.nbytes)
-        assert set(found.meta.vectors) == set(vectors)
+        loaded = store.get(chunk.meta.id)
+        assert loaded is not None
+        assert same_bits(loaded.tensor, chunk.tensor)
+        assert loaded.tensor.data.dtype == chunk.tensor.data.dtype
+        assert replace(loaded.meta, vectors={}) == replace(chunk.meta, vectors={}, nbytes=chunk.tensor.nbytes)
+        assert set(loaded.meta.vectors) == set(vectors)
 
         for name, vector in vectors.items():
-            assert found.meta.vectors[name].dtype == np.float32
-            np.testing.assert_array_equal(found.meta.vectors[name], vector)
+            assert loaded.meta.vectors[name].dtype == np.float32
+            np.testing.assert_array_equal(loaded.meta.vectors[name], vector)
 
     @pytest.mark.parametrize("shape", [(2, 1, 1, 0, 4), (1,), (3, 5), (2, 2, 3, 7, 5)])
     def test_any_shape_comes_back_in_order(self, store: Store, shape: tuple[int, ...]) -> None:
@@ -88,11 +88,11 @@ class StoreTests:
         chunk = Chunk(make_chunk().meta, Tensor(data, "F32"))
         assert store.put(chunk)
         data[:] = 7
-        found = store.get(chunk.meta.id)
-        assert found is not None
+        loaded = store.get(chunk.meta.id)
+        assert loaded is not None
 
-        assert not found.tensor.data.flags.writeable
-        assert found.tensor.data.max() == 1
+        assert not loaded.tensor.data.flags.writeable
+        assert loaded.tensor.data.max() == 1
 
     def test_what_cannot_be_a_tensor_is_refused(self, store: Store) -> None:
         wrong = Chunk(make_chunk().meta, Tensor(np.zeros(4, dtype=np.float64), "F32"))
@@ -108,19 +108,19 @@ class StoreTests:
         assert store.stats().misses == 1
 
     def test_partitions_and_epochs_do_not_see_each_other(self, store: Store) -> None:
-        mine, theirs, later = (prompt_chunk(LONG[:100], partition=p, epoch=e) for p, e in ("ae", "be", "af"))
-        assert len({mine.meta.id, theirs.meta.id, later.meta.id}) == 3
+        first_tenant, second_tenant, later = (prompt_chunk(LONG[:100], partition=p, epoch=e) for p, e in ("ae", "be", "af"))
+        assert len({first_tenant.meta.id, second_tenant.meta.id, later.meta.id}) == 3
 
-        for chunk in (theirs, later):
+        for chunk in (second_tenant, later):
             assert store.put(chunk)
-        assert store.get(mine.meta.id) is None
+        assert store.get(first_tenant.meta.id) is None
         assert store.find("a", "e", LONG[:100]) is None
         assert store.find("ae", "", LONG[:100]) is None
         assert store.find("a", "f", LONG[:100]) is not None
-        assert [meta.id for meta in store.metas("b")] == [theirs.meta.id]
+        assert [meta.id for meta in store.metas("b")] == [second_tenant.meta.id]
         assert [meta.id for meta in store.metas(epoch="f")] == [later.meta.id]
-        assert store.put(mine)
-        check_whole(store, [mine, later])
+        assert store.put(first_tenant)
+        check_whole(store, [first_tenant, later])
         a, b, nobody = store.stats("a"), store.stats("b"), store.stats("c")
         assert (a.entries, a.hits, a.puts) == (2, 2, 2)
         assert (b.entries, b.hits, b.puts) == (1, 0, 1)
@@ -128,15 +128,15 @@ class StoreTests:
         assert store.stats().entries == 3
 
         assert store.clear("a") == 2
-        assert store.get(mine.meta.id) is None
-        check_whole(store, [theirs])
+        assert store.get(first_tenant.meta.id) is None
+        check_whole(store, [second_tenant])
 
     def test_delete_and_clear_take_out_and_tell(self, store: Store) -> None:
         def fail(_: str) -> None:
             raise RuntimeError("a listener that fails disturbs nobody")
 
         store.on_evict(fail)
-        gone = told_by(store)
+        evicted_ids = told_by(store)
         chunks = [make_chunk(number) for number in range(3)]
         for chunk in chunks:
             store.put(chunk)
@@ -144,28 +144,28 @@ class StoreTests:
         assert store.delete(chunks[0].meta.id) is True
         assert store.delete(chunks[0].meta.id) is False
         assert store.clear() == 2
-        assert sorted(gone) == sorted(chunk.meta.id for chunk in chunks)
+        assert sorted(evicted_ids) == sorted(chunk.meta.id for chunk in chunks)
         stats = store.stats()
         assert (stats.entries, stats.bytes, sum(stats.evictions.values())) == (0, 0, 0)
 
     def test_a_second_put_replaces(self, store: Store) -> None:
-        gone = told_by(store)
+        evicted_ids = told_by(store)
         first, second = make_chunk(1, seed=10), make_chunk(1, seed=11)
         assert store.put(first)
-        held = store.stats().bytes
+        first_bytes = store.stats().bytes
         assert store.put(second)
         check_whole(store, [second])
 
-        assert abs(store.stats().bytes - held) <= 8
-        assert (store.stats().entries, gone) == (1, [])
+        assert abs(store.stats().bytes - first_bytes) <= 8
+        assert (store.stats().entries, evicted_ids) == (1, [])
 
     def size(self, folder: Path, chunk: Chunk) -> int:
         """Bytes of a chunk by the count of an empty store."""
         with closing(self.make_store(folder)) as store:
             assert store.put(chunk)
-            held = store.stats().bytes
+            stored_bytes = store.stats().bytes
             assert store.delete(chunk.meta.id)
-            return held
+            return stored_bytes
 
     def test_max_bytes_holds_and_evicts_as_many_as_it_takes(self, tmp_path: Path) -> None:
         small, large = make_chunk(0, nbytes=4096), make_chunk(9, nbytes=12000)
@@ -191,8 +191,8 @@ class StoreTests:
                 for step in range(30):
                     chunk = chunks[(offset * 5 + step) % len(chunks)]
                     store.put(chunk)
-                    found = store.get(chunks[(offset + step * 3) % len(chunks)].meta.id)
-                    assert found is None or same_bits(found.tensor, chunks[found.meta.token_ids[0]].tensor)
+                    loaded = store.get(chunks[(offset + step * 3) % len(chunks)].meta.id)
+                    assert loaded is None or same_bits(loaded.tensor, chunks[loaded.meta.token_ids[0]].tensor)
                     if step % 7 == 0:
                         store.delete(chunk.meta.id)
 
@@ -224,10 +224,10 @@ class StoreTests:
         for rows in ([(0, 5)], [(300, 310), (900, 905)], [(0, 1000)]):
             parts = store.get_parts(whole.meta.id, rows)
             assert parts is not None
-            assert all(one.stop <= other.first for one, other in pairwise(parts))
-            held = {row for part in parts for row in range(part.first, part.stop)}
-            assert held >= {row for start, stop in rows for row in range(start, stop)}
-            assert len(held) <= 256 * len(rows) or rows == [(0, 1000)]
+            assert all(lower.stop <= upper.first for lower, upper in pairwise(parts))
+            row_numbers = {row for part in parts for row in range(part.first, part.stop)}
+            assert row_numbers >= {row for start, stop in rows for row in range(start, stop)}
+            assert len(row_numbers) <= 256 * len(rows) or rows == [(0, 1000)]
             for part in parts:
                 np.testing.assert_array_equal(part.tensor.data, whole.tensor.data[:, :, :, part.first : part.stop])
 
@@ -251,8 +251,8 @@ class PersistentStoreTests(StoreTests):
             assert again.get(brief.meta.id) is None
             assert again.sweep() == 0, "it left when the folder was opened"
             metas = {meta.id: meta for meta in again.metas()}
-            kept = [chunk for chunk in chunks if chunk.meta.id in metas]
-            assert chunks[2] in kept
-            check_whole(again, kept)
-            for chunk in kept:
+            survivors = [chunk for chunk in chunks if chunk.meta.id in metas]
+            assert chunks[2] in survivors
+            check_whole(again, survivors)
+            for chunk in survivors:
                 np.testing.assert_array_equal(metas[chunk.meta.id].vectors["text"], chunk.meta.vectors["text"])

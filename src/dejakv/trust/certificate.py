@@ -91,19 +91,19 @@ class Certificate:
         """Read a certificate. Raises: ConfigError for a file that cannot be read, is no certificate, of another version, or edited."""
         again = "make it again with `dejakv certify`"
         try:
-            found: Any = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+            values: Any = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"the certificate cannot be read: {type(error).__name__}; {again}") from error
 
-        found = cast(dict[str, Any], found) if isinstance(found, dict) else {}
-        if not {"checksum", "format", "risk_version"} <= set(found):
+        values = cast(dict[str, Any], values) if isinstance(values, dict) else {}
+        if not {"checksum", "format", "risk_version"} <= set(values):
             raise ConfigError(f"the certificate is no file of `dejakv certify`: {again}")
         # `pop` first: the checksum is over everything else.
-        if found.pop("checksum") != _checksum(found):
+        if values.pop("checksum") != _checksum(values):
             raise ConfigError(f"the certificate was edited or damaged: its checksum is another; {again}")
-        if (found["format"], found["risk_version"]) != (FORMAT, RISK_VERSION):
+        if (values["format"], values["risk_version"]) != (FORMAT, RISK_VERSION):
             raise ConfigError(f"the certificate is of another version of dejakv: {again}")
-        return from_mapping(cls, found, "the certificate")
+        return from_mapping(cls, values, "the certificate")
 
     @property
     def hits(self) -> list[Hit]:
@@ -115,10 +115,10 @@ class Certificate:
         Raises: ConfigError without a bound."""
         if settings.error_bound is None:
             raise ConfigError(NO_BOUND)
-        found = rules_of(self.hits, settings)
-        counts = {**self.counts, **found.pop("counts")}
-        asked = {"error_bound": settings.error_bound, "confidence": settings.confidence}
-        return replace(self, **asked, **found, counts=counts)
+        rule_fields = rules_of(self.hits, settings)
+        counts = {**self.counts, **rule_fields.pop("counts")}
+        bound_fields = {"error_bound": settings.error_bound, "confidence": settings.confidence}
+        return replace(self, **bound_fields, **rule_fields, counts=counts)
 
     def serves(self, risk: float, tokens: int) -> bool:
         """Whether an open rule serves a hit of this risk, for a prompt of so many tokens."""
@@ -126,15 +126,15 @@ class Certificate:
 
     def audit(self, hits: Sequence[Hit]) -> "Audit":
         """Compare the hits of a later log, of any number, with this certificate."""
-        kept = [hit for hit in hits if self.serves(hit.risk, hit.tokens)]
-        low, high = interval(len(kept), _wrong(kept), self.confidence)
+        served = [hit for hit in hits if self.serves(hit.risk, hit.tokens)]
+        low, high = interval(len(served), _wrong(served), self.confidence)
         verdict: Verdict = "too few hits"
         # Both ends hold at the same time: the bound may lie between them, and nothing is said.
         if low > self.error_bound:
             verdict = "does not hold"
         elif high <= self.error_bound:
             verdict = "holds"
-        return Audit(verdict, len(hits), len(kept), _wrong(kept), low, high)
+        return Audit(verdict, len(hits), len(served), _wrong(served), low, high)
 
 
 @dataclass(frozen=True)
@@ -158,21 +158,21 @@ def rules_of(hits: Sequence[Hit], settings: TrustSettings) -> dict[str, Any]:
     if len(hits) > PILOT:
         cutoffs = cutoffs_of([hit.risk for hit in hits[:PILOT]])
         tallies = tuple(_tally(hits[PILOT:], cutoffs, rule) for rule in range(len(cutoffs)))
-        found = evidence(tallies, terms)
-        state = replace(state, cutoffs=cutoffs, tallies=tallies, opened=open_rules(found, terms.needed))
+        log_evidence = evidence(tallies, terms)
+        state = replace(state, cutoffs=cutoffs, tallies=tallies, opened=open_rules(log_evidence, terms.needed))
         rules = [
             {"cutoff": cutoff, "open": rule < state.opened, "hits": tally.full, "wrong": tally.full_wrong, "log_evidence": value}
-            for rule, (cutoff, tally, value) in enumerate(zip(cutoffs, tallies, found, strict=True))
+            for rule, (cutoff, tally, value) in enumerate(zip(cutoffs, tallies, log_evidence, strict=True))
         ]  # fmt: skip
 
     cutoff = state.cutoffs[state.opened - 1] if state.opened else None
-    kept = [hit for hit in hits if cutoff is not None and hit.risk <= cutoff]
+    served = [hit for hit in hits if cutoff is not None and hit.risk <= cutoff]
     return {
         "rules": tuple(rules),
         "cutoff": cutoff,
         "longest": max((hit.tokens for hit in hits), default=0),
         "upper": state.upper(terms),
-        "counts": {"hits": len(hits), "wrong": _wrong(hits), "kept": len(kept), "kept_wrong": _wrong(kept)},
+        "counts": {"hits": len(hits), "wrong": _wrong(hits), "kept": len(served), "kept_wrong": _wrong(served)},
         "evidence": tuple(dict(vars(hit)) for hit in hits),
     }
 
@@ -180,9 +180,9 @@ def rules_of(hits: Sequence[Hit], settings: TrustSettings) -> dict[str, Any]:
 def _tally(hits: Sequence[Hit], cutoffs: Sequence[float], rule: int) -> Tally:
     """Labels of one rule, and of its own band."""
     bands = [(band_of(hit.risk, cutoffs), hit) for hit in hits]
-    own = [hit for band, hit in bands if band == rule]
+    band_hits = [hit for band, hit in bands if band == rule]
     nested = [hit for band, hit in bands if band <= rule]
-    return Tally(len(own), _wrong(own), len(nested), _wrong(nested))
+    return Tally(len(band_hits), _wrong(band_hits), len(nested), _wrong(nested))
 
 
 def _wrong(hits: Sequence[Hit]) -> int:

@@ -82,13 +82,13 @@ def _distribution(most: float) -> Differs:
     """The first token's distribution diverges from full computation's by more than `most` nats."""
 
     def wrong(_request: Request, full: Seen, reused: Seen) -> bool:
-        given = full.token_ids[:1] or (0,)  # any token: its distribution is the prompt's
-        wanted, got = full.continued(given), reused.continued(given)
-        if wanted is None or got is None:
+        first_token = full.token_ids[:1] or (0,)  # any token: its distribution is the prompt's
+        full_logprobs, reused_logprobs = full.continued(first_token), reused.continued(first_token)
+        if full_logprobs is None or reused_logprobs is None:
             raise InputError(
                 "the engine gives no log probabilities of this prompt: choose another way to differ than kl, or another engine"
             )
-        return not float(divergence(wanted[:1], got[:1])[0]) <= most  # what is no number is wrong
+        return not float(divergence(full_logprobs[:1], reused_logprobs[:1])[0]) <= most  # what is no number is wrong
 
     return Differs(wrong, tokens=1, logits=True)
 

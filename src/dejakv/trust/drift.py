@@ -25,13 +25,13 @@ def begin() -> tuple[float, ...]:
 
 def audited(statistics: Sequence[float], wrong: bool, delta: float) -> tuple[float, ...]:
     """The statistics after one more audit."""
-    found: list[float] = []
+    updated: list[float] = []
     for value, rise in zip(statistics, RISES, strict=True):
         # Multiples of a large bound would pass 1; the middle stays between the bound and 1.
         share = min(rise * delta, (1 + delta) / 2)
         likelihood = share / delta if wrong else (1 - share) / (1 - delta)
-        found.append((value + 1) * likelihood)
-    return tuple(found)
+        updated.append((value + 1) * likelihood)
+    return tuple(updated)
 
 
 def alarm(statistics: Sequence[float]) -> bool:

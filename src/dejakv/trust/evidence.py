@@ -176,7 +176,7 @@ class Counts:
 
     def plus(self, other: "Counts") -> "Counts":
         """Adds two counts."""
-        return Counts(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return Counts(*(base + added for base, added in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 def _token() -> str:
@@ -263,9 +263,9 @@ class State:
             else tally
             for rule, tally in enumerate(self.tallies)
         )
-        found = evidence(tallies, terms)
+        log_evidence = evidence(tallies, terms)
         tallies = tuple(
-            replace(tally, best=max(tally.best, value)) for tally, value in zip(tallies, found, strict=True)
+            replace(tally, best=max(tally.best, value)) for tally, value in zip(tallies, log_evidence, strict=True)
         )
         # By the most evidence ever: by Ville's inequality a rule once proven stays so.
         opened = open_rules([tally.best for tally in tallies], terms.needed)

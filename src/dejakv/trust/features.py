@@ -28,15 +28,15 @@ def features_of(plan: Any, found: Any, tokens: int) -> dict[str, float]:
     generation   the highest of the donors
     seams        runs of copied text, and `longest_new`, the share of the longest stretch outside: only where text was copied
     """
-    known = {
+    features = {
         "share_rows": 1 - plan.reused / tokens,
         "score": plan.match.score if plan.match else 0.0,
         "generation": max((donor.generation for donor in plan.donors), default=0),
     }
     if found.copied is not None:
-        known["seams"] = len(found.runs)
-        known["longest_new"] = _longest_new(found.runs, plan.kept, tokens) / tokens
-    return {name: float(value) for name, value in known.items()}
+        features["seams"] = len(found.runs)
+        features["longest_new"] = _longest_new(found.runs, plan.kept, tokens) / tokens
+    return {name: float(value) for name, value in features.items()}
 
 
 def risk_of(method: str, features: Mapping[str, float]) -> float:

@@ -78,18 +78,18 @@ class Gate:
         late      the hit is not tried (see `tries`): its label brings the features that decide its risk
         """
         time = float(features.get(TIME_SHARE, 0.0))
-        asked = Draw(cls, 0.0 if late else risk_of(cls.method, features), time, late=late, id=secrets.token_hex(16))
+        candidate = Draw(cls, 0.0 if late else risk_of(cls.method, features), time, late=late, id=secrets.token_hex(16))
 
         with self._lock:
             try:
-                drawn = self._draw(asked)
+                drawn = self._draw(candidate)
                 self._count(cls, Counts(served=1) if drawn.served else Counts(refused=1))
                 if drawn.labelled:
                     # Before the answer is given: if the process is killed, its label counts as wrong.
                     self._ledger.note(drawn)
             except StoreError as error:
                 logger.warning("nothing approximate is served: %s", error)
-                drawn = replace(asked, reason=f"gate closed: {error}")
+                drawn = replace(candidate, reason=f"gate closed: {error}")
             if drawn.labelled:
                 self._pending[cls].add(drawn)
         return drawn
@@ -122,10 +122,10 @@ class Gate:
         """The evidence of a partition's group, or of all groups. Raises: StoreError if it cannot be read."""
         group = None if partition is None else self.settings.group_of(partition)
         with self._lock:
-            known = self._ledger.classes(group)
+            class_states = self._ledger.classes(group)
             waiting = {cls: len(pending) for cls, pending in self._pending.items()}
 
-        classes = [class_report(cls, state, self.terms, waiting.get(cls, 0)) for cls, state, _ in known]
+        classes = [class_report(cls, state, self.terms, waiting.get(cls, 0)) for cls, state, _ in class_states]
         return report_of(self.terms, self.settings.confidence, classes)
 
     def known(self, partition: str | None = None) -> TrustReport | None:
@@ -237,8 +237,8 @@ class Gate:
             told=draw,
         )
         if before is not None and after.counts.alarms > before.counts.alarms:
-            said = "the gate of %s, %s closes: more than %s of what it serves is wrong or was never audited"
-            logger.warning(said, draw.cls.method, draw.cls.setting, self.terms.delta)
+            message = "the gate of %s, %s closes: more than %s of what it serves is wrong or was never audited"
+            logger.warning(message, draw.cls.method, draw.cls.setting, self.terms.delta)
 
 
 def _serves(state: State, risk: float, time: float) -> bool:
@@ -256,5 +256,5 @@ def _reason(state: State, asked: Draw, least: int | None) -> str:
         return f"gate closed: {tally.band} labels{wrong} under the strictest rule, of {least} at least"
     if asked.late:
         return f"{asked.time:.0%} of the exact plan's time is more than open rules spend"
-    within = "within" if _serves(state, asked.risk, asked.time) else "above"
-    return f"risk {asked.risk:.3g} is {within} the open rules' {state.cutoffs[state.opened - 1]:.3g}"
+    relation = "within" if _serves(state, asked.risk, asked.time) else "above"
+    return f"risk {asked.risk:.3g} is {relation} the open rules' {state.cutoffs[state.opened - 1]:.3g}"

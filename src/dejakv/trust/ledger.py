@@ -95,14 +95,14 @@ class Ledger:
         """
 
         def changing(connection: sqlite3.Connection) -> State:
-            known = self._row(connection, cls)
-            state = known or State()
+            stored_state = self._row(connection, cls)
+            state = stored_state or State()
             # Taken out and counted in one transaction: no label counts twice.
             if told is None or connection.execute(_DROP, (told.id,)).rowcount:
                 state = change(state)
                 connection.execute(_PUT, (*cls, self._terms, _sealed(asdict(state))))
                 # Only a new class can be one too many.
-                if known is None:
+                if stored_state is None:
                     connection.execute(_OLD_CLASSES, (MOST_CLASSES,))
             return state
 
@@ -127,10 +127,10 @@ class Ledger:
 
         def ended(connection: sqlite3.Connection) -> list[Draw]:
             processes = [process for (process,) in connection.execute("SELECT DISTINCT process FROM drawn")]
-            gone = {process for process in processes if not self._lives(process)}
+            ended_processes = {process for process in processes if not self._lives(process)}
             query = "SELECT process, id, draw FROM drawn WHERE terms = ?"
             rows = connection.execute(query, (self._terms,)).fetchall()
-            return [_draw_of(id, text) for process, id, text in rows if process in gone]
+            return [_draw_of(id, text) for process, id, text in rows if process in ended_processes]
 
         return self._writing(ended)
 
@@ -152,9 +152,9 @@ class Ledger:
         """Remove the evidence of a model, or all, under any terms; return the number of classes."""
 
         def removing(connection: sqlite3.Connection) -> int:
-            which = "(?1 IS NULL OR epoch = ?1)"
-            connection.execute(f"DELETE FROM drawn WHERE {which}", (epoch,))
-            return connection.execute(f"DELETE FROM classes WHERE {which}", (epoch,)).rowcount
+            condition = "(?1 IS NULL OR epoch = ?1)"
+            connection.execute(f"DELETE FROM drawn WHERE {condition}", (epoch,))
+            return connection.execute(f"DELETE FROM classes WHERE {condition}", (epoch,)).rowcount
 
         return self._writing(removing)
 
@@ -260,8 +260,8 @@ def _prepare(connection: sqlite3.Connection) -> None:
                 connection.execute(f"DROP TABLE IF EXISTS {name}")
         elif (application, version) != (APPLICATION, VERSION) and (application or version or tables):
             raise sqlite3.DatabaseError(f"it is of application {application:#x}, version {version}")
-        if (found := connection.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
-            raise sqlite3.DatabaseError(found)
+        if (check_result := connection.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(check_result)
 
         for statement in _SCHEMA:
             connection.execute(statement)
@@ -291,19 +291,19 @@ def _unsealed(row: object) -> dict[str, Any]:
 
 
 def _state_of(row: object) -> State:
-    found = _unsealed(row)
+    values = _unsealed(row)
     return State(
-        round=found["round"],
-        pilot=tuple(found["pilot"]),
-        cutoffs=tuple(found["cutoffs"]),
-        tallies=tuple(Tally(**tally) for tally in found["tallies"]),
-        opened=found["opened"],
-        drift=tuple(found["drift"]),
-        counts=Counts(**found["counts"]),
+        round=values["round"],
+        pilot=tuple(values["pilot"]),
+        cutoffs=tuple(values["cutoffs"]),
+        tallies=tuple(Tally(**tally) for tally in values["tallies"]),
+        opened=values["opened"],
+        drift=tuple(values["drift"]),
+        counts=Counts(**values["counts"]),
     )
 
 
 def _draw_of(id: str, row: object) -> Draw:
-    found = _unsealed(row)
-    found["cls"] = ClassKey(*found["cls"])
-    return Draw(**found, labelled=True, id=id)
+    values = _unsealed(row)
+    values["cls"] = ClassKey(*values["cls"])
+    return Draw(**values, labelled=True, id=id)

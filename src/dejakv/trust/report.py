@@ -57,16 +57,16 @@ class TrustReport(Counts):
 
 def class_report(cls: ClassKey, state: State, terms: Terms, pending: int) -> ClassReport:
     """The report of one class."""
-    found = evidence(state.tallies, terms) if state.tallies else []
+    log_evidence = evidence(state.tallies, terms) if state.tallies else []
     # Without tallies there are no rules yet, and nothing to divide alpha among.
-    weights = weights_of(len(found)) if found else ()
+    weights = weights_of(len(log_evidence)) if log_evidence else ()
     rules = tuple(
         RuleReport(
             cutoff, number < state.opened, tally.full + tally.light, tally.full_wrong + tally.light_wrong, exp(value),
             exp(terms.needed) / weight,
         )
         for number, (cutoff, tally, value, weight) in enumerate(
-            zip(state.cutoffs, state.tallies, found, weights, strict=True)
+            zip(state.cutoffs, state.tallies, log_evidence, weights, strict=True)
         )
     )  # fmt: skip
 
@@ -77,15 +77,15 @@ def class_report(cls: ClassKey, state: State, terms: Terms, pending: int) -> Cla
 def report_of(terms: Terms, confidence: float, classes: Sequence[ClassReport]) -> TrustReport:
     """The report of some classes together."""
     total = Counts()
-    for one in classes:
-        total = total.plus(one.counts)
+    for report in classes:
+        total = total.plus(report.counts)
 
     return TrustReport(
         **vars(total),
         delta=terms.delta,
         confidence=confidence,
-        gate="open" if any(one.gate == "open" for one in classes) else "closed",
-        rules=sum(rule.open for one in classes for rule in one.rules),
-        upper=max((one.upper for one in classes if one.upper is not None), default=None),
+        gate="open" if any(report.gate == "open" for report in classes) else "closed",
+        rules=sum(rule.open for report in classes for rule in report.rules),
+        upper=max((report.upper for report in classes if report.upper is not None), default=None),
         classes=tuple(classes),
     )

@@ -54,7 +54,7 @@ class TrustSettings(BoundSettings):
 
     def groups(self) -> dict[str, str]:
         """Group of each grouped partition. Raises: ConfigError for an unreadable group, or a partition in two."""
-        found: dict[str, str] = {}
+        group_names: dict[str, str] = {}
         for text in self.trust_groups:
             name, mark, members = text.partition("=")
             partitions = [member.strip() for member in members.split(",")]
@@ -63,11 +63,11 @@ class TrustSettings(BoundSettings):
 
             for partition in partitions:
                 # In two groups its evidence would count twice.
-                if found.setdefault(partition, name.strip()) != name.strip():
+                if group_names.setdefault(partition, name.strip()) != name.strip():
                     raise ConfigError(
                         f"trust_groups has the partition {shown(partition)} in two groups: leave it in one of them"
                     )
-        return found
+        return group_names
 
     def group_of(self, partition: str) -> str:
         """Key of a partition's evidence: a digest, so that files and logs name no tenant. No group's is a partition's.

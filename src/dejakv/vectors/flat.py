@@ -85,10 +85,10 @@ class FlatIndex:
         return [None if place is None else float(self._rows[place].dot(query)) for place in places]
 
     def _grow(self) -> None:
-        held = len(self._rows)
+        capacity = len(self._rows)
         # Doubling wastes half of a large buffer; a quarter more keeps a million rows near what they need.
-        bigger = _aligned(max(4, held * 2 if held < 65_536 else held + held // 4), self.dim)
-        bigger[:held] = self._rows
+        bigger = _aligned(max(4, capacity * 2 if capacity < 65_536 else capacity + capacity // 4), self.dim)
+        bigger[:capacity] = self._rows
         self._rows = bigger
 
 

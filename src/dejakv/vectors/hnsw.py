@@ -54,8 +54,8 @@ class HNSWIndex(FlatIndex):
         if len(self) >= self._flat_below:
             # Never back again: vectors leave the graph, but it is not turned into a flat index.
             self._graph = self._make()
-            for held, place in self._row_of.items():
-                self._insert(held, self._rows[place])
+            for stored_id, place in self._row_of.items():
+                self._insert(stored_id, self._rows[place])
             super().__init__(self.dim)  # the graph has the vectors
 
     def remove(self, id: str) -> bool:
@@ -79,8 +79,8 @@ class HNSWIndex(FlatIndex):
             return []
         # Set each time: `breadth` may have been changed since.
         self._graph.expansion_search = self.breadth
-        found = self._graph.search(query, k, threads=1)
-        pairs = zip(found.keys.tolist(), found.distances.tolist(), strict=True)
+        matches = self._graph.search(query, k, threads=1)
+        pairs = zip(matches.keys.tolist(), matches.distances.tolist(), strict=True)
         return [(self._id_of[key], 1.0 - distance) for key, distance in pairs if 1.0 - distance >= least]
 
     def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
@@ -95,11 +95,11 @@ class HNSWIndex(FlatIndex):
         return float(row.dot(query))
 
     def _insert(self, id: str, row: Vector) -> None:
-        known = self._key_of.get(id)
-        if known is not None:
+        old_key = self._key_of.get(id)
+        if old_key is not None:
             # A graph changes no vector in place: the old one is removed, and its key not used again.
-            del self._id_of[known]
-            self._graph.remove(known)
+            del self._id_of[old_key]
+            self._graph.remove(old_key)
         key = self._next  # usearch keeps removed keys for a while, so none is used again
         self._next += 1
 

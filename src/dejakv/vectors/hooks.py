@@ -52,22 +52,22 @@ class EmbeddingHook:
         vectors: dict[str, Vector] = {}
         for name, hook in self._hooks.items():
             try:
-                found = hook(llm=self._engine, sample=request)
-                made = {layer: np.asarray(_numpy(row), np.float32) for layer, row in found.items() if row is not None}
+                raw_vectors = hook(llm=self._engine, sample=request)
+                hook_vectors = {layer: np.asarray(_numpy(row), np.float32) for layer, row in raw_vectors.items() if row is not None}
             except ConfigError:
                 raise
             except Exception as error:  # a hook is foreign code: any error costs this request its layers
                 logger.debug("the embedding hook %s failed", name, exc_info=True)
-                made: dict[str, Vector] = {}
+                hook_vectors: dict[str, Vector] = {}
                 self._count(f"{name}: skip ({type(error).__name__})")
-            vectors |= made
+            vectors |= hook_vectors
 
         self._count(*(f"{name}: ok" for name in vectors))
         return vectors
 
-    def _count(self, *told: str) -> None:
+    def _count(self, *outcomes: str) -> None:
         with self._lock:
-            self.counts.update(told)
+            self.counts.update(outcomes)
 
 
 def prompt_hook(encoder: TextEncoder, window: int = 0) -> Hook:
@@ -122,19 +122,19 @@ def hook_named(name: str, config: SemanticCacheConfig, engine: Any = None) -> Em
     otherwise; for a layer of dimension `auto` the tower comes first. Raises ConfigError for an unknown name, a dotted path
     that does not import, or layers that the hook does not provide.
     """
-    made = check_hook(name, config)
+    layers = check_hook(name, config)
     if ":" in name:
         return _foreign(name, engine)
     specs = {spec.name: spec for spec in map(LayerSpec.parse, config.embedding_layers)}
 
     hooks: dict[str, Hook] = {}
     depends: dict[str, Any] = {}
-    if "prompt" in made:
+    if "prompt" in layers:
         embed = getattr(engine, "embed_text", None)
         encoder = text_encoder(config.index_encoder, embed=embed, fingerprint=_epoch(engine))
         hooks["prompt"] = prompt_hook(encoder, config.chunk_window)
         depends |= {"prompt": encoder.fingerprint, "window": config.chunk_window}
-    if "vision" in made:
+    if "vision" in layers:
         # The tower is loaded anyway, and any dimension will do.
         automatic = "vision" in specs and specs["vision"].dim is None
         encoder = image_encoder(engine, prefer_clip=not automatic, name=config.image_encoder)
@@ -152,8 +152,8 @@ def _foreign(name: str, engine: Any) -> EmbeddingHook:
         is_hook = False
     if not is_hook:
         hook = made_by(name, _FLAG, ("__call__",))
-    own = str(getattr(hook, "fingerprint", None) or "")
-    return EmbeddingHook({"hook": hook}, engine, epoch_of({"hook": name, "own": own, "engine": _epoch(engine)}))
+    fingerprint = str(getattr(hook, "fingerprint", None) or "")
+    return EmbeddingHook({"hook": hook}, engine, epoch_of({"hook": name, "own": fingerprint, "engine": _epoch(engine)}))
 
 
 def _epoch(engine: Any) -> str:

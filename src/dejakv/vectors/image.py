@@ -53,8 +53,8 @@ class TowerEncoder:
         self.fingerprint = epoch_of({"kind": "vision tower, averaged", "model": fingerprint})
 
     def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
-        given = self._embed(media, partition) if self._partitioned else self._embed(media)
-        row = np.asarray(given, dtype=np.float32)
+        tower_output = self._embed(media, partition) if self._partitioned else self._embed(media)
+        row = np.asarray(tower_output, dtype=np.float32)
         return unit(row, row.size, "the served model's vision tower")
 
 

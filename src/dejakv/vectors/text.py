@@ -132,8 +132,8 @@ def load_sentence_transformer(name_or_path: str, device: str, setting: str = "in
         raise MissingExtraError("sentence-transformers", "embed", purpose, without_encoder(setting)) from None
 
     key = (name_or_path, device)
-    if (known := _ahead.pop(key, None) or _loaded.get(key)) is not None:
-        return known
+    if (cached_model := _ahead.pop(key, None) or _loaded.get(key)) is not None:
+        return cached_model
     # Only a name of the hub needs the network; a folder must load without.
     if not Path(name_or_path).expanduser().exists():
         from dejakv.models.loading import without_network

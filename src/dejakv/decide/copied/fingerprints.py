@@ -60,14 +60,14 @@ def run_hashes(tokens: NDArray[np.int64], width: int) -> Hashes:
         return np.empty(0, np.uint64)
     doubled = _mixed(tokens.astype(np.uint64))
     whole: Hashes | None = None
-    held, size = 0, 1
+    hashed_width, size = 0, 1
     while True:
         if width & size:
             # The binary digits of the width say which doubled runs it is made of.
-            whole = doubled if whole is None else _joined(whole, doubled[held:])
-            held += size
+            whole = doubled if whole is None else _joined(whole, doubled[hashed_width:])
+            hashed_width += size
 
-        if held == width:
+        if hashed_width == width:
             assert whole is not None
             return np.maximum(whole[:count], np.uint64(1))
 
@@ -120,9 +120,9 @@ def fingerprints(tokens: Ids) -> Fingerprints:
 def fingerprints_of_all(texts: Sequence[Ids]) -> list[Fingerprints]:
     """The `fingerprints` of each text, several times as fast as one by one. Texts of 2^32 tokens together at most."""
     long = [number for number, text in enumerate(texts) if len(text) >= GUARANTEED]
-    made = [Fingerprints(np.empty(0, np.uint32), np.empty(0, np.int64))] * len(texts)
+    results = [Fingerprints(np.empty(0, np.uint32), np.empty(0, np.int64))] * len(texts)
     if not long:
-        return made
+        return results
     # All texts as one array: numpy's overhead is paid once.
     lengths = np.array([len(texts[number]) for number in long])
     firsts = np.cumsum(lengths) - lengths
@@ -131,14 +131,14 @@ def fingerprints_of_all(texts: Sequence[Ids]) -> list[Fingerprints]:
     keys = (hashes[positions] >> _HALF).astype(np.uint32)
 
     text_of = np.searchsorted(firsts, positions, side="right") - 1
-    kept = _not_deep_in_a_row(keys, text_of)
-    keys, positions, text_of = keys[kept], positions[kept], text_of[kept]
+    selected = _not_deep_in_a_row(keys, text_of)
+    keys, positions, text_of = keys[selected], positions[selected], text_of[selected]
 
     bounds = np.searchsorted(text_of, np.arange(len(long) + 1))
     for place, number in enumerate(long):
-        own = slice(bounds[place], bounds[place + 1])
-        made[number] = Fingerprints(keys[own], positions[own] - firsts[place])
-    return made
+        text_slice = slice(bounds[place], bounds[place + 1])
+        results[number] = Fingerprints(keys[text_slice], positions[text_slice] - firsts[place])
+    return results
 
 
 def _winnowed(hashes: Hashes, firsts: Ids, lengths: Ids) -> Ids:
@@ -146,15 +146,15 @@ def _winnowed(hashes: Hashes, firsts: Ids, lengths: Ids) -> Ids:
     the least of fifteen would be a poor key."""
     # Places count down in the lower half: of equal hashes the rightmost is the least.
     backwards = _LOW - np.arange(len(hashes), dtype=np.uint64)
-    least = (hashes << _HALF) | backwards
+    minima = (hashes << _HALF) | backwards
     # Minima over 2, 4, 8 and then all 15 neighbours: four passes instead of fourteen.
     for step in (1, 2, 4, WINDOW - 8):
-        least = np.minimum(least[:-step], least[step:])
-    edges = np.zeros(len(least) + 1, np.int8)  # windows that begin here lie within one text
+        minima = np.minimum(minima[:-step], minima[step:])
+    edges = np.zeros(len(minima) + 1, np.int8)  # windows that begin here lie within one text
     edges[firsts] += 1
     edges[firsts + lengths - GUARANTEED + 1] -= 1
 
-    positions = (_LOW - (least[np.cumsum(edges[:-1]) > 0] & _LOW)).astype(np.int64)
+    positions = (_LOW - (minima[np.cumsum(edges[:-1]) > 0] & _LOW)).astype(np.int64)
     return positions[np.flatnonzero(np.diff(positions, prepend=-1))]
 
 
@@ -187,8 +187,8 @@ def overlap(target: Ids, donors: Sequence[Ids], run: int = RUN) -> tuple[tuple[i
     """
     if not donors:
         return ()
-    theirs = np.concatenate([run_hashes(donor, run) for donor in donors])
-    starts = np.flatnonzero(np.isin(run_hashes(target, run), theirs))
+    donor_hashes = np.concatenate([run_hashes(donor, run) for donor in donors])
+    starts = np.flatnonzero(np.isin(run_hashes(target, run), donor_hashes))
     change = np.zeros(len(target) + 1, np.int64)
     # Each run adds one where it begins and takes it back where it ends: their sum is the cover.
     change[starts] += 1

@@ -59,9 +59,9 @@ class Tier:
     def renumbered(self, new: NDArray[np.int64]) -> "Tier":
         """With `new[number]` for each number; -1 drops its places. The order of numbers must stay."""
         numbers = new[numbers_of(self.entries)]
-        kept = numbers >= 0
-        entries = (self.entries[kept] & ~_LOW) | numbers[kept].astype(np.uint64)
-        return Tier(entries, self.positions[kept])
+        mask = numbers >= 0
+        entries = (self.entries[mask] & ~_LOW) | numbers[mask].astype(np.uint64)
+        return Tier(entries, self.positions[mask])
 
     def capped(self) -> "Tier":
         """With at most `MAX_HOLDERS` places a fingerprint."""
@@ -90,10 +90,10 @@ def merged(older: Tier, newer: Tier) -> Tier:
 
 def within_cap(keys: NDArray[Any]) -> NDArray[np.bool_]:
     """Which places stay, sorted by key, then age: of each key the newest `MAX_HOLDERS`."""
-    kept = np.ones(len(keys), np.bool_)
+    mask = np.ones(len(keys), np.bool_)
     # A place stays unless the one `MAX_HOLDERS` behind it has the same key.
-    kept[:-MAX_HOLDERS] = keys[MAX_HOLDERS:] != keys[:-MAX_HOLDERS]
-    return kept
+    mask[:-MAX_HOLDERS] = keys[MAX_HOLDERS:] != keys[:-MAX_HOLDERS]
+    return mask
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class CopiedIndex:
 
     def add(self, segments: Mapping[str, Fingerprints]) -> list[str]:
         """Indexes segments by name, the oldest first; returns the names that are new, of segments with fingerprints."""
-        names = [name for name, found in segments.items() if len(found) and name not in self._number_of]
+        names = [name for name, prints in segments.items() if len(prints) and name not in self._number_of]
         if not names:
             return names
 
@@ -170,19 +170,19 @@ class CopiedIndex:
     def holders(self, keys: NDArray[np.uint32]) -> Holders:
         """Find the places of fingerprints (sorted, each once): of each the newest 16 at most."""
         nothing = np.empty(0, np.int64)
-        which, numbers, positions = [nothing], [nothing], [nothing]
+        key_parts, numbers, positions = [nothing], [nothing], [nothing]
         for tier in self._tiers:
             first, count = tier.ranges(keys)
             # Ranges of all keys as one array of places, without a loop.
             skip = np.cumsum(count) - count
             places = np.arange(int(count.sum())) + np.repeat(first - skip, count)
-            which.append(np.repeat(np.arange(len(keys)), count))
+            key_parts.append(np.repeat(np.arange(len(keys)), count))
             numbers.append(numbers_of(tier.entries[places]))
             positions.append(tier.positions[places].astype(np.int64))
 
-        key, number, position = np.concatenate(which), np.concatenate(numbers), np.concatenate(positions)
-        there = self._alive[number]
-        key, number, position = key[there], number[there], position[there]
+        key, number, position = np.concatenate(key_parts), np.concatenate(numbers), np.concatenate(positions)
+        alive = self._alive[number]
+        key, number, position = key[alive], number[alive], position[alive]
         # Tiers follow each other in age, so sorting by key alone leaves numbers in order; numpy sorts 16 bits in linear time.
         order = np.argsort(key.astype(np.uint16) if len(keys) <= 1 << 16 else key, kind="stable")
         order = order[within_cap(key[order])]

@@ -72,10 +72,10 @@ class Cover:
     @cached_property
     def donors(self) -> tuple[str, ...]:
         """The donors, the one with most of the prompt first."""
-        held = Counter[str]()
+        tokens_by_donor = Counter[str]()
         for run in self.runs:
-            held[run.donor] += run.length
-        return tuple(donor for donor, _ in held.most_common())
+            tokens_by_donor[run.donor] += run.length
+        return tuple(donor for donor, _ in tokens_by_donor.most_common())
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,19 @@ class Windows:
 
 def candidates(target: Ids, index: CopiedIndex, most: int) -> tuple[Windows, Holders]:
     """Fingerprints at one distance in a prompt and a segment, joined to windows that reach as far as a run can; and their holders."""
-    found = fingerprints(target)
-    by_key = np.argsort(found.keys, kind="stable")
-    keys, first, count = np.unique(found.keys[by_key], return_index=True, return_counts=True)
+    prints = fingerprints(target)
+    by_key = np.argsort(prints.keys, kind="stable")
+    keys, first, count = np.unique(prints.keys[by_key], return_index=True, return_counts=True)
 
     holders = index.holders(keys)
     # Each holder with each place of its fingerprint in the prompt.
     times = count[holders.keys]
     holder = np.repeat(np.arange(len(holders.keys)), times)
     nth = np.arange(len(holder)) - np.repeat(np.cumsum(times) - times, times)
-    place = found.positions[by_key[first[holders.keys[holder]] + nth]]
+    place = prints.positions[by_key[first[holders.keys[holder]] + nth]]
     joined = _joined(holders.numbers[holder], holders.positions[holder] - place, place, len(target))
     # At least one for each fingerprint, or parts of a long prompt would have none.
-    return _bounded(joined, max(most, len(found))), holders
+    return _bounded(joined, max(most, len(prints))), holders
 
 
 def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Windows:
@@ -155,24 +155,24 @@ def _bounded(found: Windows, most: int) -> Windows:
 
 def verified(target: Ids, found: Windows, names: Sequence[str], tokens_of: TokensOf) -> Windows:
     """The longest runs of at least `GUARANTEED` equal tokens around the candidates, each once."""
-    held: dict[int, NDArray[np.int64]] = {}
+    tokens_by_number: dict[int, NDArray[np.int64]] = {}
     lengths = np.zeros(len(found), np.int64)
     for number, start, stop in _by_segment(found.numbers):
         tokens = tokens_of(names[number])
         if tokens is not None:
-            held[number] = np.asarray(tokens)  # a slice of a memory map takes several times as long
+            tokens_by_number[number] = np.asarray(tokens)  # a slice of a memory map takes several times as long
             lengths[start:stop] = len(tokens)
     # A segment may be shorter than the window, or have left: then its length is 0.
     stops = np.minimum(found.stops, lengths - found.diagonals)
-    there = stops - found.starts >= K
-    found = found.only(there)
+    long_enough = stops - found.starts >= K
+    found = found.only(long_enough)
 
-    which, starts, stops = _equal(target, held, found, stops[there])
-    found = found.only(which)
+    run_windows, starts, stops = _equal(target, tokens_by_number, found, stops[long_enough])
+    found = found.only(run_windows)
     # A run that ends inside of its window is whole: it has been seen to differ on both sides.
     inside = (starts > found.starts) & (stops < np.minimum(found.stops, len(target)))
     runs = Windows(found.numbers, found.diagonals, starts, stops)
-    _follow(target, held, runs, np.flatnonzero(~inside))
+    _follow(target, tokens_by_number, runs, np.flatnonzero(~inside))
     runs = runs.only(np.lexsort((starts, found.diagonals, found.numbers)))
     # Two windows of one diagonal may have grown into the same run.
     again = np.zeros(len(runs), np.bool_)
@@ -213,18 +213,18 @@ def _equal(target: Ids, held: dict[int, Ids], windows: Windows, stops: Ids) -> t
 
 def _follow(target: Ids, held: dict[int, Ids], runs: Windows, which: Ids) -> None:
     """Lengthens runs that reach the edge of their window, in place."""
-    left = EXTENDED + 16 * len(target)
+    token_budget = EXTENDED + 16 * len(target)
     for run in which.tolist():
-        if left <= 0:
+        if token_budget <= 0:
             return
-        theirs, shift = held[int(runs.numbers[run])], int(runs.diagonals[run])
+        donor_tokens, shift = held[int(runs.numbers[run])], int(runs.diagonals[run])
         start, stop = int(runs.starts[run]), int(runs.stops[run])
-        low, high = max(0, -shift), min(len(target), len(theirs) - shift)
+        low, high = max(0, -shift), min(len(target), len(donor_tokens) - shift)
 
-        after = _forward(target[stop:high], theirs[stop + shift : high + shift])
-        before = _forward(target[low:start][::-1], theirs[low + shift : start + shift][::-1])
+        after = _forward(target[stop:high], donor_tokens[stop + shift : high + shift])
+        before = _forward(target[low:start][::-1], donor_tokens[low + shift : start + shift][::-1])
         # `STEP` for the call itself, so that many short runs come to an end too.
-        left -= before + after + STEP
+        token_budget -= before + after + STEP
         runs.starts[run], runs.stops[run] = start - before, stop + after
 
 
@@ -271,8 +271,8 @@ def cover(
     """
     places, holders = candidates(target, index, most)
     names = holders.names
-    found = verified(target, places, names, tokens_of)
-    chosen = _chosen(found, len(target), lambda number: generation_of(names[number]))
+    verified_runs = verified(target, places, names, tokens_of)
+    chosen = _chosen(verified_runs, len(target), lambda number: generation_of(names[number]))
     runs = [TokenRun(start, stop - start, names[number], start + shift) for start, stop, number, shift in chosen]
     return Cover(len(target), tuple(sorted(runs, key=lambda run: run.start)), len(places))
 
@@ -281,16 +281,16 @@ def _chosen(found: Windows, n: int, generation_of: Callable[[int], int]) -> Iter
     """Pieces that do not overlap: start, stop, segment number, diagonal. A run's gain is counted again when it comes up."""
     donors, donor = np.unique(found.numbers, return_inverse=True)
     lengths = found.stops - found.starts
-    held = np.bincount(donor, weights=lengths, minlength=len(donors)).astype(np.int64).tolist()
+    donor_tokens = np.bincount(donor, weights=lengths, minlength=len(donors)).astype(np.int64).tolist()
     rows = list(zip(found.starts.tolist(), found.stops.tolist(), donor.tolist(), found.diagonals.tolist(), strict=True))
     of_donor: list[list[int]] = [[] for _ in donors]
-    for row, (_, _, which, _) in enumerate(rows):
-        of_donor[which].append(row)
+    for row, (_, _, donor_index, _) in enumerate(rows):
+        of_donor[donor_index].append(row)
     generation = [generation_of(number) for number in donors.tolist()]
     # (tokens, generation, in use or not, tokens that the donor holds, age), the best first; a new donor is the higher number.
     heap = [
-        (start - stop, generation[which], 1, -held[which], -which, row)
-        for row, (start, stop, which, _) in enumerate(rows)
+        (start - stop, generation[donor_index], 1, -donor_tokens[donor_index], -donor_index, row)
+        for row, (start, stop, donor_index, _) in enumerate(rows)
     ]
 
     heapq.heapify(heap)
@@ -299,26 +299,26 @@ def _chosen(found: Windows, n: int, generation_of: Callable[[int], int]) -> Iter
     done: set[int] = set()
 
     while heap:
-        gain, approximate, unused, most, age, row = heapq.heappop(heap)
-        start, stop, which, shift = rows[row]
-        left = int(np.count_nonzero(free[start:stop]))
-        if row in done or not left:
+        gain, approximate, unused, donor_total, age, row = heapq.heappop(heap)
+        start, stop, donor_index, shift = rows[row]
+        uncovered = int(np.count_nonzero(free[start:stop]))
+        if row in done or not uncovered:
             continue
         # Its place in the heap is out of date: it goes back with what it is worth now.
-        if left < -gain or unused != (which not in used):
-            heapq.heappush(heap, (-left, approximate, int(which not in used), most, age, row))
+        if uncovered < -gain or unused != (donor_index not in used):
+            heapq.heappush(heap, (-uncovered, approximate, int(donor_index not in used), donor_total, age, row))
             continue
 
         done.add(row)
         for begin, length in stretches(free[start:stop]):
-            yield start + begin, start + begin + length, int(donors[which]), shift
+            yield start + begin, start + begin + length, int(donors[donor_index]), shift
         free[start:stop] = False
-        if which not in used:
-            used.add(which)
-            for other in of_donor[which]:  # they now come before equal runs of others
-                if other not in done:
-                    begin, end, _, _ = rows[other]
-                    heapq.heappush(heap, (begin - end, approximate, 0, most, age, other))
+        if donor_index not in used:
+            used.add(donor_index)
+            for donor_row in of_donor[donor_index]:  # they now come before equal runs of others
+                if donor_row not in done:
+                    begin, end, _, _ = rows[donor_row]
+                    heapq.heappush(heap, (begin - end, approximate, 0, donor_total, age, donor_row))
 
 
 KEPT_BYTES = 16 << 20
@@ -414,9 +414,9 @@ class CopiedText:
 
     def _tokens(self, space: _Space, id: str) -> Ids | None:
         """A segment's token ids, remembered: a common prefix is compared with the same holders again and again."""
-        kept = space.tokens.get(id)
-        if kept is not None:
-            return kept
+        cached_ids = space.tokens.get(id)
+        if cached_ids is not None:
+            return cached_ids
 
         meta = self._store.meta(id)
         if meta is None:

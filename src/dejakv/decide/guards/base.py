@@ -88,25 +88,25 @@ class ThresholdGuard(Guard):
     name: str = "threshold"
 
     def __post_init__(self) -> None:
-        for level, least in {**self.thresholds, "other levels": self.default}.items():
-            if least is not None and not -1.0 <= least <= 1.0:
-                raise ConfigError(f"the threshold {least} of {level} is no cosine: give a number from -1 to 1")
+        for level, threshold in {**self.thresholds, "other levels": self.default}.items():
+            if threshold is not None and not -1.0 <= threshold <= 1.0:
+                raise ConfigError(f"the threshold {threshold} of {level} is no cosine: give a number from -1 to 1")
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        least = self.thresholds.get(match.level, self.default)
+        threshold = self.thresholds.get(match.level, self.default)
         if request.threshold is not None:
-            least = request.threshold if least is None else max(least, request.threshold)
+            threshold = request.threshold if threshold is None else max(threshold, request.threshold)
         text = match.level in ("exact_text", "semantic_text") or (request.threshold or 0) >= 1
-        if text and (least or 0) >= 1 and request.chunk != donor.chunk:
+        if text and (threshold or 0) >= 1 and request.chunk != donor.chunk:
             return Verdict("reject", self.name, "the texts are not equal, as a threshold of 1 asks")
 
         if match.level == "exact_text":
             return Verdict("accept", self.name, "equal text")
-        if least is None:
+        if threshold is None:
             return Verdict("abstain", self.name, f"no threshold is set for {match.level}")
-        if match.score >= least:
-            return Verdict("accept", self.name, f"score {match.score:.3f} reaches {least:g}")
-        return Verdict("reject", self.name, f"score {match.score:.3f} is below {least:g}")
+        if match.score >= threshold:
+            return Verdict("accept", self.name, f"score {match.score:.3f} reaches {threshold:g}")
+        return Verdict("reject", self.name, f"score {match.score:.3f} is below {threshold:g}")
 
 
 class MediaGuard(Guard):
@@ -126,12 +126,12 @@ class MediaGuard(Guard):
         self.name = "media" if least is None else "vision"
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        here = list(dict.fromkeys(medium.digest for medium in request.media))
-        there = list(dict.fromkeys(span.digest for span in donor.spans))
-        if here == there:
-            return Verdict("abstain", self.name, "the same media" if here else "no media")
+        request_digests = list(dict.fromkeys(medium.digest for medium in request.media))
+        donor_digests = list(dict.fromkeys(span.digest for span in donor.spans))
+        if request_digests == donor_digests:
+            return Verdict("abstain", self.name, "the same media" if request_digests else "no media")
         if self.least is None:
-            reason = f"other media: {len(here)} here, {len(there)} there, not the same ones"
+            reason = f"other media: {len(request_digests)} here, {len(donor_digests)} there, not the same ones"
             return Verdict("reject", self.name, reason)
 
         score = match.layers.get("vision")
@@ -150,10 +150,10 @@ class ContextGuard(Guard):
     waived_for_blend = True  # it recomputes what differs, so words may differ
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
-        here, there = _around(request.prompt, request.chunk), _around(donor.prompt, donor.chunk)
-        if here is None or there is None:
+        request_context, donor_context = _around(request.prompt, request.chunk), _around(donor.prompt, donor.chunk)
+        if request_context is None or donor_context is None:
             return Verdict("abstain", self.name, "the prompt does not contain the chunk: its surroundings are unknown")
-        if here != there:
+        if request_context != donor_context:
             return Verdict("reject", self.name, "the prompts differ outside the compared text")
         return Verdict("abstain", self.name, "the prompts are equal outside the compared text")
 

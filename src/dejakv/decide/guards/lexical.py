@@ -96,9 +96,9 @@ class LexicalGuard(Guard):
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         """Accept a donor with the same question, by `difference`, and reject others. Chunks are compared where one of the two has no
         question."""
-        asked = donor.metadata.get(QUESTION)
-        if request.question and isinstance(asked, str):
-            reason = self.difference(request.question, asked)
+        donor_question = donor.metadata.get(QUESTION)
+        if request.question and isinstance(donor_question, str):
+            reason = self.difference(request.question, donor_question)
         else:
             reason = self.difference(request.chunk, donor.chunk)
         if reason:
@@ -113,9 +113,9 @@ class LexicalGuard(Guard):
         """
         if one == other:
             return ""
-        here, there = (read(text, self._synonyms, self._phrases) for text in (one, other))
+        first_reading, second_reading = (read(text, self._synonyms, self._phrases) for text in (one, other))
         # Readings first, then forms: the first reason found is the weightiest.
-        if reason := explain(here, there):
+        if reason := explain(first_reading, second_reading):
             return reason
         if literals(one) != literals(other):
             return "symbols, case or layout differ"
@@ -142,7 +142,7 @@ def explain(one: "Reading", other: "Reading") -> str:
         "the order of content words differs": one.content != other.content,
         "verbs differ": one.verb != other.verb,
     }
-    return next((said for said, differs in differences.items() if differs), "")
+    return next((reason for reason, differs in differences.items() if differs), "")
 
 
 @dataclass(frozen=True)
@@ -212,11 +212,11 @@ def _read(tokens: list[str], framed: bool, question: bool) -> Reading:
             del tokens[auxiliary]
 
     tokens = [t for t in tokens if t not in _BE]
-    kind, tokens, asked = _asked(kind, tokens)
-    same = next((t for t in tokens if t in ("same", "different")), "") if asked else ""
+    kind, tokens, attribute = _asked(kind, tokens)
+    same = next((t for t in tokens if t in ("same", "different")), "") if attribute else ""
 
-    light = {"have", "has", "drawn"} if asked else set[str]()
-    if asked and "drawn" in tokens:
+    light = {"have", "has", "drawn"} if attribute else set[str]()
+    if attribute and "drawn" in tokens:
         light |= {"in"}
     if same:
         light |= {same, *_LINKS}
@@ -225,7 +225,7 @@ def _read(tokens: list[str], framed: bool, question: bool) -> Reading:
     if any(t in light for t in tokens):
         verb = "be"
     content = tuple(t for i, t in enumerate(tokens) if t not in light and not _is_article(tokens, i))
-    return Reading(kind, f"{verb} past" if past else verb, asked, same, content, question and kind == "other")
+    return Reading(kind, f"{verb} past" if past else verb, attribute, same, content, question and kind == "other")
 
 
 def _is_article(tokens: list[str], place: int) -> bool:
@@ -283,13 +283,13 @@ def _asked(kind: str, tokens: list[str]) -> tuple[str, list[str], str]:
     elif kind != "what":
         return kind, tokens, ""
 
-    asked = next((t for t in tokens if t in data.ATTRIBUTES), "")
-    if not asked:
+    attribute = next((t for t in tokens if t in data.ATTRIBUTES), "")
+    if not attribute:
         return kind, tokens, ""
-    rest = [t for t in tokens if t != asked]
+    rest = [t for t in tokens if t != attribute]
     if kind == "what" and len(tokens) - len(rest) > 1:  # twice: which of them is asked for is not plain
         return kind, tokens, ""
-    return kind, [t for t in rest if t != "'s"], asked
+    return kind, [t for t in rest if t != "'s"], attribute
 
 
 def _folded(text: str) -> str:
@@ -304,10 +304,10 @@ def _folded(text: str) -> str:
 
 def _punctuated(one: str, other: str) -> bool:
     """Whether two texts have the same words and other marks between them: "eat, Ann" is not "eat Ann"."""
-    here, there = (_folded(text).translate(_STRAIGHT) for text in (one, other))
-    same_words = re.findall(r"\w+", here) == re.findall(r"\w+", there)
+    first_folded, second_folded = (_folded(text).translate(_STRAIGHT) for text in (one, other))
+    same_words = re.findall(r"\w+", first_folded) == re.findall(r"\w+", second_folded)
     # White space apart: it is judged with the layout, by `literals`.
-    return same_words and "".join(here.split()) != "".join(there.split())
+    return same_words and "".join(first_folded.split()) != "".join(second_folded.split())
 
 
 def _contractions(text: str) -> str:

@@ -102,9 +102,9 @@ class ExactTextCache:
         key = self._key_of.pop(donor, None)
         if key is None:
             return
-        left = tuple(other for other in self._donors[key] if other != donor)
-        if left:
-            self._donors[key] = left
+        remaining_donors = tuple(candidate for candidate in self._donors[key] if candidate != donor)
+        if remaining_donors:
+            self._donors[key] = remaining_donors
         else:
             del self._donors[key]
 

@@ -152,16 +152,16 @@ class FusionCache:
         """
         if self.provider is None:
             return "skip"
-        found = state if state is not None else self.load(chunk_id, within)
+        fusion_state = state if state is not None else self.load(chunk_id, within)
 
-        if found is None:
+        if fusion_state is None:
             return "miss"
         try:
-            taken = self.provider.inject(llm=llm, request_id=request_id, state=found)
+            accepted = self.provider.inject(llm=llm, request_id=request_id, state=fusion_state)
         except Exception as error:  # the model then runs its own fusion modules, as without a cache
             logger.warning("fusion state not put back: %s", error, exc_info=logger.isEnabledFor(logging.DEBUG))
             return "miss"
-        return "hit" if taken else "miss"
+        return "hit" if accepted else "miss"
 
     def _id(self, chunk_id: str) -> str:
         return digest_of(KIND, self.partition, self.epoch, chunk_id)[:40]

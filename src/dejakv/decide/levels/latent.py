@@ -57,8 +57,8 @@ def any_layer(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Indexes) 
     matches: list[Match] = []
     for donor in order:
         name, score = best[donor]
-        others = {n: s for n, index in indexes.items() if (s := index.scores(rows[n], (donor,))[0]) is not None}
-        matches.append(Match(donor, f"embedding:{name}", score, others))
+        layer_scores = {n: s for n, index in indexes.items() if (s := index.scores(rows[n], (donor,))[0]) is not None}
+        matches.append(Match(donor, f"embedding:{name}", score, layer_scores))
     return matches
 
 
@@ -70,20 +70,20 @@ def mean_of_layers(specs: Sequence[LayerSpec], rows: LayerVectors, indexes: Inde
     """
     if not specs or any(spec.name not in indexes for spec in specs):
         return []
-    least = fmean(spec.threshold for spec in specs)
+    min_mean = fmean(spec.threshold for spec in specs)
     passed: list[Match] = []
     for depth in DEPTHS:
-        found = {spec.name: indexes[spec.name].search(rows[spec.name], depth) for spec in specs}
-        donors = list(dict.fromkeys(donor for hits in found.values() for donor, _ in hits))
+        hits_by_layer = {spec.name: indexes[spec.name].search(rows[spec.name], depth) for spec in specs}
+        donors = list(dict.fromkeys(donor for hits in hits_by_layer.values() for donor, _ in hits))
         passed = []
         for donor, scores in _whole(donors, specs, rows, indexes):
             score = fmean(scores.values())
-            if score >= least:
+            if score >= min_mean:
                 passed.append(Match(donor, "embedding:mean", score, scores))
         passed.sort(key=lambda match: -match.score)
         # The most that a donor outside of all lists can have.
-        unseen = fmean(hits[-1][1] if len(hits) == depth else -1.0 for hits in found.values())
-        if unseen < (passed[0].score if passed else least):
+        unseen = fmean(hits[-1][1] if len(hits) == depth else -1.0 for hits in hits_by_layer.values())
+        if unseen < (passed[0].score if passed else min_mean):
             break
 
     return passed[:MAX_MATCHES]
@@ -156,8 +156,8 @@ class EmbeddingCache:
     @property
     def thresholds(self) -> dict[str, float]:
         """Thresholds by `Match.level`, for a `ThresholdGuard`."""
-        least = {f"embedding:{spec.name}": spec.threshold for spec in self.layers.values()}
-        return {**least, "embedding:mean": fmean(least.values())} if least else {}
+        by_level = {f"embedding:{spec.name}": spec.threshold for spec in self.layers.values()}
+        return {**by_level, "embedding:mean": fmean(by_level.values())} if by_level else {}
 
     def encode(self, query: Query) -> None:
         """Compute the query's vectors."""
@@ -214,10 +214,10 @@ class EmbeddingCache:
         """Unit vectors of the known layers; one without a direction counts as absent."""
         rows: dict[str, Vector] = {}
         for name, spec in self.layers.items():
-            given = vectors.get(name)
-            if given is None:
+            raw_vector = vectors.get(name)
+            if raw_vector is None:
                 continue
-            vector = np.asarray(given, dtype=np.float32)
+            vector = np.asarray(raw_vector, dtype=np.float32)
             spaces = self._spaces[name]
             spaces.dim = spaces.dim or vector.size  # `auto`
             if vector.shape != (spaces.dim,):

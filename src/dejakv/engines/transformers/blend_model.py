@@ -130,40 +130,40 @@ class BlendCache(Cache):
     def _for_rows(self, kwargs: dict[str, Any], rows: Tensor) -> dict[str, Any]:
         """The model's arguments for these tokens. They need an explicit mask: without one, SDPA takes the queries for the first
         positions and cuts K and V short."""
-        made = dict(kwargs)
+        row_kwargs = dict(kwargs)
         cos, sin = kwargs["position_embeddings"]
-        made["position_embeddings"] = (cos.index_select(-2, rows), sin.index_select(-2, rows))
+        row_kwargs["position_embeddings"] = (cos.index_select(-2, rows), sin.index_select(-2, rows))
 
         if kwargs.get("position_ids") is not None:
-            made["position_ids"] = kwargs["position_ids"].index_select(-1, rows)
-        made["attention_mask"] = self._mask(kwargs.get("attention_mask"), rows)
-        return made
+            row_kwargs["position_ids"] = kwargs["position_ids"].index_select(-1, rows)
+        row_kwargs["attention_mask"] = self._mask(kwargs.get("attention_mask"), rows)
+        return row_kwargs
 
     def _mask(self, mask: Tensor | None, rows: Tensor) -> Tensor:
         # Layers of one kind share a mask object; a model with sliding and full layers alternates between two.
-        held = self._masks.get(id(mask))
+        cached_mask = self._masks.get(id(mask))
         # Compared by identity too: the id of a freed mask may come again.
-        if held is not None and held[0] is mask:
-            return held[1]
+        if cached_mask is not None and cached_mask[0] is mask:
+            return cached_mask[1]
 
         if mask is None:
-            made = (torch.arange(self.tokens, device=rows.device)[None] <= rows[:, None])[None, None]
+            row_mask = (torch.arange(self.tokens, device=rows.device)[None] <= rows[:, None])[None, None]
         elif mask.dim() == 4:
             self._refuse_padding(mask)
-            made = mask.index_select(2, rows)
+            row_mask = mask.index_select(2, rows)
         else:
             raise InputError(
                 "blend needs the attention implementation 'sdpa' or 'eager': load the model with one of them"
             )
 
-        self._masks[id(mask)] = (mask, made)
-        return made
+        self._masks[id(mask)] = (mask, row_mask)
+        return row_mask
 
     def _refuse_padding(self, mask: Tensor) -> None:
         """Refuse padding, which shifts positions that the donor's keys rely on. A token that cannot see itself is padding."""
-        own = mask.diagonal(dim1=-2, dim2=-1)
+        diagonal = mask.diagonal(dim1=-2, dim2=-1)
         # An additive mask hides a token by a large negative number.
-        seen = own if own.dtype == torch.bool else own >= 0
+        seen = diagonal if diagonal.dtype == torch.bool else diagonal >= 0
         if not bool(seen.all()):
             raise InputError(
                 "a prompt with padding cannot be blended: run each prompt of the batch alone, without padding"
@@ -181,10 +181,10 @@ def install(layers: Sequence[nn.Module]) -> None:
                 return None
             # Positional in some models, by name in others.
             hidden = args[0] if args else kwargs["hidden_states"]
-            hidden, made = cache.enter(index, hidden, kwargs)
+            hidden, row_kwargs = cache.enter(index, hidden, kwargs)
             if args:
-                return (hidden, *args[1:]), made
-            return (), {**made, "hidden_states": hidden}
+                return (hidden, *args[1:]), row_kwargs
+            return (), {**row_kwargs, "hidden_states": hidden}
 
         layer.register_forward_pre_hook(hook, with_kwargs=True)
 
@@ -224,12 +224,12 @@ class BlendModel:
         """cos and sin in float32, `[1, >= length tokens, d]`, as a prompt of `length` tokens is rotated. Up to 8 are kept."""
         # Powers of two: prompts of many lengths share a few tables.
         rows = max(512, 1 << (length - 1).bit_length()) if self.fixed else length
-        held = self._tables.get((kind, rows))
-        if held is None:
+        cached_tables = self._tables.get((kind, rows))
+        if cached_tables is None:
             if len(self._tables) >= 8:
                 self._tables.pop(next(iter(self._tables)))
-            held = self._tables[kind, rows] = self._make_tables(rows, kind)
-        return held
+            cached_tables = self._tables[kind, rows] = self._make_tables(rows, kind)
+        return cached_tables
 
     def _make_tables(self, length: int, kind: str | None) -> Tables:
         # A copy that has seen no prompt: some rotary modules remember the longest one.
@@ -255,24 +255,24 @@ class BlendModel:
         movers = self.movers
         for mover in {m for m in movers if m is not None}:
             # Layers that rotate alike are turned together.
-            here = [i for i, m in enumerate(movers) if m == mover]
+            layer_indices = [i for i, m in enumerate(movers) if m == mover]
             cos, sin = self.tables(source_length, mover.kind)
             old = (cos[:, source], sin[:, source])
             cos, sin = self.tables(target_length, mover.kind)
             tables = turn((cos[:, target], sin[:, target]), old)
-            if len(here) == len(movers):
+            if len(layer_indices) == len(movers):
                 rotate(mover.apply, keys, tables, partial=mover.partial, out=keys)
             else:
                 # An index makes a copy, which cannot be written in place.
-                keys[here] = rotate(mover.apply, keys[here], tables, partial=mover.partial)
+                keys[layer_indices] = rotate(mover.apply, keys[layer_indices], tables, partial=mover.partial)
 
 
 def _forget(rotary: Any) -> None:
     """Puts a copied rotary module back to what it was before it saw any prompt."""
     for name, value in list(rotary.named_buffers(recurse=False)):
-        kept = getattr(rotary, name.replace("inv_freq", "original_inv_freq"), None)
-        if name.endswith("inv_freq") and "original" not in name and isinstance(kept, Tensor):
-            value.data = kept.clone()
+        initial_freq = getattr(rotary, name.replace("inv_freq", "original_inv_freq"), None)
+        if name.endswith("inv_freq") and "original" not in name and isinstance(initial_freq, Tensor):
+            value.data = initial_freq.clone()
     original = getattr(rotary, "original_max_seq_len", None)
     if isinstance(original, int) and isinstance(getattr(rotary, "max_seq_len_cached", None), int):
         rotary.max_seq_len_cached = original
@@ -323,13 +323,13 @@ def tolerance(dtype: torch.dtype) -> float:
 def blend_model_of(model: Any) -> BlendModel | ModelError:
     """Try blending on a model and put its hooks on; or return why blending would not be exact where it must be."""
     try:
-        parts = _parts_of(model)
-        _check(model, parts)
+        blend_model = _parts_of(model)
+        _check(model, blend_model)
     except ModelError as error:
         return error
     except (RuntimeError, TypeError, KeyError, AttributeError, ValueError, IndexError) as error:
         return ModelError(f"blend cannot work with {type(model).__name__}: {error}; use exact reuse")
-    return parts
+    return blend_model
 
 
 def _check(model: Any, parts: BlendModel) -> None:
@@ -338,15 +338,15 @@ def _check(model: Any, parts: BlendModel) -> None:
     generator = torch.Generator().manual_seed(11)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     ids = torch.randint(0, vocabulary, (1, TOKENS), generator=generator).to(model.device)
-    here = torch.arange(TOKENS, device=model.device)
-    reference, keys, values = _prefill(model, ids, here)
-    _, shifted, shifted_values = _prefill(model, ids, here + SHIFT)
+    positions = torch.arange(TOKENS, device=model.device)
+    reference, keys, values = _prefill(model, ids, positions)
+    _, shifted, shifted_values = _prefill(model, ids, positions + SHIFT)
 
     limit = tolerance(model.dtype)
     # Values carry no position: a shift must not change them.
     if _far(values, shifted_values) > limit:
         raise ModelError(f"blend cannot work with {name}: its state depends on absolute positions; use exact reuse")
-    _learn_movers(parts, keys, shifted, here, limit, name)
+    _learn_movers(parts, keys, shifted, positions, limit, name)
     # The trial needs the hooks. Without a BlendCache they do nothing.
     install(parts.layers)
 
@@ -363,24 +363,24 @@ def _learn_movers(parts: BlendModel, keys: Tensor, shifted: Tensor, here: Tensor
     """Finds for each layer what turns its keys at `here` into those at `here + SHIFT`. Raises ModelError if nothing does."""
     for index, mover in enumerate(parts.movers):
         assert mover is not None
-        found: list[Mover | None] = []
+        fitting: list[Mover | None] = []
         # None last: keys without positions stay as they are.
         for trial in (replace(mover, partial=False), replace(mover, partial=True), None):
-            lone = BlendModel(parts.model, parts.layers, parts.rotary, [trial])
+            single_layer = BlendModel(parts.model, parts.layers, parts.rotary, [trial])
             moved = keys[index : index + 1].clone()
             try:
-                lone.move(moved, here + SHIFT, here, TOKENS, TOKENS + SHIFT)
+                single_layer.move(moved, here + SHIFT, here, TOKENS, TOKENS + SHIFT)
             except (RuntimeError, ValueError):
                 continue
             if _far(moved, shifted[index : index + 1]) <= limit:
-                found = [trial]
+                fitting = [trial]
                 break
 
-        if not found:
+        if not fitting:
             raise ModelError(
                 f"blend cannot work with {name}: the keys of layer {index} do not move with its rotary; use exact reuse"
             )
-        parts.movers[index] = found[0]
+        parts.movers[index] = fitting[0]
 
 
 def _prefill(model: Any, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -99,24 +99,24 @@ def plan_blend(
     usable = list(donors)
     while usable:
         metas = [donor.meta for donor in usable]
-        held = Donors.of(
+        donor_tokens = Donors.of(
             *(with_media(meta.token_ids, meta.spans) for meta in metas), first=[meta.position for meta in metas]
         )
         # Only a donor computed in full from its first token on can give an exact prefix.
         exact = [meta.generation == meta.position == 0 for meta in metas]
-        found, needed = find(target, held, engine.embed_tokens, config, engine.sentence_ends, exact)
+        donor_map, needed = find(target, donor_tokens, engine.embed_tokens, config, engine.sentence_ends, exact)
         mapped = time.perf_counter()
         # Decided before any state is read.
         if reason := not_worth(config, needed):
             return None, BlendReport(tokens, reason=reason)
-        parts = _read(usable, held, found)
+        parts = _read(usable, donor_tokens, donor_map)
         if isinstance(parts, int):
             del usable[parts]  # the map is made again without it
             continue
 
-        report = BlendReport(tokens, read_s=time.perf_counter() - mapped, read_bytes=_bytes_taken(parts, held, found))
-        states = [[(part.first, part.tensor) for part in own] for own in parts]
-        planned = plan_cache(model, prepared.token_ids, states, held, found, needed, config)
+        report = BlendReport(tokens, read_s=time.perf_counter() - mapped, read_bytes=_bytes_taken(parts, donor_tokens, donor_map))
+        states = [[(part.first, part.tensor) for part in donor_parts] for donor_parts in parts]
+        planned = plan_cache(model, prepared.token_ids, states, donor_tokens, donor_map, needed, config)
         if model.fixed:  # else a key's rotation depends on its prompt's length as well, which a run does not know
             planned.target, planned.metas = target, metas
         return planned, report
@@ -127,20 +127,20 @@ def _read(donors: Sequence[Donor], held: Donors, found: TokenMap) -> list[Sequen
     """Read the chunks with each donor's mapped rows; or return the index of an unreadable donor."""
     parts: list[Sequence[Chunk]] = [()] * len(donors)
     for number, _, places in held.parts(found.source):
-        own = donors[number].read(ranges_of(places))
-        if own is None:
+        donor_parts = donors[number].read(ranges_of(places))
+        if donor_parts is None:
             return number
-        parts[number] = own
+        parts[number] = donor_parts
     return parts
 
 
 def _bytes_taken(parts: Sequence[Sequence[Chunk]], held: Donors, found: TokenMap) -> int:
-    taken = 0.0
+    total = 0.0
     for number, _, places in held.parts(found.source):
         rows = sum(stop - start for start, stop in ranges_of(places))
-        one = parts[number][0]
-        taken += rows * one.tensor.nbytes / max(1, one.tensor.shape[3])
-    return round(taken)
+        first_part = parts[number][0]
+        total += rows * first_part.tensor.nbytes / max(1, first_part.tensor.shape[3])
+    return round(total)
 
 
 def places_by_picture(model: Any) -> bool:
@@ -172,12 +172,12 @@ def plan_cache(
     layers = [BlendLayer(k[None], v[None]) for k, v in zip(entries[0], entries[1], strict=True)]
 
     ids = np.asarray(target, dtype=np.int64)
-    plan, asked = RecomputePlan.of(config, ids, donors, found, needed, device, choose=choose), 0
+    plan, question_tokens = RecomputePlan.of(config, ids, donors, found, needed, device, choose=choose), 0
 
     if plan.asks:
         plan = plan.with_attention(question_attention(model, target, layers, plan, needed.tail))
-        asked = needed.tail
-    return PlannedBlend(BlendCache(layers, plan), donors, found, asked)
+        question_tokens = needed.tail
+    return PlannedBlend(BlendCache(layers, plan), donors, found, question_tokens)
 
 
 def rearrange(
@@ -189,7 +189,7 @@ def rearrange(
     first_position, stops = donors.first or (0,) * len(states), donors.stops
 
     for index, rows, places in donors.parts(found.source):
-        left = len(places)
+        missing_rows = len(places)
         for start, part in states[index]:
             state = borrowed(part)
             if (
@@ -206,11 +206,11 @@ def rearrange(
                 shape = (*state.shape[:3], tokens, state.shape[4])
                 out = room_for(shape, dtype, device)
             # Parts follow each other: each one fills the rows that it has.
-            left -= copy_part(state, start, places, out, rows)
-        if left or out is None:
+            missing_rows -= copy_part(state, start, places, out, rows)
+        if missing_rows or out is None:
             length = donors.lengths[index]
             raise ModelError(
-                f"a donor's state lacks {left} of the rows that are taken: it does not fit {length} tokens"
+                f"a donor's state lacks {missing_rows} of the rows that are taken: it does not fit {length} tokens"
             )
         _move(model, out[0], rows, places + first_position[index], stops[index])
     assert out is not None
@@ -227,18 +227,18 @@ def _move(model: BlendModel, keys: Tensor, rows: Ids, source: Ids, length: int) 
     if not rows.size:
         return
 
-    to, of = (torch.from_numpy(places).to(keys.device) for places in (rows, source))
+    target_positions, source_positions = (torch.from_numpy(places).to(keys.device) for places in (rows, source))
     # Long runs are moved in place, through views; scattered rows as copies.
-    runs, apart = sliced(rows)
+    runs, scattered = sliced(rows)
     for begin, end in runs:
         part = keys[:, :, rows[begin] : rows[begin] + end - begin]
-        model.move(part, to[begin:end], of[begin:end], length, tokens)
+        model.move(part, target_positions[begin:end], source_positions[begin:end], length, tokens)
 
-    if len(apart):
-        at = torch.from_numpy(apart).to(keys.device)
-        moved = keys.index_select(2, to[at])
-        model.move(moved, to[at], of[at], length, tokens)
-        keys.index_copy_(2, to[at], moved)
+    if len(scattered):
+        scattered_index = torch.from_numpy(scattered).to(keys.device)
+        moved = keys.index_select(2, target_positions[scattered_index])
+        model.move(moved, target_positions[scattered_index], source_positions[scattered_index], length, tokens)
+        keys.index_copy_(2, target_positions[scattered_index], moved)
 
 
 def question_attention(

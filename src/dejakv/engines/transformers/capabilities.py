@@ -100,8 +100,8 @@ def self_check(model: Any, found: Capabilities) -> Capabilities:
         state = captured(cache, _TOKENS)
         if state is None:
             return found.without("reuse", "its layers differ in shape, so no single tensor holds its KV")
-        held = filled_cache([state], _SPLIT, ids.device, model.dtype, empty_cache(layout_of(model)))
-        resumed = _last_logits(model, ids, held, _SPLIT)
+        resumed_cache = filled_cache([state], _SPLIT, ids.device, model.dtype, empty_cache(layout_of(model)))
+        resumed = _last_logits(model, ids, resumed_cache, _SPLIT)
         reason = disagreement(whole, resumed, model.dtype, "logits from reused state")
         reason = reason or _forgetting(model, state)
     except Exception as error:  # a model's own code may raise anything
@@ -115,31 +115,31 @@ def _forgetting(model: Any, state: Tensor) -> str:
     The default cache of a model with a sliding window drops what left the window. That is the same only where the model's mask
     hides it, too, so a token behind a full window must see the same in both.
     """
-    own = DynamicCache(config=text_config(model))
-    windows = [int(size) for layer in own.layers if (size := getattr(layer, "sliding_window", None))]
+    model_cache = DynamicCache(config=text_config(model))
+    windows = [int(size) for layer in model_cache.layers if (size := getattr(layer, "sliding_window", None))]
     if not windows or layout_of(model) is not None or min(windows) > _LONGEST_WINDOW:
         return ""
     # A few tokens more than the window, so that the first ones have left it.
     tokens, ids = min(windows) + 8, some_tokens(model, 1)
-    place = torch.tensor([[tokens]], device=ids.device)
+    position_ids = torch.tensor([[tokens]], device=ids.device)
     _, layers, heads, _, dim = state.data.shape
     generator, whole = torch.Generator().manual_seed(0), plain_cache()
 
     try:
         for layer in range(layers):
             keys, values = torch.randn(2, 1, heads, tokens, dim, generator=generator).to(ids.device, model.dtype)
-            own.update(keys, values, layer)
+            model_cache.update(keys, values, layer)
             whole.update(keys, values, layer)
         expected, got = (
-            model(input_ids=ids, past_key_values=cache, position_ids=place, use_cache=True, return_dict=True).logits[
+            model(input_ids=ids, past_key_values=cache, position_ids=position_ids, use_cache=True, return_dict=True).logits[
                 0, -1
             ]
-            for cache in (own, whole)
+            for cache in (model_cache, whole)
         )
     except torch.OutOfMemoryError:  # no room for two full windows says nothing about the model
         return ""
-    what = "answers beyond its window, which its own cache forgets and no mask hides,"
-    return disagreement(expected.float(), got.float(), model.dtype, what)
+    subject = "answers beyond its window, which its own cache forgets and no mask hides,"
+    return disagreement(expected.float(), got.float(), model.dtype, subject)
 
 
 def _padding(model: Any, ids: torch.Tensor) -> str:
@@ -222,11 +222,11 @@ def shape_of(model: Any, attention: str) -> Costs:
     weights = sum(size for name, size in named if "layers." in name)
     weights = weights or max(1, sum(size for _, size in named) - embeddings.numel())  # layers by another name
 
-    held = 2 * with_kv * (text_setting(model, "num_key_value_heads") or heads) * width * embeddings.element_size()
+    token_bytes = 2 * with_kv * (text_setting(model, "num_key_value_heads") or heads) * width * embeddings.element_size()
     masked = attention == "sdpa" and embeddings.device.type == "cpu"
     # Under a causal mask a whole prompt has half of all pairs.
     pair, whole = 4 * layers * heads * width if masked else 0, 0.5 if masked and layout is None else 1.0
-    return Costs(2 * weights, pair, whole=whole, masked=MASKED, token_bytes=held)
+    return Costs(2 * weights, pair, whole=whole, masked=MASKED, token_bytes=token_bytes)
 
 
 def forward_of(model: Any) -> Callable[[int], object]:
@@ -256,8 +256,8 @@ def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilit
         cache, state = plain_cache(), None
         # All rows, a start inside the picture, and the last row alone.
         for split in (0, spans[0].start + spans[0].length // 2, len(ids) - 1) if found.reuse else (0,):
-            held = filled_cache([state], split, device, model.dtype) if state is not None else cache
-            got = _our_path(model, vision, prepared, held, split)
+            split_cache = filled_cache([state], split, device, model.dtype) if state is not None else cache
+            got = _our_path(model, vision, prepared, split_cache, split)
             if reason := disagreement(expected, got, model.dtype, f"logits from the state of {split} tokens"):
                 break
             state = captured(cache, len(ids)) if state is None else state
@@ -277,10 +277,10 @@ def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilit
 def _own_path(model: Any, vision: Vision, prompt: str, media: Media) -> torch.Tensor:
     """What transformers itself makes of the picture."""
     device = model.get_input_embeddings().weight.device
-    given = vision.book.processor(text=[prompt], images=[decoded(media)], return_tensors="pt")
+    inputs = vision.book.processor(text=[prompt], images=[decoded(media)], return_tensors="pt")
     moved = {
         name: value.to(device, model.dtype) if value.is_floating_point() else value.to(device)
-        for name, value in given.items()
+        for name, value in inputs.items()
         if isinstance(value, torch.Tensor)
     }
 

@@ -95,26 +95,26 @@ class _Code:
     @functools.cached_property
     def looks_up(self) -> tuple[list[tuple[str, ...]], frozenset[str]]:
         """Chains and attributes, those of inner code too."""
-        chains, attributes, running = set[tuple[str, ...]](), set[str](), list[str]()
+        chains, attributes, current_chain = set[tuple[str, ...]](), set[str](), list[str]()
         code = self.of()
         for step in dis.get_instructions(code) if code is not None else ():
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                chains.add(tuple(running))
-                running = [step.argval]
+                chains.add(tuple(current_chain))
+                current_chain = [step.argval]
             elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
-                if running:
-                    running.append(step.argval)
+                if current_chain:
+                    current_chain.append(step.argval)
                 else:
                     # An attribute of anything: only a run could tell of what.
                     attributes.add(step.argval)
             elif step.opname != "PUSH_NULL":
-                chains.add(tuple(running))
-                running = []
+                chains.add(tuple(current_chain))
+                current_chain = []
 
         for item in self.inner:
-            more = read_code(item).looks_up
-            chains.update(more[0])
-            attributes |= more[1]
+            nested = read_code(item).looks_up
+            chains.update(nested[0])
+            attributes |= nested[1]
 
         return sorted(chains - {()}), frozenset(attributes)
 
@@ -124,10 +124,10 @@ _codes: dict[int, _Code] = {}
 
 def read_code(code: types.CodeType) -> _Code:
     """Read a code object and those inside it."""
-    known = _codes.get(id(code))
-    if known is None or known.of() is not code:
-        known = _codes[id(code)] = _Code(code)
-    return known
+    cached_code = _codes.get(id(code))
+    if cached_code is None or cached_code.of() is not code:
+        cached_code = _codes[id(code)] = _Code(code)
+    return cached_code
 
 
 def _constant(value: Any) -> Any:
@@ -202,8 +202,8 @@ class Contents:
 
         A parameter that modules share comes more than once.
         """
-        held = (vars(module)[kind].values() for module, kinds in self._registers for kind in kinds)
-        return [*chain.from_iterable(held), *self._loose.values()]
+        registered = (vars(module)[kind].values() for module, kinds in self._registers for kind in kinds)
+        return [*chain.from_iterable(registered), *self._loose.values()]
 
     def unchanged(self) -> bool:
         """Whether the model is still what it was, weights aside. Fast enough for every request."""
@@ -289,8 +289,8 @@ class Contents:
 
         if hasattr(value, "__dict__"):
             read.append(self._items(vars(value), path))
-        made = self._text(value.default_factory, path) if isinstance(value, defaultdict) else ""
-        return [self._class(kind, path), made, read]
+        default_factory = self._text(value.default_factory, path) if isinstance(value, defaultdict) else ""
+        return [self._class(kind, path), default_factory, read]
 
     def _items(self, value: Mapping[Any, Any], path: str, leave: Leave | None = None) -> list[Any]:
         self._look.at_all(value, leave)
@@ -327,8 +327,8 @@ class Contents:
 
     def _tensor(self, value: Tensor, path: str) -> Any:
         """A tensor's class and what else it carries: a quantized tensor its scales."""
-        held = {name: item for name, item in vars(value).items() if _counts(name)}
-        if type(value) in (Tensor, nn.Parameter, nn.Buffer) and not held:
+        extra_attributes = {name: item for name, item in vars(value).items() if _counts(name)}
+        if type(value) in (Tensor, nn.Parameter, nn.Buffer) and not extra_attributes:
             return ""
         return [self._class(type(value), path), self._items(vars(value), path)]
 
@@ -357,8 +357,8 @@ class Contents:
             if _native(base) or hops > _HOPS or self._classes.get(base, (0, hops + 1))[1] <= hops:
                 continue
             place = self._classes[base][0] if base in self._classes else len(self._texts)
-            again, self._classes[base] = base in self._classes, (place, hops)
-            if not again:
+            revisited, self._classes[base] = base in self._classes, (place, hops)
+            if not revisited:
                 # Its place first: its members may name the class itself.
                 self._texts.append(None)
                 outer, self._hops = self._hops, hops
@@ -572,9 +572,9 @@ class _Items:
         """Whether all counted items are unchanged: plain values by type and value, all others by identity."""
         if len(self.views) == 1:
             return len(self.held) == len(self.was[0]) and all(map(_same, self.held, self.was[0]))
-        was = self._counted(zip(*self.was, strict=True))
+        former_items = self._counted(zip(*self.was, strict=True))
         now = self._counted(self.held.items())
-        return was.keys() == now.keys() and all(_same(now[name], value) for name, value in was.items())
+        return former_items.keys() == now.keys() and all(_same(now[name], value) for name, value in former_items.items())
 
     def _counted(self, items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
         """Leave out what counts for nothing, and what DejaKV itself puts there for the length of a run."""
@@ -629,16 +629,16 @@ class _Look:
 
     def begin(self) -> None:
         """Everything was read."""
-        hooks = [one for one in self._items.values() if isinstance(one, _Hooks)][:2]  # of the whole model
+        hooks = [watched for watched in self._items.values() if isinstance(watched, _Hooks)][:2]  # of the whole model
         # Compared one by one each time: their changes may mean nothing.
-        self._restless = [one for one in self._items.values() if one.leave is not None] + hooks
-        self._quiet = [one for one in self._items.values() if one.leave is None and one not in hooks]
+        self._restless = [watched for watched in self._items.values() if watched.leave is not None] + hooks
+        self._quiet = [watched for watched in self._items.values() if watched.leave is None and watched not in hooks]
         self._code = [part for function in self._functions for part in _OF_CODE(function)]
         self._flatten()
 
     def _flatten(self) -> None:
-        self._views = [view for one in self._quiet for view in one.views]
-        self._flat = [item for one in self._quiet for was in one.was for item in was]
+        self._views = [view for watched in self._quiet for view in watched.views]
+        self._flat = [item for watched in self._quiet for was in watched.was for item in was]
         self._gets = [(table.get, name) for table, name, _ in self._names.values()]
         self._were = [was for _, _, was in self._names.values()]
 
@@ -648,7 +648,7 @@ class _Look:
             all(map(is_, code, self._code))
             and all(_content(cell) is was for cell, was in self._cells)
             and all(now == was for now, was in self._sets)
-            and all(one.same() for one in self._restless)
+            and all(watched.same() for watched in self._restless)
         ):
             return False
         # Identities first, without Python code for each item; values only where these differ.
@@ -660,11 +660,11 @@ class _Look:
         names = {key: (table, name, table.get(name, _NOTHING)) for key, (table, name, _) in self._names.items()}
         if not all(map(_same, [now for *_, now in names.values()], self._were)):
             return False
-        if not all(one.same() for one in self._quiet):
+        if not all(watched.same() for watched in self._quiet):
             return False
         self._names = names  # values that are equal, or do not count
         # With the new objects, or every later look would take the slow way.
-        self._quiet = [type(one)(one.held) for one in self._quiet]
+        self._quiet = [type(watched)(watched.held) for watched in self._quiet]
         self._flatten()
         return True
 

@@ -32,13 +32,13 @@ class Detokenizer:
 
     def add(self, token: int) -> str:
         self._tokens.append(token)
-        known = self._text(self._tokens[self._start : self._given])
+        emitted_text = self._text(self._tokens[self._start : self._given])
         text = self._text(self._tokens[self._start :])
-        if text.endswith("�") or len(text) < len(known):
+        if text.endswith("�") or len(text) < len(emitted_text):
             return ""
         # Some tokenizers drop a first token's space: one piece stays in front of the next.
         self._start, self._given = self._given, len(self._tokens)
-        return text[len(known) :]
+        return text[len(emitted_text) :]
 
     def _text(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -74,9 +74,9 @@ class Steps(StoppingCriteria):
     def behind_prefill(self) -> None:
         """Looks at the model, before any code of the caller runs: it may change it and change it back."""
         # Only once: later steps follow code of the caller's.
-        look, self.look = self.look, None
-        if look is not None:
-            self.same = look()
+        model_check, self.look = self.look, None
+        if model_check is not None:
+            self.same = model_check()
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         # Beams change until the search ends: their tokens are sent after it.
@@ -139,11 +139,11 @@ def generate(model: Any, ids: torch.Tensor, cache: Cache | None, arguments: Mapp
     """Continue `ids` `[1, n]` from a cache of its first tokens (None: the model's own); return the result of `generate`. Calls the class's
     `generate`: the object's own may be the caller (see `attach`)."""
     criteria = StoppingCriteriaList([*(arguments.get("stopping_criteria") or []), steps])
-    held: dict[str, Any] = {"past_key_values": cache} if cache is not None else {}
+    extra_arguments: dict[str, Any] = {"past_key_values": cache} if cache is not None else {}
     if steps.look is not None:
         # First of all processors: the others are the caller's code, which may change the model.
-        held["logits_processor"] = LogitsProcessorList([_Behind(steps), *(arguments.get("logits_processor") or [])])
-    return type(model).generate(model, input_ids=ids, **{**arguments, **held, "stopping_criteria": criteria})
+        extra_arguments["logits_processor"] = LogitsProcessorList([_Behind(steps), *(arguments.get("logits_processor") or [])])
+    return type(model).generate(model, input_ids=ids, **{**arguments, **extra_arguments, "stopping_criteria": criteria})
 
 
 @torch.no_grad()
@@ -152,12 +152,12 @@ def prefill(
 ) -> None:
     """All of `ids` `[1, n]` into a cache that holds the first `held`, as `generate` does with a piece of a prompt."""
     n = ids.shape[1]
-    place = positions if positions is not None else torch.arange(n, device=ids.device)[None]
+    position_ids = positions if positions is not None else torch.arange(n, device=ids.device)[None]
     # Logits of all rows would take rows x vocabulary numbers.
     last = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
 
     model(
-        input_ids=ids[:, held:], past_key_values=cache, attention_mask=torch.ones_like(ids), position_ids=place[..., held:n],
+        input_ids=ids[:, held:], past_key_values=cache, attention_mask=torch.ones_like(ids), position_ids=position_ids[..., held:n],
         use_cache=True, return_dict=True, **last, **features,
     )  # fmt: skip
 
@@ -168,8 +168,8 @@ def special_tokens(model: Any, tokenizer: Any) -> dict[str, Any]:
     end = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
     first = end[0] if isinstance(end, list) else end
     pad = config.pad_token_id if config.pad_token_id is not None else first
-    given = {"eos_token_id": end, "pad_token_id": 0 if pad is None else pad}
-    return {name: value for name, value in given.items() if value is not None}
+    token_ids = {"eos_token_id": end, "pad_token_id": 0 if pad is None else pad}
+    return {name: value for name, value in token_ids.items() if value is not None}
 
 
 def width(model: Any, arguments: Mapping[str, Any]) -> int:
@@ -177,8 +177,8 @@ def width(model: Any, arguments: Mapping[str, Any]) -> int:
     configs = (arguments.get("generation_config"), model.generation_config)
 
     def setting(name: str) -> int:
-        given = (arguments.get(name), *(getattr(config, name, None) for config in configs))
-        return next((int(value) for value in given if value is not None), 1)
+        candidates = (arguments.get(name), *(getattr(config, name, None) for config in configs))
+        return next((int(value) for value in candidates if value is not None), 1)
 
     return max(setting("num_beams"), setting("num_return_sequences"))
 
@@ -215,8 +215,8 @@ class FirstLogits(LogitsProcessor):
 
 def asking(arguments: Mapping[str, Any], accept: Accept) -> dict[str, Any]:
     """The arguments of `generate`, with a processor that asks `accept` about the first token."""
-    held = arguments.get("logits_processor") or []
-    return {**arguments, "logits_processor": LogitsProcessorList([FirstLogits(accept), *held])}
+    processors = arguments.get("logits_processor") or []
+    return {**arguments, "logits_processor": LogitsProcessorList([FirstLogits(accept), *processors])}
 
 
 def pruning_of(policy: PrunePolicy, model: Any) -> PruneConfig | None:
@@ -270,14 +270,14 @@ def continued(
     ids    `[1, prompt]`
     place  position ids `[..., prompt]` where the model counts in its own way, else None
     """
-    held = ids.shape[1] - 1
-    start = copied(cache, held) if cache is not None else None
+    prefix_tokens = ids.shape[1] - 1
+    start = copied(cache, prefix_tokens) if cache is not None else None
     if start is None or not tokens:
         return None
 
-    given = torch.cat([ids[:, -1:], torch.tensor([list(tokens[:-1])], dtype=ids.dtype, device=ids.device)], dim=1)
+    input_ids = torch.cat([ids[:, -1:], torch.tensor([list(tokens[:-1])], dtype=ids.dtype, device=ids.device)], dim=1)
     steps = torch.arange(len(tokens), device=ids.device)
-    last = place[..., -1:] if place is not None else torch.full((1, 1), held, device=ids.device)
+    last = place[..., -1:] if place is not None else torch.full((1, 1), prefix_tokens, device=ids.device)
 
-    output = model(input_ids=given, past_key_values=start, position_ids=last + steps, use_cache=True, return_dict=True)
+    output = model(input_ids=input_ids, past_key_values=start, position_ids=last + steps, use_cache=True, return_dict=True)
     return output.logits[0].float().log_softmax(-1).cpu().numpy()

@@ -102,12 +102,12 @@ class TransformersEngine(Engine):
         self._base = vision_base(self.model)
         self._layout = layout_of(self.model)
 
-        found = from_config(self.model)
-        self.capabilities: Capabilities = self_check(self.model, found) if check else found
+        capabilities = from_config(self.model)
+        self.capabilities: Capabilities = self_check(self.model, capabilities) if check else capabilities
         self.vision = Vision.of(self.model, processor, encoder_cache) if processor is not None else None
         if self.vision is not None:
             self.capabilities = (
-                check_pictures(self.model, self.vision, self.capabilities) if check else found.without("images", "")
+                check_pictures(self.model, self.vision, self.capabilities) if check else capabilities.without("images", "")
             )
 
         if not self.capabilities.reuse:
@@ -136,9 +136,9 @@ class TransformersEngine(Engine):
         encoder_cache        `VisualKVCache` for the tower's outputs; None: run the tower every time
         prune                see `SemanticCacheConfig`
         """
-        made, tokenizer, processor = load(model, dtype, device, attn, trust_remote_code)
-        pruning = pruning_of(prune, made)  # before the engine begins to watch the model
-        engine = cls(made, tokenizer, processor, encoder_cache=encoder_cache, check=check)
+        loaded_model, tokenizer, processor = load(model, dtype, device, attn, trust_remote_code)
+        pruning = pruning_of(prune, loaded_model)  # before the engine begins to watch the model
+        engine = cls(loaded_model, tokenizer, processor, encoder_cache=encoder_cache, check=check)
         engine.pruning = pruning
         return engine
 
@@ -186,14 +186,14 @@ class TransformersEngine(Engine):
         no effect.
         """
         # A shallow copy: weights, lock and watch are shared.
-        other = copy.copy(self)
-        other._as_prefix_cache = arm == "prefix"
-        other.pruning = self.pruning if arm == "cache" else None
+        arm_engine = copy.copy(self)
+        arm_engine._as_prefix_cache = arm == "prefix"
+        arm_engine.pruning = self.pruning if arm == "cache" else None
 
         if self.vision is not None:
             registry = self.vision.registry if arm == "cache" else None
-            other.vision = replace(self.vision, registry=registry, uncounted=0, runs=0)
-        return other
+            arm_engine.vision = replace(self.vision, registry=registry, uncounted=0, runs=0)
+        return arm_engine
 
     def prepare(self, request: Request) -> Prepared:
         """Tokenize a request, with pictures expanded to spans. Pixels are processed at the first sight of a picture.
@@ -209,9 +209,9 @@ class TransformersEngine(Engine):
             ids, spans = self._tokenized(request)
             self._check_length(len(ids))
         # Where tables depend on the length, each length has an epoch of its own.
-        own_epoch = self._epoch_for(len(ids)) if self._watch.by_length else ""
-        least = BLOCK_TOKENS if self._as_prefix_cache else self.piece
-        return Prepared(request, tuple(ids), tuple(spans), epoch=own_epoch, piece=least)
+        prompt_epoch = self._epoch_for(len(ids)) if self._watch.by_length else ""
+        prefill_unit = BLOCK_TOKENS if self._as_prefix_cache else self.piece
+        return Prepared(request, tuple(ids), tuple(spans), epoch=prompt_epoch, piece=prefill_unit)
 
     def _tokenized(self, request: Request) -> tuple[Sequence[int], Sequence[Span]]:
         if not request.prompt.strip():
@@ -236,14 +236,14 @@ class TransformersEngine(Engine):
         if plan.method in PIECEWISE:
             until = plan.deadline()
             donors = [StoredDonor(store, meta, until) for meta in plan.donors]
-            ran = self.blend(prepared, donors, settings_of(plan), on_token=on_token, accept=plan.accept)
+            outcome = self.blend(prepared, donors, settings_of(plan), on_token=on_token, accept=plan.accept)
             # State in a bucket may have missed its deadline instead.
-            if plan.away and isinstance(ran, Refusal) and ran.reason == UNREADABLE:
-                return replace(ran, reason=unread(until))
-            return ran
+            if plan.away and isinstance(outcome, Refusal) and outcome.reason == UNREADABLE:
+                return replace(outcome, reason=unread(until))
+            return outcome
 
         began, donor = time.perf_counter(), plan.donors[0]
-        told = decoding.Told(on_token) if on_token is not None else None
+        sink = decoding.Told(on_token) if on_token is not None else None
         # The last token is always computed: its logits begin the answer.
         tokens = plan.reused if plan.method == "prefix" else len(donor.token_ids) - 1
         until = plan.deadline()
@@ -255,15 +255,15 @@ class TransformersEngine(Engine):
             prepared = replace(prepared, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
 
         try:
-            done = self.compute(prepared, parts, tokens, on_token=told)
+            completion = self.compute(prepared, parts, tokens, on_token=sink)
         except (ModelError, InputError, CorruptChunk) as error:
-            if told is not None and told.any:  # the client has seen a part of this answer
+            if sink is not None and sink.any:  # the client has seen a part of this answer
                 raise
             store.delete(donor.id)  # or it would stand in the way of a right one for ever
             return Refusal(f"the donor's state does not fit: {error}")
         if not plan.away:  # the store measures what comes from a bucket
-            self._meter.loaded(done.bytes_loaded, reading + done.inject_s)
-        return done
+            self._meter.loaded(completion.bytes_loaded, reading + completion.inject_s)
+        return completion
 
     def blend(
         self,
@@ -275,7 +275,7 @@ class TransformersEngine(Engine):
         accept: Accept | None = None,
     ) -> Completion | Refusal:
         """See `Engine.blend`."""
-        began, told = time.perf_counter(), decoding.Told(on_token) if on_token is not None else None
+        began, sink = time.perf_counter(), decoding.Told(on_token) if on_token is not None else None
         if not isinstance(config, TopLayerConfig):
             _ = self.blend_model
         ready = time.perf_counter()  # the check of a model, once, says nothing of what a blend costs
@@ -294,26 +294,26 @@ class TransformersEngine(Engine):
                 return Refusal(report.reason, {"blend": report})
 
             planning = time.perf_counter() - began
-            done = self.compute(prepared, partial=partial, on_token=told, accept=accept)
+            completion = self.compute(prepared, partial=partial, on_token=sink, accept=accept)
         except Declined as declined:
             return Refusal(str(declined), {"blend": replace(report, reason=str(declined))})
         except ModelError as error:
-            if told is not None and told.any:
+            if sink is not None and sink.any:
                 raise
             method = "top_layer" if isinstance(config, TopLayerConfig) else "blend"
             return Refusal(f"{method}: {error}", {"blend": report})
         # The tower's run would count as a cost of the blend.
-        if not done.encoder_runs:
-            blending = began + planning - ready - report.read_s + done.ttft_s
+        if not completion.encoder_runs:
+            blending = began + planning - ready - report.read_s + completion.ttft_s
             self._meter.blended(partial.priced_rows(), report.tokens, blending)
 
         return replace(
-            done,
-            ttft_s=done.ttft_s + planning,
-            latency_s=done.latency_s + planning,
-            inject_s=done.inject_s + planning,
-            bytes_loaded=done.bytes_loaded + report.read_bytes,
-            details={**done.details, "blend": partial.told(report)},
+            completion,
+            ttft_s=completion.ttft_s + planning,
+            latency_s=completion.latency_s + planning,
+            inject_s=completion.inject_s + planning,
+            bytes_loaded=completion.bytes_loaded + report.read_bytes,
+            details={**completion.details, "blend": partial.told(report)},
         )
 
     def no_top_layer(self) -> str:
@@ -372,24 +372,24 @@ class TransformersEngine(Engine):
 
         piece = self.piece
         ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
-        cache, held, loaded = (planned.cache, 0, 0) if planned is not None else self._begun(parts, held, prepared)
+        cache, held, loaded_bytes = (planned.cache, 0, 0) if planned is not None else self._begun(parts, held, prepared)
         if n - held > 1:
             steps.look = self._watch.same
         inject = time.perf_counter() - steps.began
 
-        rows, runs, place = None, 0, None
+        rows, runs, position_ids = None, 0, None
         if self.vision is not None:
-            place = self.vision.positions(ids, prepared)
+            position_ids = self.vision.positions(ids, prepared)
             if spans:
                 rows, runs = self.vision.rows(prepared, held)
         elif self._base is not None:
-            place = positions(self._base, ids)
+            position_ids = positions(self._base, ids)
         # What leaves keys out divides the rows in its own way.
         visible: Any = nullcontext
         if n - held > ROWS and (planned is not None or piece == 1):
             visible = partial(left_out, self.model, self._attention)
 
-        at = held
+        prefilled = held
         if planned is None and cache is not None:
             stops = [stop for stop in pieces(n, piece, spans) if stop > held] if piece > 1 else []
             # `generate` would compute the prompt once for each beam.
@@ -398,30 +398,30 @@ class TransformersEngine(Engine):
             if stops and not self._watch.tables.continues(stops[-1], n):
                 stops = []  # the model would compute the prompt anew
             for stop in stops:
-                shown = sum(span.start < stop and span.start + span.length > at for span in spans)
-                own, rows = rows.divided(shown) if rows else (None, None)
-                with given_features(self._base, own) as features, visible(), self._watch.tables.of(n):
-                    decoding.prefill(self.model, ids[:, :stop], cache, at, place, features)
-                at = stop
+                piece_pictures = sum(span.start < stop and span.start + span.length > prefilled for span in spans)
+                piece_rows, rows = rows.divided(piece_pictures) if rows else (None, None)
+                with given_features(self._base, piece_rows) as features, visible(), self._watch.tables.of(n):
+                    decoding.prefill(self.model, ids[:, :stop], cache, prefilled, position_ids, features)
+                prefilled = stop
             if beams > 1:
                 cache.batch_repeat_interleave(beams)
 
-        used = cache
+        decode_cache = cache
         if self.pruning is not None and beams == 1 and n > 1 and cache is not None and may_prune(prepared.request):
             with given_features(self._base, rows) as features:  # it looks at whole attention calls
-                used = prefill_pruned(self.model, ids, cache, at, place, features, self.pruning)
+                decode_cache = prefill_pruned(self.model, ids, cache, prefilled, position_ids, features, self.pruning)
             # The prefill has seen the pictures: one text token is left.
             rows = None
 
         with given_features(self._base, rows) if rows else nullcontext({}) as features, visible():
-            given = {**arguments, **features, "attention_mask": torch.ones_like(ids)}
-            if place is not None:
-                given["position_ids"] = place
-            output = decoding.generate(self.model, ids, used, given, steps)
+            generate_args = {**arguments, **features, "attention_mask": torch.ones_like(ids)}
+            if position_ids is not None:
+                generate_args["position_ids"] = position_ids
+            output = decoding.generate(self.model, ids, decode_cache, generate_args, steps)
         # A model that changed while it ran made state that is of neither.
-        kept = bool(self.epoch) and not writes.any and steps.same and (n - held <= 1 or self._watch.check(turn=False))
-        if (beams > 1 or used is not cache) and n in pieces(n + 1, piece, spans):
-            kept = False  # the last piece was not computed as one
+        state_valid = bool(self.epoch) and not writes.any and steps.same and (n - held <= 1 or self._watch.check(turn=False))
+        if (beams > 1 or decode_cache is not cache) and n in pieces(n + 1, piece, spans):
+            state_valid = False  # the last piece was not computed as one
 
         self._follow()
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
@@ -447,14 +447,14 @@ class TransformersEngine(Engine):
             ttft_s=(steps.first or now) - steps.began,
             latency_s=now - steps.began,
             inject_s=inject,
-            bytes_loaded=loaded,
-            capture=lambda: captured(cache, n) if cache is not None and kept and planned is None else None,
-            rows=planned.rows() if planned is not None and kept else None,
+            bytes_loaded=loaded_bytes,
+            capture=lambda: captured(cache, n) if cache is not None and state_valid and planned is None else None,
+            rows=planned.rows() if planned is not None and state_valid else None,
             arithmetic=arithmetic,
-            bitwise=planned is None and used is cache and (held == 0 or (piece > 1 and not _compiled(self.model))),
+            bitwise=planned is None and decode_cache is cache and (held == 0 or (piece > 1 and not _compiled(self.model))),
             shared=not isinstance(output, torch.Tensor),
-            continued=partial(continued, self.model, used, ids, place),
-            approximate=used is not cache,
+            continued=partial(continued, self.model, decode_cache, ids, position_ids),
+            approximate=decode_cache is not cache,
             details={"output": output},
         )
 
@@ -545,7 +545,7 @@ class TransformersEngine(Engine):
         options = {name: value for name, value in call.given.items() if name not in PROMPT_KEYS}
         token = self.vision.book.image_token_id if self.vision is not None else None
 
-        made: list[GenerateCall] = []
+        calls: list[GenerateCall] = []
         # Not strict: `numbers` may go on for ever.
         for (ids, pictures), number in zip(
             rows_of({**call.given, "attention_mask": call.mask}, token), numbers, strict=False
@@ -554,11 +554,11 @@ class TransformersEngine(Engine):
             spans = spans_of(ids, token, [picture for _, picture, _ in pictures], [item.digest for item in media])
             text, name = self.tokenizer.decode(ids, skip_special_tokens=True), f"generate-{number}"
             prompt = {"token_ids": ids, "spans": spans, "pictures": pictures}
-            made.append(GenerateCall(name, text, text, media, partition, **prompt, arguments=options))
+            calls.append(GenerateCall(name, text, text, media, partition, **prompt, arguments=options))
 
-        for one in made:
-            self._check_length(len(one.token_ids))
-        return made
+        for request in calls:
+            self._check_length(len(request.token_ids))
+        return calls
 
     def _take_pictures(self, request: Request) -> None:
         """Make the pixels of a call of `generate` known, which no picture's bytes stand for."""
@@ -612,8 +612,8 @@ class TransformersEngine(Engine):
             return empty_cache(self._layout), 0, 0
 
         states = consecutive(parts, 0, held)
-        loaded = sum(map(attrgetter("nbytes"), states))
-        return filled_cache(states, held, device, self.model.dtype, empty_cache(self._layout)), held, loaded
+        loaded_bytes = sum(map(attrgetter("nbytes"), states))
+        return filled_cache(states, held, device, self.model.dtype, empty_cache(self._layout)), held, loaded_bytes
 
 
 def _compiled(model: Any) -> bool:

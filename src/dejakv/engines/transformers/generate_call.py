@@ -70,14 +70,14 @@ class Arguments:
         # As transformers infers it: both must see the same padding.
         if self.mask is None and _are_ids(ids):
             pad = self.setting("pad_token_id")
-            known = pad is not None and pad not in self.ends
-            self.mask = (ids != pad).long() if known else torch.ones_like(ids)
+            pad_is_distinct = pad is not None and pad not in self.ends
+            self.mask = (ids != pad).long() if pad_is_distinct else torch.ones_like(ids)
 
     @property
     def ends(self) -> list[int]:
         """The end tokens; empty if there are none."""
-        given = self.setting("eos_token_id")
-        return [] if given is None else torch.as_tensor(given).reshape(-1).tolist()
+        eos_setting = self.setting("eos_token_id")
+        return [] if eos_setting is None else torch.as_tensor(eos_setting).reshape(-1).tolist()
 
     @property
     def filler(self) -> int:
@@ -173,8 +173,8 @@ class GenerateCall(Request):
     def output(self, output: Any, ran: int) -> Any:
         """What `generate` returned of `ran` prompt tokens, with this prompt's tokens in front."""
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
-        own = torch.tensor([self.token_ids], device=sequences.device).expand(sequences.shape[0], -1)
-        sequences = torch.cat([own, sequences[:, ran:]], dim=1)
+        prompt_ids = torch.tensor([self.token_ids], device=sequences.device).expand(sequences.shape[0], -1)
+        sequences = torch.cat([prompt_ids, sequences[:, ran:]], dim=1)
 
         if isinstance(output, torch.Tensor):
             return sequences
@@ -199,8 +199,8 @@ class _OwnPromptFirst(BaseStreamer):
 
 def rows_of(arguments: Mapping[str, Any], image_token: int | None) -> list[tuple[tuple[int, ...], Pictures]]:
     """Single prompts: tokens without padding, and pictures. Raises: ValueError if pixels and image tokens do not fit."""
-    given = zip(arguments["input_ids"], arguments["attention_mask"], strict=True)
-    prompts = [tuple(row[kept.bool()].tolist()) for row, kept in given]
+    masked_rows = zip(arguments["input_ids"], arguments["attention_mask"], strict=True)
+    prompts = [tuple(row[row_mask.bool()].tolist()) for row, row_mask in masked_rows]
     pixels = arguments.get("pixel_values")
     if pixels is None:
         return [(prompt, ()) for prompt in prompts]
@@ -212,15 +212,15 @@ def rows_of(arguments: Mapping[str, Any], image_token: int | None) -> list[tuple
 
     rows: list[tuple[tuple[int, ...], Pictures]] = []
     for prompt, lengths in zip(prompts, runs, strict=True):
-        wanted, mine = sum(lengths), list[Any]()
-        while wanted > 0:
-            if not parts or parts[0][0].rows > wanted:
+        missing_rows, prompt_pictures = sum(lengths), list[Any]()
+        while missing_rows > 0:
+            if not parts or parts[0][0].rows > missing_rows:
                 raise ValueError("pixel_values do not fit the image tokens")
             picture, pixels = parts.pop(0)
-            wanted -= picture.rows
-            own_pixels = {name: part.clone() for name, part in pixels.items()}  # the caller may write into its batch
-            mine.append((Media(_bytes_of(pixels), name="pixels"), picture, own_pixels))
-        rows.append((prompt, tuple(mine)))
+            missing_rows -= picture.rows
+            pixels_copy = {name: part.clone() for name, part in pixels.items()}  # the caller may write into its batch
+            prompt_pictures.append((Media(_bytes_of(pixels), name="pixels"), picture, pixels_copy))
+        rows.append((prompt, tuple(prompt_pictures)))
 
     if parts:
         raise ValueError("pixel_values hold more pictures than the prompts")

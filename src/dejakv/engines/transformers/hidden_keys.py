@@ -41,13 +41,13 @@ class VisibleKeys(TorchFunctionMode):
         if not _applies(query, key, mask):
             return func(*args, **kwargs)
 
-        held = self._known.get(id(mask))
-        if held is None:
+        cached_pieces = self._known.get(id(mask))
+        if cached_pieces is None:
             # With the mask itself: its id then belongs to no other object.
-            held = self._known[id(mask)] = (mask, pieces_of(mask))
+            cached_pieces = self._known[id(mask)] = (mask, pieces_of(mask))
 
         out = query.new_empty((*query.shape[:-1], value.shape[-1]))
-        for rows, keys in held[1]:
+        for rows, keys in cached_pieces[1]:
             seen = {**kwargs, "attn_mask": mask[:, :, rows, keys]}
             out[:, :, rows] = func(query[:, :, rows], key[:, :, keys], value[:, :, keys], **seen)
         return out
@@ -65,16 +65,16 @@ def pieces_of(mask: Tensor) -> list[Piece]:
     True where a row sees a key. Rows that see nothing are left with all keys."""
     # Or each operation here would pass through the mode again.
     with torch._C.DisableTorchFunction():
-        made: list[Piece] = []
+        pieces: list[Piece] = []
         for first in range(0, mask.shape[2], ROWS):
             rows = slice(first, min(first + ROWS, mask.shape[2]))
             seen = mask[:, :, rows].flatten(0, 1)
             keys = seen.any(0).any(0).nonzero().flatten()
             if len(keys) and bool(seen.any(-1).all()):
-                made.append((rows, slice(int(keys[0]), int(keys[-1]) + 1)))
+                pieces.append((rows, slice(int(keys[0]), int(keys[-1]) + 1)))
             else:
-                made.append((rows, slice(0, mask.shape[3])))
-        return made
+                pieces.append((rows, slice(0, mask.shape[3])))
+        return pieces
 
 
 @contextmanager
@@ -88,8 +88,8 @@ def left_out(model: nn.Module, attention: str) -> Iterator[None]:
 
     def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1])
-        given = next((one for one in inputs if one is not None), None)
-        if isinstance(given, Tensor) and given.dim() > 1 and given.shape[1] > ROWS:
+        model_input = next((candidate for candidate in inputs if candidate is not None), None)
+        if isinstance(model_input, Tensor) and model_input.dim() > 1 and model_input.shape[1] > ROWS:
             mode = VisibleKeys()
             mode.__enter__()
             entered.append(mode)

@@ -63,8 +63,8 @@ def filled_cache(
             )
         rows = borrowed(state)[:, :, :, : tokens - sum(part.shape[3] for part in stacked)]
         stacked.append(rows if device.type == "cpu" else rows.contiguous().to(device, non_blocking=True))
-    if (held := sum(part.shape[3] for part in stacked)) < tokens:
-        raise ModelError(f"a state of {held} tokens has not the first {tokens}: clear the cache directory")
+    if (stored_tokens := sum(part.shape[3] for part in stacked)) < tokens:
+        raise ModelError(f"a state of {stored_tokens} tokens has not the first {tokens}: clear the cache directory")
 
     cache = plain_cache() if into is None else into
     # Only the empty cache of a layer-condensed model has layers beforehand.
@@ -132,16 +132,16 @@ def _whole(parts: list[torch.Tensor]) -> torch.Tensor | None:
 def copied(cache: Cache, tokens: int) -> Cache | None:
     """The first `tokens` rows as a cache of its own: its layers view the rows, and new rows are added beside them. None if a layer has
     fewer rows, or is of another kind."""
-    held: list[Any] = list(cache.layers)
+    source_layers: list[Any] = list(cache.layers)
     if any(
-        not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.shape[-2] < tokens for layer in held
+        not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.shape[-2] < tokens for layer in source_layers
     ):
         return None
 
     condensed = isinstance(cache, LCKVCache)
-    own: Any = LCKVCache(cache.layout, settled=cache.settled) if condensed else DynamicCache()
-    own.layers = [PartsLayer([layer.keys[:1, :, :tokens]], [layer.values[:1, :, :tokens]]) for layer in held]
-    return own
+    prefix_cache: Any = LCKVCache(cache.layout, settled=cache.settled) if condensed else DynamicCache()
+    prefix_cache.layers = [PartsLayer([layer.keys[:1, :, :tokens]], [layer.values[:1, :, :tokens]]) for layer in source_layers]
+    return prefix_cache
 
 
 def captured(cache: Cache, tokens: int) -> Tensor | None:

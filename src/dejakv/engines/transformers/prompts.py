@@ -57,11 +57,11 @@ class PictureBook:
 
     def get(self, media: Media) -> Picture:
         """Look up a picture, decoded at first sight. Raises: InputError if the bytes are no readable picture."""
-        found = self._known.get(media.digest)
-        if found is None:
+        picture = self._known.get(media.digest)
+        if picture is None:
             self.pixels(media)
-            found = self._known[media.digest]
-        return found
+            picture = self._known[media.digest]
+        return picture
 
     def known(self, digest: str) -> Picture | None:
         return self._known.get(digest)
@@ -79,11 +79,11 @@ class PictureBook:
 
     def pixels(self, media: Media) -> Mapping[str, Tensor]:
         """The processor's output for one picture: `pixel_values` and whatever else the tower takes."""
-        found = self._pixels.get(media.digest)
-        if found is None:
+        processed = self._pixels.get(media.digest)
+        if processed is None:
             self._process(media)
-            found = self._pixels[media.digest]
-        return found
+            processed = self._pixels[media.digest]
+        return processed
 
     def held_pixels(self, digest: str) -> Mapping[str, Tensor] | None:
         return self._pixels.get(digest)
@@ -102,8 +102,8 @@ class PictureBook:
         rows = ids.count(self.image_token_id)
         grid = out.get("image_grid_thw")
         picture = Picture(rows, self._expansion(ids), _grid(grid) if grid is not None else None)
-        kept = {key: value for key, value in out.items() if key not in _TEXT_KEYS and isinstance(value, Tensor)}
-        self._known[media.digest], self._pixels[media.digest] = picture, kept
+        tower_inputs = {key: value for key, value in out.items() if key not in _TEXT_KEYS and isinstance(value, Tensor)}
+        self._known[media.digest], self._pixels[media.digest] = picture, tower_inputs
 
     def _expansion(self, ids: list[int]) -> str:
         """The expanded text, if it consists of the tokenizer's own added tokens, which no context changes."""
@@ -139,10 +139,10 @@ def image_token_of(model: Any, processor: Any) -> tuple[str, int] | None:
 
 def vision_base(model: Any) -> Any:
     """The module whose `get_image_features` the model's forward calls, None if it has none."""
-    within = (getattr(model, "base_model", None), getattr(model, "model", None), model)
-    found = [module for module in within if hasattr(module, "get_image_features")]
+    candidates = (getattr(model, "base_model", None), getattr(model, "model", None), model)
+    bases = [module for module in candidates if hasattr(module, "get_image_features")]
     # An inner module first: the model's own method only passes the call on.
-    return next((module for module in found if module is not model), found[0] if found else None)
+    return next((module for module in bases if module is not model), bases[0] if bases else None)
 
 
 def run_tower(base: Any, pixels: Mapping[str, Tensor], rows: int) -> tuple[Tensor, bool]:
@@ -195,10 +195,10 @@ def image_text_ids(book: PictureBook, text: str, media: Sequence[Media]) -> tupl
     Raises: InputError if placeholders and pictures do not match in number or a picture cannot be read.
     """
     tokenizer = book.processor.tokenizer
-    held = text.count(book.image_token)
-    if held != len(media):
+    placeholders = text.count(book.image_token)
+    if placeholders != len(media):
         raise InputError(
-            f"the prompt has {held} placeholders {book.image_token!r} for {len(media)} pictures: "
+            f"the prompt has {placeholders} placeholders {book.image_token!r} for {len(media)} pictures: "
             f"put one {book.image_token!r} into the prompt for each picture, in order"
         )
 
@@ -230,9 +230,9 @@ def spans_of(
 
     spans: list[Span] = []
     for picture, digest in zip(pictures, digests, strict=True):
-        mine, places = places[: picture.rows], places[picture.rows :]
-        if mine:
-            spans.append(Span(mine[0], mine[-1] - mine[0] + 1, digest))
+        picture_places, places = places[: picture.rows], places[picture.rows :]
+        if picture_places:
+            spans.append(Span(picture_places[0], picture_places[-1] - picture_places[0] + 1, digest))
     return tuple(spans)
 
 

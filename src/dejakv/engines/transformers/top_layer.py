@@ -86,26 +86,26 @@ def plan_top_layer(
 
     donors = Donors.of(*(chunk.meta.token_ids for chunk in chunks))
     ends = engine.sentence_ends
-    taken = take_rows(prepared.token_ids, donors, "map", engine.embed_tokens, tail=config.tail, ends=ends)
-    computed = computed_rows(taken)
+    row_sources = take_rows(prepared.token_ids, donors, "map", engine.embed_tokens, tail=config.tail, ends=ends)
+    computed = computed_rows(row_sources)
 
     report = BlendReport(tokens, read_bytes=sum(chunk.tensor.nbytes for chunk in chunks))
     if reason := too_dear(config, len(computed) / tokens, len(computed) / tokens):
         return None, replace(report, reason=reason)
 
     states = [borrowed(chunk.tensor) for chunk in chunks]
-    if wrong := _foreign(states, donors, layout, engine.model):
-        return None, replace(report, reason=wrong)
+    if misfit := _foreign(states, donors, layout, engine.model):
+        return None, replace(report, reason=misfit)
 
     # Stored state has only the layers that compute KV: places of layers among these.
     slots = [layout.kv_layers.index(layer) for layer in layout.task_layers]
     stacked = torch.cat([state[:, slots].to(engine.device) for state in states], dim=3)
-    kv = moved_rows(engine.model, stacked, taken, donors.positions)
-    given = GivenRows(
+    kv = moved_rows(engine.model, stacked, row_sources, donors.positions)
+    donor_rows = GivenRows(
         {layer: (keys[None], values[None]) for layer, (keys, values) in zip(layout.task_layers, kv, strict=True)},
         torch.from_numpy(computed)[None].to(engine.device),
     )
-    cache = LCKVCache(layout, given, settled=True)
+    cache = LCKVCache(layout, donor_rows, settled=True)
     return PlannedTopLayer(cache, layout, tokens, tuple(computed.tolist())), report
 
 
@@ -118,15 +118,15 @@ def moved_rows(model: Any, state: torch.Tensor, taken: Ids, positions: np.ndarra
     """
     # A computed row has -1: any row may stand in its place.
     source = torch.from_numpy(np.maximum(taken, 0))
-    here, there = torch.arange(len(source)), torch.from_numpy(positions)[source]
+    target_places, source_places = torch.arange(len(source)), torch.from_numpy(positions)[source]
 
     rows = state.index_select(3, source.to(state.device))
     keys, values = rows[0], rows[1]
     # A rotation by nothing would still round.
-    if not torch.equal(here, there):
+    if not torch.equal(target_places, source_places):
         # Float32, whatever the model's dtype: tables take the type of `like`.
         rotary, like = model.model.rotary_emb, torch.zeros(1, device=state.device)
-        tables = turn(rotary(like, here[None].to(state.device)), rotary(like, there[None].to(state.device)))
+        tables = turn(rotary(like, target_places[None].to(state.device)), rotary(like, source_places[None].to(state.device)))
         keys = rotated(keys.float(), tables).to(keys.dtype)
     return list(zip(keys, values, strict=True))
 

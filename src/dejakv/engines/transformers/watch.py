@@ -240,11 +240,11 @@ class Tables:
         """Why it cannot be told how positions are rotated: by the length of the prompt, in code of the model's own."""
         for name in ("rope_parameters", "rope_scaling"):
             try:
-                held = getattr(self._config, name, None) or {}
+                rope_settings = getattr(self._config, name, None) or {}
             except Exception as error:  # the configuration's own code
                 return f"its {name} cannot be read: {type(error).__name__}: {error}"
-            for given in [held, *held.values()]:
-                kind = str(given.get("rope_type") or given.get("type") or "") if isinstance(given, dict) else ""
+            for settings in [rope_settings, *rope_settings.values()]:
+                kind = str(settings.get("rope_type") or settings.get("type") or "") if isinstance(settings, dict) else ""
                 if by_length(kind) and not self._modules:
                     return f"its rotary tables depend on the prompt's length ({kind}), and it makes them in its own way"
         return ""

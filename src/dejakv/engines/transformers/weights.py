@@ -41,17 +41,17 @@ class WeightDigest:
         # Backwards, so that the first place of a shared tensor wins.
         first = {id(tensor): place for place, tensor in reversed(list(enumerate(tensors))) if tensor is not None}
         self._places = sorted(first.values())
-        found = self._distinct(tensors)
+        distinct = self._distinct(tensors)
         self._titles = [
             (names[place], f"{tuple(tensor.shape)}:{tensor.dtype}")
-            for place, tensor in zip(self._places, found, strict=True)
+            for place, tensor in zip(self._places, distinct, strict=True)
         ]
         # Before the digests: what is written while they are made differs at the next check.
-        self._stamps = [_stamp(tensor) for tensor in found]
-        self._points = _Points(found)
-        self._samples = self._points.read(found)
-        self._parts = _cut(found)
-        self._digests = _digests(found, self._parts)
+        self._stamps = [_stamp(tensor) for tensor in distinct]
+        self._points = _Points(distinct)
+        self._samples = self._points.read(distinct)
+        self._parts = _cut(distinct)
+        self._digests = _digests(distinct, self._parts)
 
         self._share = max(_SMALLEST, -(-sum(part.stop - part.start for part in self._parts) // TURNS))
         self._next = 0
@@ -60,12 +60,12 @@ class WeightDigest:
     def digest_where(self, wanted: Callable[[str], bool]) -> str:
         """The digest over the tensors whose name is wanted."""
         sha = hashlib.sha256()
-        kept = {index for index, (name, _) in enumerate(self._titles) if wanted(name)}
-        for index in sorted(kept):
+        indices = {index for index, (name, _) in enumerate(self._titles) if wanted(name)}
+        for index in sorted(indices):
             sha.update(f"{self._titles[index]};".encode())
 
         for part, digest in zip(self._parts, self._digests, strict=True):
-            if part.tensor in kept:
+            if part.tensor in indices:
                 sha.update(digest.to_bytes(16, "little"))
         return sha.hexdigest()
 
@@ -77,26 +77,26 @@ class WeightDigest:
         if len(tensors) != len(self._held) or self._names != tuple(names):
             return False
         if not all(
-            tensor is None if held is None else held() is tensor
-            for held, tensor in zip(self._held, tensors, strict=True)
+            tensor is None if ref is None else ref() is tensor
+            for ref, tensor in zip(self._held, tensors, strict=True)
         ):
             return False
 
-        found = self._distinct(tensors)
-        if self._stamps != [_stamp(tensor) for tensor in found]:
+        distinct = self._distinct(tensors)
+        if self._stamps != [_stamp(tensor) for tensor in distinct]:
             return False
-        return self._samples == self._points.read(found) and (not turn or self._turn_agrees(found))
+        return self._samples == self._points.read(distinct) and (not turn or self._turn_agrees(distinct))
 
     def _distinct(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         return [tensor for place in self._places if (tensor := tensors[place]) is not None]
 
     def _turn_agrees(self, found: Sequence[Tensor]) -> bool:
-        parts, digests, looked = list[_Part](), list[int](), 0
-        while looked < self._share and len(parts) < len(self._parts):
+        parts, digests, bytes_compared = list[_Part](), list[int](), 0
+        while bytes_compared < self._share and len(parts) < len(self._parts):
             part = self._parts[self._next]
             parts.append(part)
             digests.append(self._digests[self._next])
-            looked += part.stop - part.start
+            bytes_compared += part.stop - part.start
             self._next = (self._next + 1) % len(self._parts)
 
         return _digests(found, parts) == digests
@@ -128,28 +128,28 @@ def _cut(tensors: Sequence[Tensor]) -> list[_Part]:
     step = min(_LARGEST, max(_SMALLEST, sum(sizes) // (4 * TURNS))) // 8 * 8
     parts: list[_Part] = []
     for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
-        own = step if tensor.is_contiguous() else max(size, 1)  # others are copied whole to be read in order
-        parts += [_Part(index, start, min(start + own, size)) for start in range(0, size, own)]
+        part_bytes = step if tensor.is_contiguous() else max(size, 1)  # others are copied whole to be read in order
+        parts += [_Part(index, start, min(start + part_bytes, size)) for start in range(0, size, part_bytes)]
     return parts
 
 
 def _digests(tensors: Sequence[Tensor], parts: Sequence[_Part]) -> list[int]:
     """A number for each part. On the CPU XXH3; on other devices sums, so that one transfer brings all of them."""
-    found: list[int | Tensor] = []
+    results: list[int | Tensor] = []
     for part in parts:
         flat = _flat(tensors[part.tensor])
         if flat.device.type == "cpu":
             data: Any = flat.view(torch.uint8)[part.start : part.stop].numpy()
-            found.append(xxhash.xxh3_128_intdigest(data))
+            results.append(xxhash.xxh3_128_intdigest(data))
         else:
-            found.append(weighted_sum(flat.view(torch.uint8)[part.start : part.stop]))
+            results.append(weighted_sum(flat.view(torch.uint8)[part.start : part.stop]))
 
-    sums = [number for number in found if isinstance(number, Tensor)]
+    sums = [number for number in results if isinstance(number, Tensor)]
     if sums:
-        brought = iter(torch.stack([number.to(sums[0].device) for number in sums]).tolist())
+        transferred = iter(torch.stack([number.to(sums[0].device) for number in sums]).tolist())
         # A sum of int64 may be negative, which `to_bytes` refuses.
-        found = [next(brought) % (1 << 64) if isinstance(number, Tensor) else number for number in found]
-    return [int(number) for number in found]
+        results = [next(transferred) % (1 << 64) if isinstance(number, Tensor) else number for number in results]
+    return [int(number) for number in results]
 
 
 def weighted_sum(data: Tensor) -> Tensor:

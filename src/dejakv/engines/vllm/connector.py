@@ -56,9 +56,9 @@ def make_scheduler_side(
     vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, counts: ConnectorCounts
 ) -> SchedulerSide:
     """Make the scheduler side. Raises: ConfigError, StoreError, MissingExtraError."""
-    base = server_epoch(vllm_config, kv_cache_config)
+    base_epoch = server_epoch(vllm_config, kv_cache_config)
     adapters = Adapters(
-        base,
+        base_epoch,
         upstream.adapters_applied(vllm_config),
         _RUNTIME if upstream.adapters_change_at_runtime() else "",
         upstream.adapters_leak(vllm_config),
@@ -72,12 +72,12 @@ def make_scheduler_side(
 
     budget = vllm_config.scheduler_config.max_num_batched_tokens
     # Without vLLM's prefix cache no block is ever shared.
-    shares = vllm_config.cache_config.enable_prefix_caching
+    shares_blocks = vllm_config.cache_config.enable_prefix_caching
     names = Names(
         settings,
         upstream.hash_block_tokens(kv_cache_config),
         upstream.block_tokens(kv_cache_config),
-        settings.max_generation if shares else 0,
+        settings.max_generation if shares_blocks else 0,
     )
 
     return SchedulerSide(
@@ -96,21 +96,21 @@ def make_scheduler_side(
 
 def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
     """Limits of one rank's saves."""
-    row = upstream.bytes_per_token(kv_cache_config)
+    token_bytes = upstream.bytes_per_token(kv_cache_config)
     # An increment must begin where vLLM's blocks and the store's index both have a border.
     unit = math.lcm(upstream.block_tokens(kv_cache_config), BLOCK_TOKENS)
-    most = max(1, settings.max_bytes // row) if settings.max_bytes else 0
+    max_stored_tokens = max(1, settings.max_bytes // token_bytes) if settings.max_bytes else 0
     drops = upstream.drops_blocks(kv_cache_config)
-    return Room(settings.max_pending_bytes // row, unit, most, drops, upstream.is_stepped_by_hand())
+    return Room(settings.max_pending_bytes // token_bytes, unit, max_stored_tokens, drops, upstream.is_stepped_by_hand())
 
 
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV, *, blends: bool) -> WorkerSide:
     """Make the worker side. Raises: ConfigError, StoreError, ModelError."""
     settings = settings_of_rank(settings, upstream.rank(), rank_count(vllm_config))
-    watch = Watch.of(watched_model(vllm_config))
-    blender = blender_for(vllm_config, settings, paged) if blends else None
+    weights_watch = Watch.of(watched_model(vllm_config))
+    blend_runner = blender_for(vllm_config, settings, paged) if blends else None
     store = open_store(settings, vllm_config, writing=True)
-    return WorkerSide(store, paged, blender, watch, settings.load_timeout_s, settings.max_pending_bytes)
+    return WorkerSide(store, paged, blend_runner, weights_watch, settings.load_timeout_s, settings.max_pending_bytes)
 
 
 def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> Blender:
@@ -197,8 +197,8 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         # None without news; that the step is over counts nevertheless.
-        said = connector_output.kv_connector_worker_meta
-        self.scheduler_side.heard(said if isinstance(said, StepReport) else StepReport())
+        report = connector_output.kv_connector_worker_meta
+        self.scheduler_side.heard(report if isinstance(report, StepReport) else StepReport())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -206,8 +206,8 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        held, told = self.scheduler_side.finished(request, block_ids)
-        return held, told or None
+        blocks_wait, response_params = self.scheduler_side.finished(request, block_ids)
+        return blocks_wait, response_params or None
 
     def reset_cache(self) -> bool:
         """False if vLLM's own prefix cache still holds what was computed before the reset: nothing is stored or used until

@@ -124,10 +124,10 @@ class EncoderFinder:
 
     def used(self, identifier: str) -> None:
         """Release an output that the worker has by now."""
-        sight = self._sights.get(identifier)
-        if sight is not None and sight.embedding is not None:
+        medium_lookup = self._sights.get(identifier)
+        if medium_lookup is not None and medium_lookup.embedding is not None:
             # From now on only the key is needed.
-            self._sights[identifier] = replace(sight, embedding=None)
+            self._sights[identifier] = replace(medium_lookup, embedding=None)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -145,9 +145,9 @@ class EncoderFinder:
         return Sight(epoch, digest, partition, modality, block.embedding if block is not None else None)
 
     def _note(self, identifier: str, sight: Sight | None) -> None:
-        known = self._sights.get(identifier, sight)
+        previous = self._sights.get(identifier, sight)
         # An identifier that stood for two contents or two tenants serves neither.
-        if known is None or sight is None or (known.digest, known.partition) != (sight.digest, sight.partition):
+        if previous is None or sight is None or (previous.digest, previous.partition) != (sight.digest, sight.partition):
             self._sights[identifier] = None
         else:
             self._sights[identifier] = sight
@@ -155,14 +155,14 @@ class EncoderFinder:
 
 def keeps_nothing(request: Any) -> bool:
     """Whether a request asks for `kv_transfer_params.dejakv.no_store`; True for unreadable parameters."""
-    asked = choices_in(request.kv_transfer_params)
-    return asked is not None and (not isinstance(asked, dict) or asked.get("no_store", False) is not False)
+    choices = choices_in(request.kv_transfer_params)
+    return choices is not None and (not isinstance(choices, dict) or choices.get("no_store", False) is not False)
 
 
 def _switched_off(request: Any) -> bool:
     """Whether `ec_transfer_params.dejakv.mode` of a request is `off`; any other value changes nothing."""
-    asked = choices_in(request.ec_transfer_params)
-    return isinstance(asked, dict) and asked.get("mode") == "off"
+    choices = choices_in(request.ec_transfer_params)
+    return isinstance(choices, dict) and choices.get("mode") == "off"
 
 
 @dataclass
@@ -266,20 +266,20 @@ class DejaKVEncoderConnector(ECConnectorBase):
         return self._off or self._finder.ready(request)  # what was not looked for is neither used nor filed
 
     def has_cache_item(self, identifier: str) -> bool:
-        sight = self._finder.sight(identifier)
-        return sight is not None and sight.embedding is not None
+        medium_lookup = self._finder.sight(identifier)
+        return medium_lookup is not None and medium_lookup.embedding is not None
 
     def update_state_after_alloc(self, request: Any, index: int) -> None:
         identifier = request.mm_features[index].identifier
-        sight = self._finder.sight(identifier)
-        if sight is None:
+        medium_lookup = self._finder.sight(identifier)
+        if medium_lookup is None:
             return
-        if sight.embedding is not None:
-            self._orders.load[identifier] = sight.embedding
+        if medium_lookup.embedding is not None:
+            self._orders.load[identifier] = medium_lookup.embedding
             # The order holds the tensor from here on.
             self._finder.used(identifier)
         elif not keeps_nothing(request):
-            self._orders.file[identifier] = sight
+            self._orders.file[identifier] = medium_lookup
 
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
         self._notice_reset()  # a step without media tells the worker too
@@ -330,8 +330,8 @@ class DejaKVEncoderConnector(ECConnectorBase):
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
         self.encoded += 1
-        sight = self._get_orders().file.get(mm_hash)
-        if sight is None or self._watch.problem:
+        medium_lookup = self._get_orders().file.get(mm_hash)
+        if medium_lookup is None or self._watch.problem:
             return
         # Each waiting save holds an output in memory, so their number is bounded.
         self._saves = [save for save in self._saves if not save.done()]
@@ -339,7 +339,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
             return  # the registry is slower than the encoder: this output is computed again some day
         # Copied now, since vLLM may evict the output before the thread runs.
         output = encoder_cache[mm_hash].detach().to("cpu", copy=True)
-        self._saves.append(self._saving.submit(self._keep, sight, output))
+        self._saves.append(self._saving.submit(self._keep, medium_lookup, output))
 
     def build_connector_worker_meta(self) -> ECConnectorWorkerMetadata | None:
         weights, changed = self._watch.take()

@@ -87,7 +87,7 @@ class WeightDigests:
                         packed |= not tensor.numel()
                         yield _Slot(owner, name, tensor)
             if packed:
-                yield from (_Slot(vars(module), name, held) for name, held in vars(module).items() if callable(held))
+                yield from (_Slot(vars(module), name, value) for name, value in vars(module).items() if callable(value))
 
     def _unmoved(self) -> bool:
         same = all(slot.owner.get(slot.name) is slot.held for slot in self._slots)
@@ -98,8 +98,8 @@ class WeightDigests:
         if not waiting and any(tensor.device.type != "cpu" for tensor in self._tensors):
             return True
         self._turn = (self._turn + 1) % _TURNS
-        now, then = _joined(self._views[self._turn]), self._samples[self._turn]
-        return all(torch.equal(one, other) for one, other in zip(now, then, strict=True))
+        current_samples, previous_samples = _joined(self._views[self._turn]), self._samples[self._turn]
+        return all(torch.equal(current, previous) for current, previous in zip(current_samples, previous_samples, strict=True))
 
     def _strided(self, turn: int) -> list[list[torch.Tensor]]:
         """Views of a few values of each tensor, as integers, grouped by device and width."""
@@ -163,9 +163,9 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 def _factors() -> Callable[[torch.device], torch.Tensor]:
     """Random odd 64-bit factors of this process, kept on each device that asks."""
-    made = torch.frombuffer(bytearray(secrets.token_bytes(8 * _ROW)), dtype=torch.int64) | 1
-    kept: dict[torch.device, torch.Tensor] = {}
-    return lambda device: kept.setdefault(device, made.to(device))
+    factors = torch.frombuffer(bytearray(secrets.token_bytes(8 * _ROW)), dtype=torch.int64) | 1
+    by_device: dict[torch.device, torch.Tensor] = {}
+    return lambda device: by_device.setdefault(device, factors.to(device))
 
 
 log = logging.getLogger("dejakv.vllm")
@@ -227,10 +227,10 @@ class Watch:
     def take(self) -> tuple[list[tuple[int, bool]], bool]:
         """News for the scheduler side: generations with whether their weights are those of the start, and whether a change
         was noticed."""
-        said, self._said = self._said, []
+        reports, self._said = self._said, []
         news = self._changed and not self._told
         self._told = self._told or news
-        return said, news
+        return reports, news
 
 
 UNCLEAN = "blocks from before the reset are in use: reset again when no request runs"

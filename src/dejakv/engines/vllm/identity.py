@@ -57,15 +57,15 @@ def weights_fingerprint(
     if load_format == "dummy":
         return f"dummy:{seed}"
     folder = model_folder(model, revision, download_dir) if load_format in FROM_FILES else None
-    found = folder_fingerprint(folder) if folder else None
-    if found is None:
+    fingerprint = folder_fingerprint(folder) if folder else None
+    if fingerprint is None:
         log.warning(
             "no weight files of %s (load format %s) were found to fingerprint: its KV will not be found after a restart",
             model,
             load_format,
         )
         return f"unknown:{secrets.token_hex(16)}"
-    return found
+    return fingerprint
 
 
 def server_epoch(vllm_config: Any, kv_cache_config: Any = None) -> str:
@@ -179,8 +179,8 @@ def spans_of(features: Any) -> tuple[Span, ...]:
 def prepare(request: Any, epoch: str, ttl: float | None = None) -> Prepared:
     """A vLLM request as the cache takes it, without text. `ttl`: the request's limit for its state, in seconds."""
     token_ids = tuple(request.prompt_token_ids)
-    ours = Request(id=request.request_id, prompt="", chunk="", partition=partition_of(request.cache_salt), ttl=ttl)
-    return Prepared(ours, token_ids, spans_of(request.mm_features), epoch=epoch)
+    cache_request = Request(id=request.request_id, prompt="", chunk="", partition=partition_of(request.cache_salt), ttl=ttl)
+    return Prepared(cache_request, token_ids, spans_of(request.mm_features), epoch=epoch)
 
 
 _Stamp = tuple[tuple[str, int, int, int, int], ...]
@@ -216,14 +216,14 @@ class Adapters:
         """Takes in every request's adapter (None: no adapter) before the worker does. Touches no disk."""
         if lora is None:
             return
-        mine = (str(lora.lora_path), bool(lora.is_3d_lora_weight))
+        binding = (str(lora.lora_path), bool(lora.is_3d_lora_weight))
         # The first use decides: vLLM reads an adapter when its id first comes.
-        bound = self._bound.setdefault(lora.lora_int_id, mine)
+        first_binding = self._bound.setdefault(lora.lora_int_id, binding)
         if lora.load_inplace:
-            self._bar(lora.lora_int_id, bound, mine, "its adapter was loaded in place, over other weights of its id")
-        elif bound != mine:
+            self._bar(lora.lora_int_id, first_binding, binding, "its adapter was loaded in place, over other weights of its id")
+        elif first_binding != binding:
             why = f"lora_int_id {lora.lora_int_id} has stood for two adapters, and vLLM goes by it: give each its own"
-            self._bar(lora.lora_int_id, bound, mine, why)
+            self._bar(lora.lora_int_id, first_binding, binding, why)
 
     def step(self, loras: Iterable[Any]) -> None:
         """Note the adapters of a step's requests: with leaking kernels, a mixed step spoils base-model state for good."""
@@ -287,8 +287,8 @@ def _stamp(folder: Path) -> _Stamp:
     """
     links = [path for path in (folder.absolute(), *folder.absolute().parents) if path.is_symlink()]
     files = [path for path in sorted(folder.iterdir()) if path.match("*.json") or any(map(path.match, WEIGHTS))]
-    found = [(str(folder.resolve()), folder.stat())]
-    found += [(str(path), path.stat()) for path in files]
+    path_stats = [(str(folder.resolve()), folder.stat())]
+    path_stats += [(str(path), path.stat()) for path in files]
     # The links themselves, too: one may be pointed at another folder.
-    found += [(str(path), os.lstat(path)) for path in links + [path for path in files if path.is_symlink()]]
-    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
+    path_stats += [(str(path), os.lstat(path)) for path in links + [path for path in files if path.is_symlink()]]
+    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in path_stats)

@@ -156,11 +156,11 @@ class Loads:
 
     def take(self) -> tuple[list[tuple[str, str]], dict[str, int], str]:
         """News since the last call: `StepReport.fetched` and `rows`, and why blend must be switched off."""
-        told, self._told = self._told, []
+        fetched_marks, self._told = self._told, []
         problem = ""
         if self.mixer is not None:
             problem, self.mixer.problem = self.mixer.problem, ""
-        return told, {item.load.request_id: self._rows(item) for item in self._loading if item.blend}, problem
+        return fetched_marks, {item.load.request_id: self._rows(item) for item in self._loading if item.blend}, problem
 
     def close(self) -> None:
         for pool in (self._pool, self._drafting):
@@ -190,15 +190,15 @@ class Loads:
     def _begin(self) -> None:
         """Hand loads to the threads, in order, as memory allows: no draft overtakes another, or a large one might never begin. Drafts are made
         one at a time, since they take time from the engine loop."""
-        held, full = sum(self._draft_bytes(item.load) for item in self._loading if item.fetched is not None), False
+        draft_bytes, full = sum(self._draft_bytes(item.load) for item in self._loading if item.fetched is not None), False
         for item in self._loading:
             if item.fetched is not None:
                 continue
-            more = self._draft_bytes(item.load)
-            full = full or (more > 0 and held + more > self.max_draft_bytes)
-            if not more or not full:
-                held += more
-                item.fetched = (self._drafting if more else self._pool).submit(self._fetch, item)
+            item_bytes = self._draft_bytes(item.load)
+            full = full or (item_bytes > 0 and draft_bytes + item_bytes > self.max_draft_bytes)
+            if not item_bytes or not full:
+                draft_bytes += item_bytes
+                item.fetched = (self._drafting if item_bytes else self._pool).submit(self._fetch, item)
 
     def _draft_bytes(self, load: Load) -> int:
         return len(load.blend) * self.paged.bytes_per_token
@@ -247,13 +247,13 @@ class Loads:
         if self.blender is None:
             return "blend is not possible in this worker"
         # Looked up again: a donor may have been evicted since the plan.
-        known = [(id, self.store.meta(id)) for id in load.donors]
-        gone = (GONE,) * sum(meta is None for _, meta in known)
-        metas = [meta for _, meta in known if meta is not None]
+        donor_metas = [(id, self.store.meta(id)) for id in load.donors]
+        missing_reasons = (GONE,) * sum(meta is None for _, meta in donor_metas)
+        metas = [meta for _, meta in donor_metas if meta is not None]
 
         try:
             read = partial(self._read, until=until)
-            draft = self.blender.draft(load.blend, load.start, load.stop, metas, read, self.buffers, gone)
+            draft = self.blender.draft(load.blend, load.start, load.stop, metas, read, self.buffers, missing_reasons)
             return Blending(draft, load.block_ids[0])
         except InputError as error:
             return str(error)
@@ -287,8 +287,8 @@ class Loads:
         if item.fetched is None or item.fetched.cancel():  # it was never begun
             item.fetched = None
         arrived = item.arrived
-        late = (LATE if item.until else f"{SLOW}: {self.timeout_s:g} s") if item.goes_on else ""
-        problem = refused or item.problem or late or (arrived if isinstance(arrived, str) else "")
+        late_reason = (LATE if item.until else f"{SLOW}: {self.timeout_s:g} s") if item.goes_on else ""
+        problem = refused or item.problem or late_reason or (arrived if isinstance(arrived, str) else "")
         if not problem and isinstance(arrived, torch.Tensor):
             try:
                 self.paged.put_pages(load.block_ids, arrived, load.start // self._block)

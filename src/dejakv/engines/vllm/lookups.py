@@ -162,29 +162,29 @@ class Lookups:
             if indexed is not None:
                 indexed.result()
             with keeping(no_store=wish.no_store):
-                found = self._find(request, wish)
+                lookup_result = self._find(request, wish)
         except (AnonymousMedia, UnprovenAdapter) as error:
-            found = LookupResult(reason=str(error))
+            lookup_result = LookupResult(reason=str(error))
         except Exception as error:
             log.debug("a lookup failed", exc_info=True)
-            found = LookupResult(reason=f"the lookup failed: {type(error).__name__}")
-        return replace(found, seconds=time.perf_counter() - began)
+            lookup_result = LookupResult(reason=f"the lookup failed: {type(error).__name__}")
+        return replace(lookup_result, seconds=time.perf_counter() - began)
 
     def _find(self, request: Any, wish: Wish) -> LookupResult:
         prepared = prepare(request, self.adapters.epoch_of(request.lora_request), wish.ttl)
-        ask, instead = wish.ask(), ""
-        if ask.mode == "blend" and prepared.spans:
-            ask, instead = replace(ask, mode="exact", named=()), "blend is for prompts without media"
+        reuse_request, no_blend = wish.ask(), ""
+        if reuse_request.mode == "blend" and prepared.spans:
+            reuse_request, no_blend = replace(reuse_request, mode="exact", named=()), "blend is for prompts without media"
         # With mode off, too: the key and what is to be saved come from it.
-        decision = self.cache.find(prepared, replace(ask, levels=False))
-        found = LookupResult(reason=wish.problem or "mode is off") if wish.mode == "off" else told(decision, instead)
-        found = self._placed(found)
-        return replace(found, key=decision.key, save=self._to_save(prepared, decision, wish))
+        decision = self.cache.find(prepared, replace(reuse_request, levels=False))
+        lookup_result = LookupResult(reason=wish.problem or "mode is off") if wish.mode == "off" else told(decision, no_blend)
+        lookup_result = self._placed(lookup_result)
+        return replace(lookup_result, key=decision.key, save=self._to_save(prepared, decision, wish))
 
     def _placed(self, found: LookupResult) -> LookupResult:
         """Add the seconds for reading its state."""
-        away, instead = sum(self.cache.store.away(id, [(0, found.tokens)]) for id in found.donors), found.instead
-        return replace(found, away=away, instead=None if instead is None else self._placed(instead))
+        read_seconds, fallback = sum(self.cache.store.away(id, [(0, found.tokens)]) for id in found.donors), found.instead
+        return replace(found, away=read_seconds, instead=None if fallback is None else self._placed(fallback))
 
     def _to_save(self, prepared: Prepared, decision: Decision, wish: Wish) -> ChunkMeta | None:
         settings = self._settings

@@ -51,10 +51,10 @@ class Buffers:
         with self._lock:
             self._free.append(lent.memory)
             self._free.sort(key=torch.Tensor.numel)
-            held = sum(memory.numel() for memory in self._free)
+            unused_bytes = sum(memory.numel() for memory in self._free)
             # A large buffer can serve a small request, but not the other way round.
-            while held > self._keep:
-                held -= self._free.pop(0).numel()
+            while unused_bytes > self._keep:
+                unused_bytes -= self._free.pop(0).numel()
 
 
 Reader = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -71,19 +71,19 @@ def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | Non
     numbers = torch.arange(2 * heads * tokens * (width // 2)).view(shape)
     # Block 0 is vLLM's null block.
     slots = slots_of([1], tokens, torch.arange(tokens)).to(cache.device)
-    found = torch.zeros(numbers.numel(), dtype=torch.int64, device=cache.device)
+    read_numbers = torch.zeros(numbers.numel(), dtype=torch.int64, device=cache.device)
     scale = 1
 
     try:
         while scale < numbers.numel():  # digit by digit: every dtype of a cache holds 0 to 255 exactly
             keys, values = (numbers // scale % 256).to(cache.dtype)
             write_rows(layer, cache, keys, values, slots)
-            found += cache[1].flatten().to(torch.int64) * scale
+            read_numbers += cache[1].flatten().to(torch.int64) * scale
             scale *= 256
     finally:
         cache[1] = 0
 
-    ordered, place = found.sort()
+    ordered, place = read_numbers.sort()
     # A number is missing or there twice, so this is more than another order.
     if not torch.equal(ordered.cpu(), numbers.flatten()):
         return None
@@ -92,7 +92,7 @@ def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | Non
     def read_observed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # Of two dimensions: with three, index_select takes ten times as long on a CPU.
         flat = pages.reshape(-1, numbers.numel())
-        keys, values = (flat.index_select(1, there.to(pages.device)) for there in (of_keys, of_values))
+        keys, values = (flat.index_select(1, places.to(pages.device)) for places in (of_keys, of_values))
         return keys.view(*pages.shape[:-3], *shape[1:]), values.view(*pages.shape[:-3], *shape[1:])
 
     return read_observed
@@ -137,11 +137,11 @@ def tokens_of(layer: Any, cache: torch.Tensor, block_tokens: int, blocks: int, d
     try:
         # Bit by bit of the token's number: a few writes tell the token of every byte.
         for bit in range((block_tokens - 1).bit_length()):
-            seen: list[torch.Tensor] = []
+            touched: list[torch.Tensor] = []
             for digit in (1, 0):
                 ones = (places >> bit & 1).eq(digit).to(page.device, dtype).view(-1, 1, 1).expand(-1, heads, width // 2)
                 upstream.write_rows(layer, cache, ones.contiguous(), ones.contiguous(), slots)
-                seen.append(
+                touched.append(
                     page.unflatten(-1, (-1, size))
                     .ne(0)
                     .any(-1, keepdim=True)
@@ -149,9 +149,9 @@ def tokens_of(layer: Any, cache: torch.Tensor, block_tokens: int, blocks: int, d
                     .flatten(-2)
                 )
             # A byte of no token is set by neither write, one of several tokens by both.
-            if not bool((seen[0] ^ seen[1]).all()):
+            if not bool((touched[0] ^ touched[1]).all()):
                 raise _unreadable([layer])
-            token += seen[0].to(torch.int16) << bit
+            token += touched[0].to(torch.int16) << bit
     finally:
         page.zero_()
     return token.flatten()
@@ -189,20 +189,20 @@ def _round_trip(reader: Reader, layer: Any, cache: torch.Tensor) -> bool:
     if blocks < 3:
         return False
     # In falling order, so that a reader that ignores block ids fails.
-    picked = [blocks - 1, 1]
+    block_ids = [blocks - 1, 1]
     # The last block is filled in part, as most prompts' last blocks are.
     count = 2 * tokens - 3
     # Its own, since drawing from torch's global generator might change the server's samples.
     generator = torch.Generator().manual_seed(0)
     shape = (heads, count, width // 2)
     keys, values = (torch.randn(shape, generator=generator).to(cache.dtype).to(cache.device) for _ in range(2))
-    slots = slots_of(picked, tokens, torch.arange(count)).to(cache.device)
+    slots = slots_of(block_ids, tokens, torch.arange(count)).to(cache.device)
     write_rows(layer, cache, keys, values, slots)
-    index = torch.tensor(picked, device=cache.device)
+    index = torch.tensor(block_ids, device=cache.device)
 
     try:
-        got = (pages.transpose(0, 1).flatten(1, 2)[:, :count] for pages in reader(cache.index_select(0, index)))
-        return all(torch.equal(read, written) for read, written in zip(got, (keys, values), strict=True))
+        read_back = (pages.transpose(0, 1).flatten(1, 2)[:, :count] for pages in reader(cache.index_select(0, index)))
+        return all(torch.equal(read, written) for read, written in zip(read_back, (keys, values), strict=True))
     finally:
         cache[index] = 0
 
@@ -243,14 +243,14 @@ class PagedKV:
         self._sizes = [pages[0].numel() for pages in self._pages]
         self.page_bytes = sum(self._sizes)
 
-        first = self._named[0][1]
-        self.dtype, self.device = first.dtype, first.device
-        found = (tokens_of(layers[name], cache, block_tokens, blocks, dtype) for name, cache in self._named)
-        self._token = torch.cat(list(found)).to(self.device)
+        first_cache = self._named[0][1]
+        self.dtype, self.device = first_cache.dtype, first_cache.device
+        layer_tokens = (tokens_of(layers[name], cache, block_tokens, blocks, dtype) for name, cache in self._named)
+        self._token = torch.cat(list(layer_tokens)).to(self.device)
 
         if entries:
             self.reader: Reader = reader_for(layers, caches, block_tokens)
-            _, self.kv_heads, _, width = first.shape
+            _, self.kv_heads, _, width = first_cache.shape
             self.head_dim = width // 2
 
     @property

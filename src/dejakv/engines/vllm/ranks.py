@@ -63,9 +63,9 @@ class Answers(Generic[Answer]):
 
     def add(self, order: str, answer: Answer) -> list[Answer] | None:
         """Add a rank's answer; return all answers with the last one, None before. A rank answers each order once."""
-        heard = self._heard.setdefault(order, [])
-        heard.append(answer)
-        return self._heard.pop(order) if len(heard) == self._ranks else None
+        answers = self._heard.setdefault(order, [])
+        answers.append(answer)
+        return self._heard.pop(order) if len(answers) == self._ranks else None
 
 
 NOT_ALIKE = "the ranks do not hold the same of the donors' state"
@@ -167,19 +167,19 @@ class Ranks(Lockstep):
 
     def most(self, value: float) -> float:
         # What a maximum makes of NaN may differ by rank, and all must decide alike.
-        there = torch.tensor([value], dtype=torch.float64).nan_to_num(nan=torch.inf)
-        self._all(there, torch.distributed.ReduceOp.MAX)
-        return float(there)
+        host_value = torch.tensor([value], dtype=torch.float64).nan_to_num(nan=torch.inf)
+        self._all(host_value, torch.distributed.ReduceOp.MAX)
+        return float(host_value)
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
-        there = values.cpu()
-        self._all(there, torch.distributed.ReduceOp.SUM)
-        return there.to(values.device)
+        host_values = values.cpu()
+        self._all(host_values, torch.distributed.ReduceOp.SUM)
+        return host_values.to(values.device)
 
     def of_first(self, values: torch.Tensor) -> torch.Tensor:
-        there = values.cpu().contiguous()
-        self._from_first(there)
-        return there.to(values.device)
+        host_values = values.cpu().contiguous()
+        self._from_first(host_values)
+        return host_values.to(values.device)
 
     def _all(self, values: torch.Tensor, how: Any) -> None:
         torch.distributed.all_reduce(values, how, self._group)

@@ -160,9 +160,9 @@ def refuse_beside_others(vllm_config: Any, engine: Any | None, settings: Connect
 
 def refuse_unsupported(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings) -> None:
     """Raises: ConfigError with everything configured here that is unsupported."""
-    asked = [item for item in REFUSALS if settings.may_blend or not item.blend]
-    found = [f"{item.what} ({item.why})" for item in asked if item.found(vllm_config, kv_cache_config)]
-    if found:
+    refusals = [item for item in REFUSALS if settings.may_blend or not item.blend]
+    problems = [f"{item.what} ({item.why})" for item in refusals if item.found(vllm_config, kv_cache_config)]
+    if problems:
         raise ConfigError(
-            f"DejaKVConnector does not support: {'; '.join(found)}. Run without --kv-transfer-config, or without these"
+            f"DejaKVConnector does not support: {'; '.join(problems)}. Run without --kv-transfer-config, or without these"
         )

@@ -79,9 +79,9 @@ def told(decision: Decision, instead: str = "") -> LookupResult:
 
     donors, match = tuple(meta.id for meta in chosen.donors), chosen.match
     fallback = exact if exact.donors else None
-    made, held = 1 + max(meta.generation for meta in chosen.donors), decision.found.held
+    blend_depth, donor_runs = 1 + max(meta.generation for meta in chosen.donors), decision.found.held
     blend = LookupResult("blend", donors, decision.tokens, match.level, match.score, key=decision.key, instead=fallback)
-    return replace(blend, rows=decision.tokens - chosen.reused, held=held, generation=made)
+    return replace(blend, rows=decision.tokens - chosen.reused, held=donor_runs, generation=blend_depth)
 
 
 @dataclass
@@ -173,29 +173,29 @@ class Tracked:
 
     def told(self) -> dict[str, Any]:
         """Fields of `kv_transfer_params` for the client."""
-        found = self.found or LookupResult()
-        used = self.used
-        loaded = self.loaded or LoadResult("", 0, 0.0)
+        lookup_result = self.found or LookupResult()
+        ordered_tokens = self.used
+        load_result = self.loaded or LoadResult("", 0, 0.0)
         # The worker's list comes first, since it may have left out donors.
-        donors = (loaded.donors or found.donors) if used else ()
+        donors = (load_result.donors or lookup_result.donors) if ordered_tokens else ()
         # Blocks of another request's blend make an answer approximate without a load.
         method, level = ("blend", "prefix") if self.shared else ("none", "")
 
         return {
-            "method": found.method if used else method,
-            "level": found.level if used else level,
+            "method": lookup_result.method if ordered_tokens else method,
+            "level": lookup_result.level if ordered_tokens else level,
             "donor": donors[0] if donors else None,
             "donors": list(donors),
-            "score": found.score if used else None,
+            "score": lookup_result.score if ordered_tokens else None,
             "tokens_reused": self.shared + self.spared,
-            "tokens_recomputed": loaded.computed,
-            "bytes_loaded": loaded.nbytes,
-            "load_s": loaded.seconds,
+            "tokens_recomputed": load_result.computed,
+            "bytes_loaded": load_result.nbytes,
+            "load_s": load_result.seconds,
             "approximate": self.approximate,
             "rows_kept": sum(meta.num_tokens for meta in self.kept),
             "kept": self._kept(),
             "reason": short(self.reason),
-            "prompt_key": found.key,
+            "prompt_key": lookup_result.key,
         }
 
     def _kept(self) -> dict[str, Any]:

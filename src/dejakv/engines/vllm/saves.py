@@ -122,7 +122,7 @@ class Saves:
 
     def ended(self, request_id: str, why: str) -> None:
         """Order no more for a request."""
-        for saving in [one for one in self.pending.values() if one.request_id == request_id and not one.complete]:
+        for saving in [candidate for candidate in self.pending.values() if candidate.request_id == request_id and not candidate.complete]:
             self._end(saving, why)
 
     def take(self) -> tuple[list[Save], frozenset[str]]:
@@ -161,14 +161,14 @@ class Saves:
 
     def _wanted(self, tracked: Tracked, *, whole: bool) -> list[ChunkMeta] | None:
         """Parts of a request to store; None while unknown."""
-        meta, loaded = tracked.to_save(), tracked.loaded
+        meta, load_result = tracked.to_save(), tracked.loaded
         if tracked.approximate:
             if not whole:
                 self.ended(tracked.request.request_id, ENDED)
                 return None
-            if meta is None or loaded is None or loaded.kept is None or tracked.shared:
+            if meta is None or load_result is None or load_result.kept is None or tracked.shared:
                 return []  # of what was shared, the donors are not known
-            tracked.kept = tracked.kept or self.lookups.rows_of(meta, loaded.kept)
+            tracked.kept = tracked.kept or self.lookups.rows_of(meta, load_result.kept)
             return tracked.kept
 
         if meta is None:
@@ -179,12 +179,12 @@ class Saves:
         """The save for the request; None while another one stores the same."""
         saving, request = self.pending.get(meta.id), tracked.request
         if saving is None:
-            gone = tracked.loaded is not None and tracked.loaded.problem
+            load_failed = tracked.loaded is not None and tracked.loaded.problem
             # What the store had at the lookup needs no second copy, unless it may be gone by now.
-            held = 0 if meta.ttl or meta.kind != KV or gone or tracked.found is None else tracked.found.exact.tokens
+            stored_tokens = 0 if meta.ttl or meta.kind != KV or load_failed or tracked.found is None else tracked.found.exact.tokens
             # Something must be left to order: only an answered order makes the prompt findable.
-            held = min(held, meta.num_tokens - 1) // self.room.unit * self.room.unit
-            saving = Saving(meta, request.request_id, held)
+            stored_tokens = min(stored_tokens, meta.num_tokens - 1) // self.room.unit * self.room.unit
+            saving = Saving(meta, request.request_id, stored_tokens)
             self.pending[meta.id] = saving
 
         if saving.request_id != request.request_id:

@@ -87,31 +87,31 @@ class SchedulerSide:
 
     def new_request(self, request: Any) -> None:
         """Start the lookup of a request that vLLM has just accepted."""
-        wish = Wish.of(request.kv_transfer_params, self.settings)
+        options = Wish.of(request.kv_transfer_params, self.settings)
         # For every request: also one without reuse may bind an id to another folder.
         self.lookups.adapters.note(request.lora_request)
         tracked = Tracked(
-            request, wish, None, self._deadline(), reason=wish.problem, generation=self.generations.number
+            request, options, None, self._deadline(), reason=options.problem, generation=self.generations.number
         )
         why = self._not_for_us(request)
         if why:
             tracked.reason, tracked.settled = why, True
         else:
-            if wish.mode == "blend" and (self.no_blend or request.lora_request is not None):
+            if options.mode == "blend" and (self.no_blend or request.lora_request is not None):
                 tracked.reason = self.no_blend or "blend is not for requests with a LoRA adapter"
-                wish = replace(wish, mode="exact")
-            elif wish.mode == "blend" and not self._labelled(wish, request):
-                tracked.reason, wish = UNLABELLED, replace(wish, mode="exact")
+                options = replace(options, mode="exact")
+            elif options.mode == "blend" and not self._labelled(options, request):
+                tracked.reason, options = UNLABELLED, replace(options, mode="exact")
                 self.counts.add("blends_refused", UNLABELLED)
             if request.sampling_params.prompt_logprobs is not None:
                 tracked.reason, tracked.settled = "prompt_logprobs need every prompt token computed", True
             elif request.skip_reading_prefix_cache:
                 tracked.reason, tracked.settled = "skip_reading_prefix_cache", True
-            tracked.wish = wish
-            tracked.loadable = wish.mode != "off" and not tracked.settled
+            tracked.wish = options
+            tracked.loadable = options.mode != "off" and not tracked.settled
             # Until the workers have answered, the epoch to look under is not known.
             if not self.generations.unknown:
-                tracked.lookup = self.lookups.submit(request, wish)
+                tracked.lookup = self.lookups.submit(request, options)
 
         self.requests[request.request_id] = tracked
 
@@ -179,20 +179,20 @@ class SchedulerSide:
         if self.no_blend or request.mm_features or found.withheld:
             return False
         exact = found.exact
-        exactly = max(local, exact.tokens)
-        tracked.shares = self.names.awaits(tracked, exactly)
+        exact_stop = max(local, exact.tokens)
+        tracked.shares = self.names.awaits(tracked, exact_stop)
         if tracked.shares:
             return True
         if tracked.names is not None:
             return False
 
-        cached, generation = self.names.cached(tracked, local)
-        there, least = local + cached, max(1, self.settings.min_gain)
-        if there - exactly < least:
+        cached_tokens, blend_depth = self.names.cached(tracked, local)
+        cached_stop, min_gain = local + cached_tokens, max(1, self.settings.min_gain)
+        if cached_stop - exact_stop < min_gain:
             return False
-        if found.method == "blend" and found.saves(there, self._stop(found, request)) >= least:
-            generation = max(found.generation, generation + 1)
-        why = "blended too often" if generation > self.names.most else ""
+        if found.method == "blend" and found.saves(cached_stop, self._stop(found, request)) >= min_gain:
+            blend_depth = max(found.generation, blend_depth + 1)
+        why = "blended too often" if blend_depth > self.names.most else ""
         # With nothing else under way full computation delays nobody, and its state is exact.
         if len(self.requests) == 1 and self.names.served(found.key):
             why = "blended before"
@@ -207,41 +207,41 @@ class SchedulerSide:
         if tracked is None or tracked.settled or external <= 0 or tracked.found is None:
             return
 
-        found = tracked.found
-        stop = self._stop(found, request)
-        blend: tuple[int, ...] = ()
-        self.queue.promised(external, self._rows(found))
-        if found.method == "blend":
-            blend = tuple(request.prompt_token_ids)
-            tracked.blended = max(found.generation, tracked.blended + 1)
+        lookup_result = tracked.found
+        stop = self._stop(lookup_result, request)
+        blend_ids: tuple[int, ...] = ()
+        self.queue.promised(external, self._rows(lookup_result))
+        if lookup_result.method == "blend":
+            blend_ids = tuple(request.prompt_token_ids)
+            tracked.blended = max(lookup_result.generation, tracked.blended + 1)
             self.names.makes(tracked)
             self.blends.ordered(request.request_id)
 
         first, blocks = stop - external, tuple(map(tuple, tables))
-        within = self._within(found, first, stop)
-        self._loads.append(Load(request.request_id, found.donors, blocks, first, external, blend, within))
+        read_limit_s = self._within(lookup_result, first, stop)
+        self._loads.append(Load(request.request_id, lookup_result.donors, blocks, first, external, blend_ids, read_limit_s))
         tracked.settled, tracked.used, tracked.loaded = True, external, None
 
     def room(self) -> StepRoom:
         """Budget of vLLM's next step to leave to loads and blends."""
         queue, keys, decoding = list[Waiting](), set[str](), 0
         for tracked in sorted(self.requests.values(), key=lambda each: each.request.priority):  # those alike by arrival
-            request, found = tracked.request, tracked.expected
-            name, left = request.request_id, request.num_prompt_tokens - request.num_computed_tokens
+            request, lookup_result = tracked.request, tracked.expected
+            name, remaining = request.request_id, request.num_prompt_tokens - request.num_computed_tokens
             if tracked.used and tracked.loaded is None:
-                queue.append(Waiting(name, 0, "loads", self.blends.rows.get(name, 0), left))
-            elif left <= 0:
+                queue.append(Waiting(name, 0, "loads", self.blends.rows.get(name, 0), remaining))
+            elif remaining <= 0:
                 decoding += 1
             elif request.num_computed_tokens:
-                due = left <= tracked.used  # else most of the prompt is computed, as any other is
-                queue.append(Waiting(name, left, "due" if due else "runs", saved=tracked.spared))
-            elif (tracked.shares and not tracked.settled) or (found.method == "blend" and found.key in keys):
+                due = remaining <= tracked.used  # else most of the prompt is computed, as any other is
+                queue.append(Waiting(name, remaining, "due" if due else "runs", saved=tracked.spared))
+            elif (tracked.shares and not tracked.settled) or (lookup_result.method == "blend" and lookup_result.key in keys):
                 queue.append(Waiting(name, 0))  # one before it makes the same blocks
             else:
-                loads = found.method == "exact" or (found.method == "blend" and not self.no_blend)
-                keys |= {found.key} - {""} if found.method == "blend" else set()
-                rows, last = self._rows(found) if loads else None, left - self._stop(found, request)
-                queue.append(Waiting(name, left - self.names.held(tracked), rows=rows, last=last))
+                loads = lookup_result.method == "exact" or (lookup_result.method == "blend" and not self.no_blend)
+                keys |= {lookup_result.key} - {""} if lookup_result.method == "blend" else set()
+                rows, last = self._rows(lookup_result) if loads else None, remaining - self._stop(lookup_result, request)
+                queue.append(Waiting(name, remaining - self.names.held(tracked), rows=rows, last=last))
         return self.queue.share_out(queue, decoding)
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
@@ -286,8 +286,8 @@ class SchedulerSide:
             self.blends.fetched(request_id, mark)
         self.blends.remain(report.rows)
 
-        for loaded in report.loaded:
-            parts = self._loads_heard.add(loaded.request_id, loaded)
+        for load_result in report.loaded:
+            parts = self._loads_heard.add(load_result.request_id, load_result)
             if parts is not None:
                 self._heard_load(LoadResult.together(parts))
 
@@ -379,10 +379,10 @@ class SchedulerSide:
     @staticmethod
     def _instead(tracked: Tracked) -> bool:
         """Give up a blend. Returns whether there is an exact prefix to take."""
-        found = tracked.found
-        if found is None or found.instead is None:
+        lookup_result = tracked.found
+        if lookup_result is None or lookup_result.instead is None:
             return False
-        tracked.found = replace(found.instead, key=found.key, save=found.save)
+        tracked.found = replace(lookup_result.instead, key=lookup_result.key, save=lookup_result.save)
         return True
 
     def _rows(self, blend: LookupResult) -> int:
@@ -409,17 +409,17 @@ class SchedulerSide:
 
     def _loadable(self, tracked: Tracked, request: Any, local: int) -> int | None:
         """Tokens to load beyond `local`, 0 with a reason where loading is not allowed or not worth it; None if the next step tells."""
-        found = tracked.found
-        assert found is not None
-        if found.method == "none" or not found.donors:
-            return self._no(tracked, tracked.reason or found.reason)
+        lookup_result = tracked.found
+        assert lookup_result is not None
+        if lookup_result.method == "none" or not lookup_result.donors:
+            return self._no(tracked, tracked.reason or lookup_result.reason)
         # Once more, since the adapter's files may have changed after the lookup.
         doubt = self.lookups.adapters.doubt(request.lora_request)
         if doubt:
             return self._no(tracked, doubt)
 
-        stop = self._stop(found, request)
-        gain = found.saves(local, stop)
+        stop = self._stop(lookup_result, request)
+        gain = lookup_result.saves(local, stop)
         if gain < max(1, self.settings.min_gain):
             return self._no(
                 tracked, f"{gain} tokens beyond vLLM's own prefix hit, min_gain is {self.settings.min_gain}"
@@ -430,12 +430,12 @@ class SchedulerSide:
                 tracked, "this attention backend computes a single token behind stored ones, and more are left"
             )
         # Seconds of a token: all `stop` tokens would be read, only the gain be computed.
-        if found.away * gain > self._within(found, local, stop) * stop > 0:
+        if lookup_result.away * gain > self._within(lookup_result, local, stop) * stop > 0:
             return self._exactly(tracked, request, local, FAR)
-        pays = self.queue.pays(request.request_id, self._rows(found), request.num_prompt_tokens - stop)
-        if found.method != "blend" and pays is False:
+        pays = self.queue.pays(request.request_id, self._rows(lookup_result), request.num_prompt_tokens - stop)
+        if lookup_result.method != "blend" and pays is False:
             return self._no(tracked, NO_GAIN)
-        if found.method == "blend":
+        if lookup_result.method == "blend":
             if self.no_blend:
                 return self._no(tracked, self.no_blend)
             too_long = request.num_prompt_tokens > self.save_room.tokens
@@ -446,7 +446,7 @@ class SchedulerSide:
             if not self.names.rename(tracked, local):
                 return self._no(tracked, "no full block lies beyond the local prefix")
 
-        tracked.reason = tracked.reason or found.reason  # why an exact prefix is loaded and no blend made
+        tracked.reason = tracked.reason or lookup_result.reason  # why an exact prefix is loaded and no blend made
         return stop - local
 
     def _exactly(self, tracked: Tracked, request: Any, local: int, why: str) -> int | None:

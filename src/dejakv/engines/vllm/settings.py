@@ -104,8 +104,8 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
                 "file in certificate"
             )
 
-        plain = (ConnectorSettings.blend_tail, ConnectorSettings.blend_max_share)
-        if self.certificate is not None and (self.blend_tail, self.blend_max_share) != plain:
+        defaults = (ConnectorSettings.blend_tail, ConnectorSettings.blend_max_share)
+        if self.certificate is not None and (self.blend_tail, self.blend_max_share) != defaults:
             raise ConfigError("certificates are of the default blend_tail and blend_max_share: leave both out")
         self.cache_config()
 
@@ -225,46 +225,46 @@ class Wish:
     @classmethod
     def of(cls, params: object, settings: ConnectorSettings) -> "Wish":
         """Read and check a request's `kv_transfer_params`. Never raises."""
-        asked = choices_in(params)
-        if asked is None and (params is None or isinstance(params, Mapping)):
+        choices = choices_in(params)
+        if choices is None and (params is None or isinstance(params, Mapping)):
             return cls(settings.mode)
 
         def refuse(why: str) -> "Wish":
             # What cannot be read may have asked for it.
             return cls("off", no_store=True, problem=why)
 
-        if not isinstance(asked, Mapping):
+        if not isinstance(choices, Mapping):
             return refuse("kv_transfer_params.dejakv is no object")
-        asked = cast(Mapping[str, Any], asked)
-        known = {"mode", "threshold", "no_store", "donors", "ttl", "labelled", "quiet"}
-        unknown = sorted(repr(name) for name in set(asked) - known)
-        if unknown:
-            return refuse(f"unknown field {unknown[0]}: a request chooses mode, threshold, no_store, ttl and donors")
+        choices = cast(Mapping[str, Any], choices)
+        field_names = {"mode", "threshold", "no_store", "donors", "ttl", "labelled", "quiet"}
+        unknown_names = sorted(repr(name) for name in set(choices) - field_names)
+        if unknown_names:
+            return refuse(f"unknown field {unknown_names[0]}: a request chooses mode, threshold, no_store, ttl and donors")
 
-        mode = asked.get("mode", settings.mode)
+        mode = choices.get("mode", settings.mode)
         if mode not in MODES:
             return refuse(f"unknown mode {mode!r}: choose from {', '.join(MODES)}")
         if mode not in settings.allowed:
             return refuse(f"mode {mode!r} is not allowed here: the server allows {', '.join(sorted(settings.allowed))}")
 
-        threshold = asked.get("threshold")
+        threshold = choices.get("threshold")
         if threshold is not None and not (_is_number(threshold) and 0.0 <= threshold <= 1.0):
             return refuse(f"threshold {threshold!r} is no share of a prompt: give a number from 0 to 1")
 
-        no_store = asked.get("no_store", False)
+        no_store = choices.get("no_store", False)
         if not isinstance(no_store, bool):
             return refuse(f"no_store {no_store!r} is neither true nor false")
 
-        labelled = asked.get("labelled", False)
+        labelled = choices.get("labelled", False)
         if not isinstance(labelled, bool):
             return refuse(f"labelled {labelled!r} is neither true nor false")
 
-        ttl = asked.get("ttl")
+        ttl = choices.get("ttl")
         if ttl is not None and not (_is_number(ttl) and ttl > 0):
             return refuse(f"ttl {ttl!r} is no time: give seconds, more than 0")
 
-        donors = [] if asked.get("donors") is None else asked["donors"]
-        if not isinstance(donors, list) or not all(isinstance(one, str) for one in cast(list[Any], donors)):
+        donors = [] if choices.get("donors") is None else choices["donors"]
+        if not isinstance(donors, list) or not all(isinstance(donor, str) for donor in cast(list[Any], donors)):
             return refuse("donors is no list of strings")
         named = tuple(cast(list[str], donors))
         if len(named) > settings.blend_donors:

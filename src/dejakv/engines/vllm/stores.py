@@ -83,11 +83,11 @@ class EveryRank(Store):
         self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = (), *, whole: bool = False
     ) -> tuple[PrefixHit, ChunkMeta] | None:
         """Find the prefix stored by every rank; None without one."""
-        found = [store.find(partition, epoch, token_ids, spans, whole=whole) for store in self._stores]
-        hits = [hit for hit in found if hit is not None]  # a rank may have stored more of a prompt than others
-        least = min(hits, key=lambda hit: hit[0].tokens) if len(hits) == len(found) else None
+        rank_hits = [store.find(partition, epoch, token_ids, spans, whole=whole) for store in self._stores]
+        hits = [hit for hit in rank_hits if hit is not None]  # a rank may have stored more of a prompt than others
+        shortest_hit = min(hits, key=lambda hit: hit[0].tokens) if len(hits) == len(rank_hits) else None
         # A rank may have evicted its part of this donor.
-        return least if least is not None and self.meta(least[0].donor) is not None else None
+        return shortest_hit if shortest_hit is not None and self.meta(shortest_hit[0].donor) is not None else None
 
     def away(self, id: str, rows: Rows | None = None) -> float:
         return max(store.away(id, rows) for store in self._stores)
@@ -96,24 +96,24 @@ class EveryRank(Store):
         return self._stores[0].absences()
 
     def meta(self, id: str) -> ChunkMeta | None:
-        first, *others = self._stores
+        first, *peers = self._stores
         meta = first.meta(id)
-        return meta if meta is not None and all(store.meta(id) is not None for store in others) else None
+        return meta if meta is not None and all(store.meta(id) is not None for store in peers) else None
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[ChunkMeta]:
-        first, *others = self._stores
+        first, *peers = self._stores
         # One pass over each rank's store in place of one query a chunk.
-        held = [{meta.id for meta in store.metas(partition, epoch)} for store in others]
-        return (meta for meta in first.metas(partition, epoch) if all(meta.id in ids for ids in held))
+        peer_ids = [{meta.id for meta in store.metas(partition, epoch)} for store in peers]
+        return (meta for meta in first.metas(partition, epoch) if all(meta.id in ids for ids in peer_ids))
 
     def added(self, mark: Any = None) -> tuple[list[ChunkMeta], Any]:
         """See `Store.added`. Chunks of some ranks alone are checked again at the next call."""
-        first, *others = self._stores
+        first, *peers = self._stores
         before, waiting = mark if mark is not None else (None, ())
         new, after = first.added(before)
-        there = [meta for meta in [*waiting, *new] if all(store.meta(meta.id) is not None for store in others)]
-        ids = {meta.id for meta in there}
-        return there, (after, tuple(meta for meta in new if meta.id not in ids))
+        complete = [meta for meta in [*waiting, *new] if all(store.meta(meta.id) is not None for store in peers)]
+        ids = {meta.id for meta in complete}
+        return complete, (after, tuple(meta for meta in new if meta.id not in ids))
 
     def delete(self, id: str) -> bool:
         return max([store.delete(id) for store in self._stores])

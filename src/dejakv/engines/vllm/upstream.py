@@ -55,11 +55,11 @@ class Use:
         """Names that this vLLM lacks."""
         module, _, name = self.where.partition(":")
         try:
-            found: Any = importlib.import_module(module)
-            found = getattr(found, name) if name else found
+            target: Any = importlib.import_module(module)
+            target = getattr(target, name) if name else target
         except (ImportError, AttributeError):
             return [self.where]
-        return [f"{self.where}.{each}" for each in self.names.split() if not _has(found, each)]
+        return [f"{self.where}.{attribute}" for attribute in self.names.split() if not _has(target, attribute)]
 
 
 _ONE, _BOTH = "0.32.0", "0.31.0 and 0.32.0"
@@ -294,17 +294,17 @@ def leave_room(scheduler: Any, room: Callable[[], tuple[int, int]]) -> None:
     """
     schedule, config = scheduler.schedule, scheduler.scheduler_config
 
-    def within(*given: Any, **named: Any) -> Any:
-        whole, most = scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
+    def within(*args: Any, **kwargs: Any) -> Any:
+        budget, prompt_limit = scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
         free, longest = room()
-        scheduler.max_num_scheduled_tokens = max(0, whole - free)
+        scheduler.max_num_scheduled_tokens = max(0, budget - free)
         # 0 means no limit, so it must not be the minimum.
-        config.long_prefill_token_threshold = min(filter(None, (longest, most)), default=0)
+        config.long_prefill_token_threshold = min(filter(None, (longest, prompt_limit)), default=0)
 
         try:
-            return schedule(*given, **named)
+            return schedule(*args, **kwargs)
         finally:
-            scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = whole, most
+            scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = budget, prompt_limit
 
     scheduler.schedule = within
 
@@ -393,8 +393,8 @@ def groups_of(kv_cache_config: Any) -> dict[str, int]:
 
 def specs(kv_cache_config: Any) -> list[Any]:
     """Cache specification of each layer, or of all layers of a group if they are alike."""
-    found = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    return [one for spec in found for one in getattr(spec, "kv_cache_specs", {"": spec}).values()]
+    group_specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    return [layer_spec for spec in group_specs for layer_spec in getattr(spec, "kv_cache_specs", {"": spec}).values()]
 
 
 def drops_blocks(kv_cache_config: Any) -> bool:
@@ -466,12 +466,12 @@ def hide_events(kv_cache_manager: Any, hidden: Callable[[bytes | int], bool]) ->
     def shown() -> Iterator[Any]:
         for event in take():
             hashes = getattr(event, "block_hashes", [])  # a reset has none
-            left = len(hashes) - sum(map(hidden, hashes))
-            if 0 < left < len(hashes):  # of stored blocks: they are removed one by one
-                event.block_hashes, event.token_ids = hashes[:left], event.token_ids[: left * event.block_size]
-                event.extra_keys = event.extra_keys and event.extra_keys[:left]
+            visible_count = len(hashes) - sum(map(hidden, hashes))
+            if 0 < visible_count < len(hashes):  # of stored blocks: they are removed one by one
+                event.block_hashes, event.token_ids = hashes[:visible_count], event.token_ids[: visible_count * event.block_size]
+                event.extra_keys = event.extra_keys and event.extra_keys[:visible_count]
 
-            if left or not hashes:
+            if visible_count or not hashes:
                 yield event
 
     pool.take_events = lambda: list(shown())
@@ -713,8 +713,8 @@ def rotary_tables(model: Any, layers: Iterable[Any]) -> Iterator[tuple[Any, bool
     holder = {id(child): module for module in model.modules() for child in module.children()}
     for layer in layers:
         rotary = getattr(holder.get(id(layer)), "rotary_emb", None)
-        known = hasattr(rotary, "cos_sin_cache") and hasattr(rotary, "is_neox_style")
-        yield (rotary.cos_sin_cache, rotary.is_neox_style) if rotary is not None and known else None
+        has_table = hasattr(rotary, "cos_sin_cache") and hasattr(rotary, "is_neox_style")
+        yield (rotary.cos_sin_cache, rotary.is_neox_style) if rotary is not None and has_table else None
 
 
 def connector_of(llm: Any) -> Any:

@@ -70,8 +70,8 @@ class Saver:
         if pending:
             log.warning("stopping: %d parts of prompts are still to be stored, for at most %g s", pending, timeout)
         if not self.flush(timeout):
-            left = sum(not put.done() for put in self._under_way.values())
-            log.warning("stopped: %d of these %d parts of prompts were not stored within %g s", left, pending, timeout)
+            unstored = sum(not put.done() for put in self._under_way.values())
+            log.warning("stopped: %d of these %d parts of prompts were not stored within %g s", unstored, pending, timeout)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _put(self, make: Make) -> str:
@@ -104,8 +104,8 @@ class WorkerSide:
 
     def __post_init__(self) -> None:
         self.saver, self.buffers = Saver(self.store), Buffers(KEEP_BYTES)
-        mixer = None if self.blender is None else Mixer(self.blender)
-        self.loads = Loads(self.store, self.load_timeout_s, self.buffers, self.max_pending_bytes, self.paged, mixer)
+        blend_worker = None if self.blender is None else Mixer(self.blender)
+        self.loads = Loads(self.store, self.load_timeout_s, self.buffers, self.max_pending_bytes, self.paged, blend_worker)
 
     def start_loads(self, plan: StepPlan) -> None:
         """Check the weights, then read the chunks of this step's loads, in threads."""
@@ -128,8 +128,8 @@ class WorkerSide:
         loaded = self.loads.finish(plan, self.watch.problem)
         self._loaded += loaded
         self._timed = plan.timed
-        failed = {one.request_id for one in loaded if one.problem}
-        return set(plan.releases), {one.request_id for one in loaded}, failed
+        failed = {load_result.request_id for load_result in loaded if load_result.problem}
+        return set(plan.releases), {load_result.request_id for load_result in loaded}, failed
 
     def report(self) -> StepReport | None:
         """News since the last report; None without any."""
@@ -163,7 +163,7 @@ class WorkerSide:
             self.saver.drop(save.name, UNWANTED)
             return
         try:
-            made = self._made(save)
+            make_state = self._made(save)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -171,22 +171,22 @@ class WorkerSide:
             self.saver.drop(save.name, NO_MEMORY)
             return
 
-        self.saver.submit(save.name, made)
+        self.saver.submit(save.name, make_state)
 
     def _made(self, save: Save) -> Make:
         """Copy the blocks now; return the rest of the work for the saver's thread."""
         paged, meta, tokens = self.paged, save.meta, save.stop - save.first
         block, skip = divmod(meta.position + save.first, self.paged.block_tokens)
-        described = replace(meta, nbytes=tokens * paged.bytes_per_token)
+        part_meta = replace(meta, nbytes=tokens * paged.bytes_per_token)
         rows = [(save.first, save.stop)] if meta.kind == KV else None
         # Pages are copied whole, with the rows before the first one that is wanted.
         tokens += skip
         # Pinned memory of its own: the copy goes on when this method has returned.
         if paged.device.type == "cuda":
-            lent, (pages, event) = None, to_host(paged.copy_pages(save.block_ids, tokens, block))
+            buffer, (pages, event) = None, to_host(paged.copy_pages(save.block_ids, tokens, block))
         else:
-            lent, event = self.buffers.lend(paged.pages_shape(tokens), torch.uint8), None
-            pages = paged.copy_pages(save.block_ids, tokens, block, lent.tensor)
+            buffer, event = self.buffers.lend(paged.pages_shape(tokens), torch.uint8), None
+            pages = paged.copy_pages(save.block_ids, tokens, block, buffer.tensor)
 
         @contextmanager
         def make() -> Generator[Chunk]:
@@ -200,9 +200,9 @@ class WorkerSide:
                     tensor = replace(to_store(pages[None, None, None]), page=paged.block_tokens)
                 else:  # rows of a blend begin anywhere
                     tensor = to_store(paged.entries(pages, tokens)[:, :, :, skip:].contiguous())
-                yield Chunk(described, tensor, rows)
+                yield Chunk(part_meta, tensor, rows)
             finally:
-                if lent is not None:
-                    self.buffers.take_back(lent)
+                if buffer is not None:
+                    self.buffers.take_back(buffer)
 
         return make

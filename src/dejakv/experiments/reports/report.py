@@ -125,7 +125,7 @@ def make_report(sources: Sequence[Path], output: Path) -> None:
 
     if not ours:
         raise ConfigError(f"--output {str(output)!r} exists and is no report of ours: give another name")
-    sections = [one for source in sources for one in sections_of(source)]
+    sections = [section for source in sources for section in sections_of(source)]
     make_folder(output.parent)
     replace_file(output, page(sections[0].title if len(sections) == 1 else "DejaKV report", sections), "--output")
 
@@ -135,11 +135,11 @@ def sections_of(source: Path) -> list[Section]:
     if not source.exists():
         raise ConfigError(f"no file or folder {str(source)!r}: give the folder of a run, or the log of a sweep")
     estimate = source / ESTIMATE if source.is_dir() else source
-    found = [_estimated(estimate)] if estimate.name == ESTIMATE and estimate.exists() else []
+    estimate_sections = [_estimated(estimate)] if estimate.name == ESTIMATE and estimate.exists() else []
     if (source / SUMMARY).exists() or (source / SAMPLES).exists():
-        return [run_section(source, finished_summary(source)), *found]
-    if found:
-        return found
+        return [run_section(source, finished_summary(source)), *estimate_sections]
+    if estimate_sections:
+        return estimate_sections
     if source.is_dir():
         raise ConfigError(
             f"{str(source)!r} has nothing to report: give a folder with {SUMMARY} or {ESTIMATE}, or the log of a sweep"
@@ -150,18 +150,18 @@ def sections_of(source: Path) -> list[Section]:
 
 def _estimated(path: Path) -> Section:
     """Section on an estimate: the recommendation, and hits by level and threshold. Raises: ConfigError for another file."""
-    found = read_object(path)
+    figures = read_object(path)
     foreign = f"{str(path)!r} was not written by this version, or is damaged"
-    if not isinstance(found.get("computed"), dict):
+    if not isinstance(figures.get("computed"), dict):
         raise ConfigError(f"{foreign} (it has no figures): make it again")
 
     try:
-        told, (read, *rest) = advice.verdict(found), advice.parts(found)
+        verdict_text, (read, *rest) = advice.verdict(figures), advice.parts(figures)
         blocks = [
-            drawn([read, told, *(block for block in rest if block != told)]),
-            _folded("Answers of similar prompts", [table(advice.settings_sheet(found))]),
+            drawn([read, verdict_text, *(block for block in rest if block != verdict_text)]),
+            _folded("Answers of similar prompts", [table(advice.settings_sheet(figures))]),
         ]
-        return Section(f"Estimate for {found['log']}", blocks)
+        return Section(f"Estimate for {figures['log']}", blocks)
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:  # a file of another shape
         raise ConfigError(f"{foreign} ({type(error).__name__}: {error}): make it again") from error
 
@@ -176,14 +176,14 @@ def run_section(folder: Path, summary: Mapping[str, Any]) -> Section:
         more.append(table(times(rows)))
     # A dry run has no result before its details, which then need not open.
     blocks += [_folded("Details", more)] if blocks else more
-    if made := summary.get("measured"):
-        where, versions = made["machine"], ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    if measurement := summary.get("measured"):
+        where, versions = measurement["machine"], ", ".join(f"{name} {version}" for name, version in measurement["versions"].items())
         cores = f"{where['cores_used']} of {where['cores']} cores, load {where['load_average']}"
         on = where.get("gpu", where["cpu"])
-        blocks.append(paragraph(f"Measured until {made['finished']} on {on} ({cores}); {versions}."))
+        blocks.append(paragraph(f"Measured until {measurement['finished']} on {on} ({cores}); {versions}."))
 
-    if told := read_object(folder / SETTINGS):
-        blocks.append(command(run_command_of(told)))
+    if run_settings := read_object(folder / SETTINGS):
+        blocks.append(command(run_command_of(run_settings)))
     return Section(f"Run {folder.name}: {summary['model']} on {summary['dataset']}", blocks)
 
 
@@ -211,11 +211,11 @@ def _changed(folder: Path, rows: Sequence[Row]) -> list[str]:
         return [paragraph("No answer of the cache arm differs from full computation's.")] if judged else []
 
     near = {row.sample_id: row.arms["cache"].fidelity for row in changed}
-    far = {name: found.kl if found is not None else 0.0 for name, found in near.items()}
+    far = {name: fidelity.kl if fidelity is not None else 0.0 for name, fidelity in near.items()}
     worst = sorted(changed, key=lambda row: far[row.sample_id], reverse=True)[:MOST_DISAGREEMENTS]
-    wanted, samples = {row.sample_id for row in worst}, dict[str, Sample]()
+    worst_ids, samples = {row.sample_id for row in worst}, dict[str, Sample]()
     with suppress(DejaKVError):  # without the data set the page has no pictures
-        samples = {sample.id: sample for sample in read_samples(finished_settings(folder)) if sample.id in wanted}
+        samples = {sample.id: sample for sample in read_samples(finished_settings(folder)) if sample.id in worst_ids}
     shown = f", the {len(worst)} furthest from full computation" if len(worst) < len(changed) else ""
     head = f"<h3>Changed answers: {len(changed)} of {len(rows)}{shown}</h3>"
     return [head + "".join(_case(row, samples.get(row.sample_id)) for row in worst)]
@@ -254,9 +254,9 @@ def sweep_section(path: Path, found: Sequence[Mapping[str, Any]]) -> Section:
         for row in found
     ]
 
-    told = paragraph(f"{len(found) - failed} experiments, {failed} failed")
+    counts_sentence = paragraph(f"{len(found) - failed} experiments, {failed} failed")
     folded = _folded("The command of each experiment", commands)
-    return Section(f"Sweep {path.name}", [told, drawn(sweep_log.parts(found)), folded])
+    return Section(f"Sweep {path.name}", [counts_sentence, drawn(sweep_log.parts(found)), folded])
 
 
 _WIDTH, _HEIGHT = 640, 220
@@ -306,10 +306,10 @@ def curves(title: str, unit: str, arms: Mapping[str, Sequence[float]], names: Ma
     )
     key = "".join(f'<span class="key {arm}">{html.escape(names[arm])}</span>' for arm in arms)
     last = ", ".join(f"{names[arm]} {values[-1]:,.4g}" for arm, values in arms.items())
-    said = html.escape(f"{title}, {unit}, over {count} requests; at the last: {last}")
+    description = html.escape(f"{title}, {unit}, over {count} requests; at the last: {last}")
     return (
         f"<h3>{html.escape(title)}</h3><p>{key}<small>{html.escape(unit)}, by request</small></p>"
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{said}">{"".join(grid)}{drawn}</svg>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{description}">{"".join(grid)}{drawn}</svg>'
     )
 
 

@@ -73,17 +73,17 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
     """
     settings = replace(finished_settings(folder), engine="transformers")
     samples = repeated(tuple(read_samples(settings)), settings.repeat)
-    known = tuple(sample.id for sample in samples)
-    if sample_id not in known:
-        example = f", such as {known[0]}" if known else ""
+    sample_ids = tuple(sample.id for sample in samples)
+    if sample_id not in sample_ids:
+        example = f", such as {sample_ids[0]}" if sample_ids else ""
         raise ConfigError(
-            f"the run has no sample {shown(sample_id)}{did_you_mean(sample_id, known)}: give the id of one{example}"
+            f"the run has no sample {shown(sample_id)}{did_you_mean(sample_id, sample_ids)}: give the id of one{example}"
         )
     not_run = finished_summary(folder).get("not_run") or {}
     if sample_id in not_run:
         raise ConfigError(f"sample {shown(sample_id)} could not run: {not_run[sample_id]}; give the id of another")
 
-    place, watch = known.index(sample_id), watch or Progress()
+    place, watch = sample_ids.index(sample_id), watch or Progress()
     rows = {row.sample_id: row for row in finished_rows(folder) if "cache" in row.arms}
     able = [sample for sample in samples[:place] if sample.id not in not_run]
     watch.stage(f"loading {settings.model}")
@@ -105,7 +105,7 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
         if answer.decision is None:
             raise ConfigError(f"nothing of {settings.model} is reused: {answer.record.reason}")
 
-        told = Why(
+        explanation = Why(
             sample=sample_id,
             question=samples[place].question,
             earlier=place,
@@ -120,7 +120,7 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
         )
         cache.close()
 
-    return told
+    return explanation
 
 
 def _name(meta: Any) -> str:
@@ -137,20 +137,20 @@ def _candidates(
     loose = Finder(cache.store, levels, embed=cache.finder.embed, embedder=cache.finder.embedder)
     # New indexes hold nothing until they are filled from the store.
     loose.fill()
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for level in levels:
         for match in level.search(decision.query).matches[:CANDIDATES]:
             meta = cache.store.meta(match.donor)
             if meta is None:
                 continue
             verdicts = [guard.judge(decision.query.request, meta, match) for guard in cache.finder.guards]
-            said = tuple(f"{one.guard} {one.decision}s: {one.reason}" for one in verdicts)
-            trusted = any(one.decision == "accept" for one in verdicts) and all(
-                one.decision != "reject" for one in verdicts
+            verdict_texts = tuple(f"{verdict.guard} {verdict.decision}s: {verdict.reason}" for verdict in verdicts)
+            trusted = any(verdict.decision == "accept" for verdict in verdicts) and all(
+                verdict.decision != "reject" for verdict in verdicts
             )
-            found.append(Candidate(match.level, _name(meta), meta.chunk, match.score, said, trusted))
+            candidates.append(Candidate(match.level, _name(meta), meta.chunk, match.score, verdict_texts, trusted))
 
-    return tuple(found)
+    return tuple(candidates)
 
 
 def _recorded(row: Row) -> str:
@@ -173,16 +173,16 @@ def from_donors(names: Sequence[str]) -> str:
 
 def in_words(found: Why) -> list[str]:
     """What was decided and why, in sentences."""
-    decision, donor = found.decision, found.decision.found
+    decision, donor_search = found.decision, found.decision.found
     lines = [f"plan: {found.method}, {found.computed} of {decision.tokens} tokens computed{from_donors(found.donors)}"]
     if found.reason:
         lines.append(f"why not more: {found.reason}")
     lines.append(f"considered: {', '.join(map(str, decision.considered))}")
     if not found.candidates:
         lines.append(f"no level found any of the {found.earlier} earlier samples")
-    held = f"{donor.prefix[0].tokens} tokens, from {_name(donor.prefix[1])}" if donor.prefix else "none"
-    copied = sum(length for _, length in donor.runs)
-    lines.append(f"exact prefix: {held}; copied text: {copied} tokens in {counted(len(donor.runs), 'run')}")
+    prefix_text = f"{donor_search.prefix[0].tokens} tokens, from {_name(donor_search.prefix[1])}" if donor_search.prefix else "none"
+    copied = sum(length for _, length in donor_search.runs)
+    lines.append(f"exact prefix: {prefix_text}; copied text: {copied} tokens in {counted(len(donor_search.runs), 'run')}")
 
     if found.recorded:
         lines.append(f"the run noted: {found.recorded}")
@@ -205,8 +205,8 @@ def to_html(found: Why) -> str:
 def parts(found: Why) -> list[Block]:
     """The question, the candidates and the decision."""
     rows = [
-        [one.level, f"{one.score:.3f}", "yes" if one.trusted else "no", f"{one.sample}: {short(one.chunk, 200)}", "\n".join(one.verdicts)]
-        for one in found.candidates
+        [candidate.level, f"{candidate.score:.3f}", "yes" if candidate.trusted else "no", f"{candidate.sample}: {short(candidate.chunk, 200)}", "\n".join(candidate.verdicts)]
+        for candidate in found.candidates
     ]  # fmt: skip
 
     title = f"nearest of {found.earlier} earlier samples, by level"

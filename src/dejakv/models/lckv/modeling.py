@@ -52,9 +52,9 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
             else:
                 position_ids = torch.arange(past, past + tokens, device=embeds.device)[None]
 
-        place = self.rotary_emb(embeds, position_ids)
-        place = tuple(part.expand(batch, -1, -1) for part in place)
-        return HiddenRows(embeds, cast(Any, place), Masks.of(attention_mask, batch, past, tokens, embeds.device))
+        rotary = self.rotary_emb(embeds, position_ids)
+        rotary = tuple(part.expand(batch, -1, -1) for part in rotary)
+        return HiddenRows(embeds, cast(Any, rotary), Masks.of(attention_mask, batch, past, tokens, embeds.device))
 
     def forward(
         self,
@@ -78,21 +78,21 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         if use_cache and past_key_values is None:
             past_key_values = LCKVCache(self.layout)
-        given, how = None, Iterations(self.config.forward_passes, self.config.backward_passes)
+        donor_rows, iterations = None, Iterations(self.config.forward_passes, self.config.backward_passes)
         if isinstance(past_key_values, LCKVCache):
             # For one prefill: decoding computes every row.
-            given, past_key_values.given = past_key_values.given, None
+            donor_rows, past_key_values.given = past_key_values.given, None
             if past_key_values.settled:
-                how = Iterations.to_the_end(embeds.shape[1])
+                iterations = Iterations.to_the_end(embeds.shape[1])
 
         rows = self.rows(embeds, attention_mask, position_ids, length(past_key_values, self.layout))
         passes = self.passes(past_key_values, embeds.shape[1])
         rows = passes.once(rows, self.layout.bottom)
         if self.layout.loop:
-            if given is not None:
-                given = given.widened(embeds.shape[0])
-                rows = rows.pick(given.rows)
-            rows = passes.settle(rows, how, given)
+            if donor_rows is not None:
+                donor_rows = donor_rows.widened(embeds.shape[0])
+                rows = rows.pick(donor_rows.rows)
+            rows = passes.settle(rows, iterations, donor_rows)
             rows = passes.once(rows, self.layout.top)
         # Only now: all layers read the cache without the new tokens.
         passes.commit()
@@ -137,8 +137,8 @@ class LCKVLlamaForCausalLM(LCKVLlamaPreTrainedModel, GenerationMixin):
         )
         hidden = cast(torch.Tensor, out.last_hidden_state)
         # 0 keeps all rows: slice(-0, None) begins at the first.
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden[:, kept, :])
+        logit_rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, logit_rows, :])
 
         loss = None
         if labels is not None:

@@ -139,9 +139,9 @@ class Passes:
     def _note(self, layer: int, kv: KV, index: torch.Tensor | None) -> None:
         # Only the picked rows are new: the others keep what they have.
         if index is not None and layer in self.new:
-            place = index[:, None, :, None].expand_as(kv[0])
+            row_index = index[:, None, :, None].expand_as(kv[0])
             keys, values = self.new[layer]
-            kv = keys.scatter(2, place, kv[0].to(keys.dtype)), values.scatter(2, place, kv[1].to(values.dtype))
+            kv = keys.scatter(2, row_index, kv[0].to(keys.dtype)), values.scatter(2, row_index, kv[1].to(values.dtype))
         self.new[layer] = kv
 
     def _with_past(self, layer: int) -> KV | None:

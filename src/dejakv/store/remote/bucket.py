@@ -93,9 +93,9 @@ class Bucket:
             self._store: Any = obstore.store.from_url(self.url, **options)
             self._check(make)
         except (*self._errors, Unknown, Missing, CorruptChunk) as error:
-            said = str(error.__cause__ or error).partition("\n\nDebug source")[0]
-            remedy = next(remedy for pattern, remedy in _REMEDIES if pattern.search(said))
-            raise StoreError(f"{self.url} cannot be a store ({_short(said)}): {remedy}") from error
+            message = str(error.__cause__ or error).partition("\n\nDebug source")[0]
+            remedy = next(remedy for pattern, remedy in _REMEDIES if pattern.search(message))
+            raise StoreError(f"{self.url} cannot be a store ({_short(message)}): {remedy}") from error
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
         # One request and no multipart upload: the object is there whole, or not at all.
@@ -107,8 +107,8 @@ class Bucket:
     def head(self, name: str, size: int) -> tuple[bytes, int]:
         def read() -> tuple[bytes, int]:
             # A packed object's description begins later.
-            found = self._store.get(_path(name), options={"range": (0, size + MORE)})
-            return bytes(found.bytes()), int(found.meta["size"])
+            response = self._store.get(_path(name), options={"range": (0, size + MORE)})
+            return bytes(response.bytes()), int(response.meta["size"])
 
         return beginning(*self._read(read, name))
 
@@ -136,9 +136,9 @@ class Bucket:
 
     def stores(self) -> Sequence[str]:
         """The addresses of this store, if it was made, and of those of tensor-parallel ranks below it."""
-        found = self._store.list_with_delimiter("")
-        own = [self.url] if any(one["path"] == MARKER for one in found["objects"]) else []
-        return own + [f"{self.url}/{name}" for name in sorted(found["common_prefixes"]) if RANK.fullmatch(name)]
+        listing = self._store.list_with_delimiter("")
+        addresses = [self.url] if any(item["path"] == MARKER for item in listing["objects"]) else []
+        return addresses + [f"{self.url}/{name}" for name in sorted(listing["common_prefixes"]) if RANK.fullmatch(name)]
 
     def sweep(self) -> None:
         pass  # an upload that was broken off leaves nothing
@@ -150,8 +150,8 @@ class Bucket:
         pages = self._store.list(f"{folder}/")
         try:
             while (page := self._ask(lambda: next(pages, None))) is not None:
-                for found in page:
-                    yield str(found["path"]).rpartition("/")[2]
+                for item in page:
+                    yield str(item["path"]).rpartition("/")[2]
         except FileNotFoundError as error:
             raise _unknown(error) from error
 
@@ -207,12 +207,12 @@ class Bucket:
             return bytes(self._store.get(MARKER).bytes())
 
         try:
-            said = self._read(read, MARKER)
+            stored_marker = self._read(read, MARKER)
         except Missing:
             if make:
                 self._create(MARKER, marker)
-            said = self._read(read, MARKER) if make else marker
-        if said != marker:
+            stored_marker = self._read(read, MARKER) if make else marker
+        if stored_marker != marker:
             raise StoreError(
                 f"{self.url}/{MARKER} is not the marker of format {FORMAT}: another version of DejaKV, or another program, made it; "
                 "give another prefix"
@@ -242,8 +242,8 @@ def _path(name: str) -> str:
 def _short(text: str) -> str:
     """What a service said, on one line."""
     # S3 answers in XML; only code and message help the user.
-    said = re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", text, re.DOTALL)
-    return " ".join((f"{said[1]}: {said[2]}" if said else text).split())[:300]
+    error_fields = re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", text, re.DOTALL)
+    return " ".join((f"{error_fields[1]}: {error_fields[2]}" if error_fields else text).split())[:300]
 
 
 def _unknown(error: BaseException) -> Unknown:

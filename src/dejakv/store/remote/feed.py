@@ -135,8 +135,8 @@ class Feed:
                 self.breaker.worked()
                 self.tell("", ())  # what is unsent
                 return None
-            found = self._client.xread({self._stream: self._last}, count=_BATCH, block=_WAIT_MS)
-            events: list[tuple[str, dict[str, str]]] = found[0][1] if found else []
+            stream_reply = self._client.xread({self._stream: self._last}, count=_BATCH, block=_WAIT_MS)
+            events: list[tuple[str, dict[str, str]]] = stream_reply[0][1] if stream_reply else []
 
             put, removed, used = self._sorted([event for _, event in events if event.get("by") != self._own])
             headers: list[bytes | None] = self._bytes.mget(map(self._key, put)) if put else []
@@ -152,14 +152,14 @@ class Feed:
     def _sorted(self, events: Sequence[dict[str, str]]) -> tuple[list[str], set[str], list[str]]:
         put, removed, used = dict[str, None](), set[str](), list[str]()
         for event in events:
-            name, what = event.get("name", ""), event.get("what")
-            if what == LIST:
+            name, event_kind = event.get("name", ""), event.get("what")
+            if event_kind == LIST:
                 self._unsure = True
-            elif what == USED:
+            elif event_kind == USED:
                 used += name.split()
-            elif what == "put":
+            elif event_kind == "put":
                 put[name] = None
-            elif what == "removed":
+            elif event_kind == "removed":
                 removed.add(name)
                 # Put and removed within one batch: nobody needs to read it.
                 put.pop(name, None)
@@ -180,8 +180,8 @@ class Feed:
         self._bytes.close()
 
     def _newest(self) -> str:
-        found = self._client.xrevrange(self._stream, count=1)
-        return found[0][0] if found else "0-0"
+        latest_events = self._client.xrevrange(self._stream, count=1)
+        return latest_events[0][0] if latest_events else "0-0"
 
 
 def _packed(head: bytes, size: int) -> bytes:
@@ -210,17 +210,17 @@ class Announced:
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
         # First the object: who hears of it may read it at once.
-        made = self._objects.put(name, parts)
+        created = self._objects.put(name, parts)
         header = (bytes(parts[0]), sum(memoryview(part).nbytes for part in parts)) if len(parts) == 2 else None
         self._feed.tell("put", [name], header)
-        return made
+        return created
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove and announce objects, but for those that others have removed."""
-        own = [name for name in names if name not in self._feed.left]
-        self._objects.delete(own)
-        if own:
-            self._feed.tell("removed", own)
+        names_to_remove = [name for name in names if name not in self._feed.left]
+        self._objects.delete(names_to_remove)
+        if names_to_remove:
+            self._feed.tell("removed", names_to_remove)
 
     def list(self) -> Iterator[str]:
         return self._objects.list()

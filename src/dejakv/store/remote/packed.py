@@ -55,10 +55,10 @@ def packed(parts: Sequence[Any]) -> bytes:
 
 def unpacked(data: Bytes, name: str) -> Bytes:
     """An object's bytes as they were put. Raises: CorruptChunk; Unknown without the library"""
-    if (found := _begins(data[:MORE].tobytes())) is None:
+    if (frame_sizes := _begins(data[:MORE].tobytes())) is None:
         return data
     try:
-        zstd, (length, size) = check_zstd(), found
+        zstd, (length, size) = check_zstd(), frame_sizes
     except MissingExtraError as error:
         raise Unknown(OSError(errno.EIO, str(error))) from error
     try:
@@ -66,21 +66,21 @@ def unpacked(data: Bytes, name: str) -> Bytes:
         if not 0 < size - length == zstd.frame_content_size(frame) <= _MOST:
             raise CorruptChunk(f"object {name}: its size is another one, or none that an object has")
         planes = np.frombuffer(zstd.ZstdDecompressor().decompress(frame), np.uint8)
-        made = np.empty(size, np.uint8)
-        made[:length] = data[MORE : MORE + length]
-        made[length:].reshape(-1, _WORD)[:] = planes.reshape(_WORD, -1).T
+        unpacked_bytes = np.empty(size, np.uint8)
+        unpacked_bytes[:length] = data[MORE : MORE + length]
+        unpacked_bytes[length:].reshape(-1, _WORD)[:] = planes.reshape(_WORD, -1).T
     except (zstd.ZstdError, ValueError) as error:
         raise CorruptChunk(f"object {name} cannot be unpacked: {error}") from error
 
-    return made
+    return unpacked_bytes
 
 
 def beginning(head: bytes, size: int) -> tuple[bytes, int]:
     """The first bytes of an object and its size, as they were before packing; `head`: at least `MORE` more bytes than are needed."""
-    found = _begins(head[:MORE])
-    if found is None:
+    frame_sizes = _begins(head[:MORE])
+    if frame_sizes is None:
         return head, size
-    return head[MORE : MORE + found[0]], found[1]
+    return head[MORE : MORE + frame_sizes[0]], frame_sizes[1]
 
 
 def _begins(head: bytes) -> tuple[int, int] | None:

@@ -58,15 +58,15 @@ class Follower:
             self._closed.wait(max(0.0, self._next - time.monotonic()))
         else:
             try:
-                heard = self._feed.hear()
-                news = heard[:2] if heard is not None else None
-                self._feed.tell(USED, self._share(heard[2] if heard is not None else ()))
+                feed_news = self._feed.hear()
+                news = feed_news[:2] if feed_news is not None else None
+                self._feed.tell(USED, self._share(feed_news[2] if feed_news is not None else ()))
                 # Quiet feed: a listing is due only now and then, for writers without the feed.
                 if news is not None and not any(news):
                     if time.monotonic() < max(self._heard + FEED_SECONDS, self._next):
                         return
                     news = None
-                if heard is None:  # all machines miss what their feed has lost
+                if feed_news is None:  # all machines miss what their feed has lost
                     self._closed.wait(random.uniform(0.0, min(LIST_SECONDS, SHARE * self._took)))
             except Away:
                 self._closed.wait(_AWAY_SECONDS)

@@ -56,8 +56,8 @@ class Copies(Folder):
     def find(self, name: str) -> Bytes | None:
         """Return a verified copy; None without one. A damaged one is removed."""
         try:
-            found = self.get(name)
-            opened(found, name)
+            data = self.get(name)
+            opened(data, name)
         except (Missing, Unknown):
             return None
         except CorruptChunk as error:
@@ -68,7 +68,7 @@ class Copies(Folder):
 
         with suppress(OSError, Missing):  # read now; the time of writing tells whether a file is another
             os.utime(path := self._path(name), ns=(time.time_ns(), os.stat(path).st_mtime_ns))
-        return found
+        return data
 
     def keep_only(self, names: set[str], before: float) -> None:
         """Removes copies of other objects, unless they are younger."""
@@ -79,20 +79,20 @@ class Copies(Folder):
 
     def _make_room(self) -> None:
         """Meet the budget now, and again when half of the free part has been written: other processes write too."""
-        found: list[tuple[int, int, str]] = []
+        copies: list[tuple[int, int, str]] = []
         for name in self.list():
             with suppress(OSError, Missing):
                 status = os.stat(self._path(name))
-                found.append((status.st_atime_ns, status.st_size, name))
+                copies.append((status.st_atime_ns, status.st_size, name))
 
-        held = sum(size for _, size, _ in found)
+        total_bytes = sum(size for _, size, _ in copies)
         # By access time, which `find` sets itself: many disks are mounted without it.
-        for _, size, name in sorted(found):
-            if held <= self._most:
+        for _, size, name in sorted(copies):
+            if total_bytes <= self._most:
                 break
             self.delete([name])
-            held -= size
-        self._room = (self._most - held) // 2
+            total_bytes -= size
+        self._room = (self._most - total_bytes) // 2
 
 
 class Tiers:
@@ -120,12 +120,12 @@ class Tiers:
         """Reads under way; others of the same object wait for them."""
 
     def put(self, name: str, parts: Sequence[Any]) -> bool:
-        made = self._objects.put(name, parts)
+        created = self._objects.put(name, parts)
         if self._disk is not None:
             self._disk.keep(name, parts)
         if self._fill == "write" and sum(memoryview(part).nbytes for part in parts) <= self._most:
             self._hold(name, np.concatenate([np.frombuffer(part, np.uint8) for part in parts]), mapped=False)
-        return made
+        return created
 
     def get(self, name: str) -> Bytes:
         near = self._near(name)
@@ -144,16 +144,16 @@ class Tiers:
 
         Raises: Late
         """
-        near = {name: found for name in sizes if (found := self._near(name)) is not None}
+        near = {name: copy_data for name in sizes if (copy_data := self._near(name)) is not None}
         reads = {name: self._begin(name) for name in sizes if name not in near}
         began = time.monotonic()
 
-        left = wait(reads.values(), None if until is None else max(0.0, until - began)).not_done
+        unfinished = wait(reads.values(), None if until is None else max(0.0, until - began)).not_done
         # Failed reads say nothing about the link, but one given up says it is slow.
-        if reads and self._link is not None and (left or not any(read.exception() for read in reads.values())):
+        if reads and self._link is not None and (unfinished or not any(read.exception() for read in reads.values())):
             self._link.read(len(reads), sum(sizes[name] for name in reads), time.monotonic() - began)
 
-        if left:
+        if unfinished:
             raise Late
 
         def get(name: str) -> Bytes:
@@ -167,17 +167,17 @@ class Tiers:
 
     def _is_near(self, name: str) -> bool:
         with self._lock:
-            held = self._held.get(name) is not None
-        return held or (self._disk is not None and self._disk.has(name))
+            in_memory = self._held.get(name) is not None
+        return in_memory or (self._disk is not None and self._disk.has(name))
 
     def _near(self, name: str) -> Bytes | None:
         """A copy."""
         with self._lock:
-            held = self._held.use(name)
-        if held is not None or self._disk is None:
-            return held
-        found = self._disk.find(name)
-        return None if found is None else self._hold(name, found, mapped=True)
+            memory_copy = self._held.use(name)
+        if memory_copy is not None or self._disk is None:
+            return memory_copy
+        disk_copy = self._disk.find(name)
+        return None if disk_copy is None else self._hold(name, disk_copy, mapped=True)
 
     def _begin(self, name: str) -> "Future[Bytes]":
         with self._lock:
@@ -193,10 +193,10 @@ class Tiers:
             self._reads.pop(name, None)
 
     def _read(self, name: str) -> Bytes:
-        found = self._objects.get(name)
+        data = self._objects.get(name)
         if self._disk is not None:
-            self._disk.keep(name, [found])
-        return self._hold(name, found, mapped=not self.shared)
+            self._disk.keep(name, [data])
+        return self._hold(name, data, mapped=not self.shared)
 
     def delete(self, names: Sequence[str]) -> None:
         # From the nearest to the farthest: no copy outlives its object.

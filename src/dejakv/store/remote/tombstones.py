@@ -50,30 +50,30 @@ class Tombstone:
 
     @property
     def body(self) -> bytes:
-        one = self.selection
-        media = sorted(map(list, one.media))
-        said: dict[str, Any] = {"partition": one.partition, "epoch": one.epoch, "donors": one.donors, "media": media}
-        return json.dumps({**said, "ends": sorted(self.ends)}).encode()
+        selection = self.selection
+        media = sorted(map(list, selection.media))
+        fields: dict[str, Any] = {"partition": selection.partition, "epoch": selection.epoch, "donors": selection.donors, "media": media}
+        return json.dumps({**fields, "ends": sorted(self.ends)}).encode()
 
     @classmethod
     def read(cls, number: int, body: bytes) -> "Tombstone":
         """Raises: ValueError, KeyError or TypeError for another object."""
-        said = json.loads(body)
-        media = frozenset((str(partition), str(digest)) for partition, digest in said["media"])
-        selection = Selection(said["partition"], said["epoch"], tuple(said["donors"]), media=media)
-        return cls(number, selection, frozenset(said["ends"]))
+        fields = json.loads(body)
+        media = frozenset((str(partition), str(digest)) for partition, digest in fields["media"])
+        selection = Selection(fields["partition"], fields["epoch"], tuple(fields["donors"]), media=media)
+        return cls(number, selection, frozenset(fields["ends"]))
 
     def takes(self, found: Iterable[Segment]) -> Iterator[str]:
         """Yield names of segments whose writing began before this purge, and that it takes."""
         named = self.selection.donors or self.selection.media
         # Its writer did not know of this purge: it may have begun before it.
-        late = [one for one in found if one.purges < self.number and self._in_scope(one)]
+        late = [segment for segment in found if segment.purges < self.number and self._in_scope(segment)]
         ids, keys = set(self.selection.donors), {prefix[1] for end in self.ends if (prefix := prefix_of(end))}
-        ids |= {one.record for one in late if one.about and self._takes_record(one)}
+        ids |= {segment.record for segment in late if segment.about and self._takes_record(segment)}
 
-        for one in late:
-            if not named or one.record in ids or not ids.isdisjoint(one.lineage) or not keys.isdisjoint(one.keys):
-                yield one.name
+        for segment in late:
+            if not named or segment.record in ids or not ids.isdisjoint(segment.lineage) or not keys.isdisjoint(segment.keys):
+                yield segment.name
 
     def _in_scope(self, one: Segment) -> bool:
         # No age is compared: a purge by age writes no tombstone (`Store.purge`).
@@ -103,40 +103,40 @@ class Tombstones:
     def look(self) -> list[Tombstone]:
         """Return the tombstones new since the last call, none at the first. Deletes those known for an hour, but for the last, which has
         the count. Raises: Unknown"""
-        there, new, now = sorted(self._notes.numbers()), list[Tombstone](), self._clock()
-        for number in there:
+        numbers, new, now = sorted(self._notes.numbers()), list[Tombstone](), self._clock()
+        for number in numbers:
             if number not in self._known:
                 with suppress(Missing, ValueError, KeyError, TypeError):
                     self._known[number] = (Tombstone.read(number, self._notes.note(number)), now)
                     new.append(self._known[number][0])
 
-        old = [n for n in there[:-1] if n in self._known and self._known[n][1] + KEPT_SECONDS < now]
+        old = [n for n in numbers[:-1] if n in self._known and self._known[n][1] + KEPT_SECONDS < now]
         self._notes.drop_notes(old)
-        self._known = {n: known for n, known in self._known.items() if n in there and n not in old}
+        self._known = {n: entry for n, entry in self._known.items() if n in numbers and n not in old}
         # The first call: the index is built after it, without what these purges took.
-        first, self._looked, self.number = not self._looked, True, max([self.number, *there])
+        first, self._looked, self.number = not self._looked, True, max([self.number, *numbers])
         return [] if first else new
 
     def write(self, selection: Selection, purged: Iterable[ChunkMeta] = ()) -> Tombstone:
         """Write and return the next one. `purged`: prompts named by the selection. Raises: Unknown"""
-        ends = {prefix_id(one.num_tokens, _key(one, one.num_tokens)) for one in purged if one.num_tokens}
+        ends = {prefix_id(meta.num_tokens, _key(meta, meta.num_tokens)) for meta in purged if meta.num_tokens}
         number = max([self.number, *self._notes.numbers()])
         # Another machine may take the same number at the same time; one of them gets it.
         while True:
             number += 1
-            made = Tombstone(number, selection, frozenset(ends))
-            if self._notes.write_note(number, made.body):
-                self._known[number], self.number = (made, self._clock()), number
-                return made
+            tombstone = Tombstone(number, selection, frozenset(ends))
+            if self._notes.write_note(number, tombstone.body):
+                self._known[number], self.number = (tombstone, self._clock()), number
+                return tombstone
 
     def since(self, number: int) -> list[Tombstone]:
         """Known ones after `number`."""
-        return [one for n, (one, _) in sorted(self._known.items()) if n > number]
+        return [tombstone for n, (tombstone, _) in sorted(self._known.items()) if n > number]
 
     def buried(self, found: Iterable[Segment]) -> set[str]:
         """Names of those objects that a purge takes."""
         segments = list(found)
-        return {name for one in self.since(0) for name in one.takes(segments)}
+        return {name for tombstone in self.since(0) for name in tombstone.takes(segments)}
 
 
 def _key(meta: ChunkMeta, tokens: int) -> bytes:

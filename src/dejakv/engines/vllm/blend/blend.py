@@ -102,49 +102,49 @@ class Blender:
         # Each round that fails drops one donor, so this ends after at most len(donors) rounds.
         usable, left_out = list(donors), list(gone)
         while usable:
-            among = Donors.of(*(meta.token_ids for meta in usable), first=[meta.position for meta in usable])
+            donor_tokens = Donors.of(*(meta.token_ids for meta in usable), first=[meta.position for meta in usable])
             exact = [meta.generation == meta.position == 0 for meta in usable]
-            found, must = find(ids, among, self._embed, self.config, self._ends, exact, first)
-            reason = not_worth(self.config, must)
+            token_map, forced_tokens = find(ids, donor_tokens, self._embed, self.config, self._ends, exact, first)
+            reason = not_worth(self.config, forced_tokens)
             if reason:
                 raise InputError("; ".join([reason, *left_out]))
-            filled = self._filled(found, among, first, stop, usable, read, buffers)
+            filled = self._filled(token_map, donor_tokens, first, stop, usable, read, buffers)
             if isinstance(filled, _Useless):
                 usable.remove(filled.meta)
                 left_out.append(filled.reason)
                 continue
 
-            plan = RecomputePlan.of(self.config, ids, among, found, must, self.paged.device, first=first, stop=stop)
-            there = torch.from_numpy(ids).to(self.paged.device)
-            names = tuple(meta.id for meta in usable)
+            plan = RecomputePlan.of(self.config, ids, donor_tokens, token_map, forced_tokens, self.paged.device, first=first, stop=stop)
+            target_ids = torch.from_numpy(ids).to(self.paged.device)
+            donor_ids = tuple(meta.id for meta in usable)
             # Rows that are stored of this blend leave the store with these donors.
-            used = [usable[number] for number in np.unique(among.number[found.source[first:]]).tolist()]
-            ready = torch.cuda.Event() if self.paged.device.type == "cuda" else None
-            if ready is not None:
-                ready.record()
+            used_donors = [usable[number] for number in np.unique(donor_tokens.number[token_map.source[first:]]).tolist()]
+            ready_event = torch.cuda.Event() if self.paged.device.type == "cuda" else None
+            if ready_event is not None:
+                ready_event.record()
 
-            made = Draft(
-                there,
+            draft = Draft(
+                target_ids,
                 filled.state,
                 plan,
-                must.tail,
-                names,
-                tuple(meta.id for meta in used),
-                1 + max(meta.generation for meta in used),
-                new_text(ids, among, found, GUARANTEED),
-                digest_of(*names, found.source.tobytes(), must.forced.tobytes()),
+                forced_tokens.tail,
+                donor_ids,
+                tuple(meta.id for meta in used_donors),
+                1 + max(meta.generation for meta in used_donors),
+                new_text(ids, donor_tokens, token_map, GUARANTEED),
+                digest_of(*donor_ids, token_map.source.tobytes(), forced_tokens.forced.tobytes()),
                 tuple(left_out),
                 filled.proof,
                 filled.lent,
-                ready,
+                ready_event,
             )
             # A question is computed in one forward: without room in any step it would wait for ever.
-            if made.asks > self._step_rows:
+            if draft.asks > self._step_rows:
                 raise InputError(
-                    f"the question is longer than a step: {made.asks} tokens of at most {self._step_rows}; raise"
+                    f"the question is longer than a step: {draft.asks} tokens of at most {self._step_rows}; raise"
                     " max_num_batched_tokens, or choose blend_selector=similarity, which asks no question"
                 )
-            return made
+            return draft
         raise InputError("; ".join(left_out) or "no donor of the blend is known any more")
 
     def _filled(
@@ -159,8 +159,8 @@ class Blender:
     ) -> "_Filled | _Useless":
         """The donors' rows of the tokens from `first` on, in target order; or the first unusable donor."""
         device, dtype, shape = self.paged.device, self.paged.dtype, self.paged.shape(len(found))
-        lent = buffers.lend(shape, dtype) if device.type == "cpu" else None
-        state = lent.tensor if lent is not None else torch.empty(shape, dtype=dtype, device=device)
+        buffer = buffers.lend(shape, dtype) if device.type == "cpu" else None
+        state = buffer.tensor if buffer is not None else torch.empty(shape, dtype=dtype, device=device)
         # What other ranks have checked by now is not known in a thread, and all must check the same.
         proof, checked = (), self.model_check.checked if self.lockstep.ranks == 1 else 0
         # Tokens that fit in `_own` at least, where the blocks end with `stop`: no check with a donor goes further.
@@ -168,32 +168,32 @@ class Blender:
 
         for number, rows, places in among.parts(found.source[first:]):
             meta = metas[number]
-            shown = min(meta.num_tokens, checkable) if meta.generation == meta.position == 0 else 0
+            proof_tokens = min(meta.num_tokens, checkable) if meta.generation == meta.position == 0 else 0
             # A state longer than any checked one proves the model further into prompts.
-            proves = shown > checked
+            proves = proof_tokens > checked
             parts, copied = read(meta.id, None if proves else ranges_of(places)), 0
             for part in () if isinstance(parts, str) else parts:
-                here = (places >= part.first) & (places < part.stop)
-                if not here.any():
+                in_part = (places >= part.first) & (places < part.stop)
+                if not in_part.any():
                     continue  # the check of the model alone needs it
-                held, start = self._entries(part, int(places[here].min()), int(places[here].max()) + 1)
-                copy_rows(held.to(device), places[here] - start, state, rows[here] + first)
-                copied += int(here.sum())
+                part_rows, start = self._entries(part, int(places[in_part].min()), int(places[in_part].max()) + 1)
+                copy_rows(part_rows.to(device), places[in_part] - start, state, rows[in_part] + first)
+                copied += int(in_part.sum())
             if (
                 isinstance(parts, str)
                 or copied < len(places)
                 or (proves and not consecutive(parts, 0, meta.num_tokens))
             ):
                 # The map is made again without this donor, and another buffer lent.
-                if lent is not None:
-                    buffers.take_back(lent)
+                if buffer is not None:
+                    buffers.take_back(buffer)
                 return _Useless(meta, parts if isinstance(parts, str) else "the donor's state lacks rows")
             if proves:
-                proof, checked = parts, shown
+                proof, checked = parts, proof_tokens
         # Keys are stored rotated for the donors' places: all are turned at once to the new ones.
         positions = torch.from_numpy(among.positions[found.source[first:]]).to(device)
         self.rotary.move(state[0, :, :, first:], positions, torch.arange(first, len(found), device=device))
-        return _Filled(state, proof, lent)
+        return _Filled(state, proof, buffer)
 
     def _entries(self, part: Chunk, first: int, stop: int) -> tuple[torch.Tensor, int]:
         """KV entries of a part, of the pages that hold tokens `first` to `stop - 1`, and which token is the first of them."""
@@ -266,8 +266,8 @@ class Blender:
         return sum(len(part.rows.places) for part in parts)
 
     def _embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        there = torch.from_numpy(np.ascontiguousarray(ids))
-        vectors = self.forward.embed(there) if self._table is None else self._table[there]
+        id_tensor = torch.from_numpy(np.ascontiguousarray(ids))
+        vectors = self.forward.embed(id_tensor) if self._table is None else self._table[id_tensor]
         return vectors.float().cpu().numpy()
 
 
@@ -303,12 +303,12 @@ class Mixer:
     def _begun(self, blends: Sequence[Blending], room: int) -> int:
         """Check and begin blends, in order, within the room beside the rows of begun ones; return the room taken. It counts the same if
         this rank fails: the others have gone on."""
-        blender, spent, moved = self.blender, 0, 0
+        blend_runner, spent, moved = self.blender, 0, 0
         waiting = [blend for blend in blends if not blend.begun]
         for blend in waiting:
-            rows = blender.rows_checked(blend)
+            rows = blend_runner.rows_checked(blend)
             if not blend.checked and rows <= room - spent:
-                self._attempt([blend], lambda blend=blend: blender.check(blend))
+                self._attempt([blend], lambda blend=blend: blend_runner.check(blend))
                 blend.checked, spent = True, spent + rows
         self._agree(waiting)
         # Begun blends are finished before others begin, unless a step has room for both.
@@ -318,23 +318,23 @@ class Mixer:
                 continue
             # Moving keys and writing blocks takes the engine's time, so it is counted as rows.
             asks, moves = blend.draft.asks, blend.draft.tokens // TOKENS_A_ROW
-            taken = pending + spent + moved
+            used_room = pending + spent + moved
             if asks > room - spent:
                 continue
-            if taken and taken + asks + moves > room:
+            if used_room and used_room + asks + moves > room:
                 break  # nor do those behind it begin, or it might wait for ever
 
-            self._attempt([blend], lambda blend=blend: blender.begin(blend))
+            self._attempt([blend], lambda blend=blend: blend_runner.begin(blend))
             spent, moved, pending = spent + asks, moved + moves, pending + blend.draft.plan.least
         self._agree(waiting)
         return spent + moved
 
     def _agree(self, blends: Sequence[Blending]) -> None:
         """Fail a blend on all ranks if one rank failed it."""
-        for blend, fine in zip(
+        for blend, agreed in zip(
             blends, self.blender.lockstep.each([not blend.problem for blend in blends]), strict=True
         ):
-            if not fine:
+            if not agreed:
                 blend.problem = blend.problem or ELSEWHERE
 
     def _attempt(self, blends: Sequence[Blending], step: Callable[[], object]) -> None:

@@ -43,15 +43,15 @@ class Rotary:
     @classmethod
     def of(cls, model: torch.nn.Module, attention: Sequence[Any]) -> "Rotary":
         """Tables of the modules that hold the attention layers. Raises: ModelError if one has no rotary table."""
-        found: list[tuple[torch.Tensor, bool]] = []
+        tables: list[tuple[torch.Tensor, bool]] = []
         for number, table in enumerate(upstream.rotary_tables(model, attention)):
             if table is None:
                 raise ModelError(
                     f"blend is not possible: layer {number} of {type(model).__name__} has no rotary table, so keys cannot be"
                     " moved. Leave blend out of mode and modes (`dejakv run`: --reuse exact or adopt)"
                 )
-            found.append(table)
-        return cls(found)
+            tables.append(table)
+        return cls(tables)
 
     def move(self, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
         """Turns all layers' cached keys `[layers, kv_heads, n, head_dim]` of positions `source` to positions `target`, in
@@ -61,29 +61,29 @@ class Rotary:
             return
         source, target = source[rows], target[rows]
         # Runs are turned in place; only single rows need a gather and a scatter.
-        runs, others = sliced(rows.cpu().numpy())
+        runs, single_indexes = sliced(rows.cpu().numpy())
         slices = [(slice(begin, end), slice(int(rows[begin]), int(rows[begin]) + end - begin)) for begin, end in runs]
-        apart = torch.from_numpy(others).to(rows.device)
-        scattered = rows[apart]
+        singles = torch.from_numpy(single_indexes).to(rows.device)
+        single_rows = rows[singles]
         turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # most models have one table for all layers
 
-        for (table, halves), mine in zip(self.tables, keys, strict=True):
+        for (table, neox_style), layer_keys in zip(self.tables, keys, strict=True):
             if id(table) not in turns:
                 turns[id(table)] = _turn(table, source, target)
             cos, sin = turns[id(table)]
-            for run, there in slices:
-                _turn_keys(halves, mine[:, there], cos[run], sin[run])
-            if len(apart):
-                some = mine[:, scattered]
-                _turn_keys(halves, some, cos[apart], sin[apart])
-                mine[:, scattered] = some
+            for run, key_rows in slices:
+                _turn_keys(neox_style, layer_keys[:, key_rows], cos[run], sin[run])
+            if len(singles):
+                single_keys = layer_keys[:, single_rows]
+                _turn_keys(neox_style, single_keys, cos[singles], sin[singles])
+                layer_keys[:, single_rows] = single_keys
 
 
 def _turn(table: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     table = table.float()
     half = table.shape[-1] // 2
-    there, here = table[target], table[source]
-    return turn((there[:, :half], there[:, half:]), (here[:, :half], here[:, half:]))
+    target_angles, source_angles = table[target], table[source]
+    return turn((target_angles[:, :half], target_angles[:, half:]), (source_angles[:, :half], source_angles[:, half:]))
 
 
 def _turn_keys(halves: bool, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -91,11 +91,11 @@ def _turn_keys(halves: bool, keys: torch.Tensor, cos: torch.Tensor, sin: torch.T
     # Some models rotate only the first numbers of a head.
     turning = keys[..., : 2 * cos.shape[-1]]
     wide = turning.float()  # of float32 itself
-    one, other = wide.chunk(2, dim=-1) if halves else (wide[..., 0::2], wide[..., 1::2])
+    numbers, partners = wide.chunk(2, dim=-1) if halves else (wide[..., 0::2], wide[..., 1::2])
     # Needed by the second half, and the next line overwrites its factor.
-    crossed = one * sin
-    one.mul_(cos).addcmul_(other, sin, value=-1.0)
-    other.mul_(cos).add_(crossed)
+    number_sines = numbers * sin
+    numbers.mul_(cos).addcmul_(partners, sin, value=-1.0)
+    partners.mul_(cos).add_(number_sines)
     if turning.dtype != wide.dtype:
         turning.copy_(wide)
 
@@ -174,14 +174,14 @@ class ModelCheck:
         places = torch.cat([places[: max(1, middle - GAP)], places[middle:]]) if middle > GAP else places
         block = int(places[0]) // self.paged.block_tokens
         before = block * self.paged.block_tokens
-        there = self.paged.gather(block_ids[block:], count - before)
-        end = there.clone()
+        stored_state = self.paged.gather(block_ids[block:], count - before)
+        blanked_state = stored_state.clone()
         # A row that the forward did not write must not pass as the stored one.
-        end[:, :, :, places - before] = 0.0
-        self.paged.scatter(block_ids, before, end)
+        blanked_state[:, :, :, places - before] = 0.0
+        self.paged.scatter(block_ids, before, blanked_state)
         self.forward.run([PromptRows(ids[places], places, block_ids)])
-        made = self.paged.gather(block_ids[block:], count - before)
-        return self.lockstep.most(_error(made[:, :, :, places - before], there[:, :, :, places - before]))
+        recomputed_state = self.paged.gather(block_ids[block:], count - before)
+        return self.lockstep.most(_error(recomputed_state[:, :, :, places - before], stored_state[:, :, :, places - before]))
 
     def _moved(self, ids: torch.Tensor, block_ids: tuple[int, ...]) -> float:
         """The first rows, at the last places that the model knows: rotated attention sees distances alone, so their K are the
@@ -190,11 +190,11 @@ class ModelCheck:
         shift = self.max_positions - len(places)
         if shift <= 0:
             return 0.0
-        wanted = self.paged.gather(block_ids, len(places))
+        expected_state = self.paged.gather(block_ids, len(places))
         # Computed at shifted positions they must equal stored keys that are moved there.
         self.forward.run([PromptRows(ids[places], places, block_ids, shift)])
-        self.rotary.move(wanted[0], places, places + shift)
-        return self.lockstep.most(_error(self.paged.gather(block_ids, len(places)), wanted))
+        self.rotary.move(expected_state[0], places, places + shift)
+        return self.lockstep.most(_error(self.paged.gather(block_ids, len(places)), expected_state))
 
 
 def _error(made: torch.Tensor, real: torch.Tensor) -> float:
@@ -215,16 +215,16 @@ def question_attention(forward: RowForward, paged: PagedKV, draft: Draft, block_
     rows = draft.plan.of_question(draft.tail).tokens
     rows = rows[rows < room]
     first = first_asked(len(paged.caches))
-    asking = rows >= len(draft.ids) - draft.tail
-    seen = torch.zeros(len(draft.ids), device=paged.device)
+    is_question = rows >= len(draft.ids) - draft.tail
+    attention = torch.zeros(len(draft.ids), device=paged.device)
 
     def asked(layer: int, _prompt: int, queries: torch.Tensor) -> None:
         if layer >= first:
             keys = paged.keys(blocks, layer, room)
-            seen[:room] += _weights(queries[asking], keys, *upstream.scale_and_cap(paged.attention(layer)))
+            attention[:room] += _weights(queries[is_question], keys, *upstream.scale_and_cap(paged.attention(layer)))
 
     forward.run([PromptRows(draft.ids[rows], rows, blocks)], asked=asked)
-    return seen
+    return attention
 
 
 def _weights(queries: torch.Tensor, keys: torch.Tensor, scale: float, cap: float) -> torch.Tensor:

@@ -66,8 +66,8 @@ class Names:
         generation."""
         if not self.most:
             return 0, 0
-        found = list(takewhile(self.is_cached, map(self._naming(tracked), self._hashes(tracked.request, local))))
-        return len(found) * self.block_tokens, self._generation(found)
+        cached_names = list(takewhile(self.is_cached, map(self._naming(tracked), self._hashes(tracked.request, local))))
+        return len(cached_names) * self.block_tokens, self._generation(cached_names)
 
     def held(self, tracked: Tracked) -> int:
         """Number of first tokens of a prompt that vLLM's prefix cache has under the request's present names.
@@ -75,22 +75,22 @@ class Names:
         The queue asks in each step for each prompt, so the search starts where it ended before: vLLM evicts a prompt's last blocks first.
         """
         names = self._hashes(tracked.request, 0)
-        held = min(tracked.held, len(names))
-        while held and not self.is_cached(names[held - 1]):
-            held -= 1
-        while held < len(names) and self.is_cached(names[held]):
-            held += 1
-        tracked.held = held
-        return held * self.block_tokens
+        cached_blocks = min(tracked.held, len(names))
+        while cached_blocks and not self.is_cached(names[cached_blocks - 1]):
+            cached_blocks -= 1
+        while cached_blocks < len(names) and self.is_cached(names[cached_blocks]):
+            cached_blocks += 1
+        tracked.held = cached_blocks
+        return cached_blocks * self.block_tokens
 
     def awaits(self, tracked: Tracked, there: int) -> bool:
         """Whether another request is making the block behind the first `there` tokens, within `load_timeout_s`."""
         stop = (there // self.block_tokens + 1) * self.block_tokens
         if stop >= tracked.request.num_prompt_tokens:  # vLLM computes that one
             return False
-        own = tracked.request.block_hashes[stop // self.hash_tokens - 1]
+        block_hash = tracked.request.block_hashes[stop // self.hash_tokens - 1]
         # A renamed request's hashes are approximate names already.
-        name = own if tracked.names is not None else self._naming(tracked)(own)
+        name = block_hash if tracked.names is not None else self._naming(tracked)(block_hash)
         # Nobody makes it, or this request does so itself.
         if self._makers.get(name, tracked.request.request_id) == tracked.request.request_id:
             return False
@@ -158,9 +158,9 @@ class Names:
 
     def _naming(self, tracked: Tracked) -> Callable[[bytes], bytes]:
         """What names this request's blocks."""
-        wish, found = tracked.wish, tracked.found
-        prompt = found.key if found is not None and self.settings.certificate is not None else ""
-        return partial(approximate_name, digest_of(str(wish.threshold), prompt, *wish.donors))
+        options, lookup_result = tracked.wish, tracked.found
+        prompt = lookup_result.key if lookup_result is not None and self.settings.certificate is not None else ""
+        return partial(approximate_name, digest_of(str(options.threshold), prompt, *options.donors))
 
     def _own(self, tracked: Tracked, names: RenamedBlocks) -> Sequence[bytes]:
         """Approximate names of the request's blocks behind those that it shares."""
@@ -168,9 +168,9 @@ class Names:
 
     def _generation(self, names: Sequence[bytes]) -> int:
         """The highest noted generation of these blocks."""
-        known = [self._generations[name] for name in names if name in self._generations]
+        depths = [self._generations[name] for name in names if name in self._generations]
         # Without a note the worst is assumed.
-        return max(known, default=self.most)
+        return max(depths, default=self.most)
 
     def _note(self, tracked: Tracked) -> None:
         if tracked.names is None:
@@ -179,7 +179,7 @@ class Names:
             self._generations[name] = max(tracked.blended, self._generations.get(name, 0))
         # A limit that doubles with what remains keeps the cost of pruning constant for each name.
         if len(self._generations) > self._prune_at:
-            kept = {
-                name: each for name, each in self._generations.items() if self.is_cached(name) or name in self._makers
+            live_depths = {
+                name: depth for name, depth in self._generations.items() if self.is_cached(name) or name in self._makers
             }
-            self._generations, self._prune_at = kept, max(_LEAST_NOTES, 2 * len(kept))
+            self._generations, self._prune_at = live_depths, max(_LEAST_NOTES, 2 * len(live_depths))

@@ -92,54 +92,54 @@ class Queue:
         """
         earlier, self.reserved, self._short = self.reserved, 0, None
         # At least 1, because tokens are divided by it.
-        left = self._step = max(1, self.budget - decoding)
-        self._rows = sum(each.rows or 0 for each in queue if each.stage == "loads")
-        self._left = sum((each.rows or 0) + each.last if each.stage == "loads" else each.tokens for each in queue)
-        self._planned, ahead, lead, kept, most = {}, 0, self.lead, 0, 0
+        remaining = self._step = max(1, self.budget - decoding)
+        self._rows = sum(waiting.rows or 0 for waiting in queue if waiting.stage == "loads")
+        self._left = sum((waiting.rows or 0) + waiting.last if waiting.stage == "loads" else waiting.tokens for waiting in queue)
+        self._planned, ahead, lead, blend_rows, max_tokens = {}, 0, self.lead, 0, 0
         # First come, first served: each one gets what those before it leave.
-        for each in queue:
-            rows, free, loads = each.rows or 0, left, each.stage == "loads"
-            taken = min(each.tokens, left)
-            if each.rows is not None and each.stage == "waits":
-                self._planned[each.request_id] = each, ahead, lead
-                loads = self._pays(each, ahead, lead)
-                lead += self._gain(each) - self._cost if loads else 0
-                free = max(0, left - 1)  # vLLM gets to it while a token of its budget is left
+        for waiting in queue:
+            rows, free, loads = waiting.rows or 0, remaining, waiting.stage == "loads"
+            share = min(waiting.tokens, remaining)
+            if waiting.rows is not None and waiting.stage == "waits":
+                self._planned[waiting.request_id] = waiting, ahead, lead
+                loads = self._pays(waiting, ahead, lead)
+                lead += self._gain(waiting) - self._cost if loads else 0
+                free = max(0, remaining - 1)  # vLLM gets to it while a token of its budget is left
             if loads:
-                behind = each.last + max(0, each.last - most) + (0 if self.reserved else self._cost + decoding)
-                least = behind + (1 if self.reserved else rows)
-                if self._crowded and (rows or each.stage == "waits") and least <= free:
-                    self.reserved, most = self.reserved + behind, max(most, each.last)
-                    free, left = free - behind, left - behind
-                taken = min(rows, free)
-                kept += taken
+                behind = waiting.last + max(0, waiting.last - max_tokens) + (0 if self.reserved else self._cost + decoding)
+                min_free = behind + (1 if self.reserved else rows)
+                if self._crowded and (rows or waiting.stage == "waits") and min_free <= free:
+                    self.reserved, max_tokens = self.reserved + behind, max(max_tokens, waiting.last)
+                    free, remaining = free - behind, remaining - behind
+                share = min(rows, free)
+                blend_rows += share
 
-            ahead += rows + each.last if loads else each.tokens
-            left -= taken
+            ahead += rows + waiting.last if loads else waiting.tokens
+            remaining -= share
         # Longest first, so that one short step serves as many arrived loads as it can.
-        due = sorted((each.tokens for each in queue if each.stage == "due"), reverse=True)
-        begun = [each.tokens for each in queue if each.stage in ("due", "runs")]
+        due = sorted((waiting.tokens for waiting in queue if waiting.stage == "due"), reverse=True)
+        begun = [waiting.tokens for waiting in queue if waiting.stage in ("due", "runs")]
 
         for longest in due if self._left > sum(due) else ():
             short = decoding + sum(min(tokens, longest) for tokens in begun)
-            saved = sum(each.saved for each in queue if each.stage == "due" and each.tokens <= longest)
+            saved = sum(waiting.saved for waiting in queue if waiting.stage == "due" and waiting.tokens <= longest)
             # Either room was kept for it, or the load saves more than a short step costs.
             if short <= earlier or (not self._full and short + self._cut <= saved):
                 self.reserved, self._short, self._given = 0, earlier, short
                 return StepRoom(self.budget - short, longest)
 
-        most = max(0, self.budget - decoding)
-        room = min(kept + self.reserved, most)
-        left, self._given = most - room, self.budget - room
-        return StepRoom(room, max(1, left - sum(due), left // 2) if due else 0)  # in vLLM, what runs comes first
+        max_tokens = max(0, self.budget - decoding)
+        room = min(blend_rows + self.reserved, max_tokens)
+        remaining, self._given = max_tokens - room, self.budget - room
+        return StepRoom(room, max(1, remaining - sum(due), remaining // 2) if due else 0)  # in vLLM, what runs comes first
 
     def pays(self, request_id: str, rows: int, last: int) -> bool | None:
         """Whether to begin a load in the step shared out: a blend if neither its own first token nor another's comes later than computed in
         full; an exact load if it saves more than it costs the others. None for a request outside the queue."""
         if request_id not in self._planned:
             return None
-        each, ahead, lead = self._planned[request_id]
-        return self._pays(each._replace(rows=rows, last=last), ahead, lead)
+        waiting, ahead, lead = self._planned[request_id]
+        return self._pays(waiting._replace(rows=rows, last=last), ahead, lead)
 
     def promised(self, tokens: int, rows: int) -> None:
         """Note a promised load of `tokens` tokens, of which a blend recomputes `rows`."""

@@ -66,24 +66,24 @@ class Batch:
 
         bounds = np.array(contiguous(places, prompt))
         sizes = bounds[:, 1] - bounds[:, 0]
-        runs = np.argsort(sizes, kind="stable")
-        tokens = np.argsort(np.repeat(sizes, sizes), kind="stable")  # runs of one size keep their order, and stay whole
+        run_order = np.argsort(sizes, kind="stable")
+        token_order = np.argsort(np.repeat(sizes, sizes), kind="stable")  # runs of one size keep their order, and stay whole
 
-        places_then, prompt_then = places[tokens], prompt[tokens]
+        sorted_places, sorted_prompts = places[token_order], prompt[token_order]
         shifts = np.array([rows.shift for rows in prompts])
         # A sequence reaches back to the prompt's first token: its length is its last place and 1.
-        ends = bounds[runs, 1] - 1
+        ends = bounds[run_order, 1] - 1
         return cls(
-            torch.cat([rows.ids.cpu() for rows in prompts])[torch.from_numpy(tokens)],
-            torch.from_numpy(places_then + shifts[prompt_then]),
+            torch.cat([rows.ids.cpu() for rows in prompts])[torch.from_numpy(token_order)],
+            torch.from_numpy(sorted_places + shifts[sorted_prompts]),
             torch.from_numpy(
-                tables[prompt_then, places_then // block_tokens] * block_tokens + places_then % block_tokens
+                tables[sorted_prompts, sorted_places // block_tokens] * block_tokens + sorted_places % block_tokens
             ),
-            torch.from_numpy(np.append(0, sizes[runs].cumsum()).astype(np.int32)),
+            torch.from_numpy(np.append(0, sizes[run_order].cumsum()).astype(np.int32)),
             torch.from_numpy((places[ends] + 1).astype(np.int32)),
             torch.from_numpy(tables[prompt[ends]].astype(np.int32)),
             tuple(
-                torch.from_numpy(tokens.argsort()[prompt == number]).to(rows.places.device)
+                torch.from_numpy(token_order.argsort()[prompt == number]).to(rows.places.device)
                 for number, rows in enumerate(prompts)
             ),
         )
@@ -144,7 +144,7 @@ class RowForward:
     def embedding_table(self) -> torch.Tensor:
         """All input embeddings, `[vocabulary, hidden]` in host memory. Of several ranks all must ask for it."""
         ids = torch.arange(self._config.get_vocab_size())
-        return torch.cat([self.embed(some).cpu() for some in ids.split(EMBEDDED_AT_ONCE)])
+        return torch.cat([self.embed(id_batch).cpu() for id_batch in ids.split(EMBEDDED_AT_ONCE)])
 
     def forward(self, batch: Batch) -> None:
         """Runs the model."""
@@ -176,12 +176,12 @@ class RowForward:
             update(layer, key, value, cache, slots)
             if written is not None:
                 for prompt, rows in enumerate(batch.of_prompt):
-                    more = written(number, prompt, key[rows].transpose(0, 1), value[rows].transpose(0, 1))
-                    if more is not None:
+                    extra_rows = written(number, prompt, key[rows].transpose(0, 1), value[rows].transpose(0, 1))
+                    if extra_rows is not None:
                         # Moved rows of the same layer: written now, they are seen when it attends.
-                        keys, values, where = more
+                        keys, values, extra_slots = extra_rows
                         keys, values = keys.transpose(0, 1).contiguous(), values.transpose(0, 1).contiguous()
-                        update(layer, keys, values, cache, where)
+                        update(layer, keys, values, cache, extra_slots)
 
         def attending(forward: Callable[..., Any], layer: Any, query: torch.Tensor, *rest: Any, **options: Any) -> Any:
             if asked is not None:

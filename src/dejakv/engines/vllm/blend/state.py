@@ -141,20 +141,20 @@ class Blending:
         return Kept(runs, draft.used, draft.generation) if runs else None
 
     def _part(self, rows: torch.Tensor, block_tokens: int) -> "BlendPart":
-        taken = PromptRows(self.draft.ids[rows], rows, self.block_ids)
+        prompt_rows = PromptRows(self.draft.ids[rows], rows, self.block_ids)
         if self.draft.plan.runs is None:
-            return BlendPart(self.draft, taken)
+            return BlendPart(self.draft, prompt_rows)
         # A copy, since the next part needs the plan's runs as they are.
         runs = self.draft.plan.runs[: self.draft.plan.end].copy()
-        others = np.setdiff1d(self._every.cpu().numpy(), rows.cpu().numpy(), assume_unique=True)
-        runs[others] = -1  # rows of other parts do not move
+        excluded_rows = np.setdiff1d(self._every.cpu().numpy(), rows.cpu().numpy(), assume_unique=True)
+        runs[excluded_rows] = -1  # rows of other parts do not move
 
         moves = tuple(corrections(runs, rows, self.draft.plan.changed))
         if not moves:
-            return BlendPart(self.draft, taken)
+            return BlendPart(self.draft, prompt_rows)
         # The same slots in every layer, so they are made once.
         slots = slots_of(self.block_ids, block_tokens, torch.cat([move.rest for move in moves]))
-        return BlendPart(self.draft, taken, moves, slots.to(rows.device))
+        return BlendPart(self.draft, prompt_rows, moves, slots.to(rows.device))
 
     def _between_pieces(self, count: int) -> int:
         pieces = self.draft.plan.runs
@@ -183,6 +183,6 @@ class BlendPart:
         """The corrected rows; None without any. `keys`, `values`: the computed ones' `[kv_heads, rows, head_dim]`."""
         if not layer or self.slots is None:  # the first layer's K and V depend on the token alone
             return None
-        held, fresh = self.draft.state[:, layer], torch.stack((keys, values))
-        shifted = torch.cat([corrected(held, fresh, part) for part in self.moves], dim=2)
+        donor_state, computed_state = self.draft.state[:, layer], torch.stack((keys, values))
+        shifted = torch.cat([corrected(donor_state, computed_state, part) for part in self.moves], dim=2)
         return shifted[0], shifted[1], self.slots
