@@ -122,7 +122,7 @@ class HierarchicalCache:
         """Decide how to compute a prompt exactly, for internal use: without comparison, and without counting a lookup."""
         return self.finder.exactly(prepared, costs=self.costs(engine))
 
-    def keep(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Completion) -> bool:
+    def keep(self, prepared: Prepared, decision: Decision, plan: Plan, completion: Completion) -> bool:
         """Store the state of an answered prompt, in the background. True if its exact state was queued.
 
         plan  the plan that ran
@@ -132,22 +132,22 @@ class HierarchicalCache:
         if self.off:
             return False
         for observer in self.observers:
-            observer.answered(prepared, decision, plan, ran)
+            observer.answered(prepared, decision, plan, completion)
 
         if decision.ask.no_store or plan.method == "exact":
             return False
         if plan.approximate:
-            self._keep_rows(decision, ran)
+            self._keep_rows(decision, completion)
             return False
-        return self.keep_exact(decision, ran, answer=ran.text) and not self.config.quantizes
+        return self.keep_exact(decision, completion, answer=completion.text) and not self.config.quantizes
 
     def keep_exact(
-        self, decision: Decision, ran: Completion, *, answer: str | None = None, begun: int | None = None
+        self, decision: Decision, completion: Completion, *, answer: str | None = None, removal_mark: int | None = None
     ) -> bool:
         """Queue a prompt's exact state for storage, with `kv_quantization` in 8 bits. False if it is stored already, unwanted, or the queue is
         full.
 
-        begun  `queue.mark()` at the start of work in idle time: after a later removal the state is not stored
+        removal_mark  `queue.mark()` at the start of work in idle time: after a later removal the state is not stored
         """
         query, has_vectors = decision.query, self.finder.asked(decision.statuses)
         entry = replace(decision.entry, answer=answer, created=now())
@@ -156,11 +156,11 @@ class HierarchicalCache:
         if has_vectors:
             entry = replace(entry, vectors=dict(self.finder.vectors(query)))
         if answer is not None and self.config.answers == "keep":
-            note = answer_note(decision.ask.answers, ran.token_ids, ran.arithmetic, ran.bitwise)
+            note = answer_note(decision.ask.answers, completion.token_ids, completion.arithmetic, completion.bitwise)
             entry = replace(entry, metadata={**entry.metadata, **note})
 
         def removed() -> bool:
-            return begun is not None and self.queue.removed_since(begun, entry.partition)
+            return removal_mark is not None and self.queue.removed_since(removal_mark, entry.partition)
 
         def complete(meta: ChunkMeta) -> ChunkMeta | None:
             if removed():
@@ -168,7 +168,9 @@ class HierarchicalCache:
             # In the worker's thread: embedding costs no answer any time.
             return meta if has_vectors else replace(meta, vectors=dict(self.finder.vectors(query)))
 
-        return not removed() and self._submit(entry, ran.capture, complete, ran.shared, levels=has_vectors)
+        return not removed() and self._submit(
+            entry, completion.capture, complete, completion.shared, levels=has_vectors
+        )
 
     def _submit(
         self,
@@ -193,14 +195,14 @@ class HierarchicalCache:
         """Stored prefixes under an epoch (`engine.epoch`), for `arrange`."""
         return EpochPrefixes(self.store, epoch)
 
-    def _keep_rows(self, decision: Decision, ran: Completion) -> None:
+    def _keep_rows(self, decision: Decision, completion: Completion) -> None:
         """Queue a blend's own rows for storage, each run as a chunk."""
-        rows, queued_tokens = ran.rows, 0
+        rows, queued_tokens = completion.rows, 0
         if rows is None:
             return
         for meta in self.describe_rows(decision.entry, rows, decision.query.request.ttl):
             capture = partial(rows.capture, meta.position, meta.position + meta.num_tokens)
-            if self._submit(meta, capture, self._with_donors, ran.shared):
+            if self._submit(meta, capture, self._with_donors, completion.shared):
                 queued_tokens += meta.num_tokens
         if queued_tokens:
             self.finder.counts.add(decision.entry.partition, CacheCounts(rows_kept=queued_tokens))

@@ -295,10 +295,10 @@ class KeepSettings(BudgetSettings):
         place = self.fusion_cache_dir if self.fusion_provider else None
         return place and (place if is_memory(place) else beside(place, "-states"))
 
-    def lifetime(self, own: float | None) -> float:
+    def lifetime(self, class_ttl: float | None) -> float:
         """Limit of a class of entries, by default `ttl`."""
         # None and not falsy: 0 is a value of its own, no limit.
-        return self.ttl if own is None else own
+        return self.ttl if class_ttl is None else class_ttl
 
 
 @dataclass(frozen=True)

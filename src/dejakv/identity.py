@@ -85,26 +85,26 @@ def rows_key(
 
 
 def common_prefix(
-    left: Sequence[int],
-    right: Sequence[int],
-    left_spans: Sequence[Span] = (),
-    right_spans: Sequence[Span] = (),
+    first_ids: Sequence[int],
+    second_ids: Sequence[int],
+    first_spans: Sequence[Span] = (),
+    second_spans: Sequence[Span] = (),
 ) -> int:
     """How many leading tokens two prompts share, media digests included: it ends where a span differs."""
-    limit = min(len(left), len(right))
+    limit = min(len(first_ids), len(second_ids))
     # Media first: their tokens are equal placeholders, whatever the picture shows.
-    for first_span, second_span in zip(left_spans, right_spans, strict=False):
+    for first_span, second_span in zip(first_spans, second_spans, strict=False):
         if first_span != second_span:
             limit = min(limit, first_span.start, second_span.start)
             break
     else:
         # One prompt has media where the other has text that only looks like placeholders.
-        extra = left_spans[len(right_spans) :] or right_spans[len(left_spans) :]
+        extra = first_spans[len(second_spans) :] or second_spans[len(first_spans) :]
         if extra:
             limit = min(limit, extra[0].start)
 
     for position in range(limit):
-        if left[position] != right[position]:
+        if first_ids[position] != second_ids[position]:
             return position
     return limit
 

@@ -78,7 +78,7 @@ class Settler:
                     with keeping(ttl=request.ttl):  # nothing is promoted of a request of which nothing is kept
                         prepared = replace(self._engine.prepare(request), epoch=waiting.epoch)
                         decision, completion = self._exactly(prepared, None)
-                        done = cache.keep_exact(decision, completion, begun=removal_mark)
+                        done = cache.keep_exact(decision, completion, removal_mark=removal_mark)
                 except Exception:  # nobody waits for it: what goes wrong must not reach a request that comes next
                     logger.exception("a prompt could not be computed in idle time")
                 cache.finder.counts.promotion(request.partition, done)
@@ -116,9 +116,9 @@ class Settler:
         queue.learn(label, wrong, tried)
         return True
 
-    def _judged(self, label: Label, tried: dict[str, float], begun: int) -> bool:
+    def _judged(self, label: Label, tried: dict[str, float], removal_mark: int) -> bool:
         """Whether the approximate answer is wrong. `tried` is filled with features of the approximate plan's first token;
-        `begun`: `queue.mark()` when the hit was taken.
+        `removal_mark`: `queue.mark()` when the hit was taken.
         """
         trial, cache, queue = label.decision.trial, self._cache, self._cache.queue
         differs, served = queue.differs, label.draw.served
@@ -133,7 +133,7 @@ class Settler:
         partition = label.request.partition
 
         def go_on(_token: int, _text: str) -> None:
-            if queue.removed_since(begun, partition):
+            if queue.removed_since(removal_mark, partition):
                 raise _Unlabelled
             if queue.closed:
                 raise _Closed
@@ -151,7 +151,7 @@ class Settler:
             if full is None:
                 decision, completion = self._exactly(prepared, go_on)
                 if not request.no_store:
-                    cache.keep_exact(decision, completion, begun=begun)
+                    cache.keep_exact(decision, completion, removal_mark=removal_mark)
                 full = seen(completion)
             if reused is None:
                 prefix = label.decision.found.prefix

@@ -140,7 +140,9 @@ class RequestTotals:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-        self._served = Counter("dejakv_requests", "Requests by what was reused.", ["method", "level"], registry=registry)
+        self._served = Counter(
+            "dejakv_requests", "Requests by what was reused.", ["method", "level"], registry=registry
+        )
         # Begun with 0: a series that first appears with an event has no increase to see.
         for method, level in (("none", ""), ("prefix", "prefix"), ("exact", "exact_text")):
             self._served.labels(method, level)

@@ -93,15 +93,25 @@ class Pipeline:
                     on_token(stored_answer.token_ids[0], stored_answer.text)
                 tokens = len(prepared.token_ids)
                 return plan, Completion(
-                    stored_answer.text, stored_answer.token_ids, tokens, 0, arithmetic=stored_answer.arithmetic, bitwise=stored_answer.bitwise
+                    stored_answer.text,
+                    stored_answer.token_ids,
+                    tokens,
+                    0,
+                    arithmetic=stored_answer.arithmetic,
+                    bitwise=stored_answer.bitwise,
                 )
             completion = self.engine.run(prepared, plan, store, on_token=on_token)
 
             if isinstance(completion, Completion):
-                completion = replace(completion, ttft_s=waited + completion.ttft_s, latency_s=waited + completion.latency_s)
+                completion = replace(
+                    completion, ttft_s=waited + completion.ttft_s, latency_s=waited + completion.latency_s
+                )
                 if completion.exactly:  # vLLM's connector finds out by itself that a blend is not worth it
                     full = completion.computed_tokens == len(prepared.token_ids)
-                    plan, reason = FULL if full else next(each for each in plans if not each.approximate), completion.exactly
+                    plan, reason = (
+                        FULL if full else next(each for each in plans if not each.approximate),
+                        completion.exactly,
+                    )
                 return replace(plan, reason=reason) if reason else plan, completion
             reason = reason or completion.reason
 
@@ -114,7 +124,9 @@ class Pipeline:
         engine, cache, places = self.engine, self.cache, ()
         order = self._order(request) if request.order == "free" else None
         if order is not None and order.changed and cache is not None:
-            reordered_tokens, initial_tokens = (reusable(tokens, order.tokens, engine.piece) for tokens in (order.held, order.given))
+            reordered_tokens, initial_tokens = (
+                reusable(tokens, order.tokens, engine.piece) for tokens in (order.held, order.given)
+            )
             costs = cache.costs(engine)
             # Another order may change the answer: only where it makes the prompt faster.
             if costs is None or costs.prefix_saves(reordered_tokens, initial_tokens, order.tokens):
@@ -155,11 +167,11 @@ class Pipeline:
         """Compute the newest waiting prompt exactly and store its state for later exact hits. False if none waits."""
         return self._settled(Settler.promote_one)
 
-    def _settled(self, what: Callable[[Settler], bool]) -> bool:
+    def _settled(self, settle_step: Callable[[Settler], bool]) -> bool:
         if self.cache is None:
             return False
         with self._settling:
-            return what(Settler(self.engine, self.cache, self.run_plans))
+            return settle_step(Settler(self.engine, self.cache, self.run_plans))
 
     def stop_settling(self) -> None:
         """End a running label at its next token and label nothing more; later would-be hits are lost."""

@@ -74,7 +74,13 @@ class Record:
 
     @classmethod
     def of(
-        cls, prepared: Prepared, decision: Decision | None, plan: Plan, ran: Completion, waited: float, stored: bool
+        cls,
+        prepared: Prepared,
+        decision: Decision | None,
+        plan: Plan,
+        completion: Completion,
+        waited: float,
+        stored: bool,
     ) -> "Record":
         """The record of an answer.
 
@@ -83,14 +89,14 @@ class Record:
         waited    seconds from the request to the first plan's run
         """
         tokens, match = len(prepared.token_ids), plan.match  # this prompt's own, also where a donor's ran in its place
-        if plan.method == "none" and ran.computed_tokens < ran.prompt_tokens:
+        if plan.method == "none" and completion.computed_tokens < completion.prompt_tokens:
             plan = replace(plan, method="prefix")  # the engine holds prefixes itself
 
         prefix = plan.method == "prefix"
         statuses = settled(decision.statuses, plan) if decision else {}
         # No provider read fusion modules: then the status tells of encoder outputs.
         if statuses.get("fusion") == "skip":
-            statuses["fusion"] = _encoder_status(prepared, ran)
+            statuses["fusion"] = _encoder_status(prepared, completion)
 
         return cls(
             request_id=prepared.request.id,
@@ -103,32 +109,32 @@ class Record:
             reason=plan.reason,
             statuses=statuses,
             prompt_tokens=tokens,
-            computed_tokens=ran.computed_tokens,
-            reused_tokens=max(0, tokens - ran.computed_tokens),
-            output_tokens=len(ran.token_ids),
-            encoder_runs=ran.encoder_runs,
-            ttft_ms=1e3 * (waited + ran.ttft_s),
-            latency_ms=1e3 * (waited + ran.latency_s),
+            computed_tokens=completion.computed_tokens,
+            reused_tokens=max(0, tokens - completion.computed_tokens),
+            output_tokens=len(completion.token_ids),
+            encoder_runs=completion.encoder_runs,
+            ttft_ms=1e3 * (waited + completion.ttft_s),
+            latency_ms=1e3 * (waited + completion.latency_s),
             lookup_ms=1e3 * (prepared.order_s + (decision.seconds if decision else 0.0)),
-            inject_ms=1e3 * ran.inject_s,
-            bytes_loaded=ran.bytes_loaded,
+            inject_ms=1e3 * completion.inject_s,
+            bytes_loaded=completion.bytes_loaded,
             stored=stored,
-            approximate=plan.approximate or ran.approximate,
-            arithmetic=ran.arithmetic,
-            bitwise=ran.bitwise and not plan.approximate,
+            approximate=plan.approximate or completion.approximate,
+            arithmetic=completion.arithmetic,
+            bitwise=completion.bitwise and not plan.approximate,
             answer="stored" if plan.answer is not None else "computed",
             plans=decision.told(plan) if decision else "",
             order=prepared.order,
         )
 
 
-def _encoder_status(prepared: Prepared, ran: Completion) -> Status:
+def _encoder_status(prepared: Prepared, completion: Completion) -> Status:
     """Encoder outputs are `skip` where none were needed, `hit` where all came from the registry."""
-    reused_tokens = ran.prompt_tokens - ran.computed_tokens
+    reused_tokens = completion.prompt_tokens - completion.computed_tokens
     # Media within reused rows need no encoder.
     if all(span.start + span.length <= reused_tokens for span in prepared.spans):
         return "skip"
-    return "miss" if ran.encoder_runs else "hit"
+    return "miss" if completion.encoder_runs else "hit"
 
 
 @dataclass(frozen=True)

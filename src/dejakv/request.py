@@ -230,12 +230,12 @@ def pieces(tokens: int, piece: int, spans: Sequence[Span] = ()) -> list[int]:
     return sorted(end for end in ends if end < tokens)
 
 
-def reusable(held: int, tokens: int, piece: int, spans: Sequence[Span] = ()) -> int:
-    """Tokens of a prompt to reuse from exact state of its first `held`: whole pieces, at most all but the last token."""
+def reusable(prefix_tokens: int, tokens: int, piece: int, spans: Sequence[Span] = ()) -> int:
+    """Tokens of a prompt to reuse from exact state of its first `prefix_tokens`: whole pieces, at most all but the last token."""
     if piece == 1:
-        return max(0, min(held, tokens - 1))
+        return max(0, min(prefix_tokens, tokens - 1))
     # Where full computation divides too: only then rounding is the same.
-    return max((place for place in pieces(tokens, piece, spans) if place <= held), default=0)
+    return max((place for place in pieces(tokens, piece, spans) if place <= prefix_tokens), default=0)
 
 
 T = TypeVar("T")

@@ -204,11 +204,11 @@ def check_fields(
 
 
 def from_mapping(
-    kind: Callable[..., T], values: object, where: str = "the settings", left: Mapping[str, str] | None = None
+    kind: Callable[..., T], values: object, where: str = "the settings", removed_names: Mapping[str, str] | None = None
 ) -> T:
     """An object of settings from plain values (JSON, flags). Lists become tuples.
 
-    left  settings that no longer exist, and what took the place of each
+    removed_names  settings that no longer exist, and what took the place of each
 
     Raises: ConfigError for what is no mapping, and for an unknown name, listing the known.
     """
@@ -218,11 +218,13 @@ def from_mapping(
     field_names = {item.name for item in fields(cast(Any, kind))}
     for name in mapping:
         if name not in cast(Any, kind).__dataclass_fields__:  # former names are no fields
-            if isinstance(name, str) and name in (left or {}):
-                raise ConfigError(f"{where}: {name} is no setting any more: {(left or {})[name]}")
+            if isinstance(name, str) and name in (removed_names or {}):
+                raise ConfigError(f"{where}: {name} is no setting any more: {(removed_names or {})[name]}")
             raise ConfigError(f"{where}: unknown key {shown(name)}: known are {', '.join(sorted(field_names))}")
 
-    plain = {name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in mapping.items()}
+    plain = {
+        name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in mapping.items()
+    }
     return kind(**plain)
 
 

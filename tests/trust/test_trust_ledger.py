@@ -30,7 +30,7 @@ def test_a_label_is_counted_once(ledger: Ledger) -> None:
     draw = Draw(KEY, 0.5, id="1")
     ledger.note(draw)
     for _ in range(2):
-        ledger.change(KEY, one_more, told=draw)
+        ledger.change(KEY, one_more, labelled_draw=draw)
     ledger.change(KEY, one_more)
     known = ledger.read(KEY)
     assert known is not None
@@ -338,8 +338,8 @@ def test_a_change_that_fails_changes_nothing(ledger: Ledger) -> None:
     draw = Draw(KEY, 0.5, id="1")
     ledger.note(draw)
     with pytest.raises(ZeroDivisionError):
-        ledger.change(KEY, lambda state: one_more(state).counted(Counts(served=1 // 0)), told=draw)
-    assert ledger.change(KEY, one_more, told=draw).counts.served == 1
+        ledger.change(KEY, lambda state: one_more(state).counted(Counts(served=1 // 0)), labelled_draw=draw)
+    assert ledger.change(KEY, one_more, labelled_draw=draw).counts.served == 1
 
 
 def test_evidence_of_all_terms_is_listed_and_removed_for_the_operator(tmp_path: Path) -> None:

@@ -84,29 +84,34 @@ class Adopter:
         self._store = open_store(max_entries=max_donors)
         self._cache = build_cache(prompts_alone, embeddings, store=self._store, background=False)
 
-    def find(self, asked: AdoptRequest) -> tuple[str, AdoptRecord]:
+    def find(self, adopt_request: AdoptRequest) -> tuple[str, AdoptRecord]:
         """The text to run, and why. Never raises: an error is a miss with its reason."""
         try:
-            with keeping(no_store=asked.no_store):
-                return self._find(asked)
+            with keeping(no_store=adopt_request.no_store):
+                return self._find(adopt_request)
         except Exception as error:
             log.debug("a lookup failed", exc_info=True)
-            return asked.text, AdoptRecord(reason=f"the lookup failed: {type(error).__name__}")
+            return adopt_request.text, AdoptRecord(reason=f"the lookup failed: {type(error).__name__}")
 
-    def learn(self, asked: AdoptRequest, provenance: AdoptRecord) -> None:
+    def learn(self, adopt_request: AdoptRequest, provenance: AdoptRecord) -> None:
         """After the answer: make the prompt a donor, unless another one ran in its place."""
         decision = provenance.decision
-        if decision is None or not asked.text.strip():
+        if decision is None or not adopt_request.text.strip():
             return
         ran = Completion("", (), decision.tokens, 0, capture=lambda: NO_STATE)
-        self._cache.keep(_prepared(asked), decision, decision.plan, ran)
+        self._cache.keep(_prepared(adopt_request), decision, decision.plan, ran)
 
     def __len__(self) -> int:
         return self._store.stats().entries
 
-    def _find(self, asked: AdoptRequest) -> tuple[str, AdoptRecord]:
-        ask = Ask("adopt", asked.threshold, (asked.donor,) if asked.donor is not None else (), asked.no_store)
-        decision = self._cache.find(_prepared(asked), ask)
+    def _find(self, adopt_request: AdoptRequest) -> tuple[str, AdoptRecord]:
+        ask = Ask(
+            "adopt",
+            adopt_request.threshold,
+            (adopt_request.donor,) if adopt_request.donor is not None else (),
+            adopt_request.no_store,
+        )
+        decision = self._cache.find(_prepared(adopt_request), ask)
         chosen = decision.plan
         if chosen.method == "adopt" and chosen.match is not None:
             donor = chosen.donors[0]
@@ -115,13 +120,15 @@ class Adopter:
             return donor.prompt, AdoptRecord("adopt", chosen.match.level, donor.id, chosen.match.score, "", decision)
 
         same = "this very prompt ran before: vLLM's prefix cache has it" if chosen.method == "exact" else ""
-        return asked.text, AdoptRecord(reason=same or chosen.reason, decision=decision)
+        return adopt_request.text, AdoptRecord(reason=same or chosen.reason, decision=decision)
 
 
-def _prepared(asked: AdoptRequest) -> Prepared:
-    request = Request("", asked.text, asked.text, partition=asked.partition, no_store=asked.no_store)
+def _prepared(adopt_request: AdoptRequest) -> Prepared:
+    request = Request(
+        "", adopt_request.text, adopt_request.text, partition=adopt_request.partition, no_store=adopt_request.no_store
+    )
     # Characters as tokens: there is no tokenizer here, and equal texts have equal ones.
-    return Prepared(request, tuple(map(ord, asked.text)), epoch=asked.context)
+    return Prepared(request, tuple(map(ord, adopt_request.text)), epoch=adopt_request.context)
 
 
 class InputEmbeddings:

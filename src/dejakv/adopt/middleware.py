@@ -198,7 +198,7 @@ class AdoptMiddleware(ServerMiddleware):
             with_text(body, text)
         return adopt_request, note
 
-    def _noting(self, send: Send, asked: AdoptRequest | None, note: AdoptRecord) -> Send:
+    def _noting(self, send: Send, adopt_request: AdoptRequest | None, note: AdoptRecord) -> Send:
         """Adds the headers; a prompt whose answer was complete becomes a donor."""
         status = 0
 
@@ -211,18 +211,18 @@ class AdoptMiddleware(ServerMiddleware):
                     headers += [(name.lower().encode(), value.encode()) for name, value in UNBUFFERED.items()]
                 message = {**message, "headers": headers}
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if last and status == 200 and asked is not None:
+            if last and status == 200 and adopt_request is not None:
                 # In a thread and not waited for: whoever wraps this application may cancel it once the answer is out.
-                asyncio.get_running_loop().run_in_executor(None, self._learn, asked, note)
+                asyncio.get_running_loop().run_in_executor(None, self._learn, adopt_request, note)
 
             await send(message)
 
         return noting
 
-    def _learn(self, asked: AdoptRequest, note: AdoptRecord) -> None:
+    def _learn(self, adopt_request: AdoptRequest, note: AdoptRecord) -> None:
         assert self.adopter is not None
         try:
-            self.adopter.learn(asked, note)
+            self.adopter.learn(adopt_request, note)
         except Exception:
             log.exception("a prompt could not be remembered as a donor")
 

@@ -83,9 +83,9 @@ def asks_connector(body: dict[str, Any]) -> bool:
     return isinstance(params, dict) and "dejakv" in params
 
 
-def with_wish(body: dict[str, Any], wish: dict[str, Any]) -> None:
+def with_wish(body: dict[str, Any], options: dict[str, Any]) -> None:
     """Set a body's choices for the connector, in place of all `kv_transfer_params`."""
-    body["kv_transfer_params"] = {"dejakv": wish}
+    body["kv_transfer_params"] = {"dejakv": options}
 
 
 def _own_parameters(holder: dict[str, Any], partition: str) -> None:

@@ -60,7 +60,9 @@ class AttentionProbe(TorchFunctionMode):
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.float()
         elif is_causal:
             query_places = torch.arange(query.shape[2] - rows, query.shape[2], device=key.device)
-            scores = scores.masked_fill(torch.arange(length, device=key.device)[None] > query_places[:, None], -math.inf)
+            scores = scores.masked_fill(
+                torch.arange(length, device=key.device)[None] > query_places[:, None], -math.inf
+            )
         return scores.softmax(-1).sum((0, 1, 2))
 
     def total(self, tokens: int) -> Tensor:

@@ -57,9 +57,13 @@ def find(
            beginning, it is this prompt's own state
     first  tokens from the beginning that are exact already, whatever the donors hold
     """
-    donor_map, prefix_tokens = with_prefix(token_map(config.map, target, donors, embed, ends=ends), target, donors, exact)
+    donor_map, prefix_tokens = with_prefix(
+        token_map(config.map, target, donors, embed, ends=ends), target, donors, exact
+    )
     budget = None if config.by_need else config.share
-    return donor_map, need(target, donors, donor_map, ends=ends, tail=config.tail, budget=budget, exact=max(prefix_tokens, first))
+    return donor_map, need(
+        target, donors, donor_map, ends=ends, tail=config.tail, budget=budget, exact=max(prefix_tokens, first)
+    )
 
 
 def not_worth(config: BlendConfig, needed: Need) -> str:

@@ -52,7 +52,7 @@ class Need:
 def need(
     target: Ids,
     donors: Donors,
-    found: TokenMap,
+    donor_map: TokenMap,
     *,
     ends: Ids | None = None,
     tail: int | None = None,
@@ -78,23 +78,27 @@ def need(
     forced[n - rows :] = True
 
     donor_sentences = segments(donors.ids, ends, donors.starts)
-    differs = donors.ids[found.source] != target
-    edits = _edits(found, differs, donors, donor_sentences) | _openings(found, donors, donor_sentences)
-    new = _new_sentences(target, donors, found, sentences, donor_sentences)
-    unknown = new[sentences.number] & (differs | (found.context < COPIED))
-    lost = differs | unknown | _foreign(target, donors, found, sentences, donor_sentences)
-    changed = edits | lost | (found.similarity < LEAST_SIMILARITY)
+    differs = donors.ids[donor_map.source] != target
+    edits = _edits(donor_map, differs, donors, donor_sentences) | _openings(donor_map, donors, donor_sentences)
+    new = _new_sentences(target, donors, donor_map, sentences, donor_sentences)
+    unknown = new[sentences.number] & (differs | (donor_map.context < COPIED))
+    lost = differs | unknown | _foreign(target, donors, donor_map, sentences, donor_sentences)
+    changed = edits | lost | (donor_map.similarity < LEAST_SIMILARITY)
     # The question is computed in any case.
     changed[n - rows :] = False
     changed[:exact] = False
 
-    first, stop = equal_runs(target, donors, found.source)
+    first, stop = equal_runs(target, donors, donor_map.source)
     # A run at the prompt's beginning stood in the same text, however short it is.
     short = (stop - first < SHORT) & (first > 0)
     to_recompute = (rest_of_sentence(changed, sentences) | short) & ~forced
     to_recompute[:exact] = False
 
-    paid = to_recompute if budget is None else _affordable(to_recompute, edits, new, sentences, round(budget * (n - exact)) - rows)
+    paid = (
+        to_recompute
+        if budget is None
+        else _affordable(to_recompute, edits, new, sentences, round(budget * (n - exact)) - rows)
+    )
     forced, excluded = forced | paid, to_recompute & ~paid
     # Last: a long tail may reach into the exact prefix.
     forced[:exact] = False
@@ -103,29 +107,29 @@ def need(
 
 
 def _affordable(
-    wanted: NDArray[np.bool_], edits: NDArray[np.bool_], new: NDArray[np.bool_], parts: Segments, rows: int
+    to_recompute: NDArray[np.bool_], edits: NDArray[np.bool_], new: NDArray[np.bool_], sentences: Segments, rows: int
 ) -> NDArray[np.bool_]:
     """Of the wanted rows those of the first sentences, by rank and then length, that `rows` rows pay for."""
-    size = np.bincount(parts.number[wanted], minlength=len(parts))
+    size = np.bincount(sentences.number[to_recompute], minlength=len(sentences))
     rank = np.where(new, 1, 2)
-    rank[parts.number[wanted & edits]] = 0
+    rank[sentences.number[to_recompute & edits]] = 0
 
     order = np.lexsort((size, rank))
     order = order[size[order] > 0]
 
-    paid = np.zeros(len(parts), dtype=bool)
+    paid = np.zeros(len(sentences), dtype=bool)
     paid[order[np.cumsum(size[order]) <= rows]] = True
-    return wanted & paid[parts.number]
+    return to_recompute & paid[sentences.number]
 
 
-def question_length(parts: Segments, n: int) -> int:
+def question_length(sentences: Segments, n: int) -> int:
     """Count the tokens from the start of the last sentence of at least 4 tokens to the end, at most 64."""
-    long = np.flatnonzero(parts.stops - parts.starts >= 4)
-    start = int(parts.starts[long[-1]]) if long.size else 0
+    long = np.flatnonzero(sentences.stops - sentences.starts >= 4)
+    start = int(sentences.starts[long[-1]]) if long.size else 0
     return max(1, min(n - start, LONGEST_TAIL))
 
 
-def rest_of_sentence(changed: NDArray[np.bool_], parts: Segments) -> NDArray[np.bool_]:
+def rest_of_sentence(changed: NDArray[np.bool_], sentences: Segments) -> NDArray[np.bool_]:
     """Mark the changed tokens and, in each sentence, all tokens behind the first of them.
 
     >>> parts = segments(np.array([5, 1, 6, 7, 1]), ends=np.array([1]))
@@ -133,63 +137,74 @@ def rest_of_sentence(changed: NDArray[np.bool_], parts: Segments) -> NDArray[np.
     [False, False, False, True, True]
     """
     index = np.arange(len(changed))
-    first = np.full(len(parts), len(changed), dtype=np.int64)
-    np.minimum.at(first, parts.number[changed], index[changed])
-    return index >= first[parts.number]
+    first = np.full(len(sentences), len(changed), dtype=np.int64)
+    np.minimum.at(first, sentences.number[changed], index[changed])
+    return index >= first[sentences.number]
 
 
-def _openings(found: TokenMap, donors: Donors, there: Segments) -> NDArray[np.bool_]:
+def _openings(donor_map: TokenMap, donors: Donors, donor_sentences: Segments) -> NDArray[np.bool_]:
     """A prompt's first token holds the attention sink: its state belongs to the first place and to no other, and no other
     belongs there. And the first sentence of a prompt (at most 16 tokens) was computed with next to nothing before it: moved
     behind other text, it is computed anew (LegoLink, arXiv 2410.15332, recomputes the first tokens of every chunk)."""
-    place, target_places = donors.positions[found.source], np.arange(len(found))
-    starts = np.asarray(donors.starts)[donors.number[found.source]]
-    opening = (there.number[found.source] == there.number[starts]) & (place < OPENING)
+    place, target_places = donors.positions[donor_map.source], np.arange(len(donor_map))
+    starts = np.asarray(donors.starts)[donors.number[donor_map.source]]
+    opening = (donor_sentences.number[donor_map.source] == donor_sentences.number[starts]) & (place < OPENING)
     return ((place == 0) | (target_places == 0) | opening) & (place != target_places)
 
 
-def _edits(found: TokenMap, differs: NDArray[np.bool_], donors: Donors, there: Segments) -> NDArray[np.bool_]:
+def _edits(
+    donor_map: TokenMap, differs: NDArray[np.bool_], donors: Donors, donor_sentences: Segments
+) -> NDArray[np.bool_]:
     """Tokens that differ although both neighbours were copied from one sentence, and tokens behind a deletion."""
-    n = len(found)
-    copied = ~differs & (found.context >= COPIED)
+    n = len(donor_map)
+    copied = ~differs & (donor_map.context >= COPIED)
     index = np.arange(n)
     before = np.maximum.accumulate(np.where(~differs, index, -1))
     after = np.minimum.accumulate(np.where(~differs, index, n)[::-1])[::-1]
     inner = differs & (before >= 0) & (after < n)
     before_place, after_place = np.maximum(before, 0), np.minimum(after, n - 1)
-    gap = found.source[after_place] - found.source[before_place]
+    gap = donor_map.source[after_place] - donor_map.source[before_place]
     # Aligned: both neighbours are in copied text and stand about as far apart in the donor.
     aligned = inner & (gap > 0) & (gap <= after_place - before_place + 4) & copied[before_place] & copied[after_place]
 
     jump = np.zeros(n, dtype=bool)
-    step = found.source[1:] - found.source[:-1]
-    same = there.number[found.source[1:]] == there.number[found.source[:-1]]
+    step = donor_map.source[1:] - donor_map.source[:-1]
+    same = donor_sentences.number[donor_map.source[1:]] == donor_sentences.number[donor_map.source[:-1]]
     # A few of the donor's tokens are skipped: here they were deleted.
     jump[1:] = (step > 1) & (step <= 6) & same & copied[1:] & copied[:-1]
     return aligned | jump
 
 
-def _foreign(target: Ids, donors: Donors, found: TokenMap, parts: Segments, there: Segments) -> NDArray[np.bool_]:
+def _foreign(
+    target: Ids, donors: Donors, donor_map: TokenMap, sentences: Segments, donor_sentences: Segments
+) -> NDArray[np.bool_]:
     """Rare tokens whose equal was found in another sentence than most of their sentence was: "rome" from someone else's home."""
-    weight = weights_of(target, *rarity(donors.ids, there))
-    source_sentence = there.number[found.source]
-    keys, count = np.unique(parts.number * len(there) + source_sentence, return_counts=True)
-    order = np.lexsort((count, keys // len(there)))
-    main_sentence = np.zeros(len(parts), dtype=np.int64)
-    main_sentence[keys[order] // len(there)] = keys[order] % len(there)
+    weight = weights_of(target, *rarity(donors.ids, donor_sentences))
+    source_sentence = donor_sentences.number[donor_map.source]
+    keys, count = np.unique(sentences.number * len(donor_sentences) + source_sentence, return_counts=True)
+    order = np.lexsort((count, keys // len(donor_sentences)))
+    main_sentence = np.zeros(len(sentences), dtype=np.int64)
+    main_sentence[keys[order] // len(donor_sentences)] = keys[order] % len(donor_sentences)
 
     inside = np.arange(len(target)) > 0  # the first token opens the prompt, and is part of no sentence
-    return inside & (source_sentence != main_sentence[parts.number]) & (found.context < COPIED) & (weight > 0.5 * weight.max())
+    return (
+        inside
+        & (source_sentence != main_sentence[sentences.number])
+        & (donor_map.context < COPIED)
+        & (weight > 0.5 * weight.max())
+    )
 
 
-def _new_sentences(target: Ids, donors: Donors, found: TokenMap, parts: Segments, there: Segments) -> NDArray[np.bool_]:
+def _new_sentences(
+    target: Ids, donors: Donors, donor_map: TokenMap, sentences: Segments, donor_sentences: Segments
+) -> NDArray[np.bool_]:
     """Which target sentences have no counterpart: too little of their weight was found in any one donor sentence."""
-    weight = weights_of(target, *rarity(donors.ids, there))
-    equal = donors.ids[found.source] == target
-    pair = parts.number.astype(np.int64) * len(there) + there.number[found.source]
+    weight = weights_of(target, *rarity(donors.ids, donor_sentences))
+    equal = donors.ids[donor_map.source] == target
+    pair = sentences.number.astype(np.int64) * len(donor_sentences) + donor_sentences.number[donor_map.source]
     keys, inverse = np.unique(pair, return_inverse=True)
 
     mass = np.bincount(inverse, weights=weight * equal, minlength=keys.size)
-    best_mass = np.zeros(len(parts))
-    np.maximum.at(best_mass, keys // len(there), mass)
-    return best_mass < NEW_SHARE * np.bincount(parts.number, weights=weight, minlength=len(parts))
+    best_mass = np.zeros(len(sentences))
+    np.maximum.at(best_mass, keys // len(donor_sentences), mass)
+    return best_mass < NEW_SHARE * np.bincount(sentences.number, weights=weight, minlength=len(sentences))

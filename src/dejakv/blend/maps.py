@@ -141,16 +141,16 @@ class _Hashes:
         return (self.sums[stop] - self.sums[begin]) * self.powers[begin]
 
 
-def _copied(target: Ids, mine: Ids, theirs: _padded, source: Ids) -> None:
+def _copied(target: Ids, padded_target: Ids, padded_donors: _padded, source: Ids) -> None:
     """Step 1. Fills `source` with donor indices of tokens in copied text."""
-    hashes, donor_hashes = _Hashes(mine), _Hashes(theirs.ids)
-    n, m = len(target), len(theirs.place)
+    hashes, donor_hashes = _Hashes(padded_target), _Hashes(padded_donors.ids)
+    n, m = len(target), len(padded_donors.place)
     for before, after in LEVELS:
         todo = np.flatnonzero(source < 0)
         if not todo.size:
             return
 
-        donor_windows = donor_hashes.of(theirs.place - before, theirs.place + after + 1)
+        donor_windows = donor_hashes.of(padded_donors.place - before, padded_donors.place + after + 1)
         order = np.argsort(donor_windows, kind="stable")
         ranked = donor_windows[order]
         target_windows = hashes.of(todo + REACH - before, todo + REACH + after + 1)
@@ -173,7 +173,7 @@ def _copied(target: Ids, mine: Ids, theirs: _padded, source: Ids) -> None:
         nearer = fits_before & (~fits | (wish - keys[before_slot] <= keys[after_slot] - wish))
         source[todo] = order[np.where(nearer, before_slot, after_slot)]
         # At once: shorter windows are for what longer ones leave.
-        _extend(target, theirs, source)
+        _extend(target, padded_donors, source)
 
 
 def _whole_sentences(target: Ids, donors: Donors, ends: Ids | None, source: Ids) -> None:
@@ -206,7 +206,7 @@ def _expected(source: Ids, todo: Ids, n: int, m: int) -> Ids:
     return source[anchor] + (todo - anchor)
 
 
-def _extend(target: Ids, theirs: _padded, source: Ids) -> None:
+def _extend(target: Ids, padded_donors: _padded, source: Ids) -> None:
     """Carries matches on to neighbours as long as tokens stay equal along the diagonal, both ways."""
     n = len(target)
     index = np.arange(n)
@@ -218,65 +218,76 @@ def _extend(target: Ids, theirs: _padded, source: Ids) -> None:
             anchor = np.minimum.accumulate(np.where(matched, index, n)[::-1])[::-1]
         has = (anchor >= 0) & (anchor < n)
         safe = np.where(has, anchor, 0)
-        place = np.clip(theirs.place[np.maximum(source[safe], 0)] + index - safe, 0, len(theirs.ids) - 1)
-        equal = has & (theirs.ids[place] == target)
+        place = np.clip(padded_donors.place[np.maximum(source[safe], 0)] + index - safe, 0, len(padded_donors.ids) - 1)
+        equal = has & (padded_donors.ids[place] == target)
         # No break between a token and its anchor: all tokens between them are equal.
         breaks = np.cumsum(~equal[::step])[::step]
         unbroken = equal & (breaks == breaks[safe])
         fill = unbroken & ~matched
-        source[fill] = theirs.back[place[fill]]
+        source[fill] = padded_donors.back[place[fill]]
 
 
-def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: Ids, left: Ids) -> None:
-    """Steps 2 and 3 for the tokens `left`."""
+def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: Ids, unmatched: Ids) -> None:
+    """Steps 2 and 3 for the tokens `unmatched`."""
     n, m = len(target), len(donors)
     sentences, donor_sentences = segments(target, ends), segments(donors.ids, ends, donors.starts)
-    low, high, pointed, cost = _place_of(target, donors, source, left, sentences, donor_sentences)
+    low, high, pointed, cost = _place_of(target, donors, source, unmatched, sentences, donor_sentences)
     middle = np.clip((low + high) // 2, 0, m - 1)
     window = np.clip(middle[:, None] + np.arange(-HALF, HALF + 1), 0, m - 1)
-    cosine = _cosines(target[left], donors.ids, embed, window)
+    cosine = _cosines(target[unmatched], donors.ids, embed, window)
     scores = cosine
     run = np.ones(window.shape, dtype=bool)
     # A run counts only as far as it is unbroken.
     for back in (1, 2, 3):
         run &= (
-            (left >= back)[:, None]
-            & (target[np.maximum(left - back, 0)][:, None] == donors.ids[np.maximum(window - back, 0)])
+            (unmatched >= back)[:, None]
+            & (target[np.maximum(unmatched - back, 0)][:, None] == donors.ids[np.maximum(window - back, 0)])
             & (window >= back)
         )
         scores = scores + LEFT_BONUS * run
     run = np.ones(window.shape, dtype=bool)
     for ahead in (1, 2):
-        donor_places, target_places = np.minimum(window + ahead, m - 1), np.minimum(left + ahead, n - 1)
-        run &= (left + ahead < n)[:, None] & (target[target_places][:, None] == donors.ids[donor_places]) & (window + ahead < m)
+        donor_places, target_places = np.minimum(window + ahead, m - 1), np.minimum(unmatched + ahead, n - 1)
+        run &= (
+            (unmatched + ahead < n)[:, None]
+            & (target[target_places][:, None] == donors.ids[donor_places])
+            & (window + ahead < m)
+        )
         scores = scores + RIGHT_BONUS * run
 
     outside = np.maximum(low[:, None] - window, 0) + np.maximum(window - high[:, None] + 1, 0)
     scores = scores - cost[:, None] * np.minimum(outside, REACH)
     distance = np.minimum(np.abs(window - pointed[:, None]), REACH)
     scores = scores - np.where(pointed[:, None] >= 0, DISTANCE_COST, 0.0) * distance
-    source[left] = window[np.arange(left.size), scores.argmax(1)]
+    source[unmatched] = window[np.arange(unmatched.size), scores.argmax(1)]
 
 
 def _place_of(
-    target: Ids, donors: Donors, source: Ids, left: Ids, mine: Segments, theirs: Segments
+    target: Ids, donors: Donors, source: Ids, unmatched: Ids, sentences: Segments, donor_sentences: Segments
 ) -> tuple[Ids, Ids, Ids, NDArray[np.float32]]:
     """For each token: the donor range `[low, high)` it should come from, the place its copied neighbours point to (-1 where
     its sentence has no copied token), and what a position outside the range costs."""
     n, m = len(target), len(donors)
-    part = mine.number[left]
-    pointed = np.full(left.size, -1, dtype=np.int64)
-    guess = np.clip(left * m // max(n, 1), 0, m - 1)
-    gap = np.zeros(left.size, dtype=bool)
+    part = sentences.number[unmatched]
+    pointed = np.full(unmatched.size, -1, dtype=np.int64)
+    guess = np.clip(unmatched * m // max(n, 1), 0, m - 1)
+    gap = np.zeros(unmatched.size, dtype=bool)
     low = high = guess
     matched = np.flatnonzero(source >= 0)
 
     if matched.size:
-        insertion = np.searchsorted(matched, left)
-        before_place, after_place = matched[np.maximum(insertion - 1, 0)], matched[np.minimum(insertion, matched.size - 1)]
-        anchor = np.where((left - before_place <= after_place - left) & (insertion > 0) | (insertion == matched.size), before_place, after_place)
-        guess = np.clip(source[anchor] + left - anchor, 0, m - 1)
-        pointed = np.where(mine.number[anchor] == part, guess, -1)
+        insertion = np.searchsorted(matched, unmatched)
+        before_place, after_place = (
+            matched[np.maximum(insertion - 1, 0)],
+            matched[np.minimum(insertion, matched.size - 1)],
+        )
+        anchor = np.where(
+            (unmatched - before_place <= after_place - unmatched) & (insertion > 0) | (insertion == matched.size),
+            before_place,
+            after_place,
+        )
+        guess = np.clip(source[anchor] + unmatched - anchor, 0, m - 1)
+        pointed = np.where(sentences.number[anchor] == part, guess, -1)
         # A gap in copied text: an equal token from elsewhere is no match for it, it is what an edit put there. The start of
         # the prompt bounds a gap as a copied token does.
         first = np.asarray(donors.starts)[donors.number[source[after_place]]] - 1
@@ -287,10 +298,10 @@ def _place_of(
         gap = near & (step > 0) & (step <= after_place - begin + 4)
         low, high = np.where(gap, np.maximum(began, 0), low), np.where(gap, source[after_place] + 1, high)
 
-    best, strength = counterparts(target, mine, donors.ids, theirs, source)
+    best, strength = counterparts(target, sentences, donors.ids, donor_sentences, source)
     lost = (strength[part] < LEAST_ALIKE) | (pointed >= 0)
-    low = np.where(gap, low, np.where(lost, guess, theirs.starts[best[part]]))
-    high = np.where(gap, high, np.where(lost, guess + 1, theirs.stops[best[part]]))
+    low = np.where(gap, low, np.where(lost, guess, donor_sentences.starts[best[part]]))
+    high = np.where(gap, high, np.where(lost, guess + 1, donor_sentences.stops[best[part]]))
     return low, high, pointed, np.where(gap, GAP_COST, OUTSIDE_COST).astype(np.float32)
 
 
@@ -304,7 +315,9 @@ def _cosines(ids: Ids, donor_ids: Ids, embed: Embed, window: Ids) -> NDArray[np.
     table = np.zeros((unique_ids.size, unique_donor_ids.size), dtype=np.float32)
     target_rows, donor_columns = np.flatnonzero(unique_ids >= 0), np.flatnonzero(used & (unique_donor_ids >= 0))
     if target_rows.size and donor_columns.size:
-        table[np.ix_(target_rows, donor_columns)] = normalized(embed(unique_ids[target_rows])) @ normalized(embed(unique_donor_ids[donor_columns])).T
+        table[np.ix_(target_rows, donor_columns)] = (
+            normalized(embed(unique_ids[target_rows])) @ normalized(embed(unique_donor_ids[donor_columns])).T
+        )
 
     slots = np.minimum(np.searchsorted(unique_donor_ids, unique_ids), unique_donor_ids.size - 1)
     equal = unique_donor_ids[slots] == unique_ids
@@ -322,6 +335,9 @@ def _judged(target: Ids, donors: Donors, embed: Embed, source: Ids) -> TokenMap:
 
     differing = np.flatnonzero(~equal & (target >= 0) & (donors.ids[source] >= 0))
     if differing.size:
-        target_vectors, donor_vectors = normalized(embed(target[differing])), normalized(embed(donors.ids[source[differing]]))
+        target_vectors, donor_vectors = (
+            normalized(embed(target[differing])),
+            normalized(embed(donors.ids[source[differing]])),
+        )
         similarity[differing] = 0.5 * np.clip((target_vectors * donor_vectors).sum(1), 0, 1)
     return TokenMap(source, similarity, context.astype(np.int64))

@@ -40,14 +40,14 @@ class Correction:
     weights: Tensor
 
 
-def runs_of(target: Ids, donors: Donors, found: TokenMap, exact: int = 0) -> Ids:
+def runs_of(target: Ids, donors: Donors, donor_map: TokenMap, exact: int = 0) -> Ids:
     """Which rows tell of each other: the number of the copied run, in pieces of at most `PIECE` rows, that each row is part of,
     `[tokens]`; -1 for a row whose state is another token's (it tells nothing) and for the first `exact` (they need no
     correction)."""
-    first, _ = equal_runs(target, donors, found.source)
-    index = np.arange(len(found))
+    first, _ = equal_runs(target, donors, donor_map.source)
+    index = np.arange(len(donor_map))
     begins = np.maximum(first, exact)
-    informative = (donors.ids[found.source] == target) & (index >= exact)
+    informative = (donors.ids[donor_map.source] == target) & (index >= exact)
     number = np.cumsum((index - begins) % PIECE == 0) - 1
     return np.where(informative, number, -1)
 
@@ -74,7 +74,9 @@ def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None
             weights *= changed[rest][:, None]
 
         anchor_places = np.searchsorted(rows, anchors)
-        correction_list.append(Correction(*(_tensor(part, computed.device) for part in (rest, anchors, anchor_places, weights))))
+        correction_list.append(
+            Correction(*(_tensor(part, computed.device) for part in (rest, anchors, anchor_places, weights)))
+        )
     return correction_list
 
 
@@ -84,22 +86,22 @@ def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=kind)).to(device)
 
 
-def _covariance(one: Ids, other: Ids) -> NDArray[np.float64]:
-    return np.exp(-np.abs(one[:, None] - other[None]) / REACH)
+def _covariance(row_places: Ids, column_places: Ids) -> NDArray[np.float64]:
+    return np.exp(-np.abs(row_places[:, None] - column_places[None]) / REACH)
 
 
-def correct(held: Tensor, fresh: Tensor, made: list[Correction]) -> None:
-    """Moves rows of `held` `[batch, kv_heads, tokens, head_dim]` in place. `fresh`: the same of the computed rows, in their order;
-    `held` still has the donor's state there."""
-    for part in made:
-        held.index_copy_(2, part.rest, corrected(held, fresh, part))
+def correct(state: Tensor, fresh: Tensor, correction_list: list[Correction]) -> None:
+    """Moves rows of `state` `[batch, kv_heads, tokens, head_dim]` in place. `fresh`: the same of the computed rows, in their order;
+    `state` still has the donor's state there."""
+    for part in correction_list:
+        state.index_copy_(2, part.rest, corrected(state, fresh, part))
 
 
-def corrected(held: Tensor, fresh: Tensor, part: Correction) -> Tensor:
-    """What becomes of the rows `part.rest` of `held`: `[batch, kv_heads, r, head_dim]`. See `correct`."""
+def corrected(state: Tensor, fresh: Tensor, part: Correction) -> Tensor:
+    """What becomes of the rows `part.rest` of `state`: `[batch, kv_heads, r, head_dim]`. See `correct`."""
     # In half precision a difference of two near numbers has few digits left.
-    shift = fresh.index_select(2, part.at).float() - held.index_select(2, part.anchors).float()
-    before = held.index_select(2, part.rest)
+    shift = fresh.index_select(2, part.at).float() - state.index_select(2, part.anchors).float()
+    before = state.index_select(2, part.rest)
     heads = before.flatten(0, 1)
     weights = part.weights.expand(len(heads), -1, -1)
-    return torch.baddbmm(heads.float(), weights, shift.flatten(0, 1)).to(held.dtype).view_as(before)
+    return torch.baddbmm(heads.float(), weights, shift.flatten(0, 1)).to(state.dtype).view_as(before)

@@ -127,7 +127,9 @@ class PrunableDynamicCache(Cache):
     def nbytes(self) -> int:
         """Measured bytes of K and V."""
         pruned_layers: list[Any] = list(self.layers)
-        return sum(part.element_size() * part.nelement() for layer in pruned_layers for part in (layer.keys, layer.values))
+        return sum(
+            part.element_size() * part.nelement() for layer in pruned_layers for part in (layer.keys, layer.values)
+        )
 
     @classmethod
     @torch.inference_mode()

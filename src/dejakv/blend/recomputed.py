@@ -73,17 +73,17 @@ class Surroundings:
         return (self.changed + (1.0 - self.changed) * near).astype(np.float32)
 
 
-def surroundings_of(target: Ids, donors: Donors, found: TokenMap) -> Surroundings:
+def surroundings_of(target: Ids, donors: Donors, donor_map: TokenMap) -> Surroundings:
     """Compare the text before all tokens. The text before a donor that begins late in its prompt is unknown and counts as other text.
 
     >>> found = TokenMap(np.array([0, 1, 2, 3]), np.ones(4, np.float32), np.zeros(4, np.int64))
     >>> surroundings_of(np.array([5, 1, 6, 7]), Donors.of([5, 2, 6, 7]), found).changed.tolist()
     [0.0, 1.0, 0.5, 0.5]
     """
-    first, stop = equal_runs(target, donors, found.source)
+    first, stop = equal_runs(target, donors, donor_map.source)
     index = np.arange(len(target))
-    equal = donors.ids[found.source] == target
-    number, places = donors.number[found.source], donors.positions[found.source]
+    equal = donors.ids[donor_map.source] == target
+    number, places = donors.number[donor_map.source], donors.positions[donor_map.source]
     changed = np.ones(len(target), dtype=np.float32)
 
     for donor in np.unique(number[equal]).tolist():
@@ -141,20 +141,20 @@ class RecomputePlan:
 
     @classmethod
     def of(
-        cls, config: BlendConfig, target: Ids, donors: Donors, found: TokenMap, needed: Need, device: torch.device | str = "cpu",
+        cls, config: BlendConfig, target: Ids, donors: Donors, donor_map: TokenMap, needed: Need, device: torch.device | str = "cpu",
         *, first: int = 0, stop: int | None = None, choose: Choose = highest,
     ) -> "RecomputePlan":  # fmt: skip
         """Make the plan of a prompt from its token map and forced tokens; the question's attention is added by the engine."""
         plan = cls(
             config.share,
-            torch.from_numpy(found.similarity).to(device),
+            torch.from_numpy(donor_map.similarity).to(device),
             torch.from_numpy(needed.forced).to(device),
             left=torch.from_numpy(needed.left).to(device) if needed.left.any() else None,
             first=first,
             stop=stop,
             exact=needed.exact,
-            runs=runs_of(target, donors, found, needed.exact) if config.offsets else None,
-            around=surroundings_of(target, donors, found) if config.surroundings else None,
+            runs=runs_of(target, donors, donor_map, needed.exact) if config.offsets else None,
+            around=surroundings_of(target, donors, donor_map) if config.surroundings else None,
             choose=choose,
         )
         return replace(plan, asks=config.asks and plan._ranks)  # else the forced tokens are all that is recomputed

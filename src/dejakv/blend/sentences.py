@@ -57,23 +57,23 @@ def segments(ids: Ids, ends: Ids | None, breaks: tuple[int, ...] = ()) -> Segmen
     return Segments(np.cumsum(cut) - 1, starts, np.append(starts[1:], n))
 
 
-def rarity(ids: Ids, parts: Segments) -> tuple[Ids, NDArray[np.float32]]:
+def rarity(ids: Ids, sentences: Segments) -> tuple[Ids, NDArray[np.float32]]:
     """Compute inverse document frequencies over segments: unique ids, and the weight log((S + 1) / df) of each."""
     unique_ids, inverse = np.unique(ids, return_inverse=True)
-    pairs = np.unique(inverse.astype(np.int64) * len(parts) + parts.number)
-    frequency = np.bincount(pairs // len(parts), minlength=unique_ids.size)
-    return unique_ids, np.log((len(parts) + 1) / frequency).astype(np.float32)
+    pairs = np.unique(inverse.astype(np.int64) * len(sentences) + sentences.number)
+    frequency = np.bincount(pairs // len(sentences), minlength=unique_ids.size)
+    return unique_ids, np.log((len(sentences) + 1) / frequency).astype(np.float32)
 
 
-def weights_of(ids: Ids, known: Ids, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+def weights_of(ids: Ids, unique_ids: Ids, weight: NDArray[np.float32]) -> NDArray[np.float32]:
     """The rarity of each id (see `rarity`); an unknown id weighs as the rarest."""
-    slots = np.minimum(np.searchsorted(known, ids), known.size - 1)
-    return np.where(known[slots] == ids, weight[slots], weight.max()).astype(np.float32)
+    slots = np.minimum(np.searchsorted(unique_ids, ids), unique_ids.size - 1)
+    return np.where(unique_ids[slots] == ids, weight[slots], weight.max()).astype(np.float32)
 
 
-def resemblance(target: Ids, mine: Segments, donor: Ids, theirs: Segments) -> NDArray[np.float32]:
+def resemblance(target: Ids, sentences: Segments, donor: Ids, donor_sentences: Segments) -> NDArray[np.float32]:
     """Cosine of rarity-weighted bags of ids, `[target segments, donor segments]`."""
-    unique_ids, weight = rarity(donor, theirs)
+    unique_ids, weight = rarity(donor, donor_sentences)
 
     def bags(ids: Ids, parts: Segments) -> NDArray[np.float32]:
         slots = np.minimum(np.searchsorted(unique_ids, ids), unique_ids.size - 1)
@@ -84,7 +84,7 @@ def resemblance(target: Ids, mine: Segments, donor: Ids, theirs: Segments) -> ND
         lost = np.bincount(parts.number[~hit], minlength=len(parts)) * float(weight.max()) ** 2
         return bag / np.sqrt((bag**2).sum(1) + lost + 1e-9)[:, None].astype(np.float32)
 
-    return bags(target, mine) @ bags(donor, theirs).T
+    return bags(target, sentences) @ bags(donor, donor_sentences).T
 
 
 IN_ORDER = 0.35
@@ -93,22 +93,24 @@ different things share more tokens than two wordings of one thing."""
 
 
 def counterparts(
-    target: Ids, mine: Segments, donor: Ids, theirs: Segments, source: Ids
+    target: Ids, sentences: Segments, donor: Ids, donor_sentences: Segments, source: Ids
 ) -> tuple[Ids, NDArray[np.float32]]:
     """For each target segment its donor segment and how alike the two are: the best path through `resemblance`, where
     keeping the donor's order is worth `IN_ORDER` a step. `source`: places of copied tokens (-1 for others), which decide
     the segment they are the most of."""
-    alike = resemblance(target, mine, donor, theirs)
+    alike = resemblance(target, sentences, donor, donor_sentences)
     score = alike.copy()
     matched = np.flatnonzero(source >= 0)
-    pair, count = np.unique(mine.number[matched] * len(theirs) + theirs.number[source[matched]], return_counts=True)
-    copied = count * 2 > (mine.stops - mine.starts)[pair // len(theirs)]
+    pair, count = np.unique(
+        sentences.number[matched] * len(donor_sentences) + donor_sentences.number[source[matched]], return_counts=True
+    )
+    copied = count * 2 > (sentences.stops - sentences.starts)[pair // len(donor_sentences)]
     # More than any resemblance and bonus together: copied text decides.
-    score[pair[copied] // len(theirs), pair[copied] % len(theirs)] += 2.0
+    score[pair[copied] // len(donor_sentences), pair[copied] % len(donor_sentences)] += 2.0
 
     predecessors = np.zeros(score.shape, dtype=np.int64)
-    before_each = np.arange(len(theirs)) - 1
-    for s in range(1, len(mine)):
+    before_each = np.arange(len(donor_sentences)) - 1
+    for s in range(1, len(sentences)):
         before = score[s - 1]
         jump = int(before.argmax())
         best = float(before[jump])
@@ -119,8 +121,8 @@ def counterparts(
         score[s, 0] += best
         score[s, 1:] += np.where(better, follow, best)
 
-    path = np.empty(len(mine), dtype=np.int64)
+    path = np.empty(len(sentences), dtype=np.int64)
     path[-1] = int(score[-1].argmax())
-    for s in range(len(mine) - 1, 0, -1):
+    for s in range(len(sentences) - 1, 0, -1):
         path[s - 1] = predecessors[s, path[s]]
-    return path, alike[np.arange(len(mine)), path]
+    return path, alike[np.arange(len(sentences)), path]

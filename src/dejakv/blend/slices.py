@@ -57,9 +57,13 @@ def copy_rows(state: Tensor, places: Ids, into: Tensor, rows: Ids) -> None:
     runs, scattered = sliced(rows, rows - places)
     for begin, end in runs:
         target_start, source_start = int(rows[begin]), int(places[begin])
-        into[:, :, :, target_start : target_start + end - begin] = state[:, :, :, source_start : source_start + end - begin]
+        into[:, :, :, target_start : target_start + end - begin] = state[
+            :, :, :, source_start : source_start + end - begin
+        ]
     if len(scattered):
         row_index = torch.from_numpy(rows[scattered]).to(into.device)
         source = torch.from_numpy(places[scattered]).to(state.device)
-        for part, layer_state in zip(into.flatten(0, 1), state.flatten(0, 1), strict=True):  # small copies stay in caches
+        for part, layer_state in zip(
+            into.flatten(0, 1), state.flatten(0, 1), strict=True
+        ):  # small copies stay in caches
             part.index_copy_(1, row_index, layer_state.index_select(1, source).to(part))

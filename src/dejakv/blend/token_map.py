@@ -136,7 +136,7 @@ def equal_runs(target: Ids, donors: Donors, source: Ids) -> tuple[Ids, Ids]:
     return first, stop
 
 
-def with_prefix(found: TokenMap, target: Ids, donors: Donors, exact: Sequence[bool]) -> tuple[TokenMap, int]:
+def with_prefix(donor_map: TokenMap, target: Ids, donors: Donors, exact: Sequence[bool]) -> tuple[TokenMap, int]:
     """Return the map with the longest exact prefix taken from its donor, and the length of that prefix. At least the last token is
     left out, whose state gives the answer.
 
@@ -156,29 +156,29 @@ def with_prefix(found: TokenMap, target: Ids, donors: Donors, exact: Sequence[bo
             prefix_tokens, start = same, first
 
     if not prefix_tokens:
-        return found, 0
-    source, similarity, context = found.source.copy(), found.similarity.copy(), found.context.copy()
+        return donor_map, 0
+    source, similarity, context = donor_map.source.copy(), donor_map.similarity.copy(), donor_map.context.copy()
     source[:prefix_tokens] = start + np.arange(prefix_tokens)
     similarity[:prefix_tokens] = 1.0
     context[:prefix_tokens] = np.maximum(context[:prefix_tokens], prefix_tokens)
-    return replace(found, source=source, similarity=similarity, context=context), prefix_tokens
+    return replace(donor_map, source=source, similarity=similarity, context=context), prefix_tokens
 
 
-def new_text(target: Ids, donors: Donors, found: TokenMap, least: int) -> NDArray[np.bool_]:
-    """Mark tokens outside copied runs of at least `least` tokens, which the donors already serve. Media (negative ids) are never new.
+def new_text(target: Ids, donors: Donors, donor_map: TokenMap, min_length: int) -> NDArray[np.bool_]:
+    """Mark tokens outside copied runs of at least `min_length` tokens, which the donors already serve. Media (negative ids) are never new.
 
     >>> found = TokenMap(np.array([0, 1, 2]), np.ones(3, np.float32), np.zeros(3, np.int64))
     >>> new_text(np.array([5, 6, 1]), Donors.of([5, 6, 7]), found, least=2).tolist()
     [False, False, True]
     """
-    first, stop = equal_runs(target, donors, found.source)
-    return (stop - first < least) & (target >= 0)
+    first, stop = equal_runs(target, donors, donor_map.source)
+    return (stop - first < min_length) & (target >= 0)
 
 
-def long_runs(marked: NDArray[np.bool_], least: int) -> tuple[tuple[int, int], ...]:
-    """Return first and stop of each run of at least `least` marked tokens.
+def long_runs(marked: NDArray[np.bool_], min_length: int) -> tuple[tuple[int, int], ...]:
+    """Return first and stop of each run of at least `min_length` marked tokens.
 
     >>> long_runs(np.array([True, True, False, True]), least=2)
     ((0, 2),)
     """
-    return tuple((first, stop) for first, stop in stretches(marked) if stop - first >= least)
+    return tuple((first, stop) for first, stop in stretches(marked) if stop - first >= min_length)

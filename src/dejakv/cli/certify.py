@@ -95,11 +95,13 @@ def _certify(
     echo(f"written to {output}")
 
 
-def _refuse_others(given: dict[str, Any], assigned: list[str] | None, taken: tuple[str, ...], why: str) -> None:
+def _refuse_others(
+    option_values: dict[str, Any], assigned: list[str] | None, allowed_names: tuple[str, ...], why: str
+) -> None:
     """Refuse options without an effect. Raises: ConfigError"""
     from dejakv.errors import ConfigError
 
-    if refused_names := [name for name in given if name not in taken] + ["set"] * bool(assigned):
+    if refused_names := [name for name in option_values if name not in allowed_names] + ["set"] * bool(assigned):
         raise ConfigError(f"{why}: leave out {', '.join('--' + name.replace('_', '-') for name in refused_names)}")
 
 

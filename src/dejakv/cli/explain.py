@@ -95,10 +95,10 @@ def explain_request(server: str, source: str, key: str | None = None) -> str:
     return sentence(cast(Body, state_report), answer.get("usage") or {})
 
 
-def sentence(told: Mapping[str, Any], usage: Mapping[str, Any]) -> str:
+def sentence(state_report: Mapping[str, Any], usage: Mapping[str, Any]) -> str:
     """What a response says of its state, in a sentence.
 
-    told   `kv_transfer_params.dejakv` of the connector, or `dejakv` of `dejakv serve`
+    state_report   `kv_transfer_params.dejakv` of the connector, or `dejakv` of `dejakv serve`
     usage  the response's `usage`
 
     >>> sentence({"method": "none", "reason": "no stored chunk begins like this prompt"}, {"prompt_tokens": 900})
@@ -107,18 +107,23 @@ def sentence(told: Mapping[str, Any], usage: Mapping[str, Any]) -> str:
     'Reused the exact state of 640 of 900 tokens (prefix); the answer is that of full computation.'
     """
     tokens = usage.get("prompt_tokens", "the prompt's")
-    method, reason = told.get("method", told.get("reuse", "none")), str(told.get("reason") or "").rstrip(".")
+    method, reason = (
+        state_report.get("method", state_report.get("reuse", "none")),
+        str(state_report.get("reason") or "").rstrip("."),
+    )
     if method == "none":
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         prefix_note = f"; the engine's own prefix cache had {cached} of them" if cached else ""
         return f"Nothing was reused for {tokens} tokens: {reason or 'no stored state was better than computing'}{prefix_note}."
 
-    reused, level = told.get("tokens_reused", 0), told.get("level") or method
+    reused, level = state_report.get("tokens_reused", 0), state_report.get("level") or method
     because = f"; no more, because {reason}" if reason else ""
-    if not told.get("approximate"):
-        rounding = "" if told.get("bitwise", True) else f", up to the rounding of {told.get('arithmetic')}"
+    if not state_report.get("approximate"):
+        rounding = (
+            "" if state_report.get("bitwise", True) else f", up to the rounding of {state_report.get('arithmetic')}"
+        )
         return f"Reused the exact state of {reused} of {tokens} tokens ({level}); the answer is that of full computation{rounding}{because}."
-    donors = len(told.get("donors") or ())
+    donors = len(state_report.get("donors") or ())
     source = f" from {counted(donors, 'earlier prompt')}" if donors else ""
     return f"Reused the state of {reused} of {tokens} tokens{source} approximately ({method}, found by {level}); the answer may differ{because}."
 

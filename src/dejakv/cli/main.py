@@ -126,8 +126,8 @@ typer_app = typer.Typer(name="dejakv", cls=_Commands, add_completion=False, pret
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(enabled: bool) -> None:
+    if enabled:
         from dejakv import __version__
 
         typer.echo(__version__)

@@ -32,9 +32,9 @@ def ray_option(panel: str | None = None, *, hidden: bool = False) -> Any:
     return typer.Option("--ray", metavar="[ADDRESS]", help=text, rich_help_panel=panel, hidden=hidden)
 
 
-def help_all(context: typer.Context, wanted: bool) -> None:
+def help_all(context: typer.Context, enabled: bool) -> None:
     """The callback of `--help-all`."""
-    if wanted:
+    if enabled:
         for option in context.command.params:
             option.hidden = False  # pyright: ignore[reportAttributeAccessIssue]
         typer.echo(context.get_help())
@@ -90,7 +90,8 @@ def command(
     setting_options.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
     titles = list(groups)
     parameters = sorted(
-        [*body_parameters, *setting_options], key=lambda one: titles.index(_panel(one)) if _panel(one) in titles else len(titles)
+        [*body_parameters, *setting_options],
+        key=lambda one: titles.index(_panel(one)) if _panel(one) in titles else len(titles),
     )
     # typer makes its options from signature, annotations and docstring.
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]

@@ -125,7 +125,7 @@ run_command = command(
 
 
 def settings_given(
-    preset: str | None, given: dict[str, Any], assigned: Iterable[str], config: Path | None
+    preset: str | None, option_values: dict[str, Any], assigned: Iterable[str], config: Path | None
 ) -> RunSettings:
     """The settings of a command: a preset's, those of a file, of `--set`, and of the options, each over those before. Raises: ConfigError."""
     from dejakv.experiments.sweep import read_file
@@ -136,7 +136,11 @@ def settings_given(
         preset = preset or file_values.pop("preset", None)
     run_part: dict[str, Any] = {}
     cache_part: dict[str, Any] = {}
-    for where, values in ((f"--config {config}", file_values), ("--set", dict(map(read_set, assigned))), ("an option", given)):
+    for where, values in (
+        (f"--config {config}", file_values),
+        ("--set", dict(map(read_set, assigned))),
+        ("an option", option_values),
+    ):
         run, cache = split_settings(values, where)
         run_part |= run
         cache_part |= cache

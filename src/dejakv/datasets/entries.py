@@ -218,7 +218,11 @@ def _of_litellm(name: str, record: Mapping[str, Any], left_out: list[str]) -> Sa
         if isinstance(body, list):
             parameter_sets = (parsed(record.get(key)) for key in ("optional_params", "model_parameters"))
             extra = {
-                key: value for each in parameter_sets if isinstance(each, dict) for key, value in each.items() if key in SEEN
+                key: value
+                for each in parameter_sets
+                if isinstance(each, dict)
+                for key, value in each.items()
+                if key in SEEN
             }
             body = {**extra, "messages": body}
 
@@ -230,16 +234,16 @@ def _of_litellm(name: str, record: Mapping[str, Any], left_out: list[str]) -> Sa
     return _of_input(name, body, left_out)
 
 
-def _of_input(name: str, asked: Any, left_out: list[str]) -> Sample:
+def _of_input(name: str, logged_input: Any, left_out: list[str]) -> Sample:
     """What a gateway or a tracer kept of a request: a request's body, also as JSON text, its messages, or its prompt as a text."""
-    body = parsed(asked)
+    body = parsed(logged_input)
     if isinstance(body, dict) and (unnested(body) is not body or {"prompt", "question", *SEEN} & set(body)):
         return _of_body(name, cast(dict[str, Any], body), left_out)
     items: list[Any] = body if isinstance(body, list) else []
-    if items and (not isinstance(asked, str) or all(isinstance(item, dict) for item in items)):
+    if items and (not isinstance(logged_input, str) or all(isinstance(item, dict) for item in items)):
         return _of_prompt(name, items, left_out, "its prompt was not stored")
 
-    return _of_prompt(name, asked, left_out, "its prompt was not stored")
+    return _of_prompt(name, logged_input, left_out, "its prompt was not stored")
 
 
 def _of_body(name: str, body: Mapping[str, Any], left_out: list[str]) -> Sample:
@@ -255,16 +259,16 @@ def _of_body(name: str, body: Mapping[str, Any], left_out: list[str]) -> Sample:
     return _of_prompt(name, prompt, left_out, "its body has no prompt and no messages")
 
 
-def _of_prompt(name: str, asked: Any, left_out: list[str], lacks: str) -> Sample:
+def _of_prompt(name: str, prompt: Any, left_out: list[str], lacks: str) -> Sample:
     """A text, token ids or messages."""
-    if isinstance(asked, list) and len(cast(list[Any], asked)) == 1 and isinstance(asked[0], str):
-        asked = cast(str, asked[0])
-    if isinstance(asked, str) and asked.strip():
-        return _raw(name, asked)
-    if isinstance(asked, list) and asked:
-        if any(isinstance(each, int) for each in cast(list[Any], asked)):
-            return _raw(name, "", cast(list[int], asked))
-        return _of_messages(name, {"messages": asked}, left_out)
+    if isinstance(prompt, list) and len(cast(list[Any], prompt)) == 1 and isinstance(prompt[0], str):
+        prompt = cast(str, prompt[0])
+    if isinstance(prompt, str) and prompt.strip():
+        return _raw(name, prompt)
+    if isinstance(prompt, list) and prompt:
+        if any(isinstance(each, int) for each in cast(list[Any], prompt)):
+            return _raw(name, "", cast(list[int], prompt))
+        return _of_messages(name, {"messages": prompt}, left_out)
 
     raise DatasetError(lacks)
 

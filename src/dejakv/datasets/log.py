@@ -113,20 +113,20 @@ class Log:
             else:
                 yield place, whole
 
-    def count(self, place: int, found: Entry | str) -> None:
+    def count(self, place: int, line_content: Entry | str) -> None:
         """Counts what `read` found."""
-        if isinstance(found, Entry):
-            self.formats[found.format] += 1
-            self.partly.update(found.left_out)
-            self.nobody += not found.tenant
-            self.undated += found.time is None
-        elif isinstance(found, Skipped):
-            self.skipped[found] += 1
+        if isinstance(line_content, Entry):
+            self.formats[line_content.format] += 1
+            self.partly.update(line_content.left_out)
+            self.nobody += not line_content.tenant
+            self.undated += line_content.time is None
+        elif isinstance(line_content, Skipped):
+            self.skipped[line_content] += 1
         else:
             self.unread += 1
             # A file of another kind is broken in every line.
             if len(self.broken) < MOST_NAMED:
-                self.broken[place] = found
+                self.broken[place] = line_content
 
     @property
     def left_out(self) -> list[str]:
@@ -135,7 +135,9 @@ class Log:
         total = self.formats.total()
         if self.unread:
             place, why = next(iter(self.broken.items()))
-            sentences.append(f"left out: {counted(self.unread, 'line')} that cannot be read, the first at {place}: {why}")
+            sentences.append(
+                f"left out: {counted(self.unread, 'line')} that cannot be read, the first at {place}: {why}"
+            )
         for label, count in self.skipped.most_common():
             noun, _, qualifier = label.partition(" ")
             sentences.append(f"left out: {counted(count, noun)} {qualifier}")

@@ -30,10 +30,10 @@ def parsed(value: Any) -> Any:
     return value
 
 
-def named(what: str, name: str) -> str:
+def named(noun: str, name: str) -> str:
     """A name of the log's, if it is one and no text."""
     # Notes are printed and passed on, and another key may be a user's text.
-    return f"{what} {name!r}" if re.fullmatch(r"[\w.:/-]{1,40}", name) else f"{what} with another name"
+    return f"{noun} {name!r}" if re.fullmatch(r"[\w.:/-]{1,40}", name) else f"{noun} with another name"
 
 
 def joined(texts: Iterable[str]) -> str:
@@ -93,7 +93,9 @@ def _part(part: dict[str, Any], left_out: set[str]) -> Iterator[tuple[str, Any]]
         key = next((key for key in _TEXTS if part.get(key) not in (None, "", [])), None)
         if key is None or (key == "source" and not isinstance(part[key], dict | list)):
             part_type = kind or next((key for key in part if isinstance(part[key], dict | list | str)), "")
-            left_out.update([named("parts of type", part_type)] if part and not any(key in part for key in _TEXTS) else [])
+            left_out.update(
+                [named("parts of type", part_type)] if part and not any(key in part for key in _TEXTS) else []
+            )
         else:
             yield from pieces_of(part[key], left_out)
 

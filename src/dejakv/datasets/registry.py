@@ -48,11 +48,11 @@ def check_name(name: str) -> None:
 
 
 def open_dataset(
-    name: str, options: DatasetOptions, own: Mapping[str, Any] | None = None, *, pictures: bool = True
+    name: str, options: DatasetOptions, specific_options: Mapping[str, Any] | None = None, *, pictures: bool = True
 ) -> Dataset:
     """A data set by name or `package.module:factory`.
 
-    own       options of this data set alone (`OPTIONS`); None among them is its own default
+    specific_options       options of this data set alone (`OPTIONS`); None among them is its own default
     pictures  False: GQA from the hub comes without its pictures
 
     Raises: DatasetError for an unknown name or missing files, ConfigError for a wrong option or a factory that does not import,
@@ -65,7 +65,9 @@ def open_dataset(
         shipped(f"the data set {name}")
         return import_module(f"dejakv_models.{name}").dataset(options.seed, options.max_samples)
     if name in WORKLOADS:
-        keyword_options = {key: value for key, value in (own or {}).items() if value is not None and OPTIONS[key] == name}
+        keyword_options = {
+            key: value for key, value in (specific_options or {}).items() if value is not None and OPTIONS[key] == name
+        }
         kind = getattr(import_module(f"dejakv.datasets.{name}"), WORKLOADS[name])
         return kind(options.path, options.seed, **keyword_options)
 
@@ -80,8 +82,8 @@ def open_dataset(
     return Log(Path(path), Path(options.image_root or Path(path).parent))
 
 
-def samples(dataset: Dataset, most: int | None = None, shuffle_seed: int | None = None) -> Iterator[Sample]:
-    """The first `most`, after shuffling if a seed is given (which reads the whole data set).
+def samples(dataset: Dataset, max_samples: int | None = None, shuffle_seed: int | None = None) -> Iterator[Sample]:
+    """The first `max_samples`, after shuffling if a seed is given (which reads the whole data set).
 
     Raises: DatasetError if the data set yields anything but a `Sample`.
     """
@@ -90,7 +92,7 @@ def samples(dataset: Dataset, most: int | None = None, shuffle_seed: int | None 
         every = list(selection)
         random.Random(shuffle_seed).shuffle(every)
         selection = iter(every)
-    return islice(selection, most)
+    return islice(selection, max_samples)
 
 
 def told(path: str | None, read: int, more: bool) -> list[str]:
@@ -100,12 +102,12 @@ def told(path: str | None, read: int, more: bool) -> list[str]:
     return [f"read: {read:,} samples of {Path(path).name}, which has more: --max-samples N reads further"]
 
 
-def begin(found: Iterator[T], most: int) -> tuple[tuple[T, ...], bool]:
-    """The first `most` samples, and whether there are more. An error of the next one is ignored."""
-    first = tuple(islice(found, most))
+def begin(items: Iterator[T], max_items: int) -> tuple[tuple[T, ...], bool]:
+    """The first `max_items` samples, and whether there are more. An error of the next one is ignored."""
+    first = tuple(islice(items, max_items))
     try:
         # One more is read, only to know whether there is one.
-        return first, next(found, None) is not None
+        return first, next(items, None) is not None
     except DatasetError:
         return first, True
 

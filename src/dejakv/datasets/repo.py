@@ -166,7 +166,9 @@ class RepoDataset:
             if len(context) + len(INSTRUCTION) < LEAST:
                 continue
             fields = {"file": item.file, "object": item.name, "kind": item.kind}
-            yield Sample(f"repo-{sample_count}", f"{INSTRUCTION}\nThe object: {item.name}.", context=context, fields=fields)
+            yield Sample(
+                f"repo-{sample_count}", f"{INSTRUCTION}\nThe object: {item.name}.", context=context, fields=fields
+            )
             sample_count += 1
 
         if not sample_count:
@@ -181,7 +183,10 @@ class RepoDataset:
             f"\nThe object is the {item.kind} {item.name} of {item.file}:\n{cut(item.code, CODE)}",
         ]
         room = CHARACTERS - len(INSTRUCTION) - sum(len(part) + 1 for part in parts)
-        for title, related_objects in (("It calls:", self._callees[item.name]), ("It is called by:", self._callers[item.name])):
+        for title, related_objects in (
+            ("It calls:", self._callees[item.name]),
+            ("It is called by:", self._callers[item.name]),
+        ):
             for number, related in enumerate(related_objects):
                 head = f"\n{title}\n" if number == 0 else "\n"
                 part = f"{head}{related.kind} {related.name} of {related.file}:\n{cut(related.code, REFERENCE)}"

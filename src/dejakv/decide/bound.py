@@ -133,7 +133,10 @@ class Certified(Observer):
         if certificate is None or self._problem:
             return self._problem
         if prepared.epoch != certificate.epoch:
-            self._warn(reason := f"{CERTIFICATE} is of another model or engine: it names {certificate.model} on {certificate.engine}")
+            self._warn(
+                reason
+                := f"{CERTIFICATE} is of another model or engine: it names {certificate.model} on {certificate.engine}"
+            )
             return reason
 
         level, tokens = plan.match.level if plan.match is not None else "", len(prepared.token_ids)
@@ -145,13 +148,15 @@ class Certified(Observer):
             return ""
         if tokens > certificate.longest:
             return f"{CERTIFICATE} has no prompt as long in its log: {tokens} tokens, {certificate.longest} at most"
-        return f"{CERTIFICATE} does not serve such a plan: its risk is {risk:.3f}, {certificate.cutoff or 0:.3f} at most"
+        return (
+            f"{CERTIFICATE} does not serve such a plan: its risk is {risk:.3f}, {certificate.cutoff or 0:.3f} at most"
+        )
 
-    def _warn(self, why: str) -> None:
+    def _warn(self, reason: str) -> None:
         # Once for each reason: every request would log it otherwise.
-        if why != self._told:
-            self._told = why
-            logger.warning("nothing approximate is served: %s", why)
+        if reason != self._told:
+            self._told = reason
+            logger.warning("nothing approximate is served: %s", reason)
 
 
 def certified_setting(config: SemanticCacheConfig) -> str:
@@ -159,17 +164,17 @@ def certified_setting(config: SemanticCacheConfig) -> str:
     return f"{setting_of('blend', config)}, donors {config.blend_donors}, gain {config.min_gain}"
 
 
-def _breaks(found: Certificate, config: SemanticCacheConfig) -> str:
+def _breaks(certificate: Certificate, config: SemanticCacheConfig) -> str:
     """Why a certificate does not cover these settings; empty if it does."""
     requested_bound, current_setting = config.error_bound, certified_setting(config)
     # A stricter certificate keeps a looser bound, but not the other way round.
-    if requested_bound is not None and found.error_bound > requested_bound:
-        return f"{CERTIFICATE} is of another bound: error_bound is {found.error_bound:g}, {requested_bound:g} is asked for"
-    if found.dejakv_version != __version__:
-        return f"{CERTIFICATE} is of another version of dejakv: {found.dejakv_version}, here {__version__}"
-    if found.setting != current_setting:
-        return f"{CERTIFICATE} is of another setting: {found.setting!r}, here {current_setting!r}"
-    if found.cutoff is None:
+    if requested_bound is not None and certificate.error_bound > requested_bound:
+        return f"{CERTIFICATE} is of another bound: error_bound is {certificate.error_bound:g}, {requested_bound:g} is asked for"
+    if certificate.dejakv_version != __version__:
+        return f"{CERTIFICATE} is of another version of dejakv: {certificate.dejakv_version}, here {__version__}"
+    if certificate.setting != current_setting:
+        return f"{CERTIFICATE} is of another setting: {certificate.setting!r}, here {current_setting!r}"
+    if certificate.cutoff is None:
         return f"{CERTIFICATE} opens no rule: its log has too few hits, or too many wrong ones"
 
     return ""

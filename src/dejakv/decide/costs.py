@@ -37,23 +37,23 @@ class Costs:
         """Seconds of a prompt without any state."""
         return tokens * (self.row + self.whole * tokens * self.pair)
 
-    def rows(self, rows: float, tokens: int, held: int = 0) -> float:
-        """Seconds of some rows of a prompt, all behind its first `held` tokens, with state of the others."""
+    def rows(self, rows: float, tokens: int, prefix_tokens: int = 0) -> float:
+        """Seconds of some rows of a prompt, all behind its first `prefix_tokens` tokens, with state of the others."""
         # Rows behind a prefix see all of it: half of the rest, and the whole prefix.
-        keys = self.whole * tokens + (1 - self.whole) * held
+        keys = self.whole * tokens + (1 - self.whole) * prefix_tokens
         return rows * (self.row + keys * self.masked * self.pair)
 
     def load(self, tokens: int) -> float:
         """Seconds to load the state of some tokens."""
         return tokens * self.token_bytes * self.byte
 
-    def prefix(self, held: int, tokens: int) -> float:
-        """Seconds of a prompt from the state of its first `held` tokens."""
-        return self.rows(tokens - held, tokens, held) + self.load(held)
+    def prefix(self, prefix_tokens: int, tokens: int) -> float:
+        """Seconds of a prompt from the state of its first `prefix_tokens` tokens."""
+        return self.rows(tokens - prefix_tokens, tokens, prefix_tokens) + self.load(prefix_tokens)
 
-    def prefix_saves(self, held: int, other: int, tokens: int) -> bool:
-        """Whether an exact prefix of `held` tokens makes a prompt faster than one of `other` tokens."""
-        return self.prefix(held, tokens) < min(self.prefix(other, tokens), self.full(tokens))
+    def prefix_saves(self, prefix_tokens: int, base_tokens: int, tokens: int) -> bool:
+        """Whether an exact prefix of `prefix_tokens` tokens makes a prompt faster than one of `base_tokens` tokens."""
+        return self.prefix(prefix_tokens, tokens) < min(self.prefix(base_tokens, tokens), self.full(tokens))
 
     def blending(self, rows: float, tokens: int, loaded: int) -> float:
         """Seconds of a blend with `rows` computed (mean over layers) from donors of `loaded` tokens."""

@@ -124,14 +124,25 @@ class Finder:
         tokens = len(prepared.token_ids)
         if self._finds_prefixes:
             # All but the last token, whose logits give the answer.
-            prefix = (PrefixHit(entry.id, tokens - 1), exact_meta) if exact_meta is not None else self._longest_prefix(prepared)
+            prefix = (
+                (PrefixHit(entry.id, tokens - 1), exact_meta)
+                if exact_meta is not None
+                else self._longest_prefix(prepared)
+            )
             donor_search = replace(donor_search, prefix=prefix)
 
         same = bool(donor_search.donors) and donor_search.donors[0].id == entry.id
         if not same:
             donor_search = self._estimated(donor_search, prepared, ask, exactly=costs is not None)
         plans, considered = choose(
-            tokens, donor_search, ask, self.config, same=same, costs=costs, piece=prepared.piece, away=self.store.away
+            tokens,
+            donor_search,
+            ask,
+            self.config,
+            same=same,
+            costs=costs,
+            piece=prepared.piece,
+            read_seconds=self.store.away,
         )
 
         seconds = time.perf_counter() - began
@@ -315,25 +326,25 @@ class Finder:
         return entry, query
 
     def _find(
-        self, query: Query, own: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
+        self, query: Query, exact_meta: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
     ) -> Found:
-        """Find donors; `own`: the prompt's own state, preferred to any other."""
-        if own is not None and self._fillings:
-            self._add(own, self._exact)  # stored, but perhaps not indexed yet
+        """Find donors; `exact_meta`: the prompt's own state, preferred to any other."""
+        if exact_meta is not None and self._fillings:
+            self._add(exact_meta, self._exact)  # stored, but perhaps not indexed yet
         if ask.named:
-            return self._named(ask, own, prepared)
-        if own is None and self.config.copied_text and ask.piecewise:
+            return self._named(ask, exact_meta, prepared)
+        if exact_meta is None and self.config.copied_text and ask.piecewise:
             copied = self._copied_text(prepared, ask)
             statuses["copied"] = "hit" if copied.match else "miss"
             if copied.match is not None:
                 statuses.update(skipped(self.levels))
                 return copied
-        return self._alike(query, own, prepared, ask, statuses) if ask.levels else Found()
+        return self._alike(query, exact_meta, prepared, ask, statuses) if ask.levels else Found()
 
-    def _named(self, ask: Ask, own: ChunkMeta | None, prepared: Prepared) -> Found:
+    def _named(self, ask: Ask, exact_meta: ChunkMeta | None, prepared: Prepared) -> Found:
         """Donors named by the caller, or the prompt's own state."""
-        if own is not None:
-            return Found(Match(own.id, "exact_text", 1.0), (own,))
+        if exact_meta is not None:
+            return Found(Match(exact_meta.id, "exact_text", 1.0), (exact_meta,))
         named = dict.fromkeys(ask.named)
         donors = self._donors(named, prepared, ask)[: ask.most_donors(self.config)]
         unknown = Verdict("reject", NAMED, "a donor that the request names is not known in its partition")
@@ -359,10 +370,12 @@ class Finder:
         covered_tokens = sum(length for _, length in runs)
         if not donors or covered_tokens < max(LEAST_COPIED, ask.threshold or 0.0) * cover.tokens:
             return Found()
-        return Found(Match(donors[0].id, COPIED, covered_tokens / cover.tokens), donors, copied=covered_tokens, runs=runs)
+        return Found(
+            Match(donors[0].id, COPIED, covered_tokens / cover.tokens), donors, copied=covered_tokens, runs=runs
+        )
 
     def _alike(
-        self, query: Query, own: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
+        self, query: Query, exact_meta: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
     ) -> Found:
         """Donors of the first level with an accepted one. Raises: ConfigError for a level with wrong settings."""
         match: Match | None = None
@@ -382,12 +395,16 @@ class Finder:
                 continue
             statuses.update(search.statuses)
 
-            for candidate in _own_first(search.matches, own):
-                meta = own if own is not None and candidate.donor == own.id else self._known(candidate.donor, prepared)
+            for candidate in _own_first(search.matches, exact_meta):
+                meta = (
+                    exact_meta
+                    if exact_meta is not None and candidate.donor == exact_meta.id
+                    else self._known(candidate.donor, prepared)
+                )
                 if meta is None:
                     continue
                 # Equal tokens need no guard: its state is exact.
-                if meta is not own:
+                if meta is not exact_meta:
                     active_guards = [guard for guard in self.guards if not (ask.piecewise and guard.waived_for_blend)]
                     verdicts.append(judge(active_guards, query.request, meta, candidate))
                     if verdicts[-1].decision != "accept":
@@ -395,7 +412,7 @@ class Finder:
 
                 match = match or candidate
                 donors.append(meta)
-                if meta is own or len(donors) >= ask.most_donors(self.config):
+                if meta is exact_meta or len(donors) >= ask.most_donors(self.config):
                     break
             if match is not None:
                 statuses.update({**skipped(self.levels[place + 1 :]), **statuses})
@@ -404,23 +421,25 @@ class Finder:
             statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
         return Found(match, tuple(donors), verdicts=tuple(verdicts))
 
-    def _estimated(self, found: Found, prepared: Prepared, ask: Ask, *, exactly: bool) -> Found:
+    def _estimated(self, donor_search: Found, prepared: Prepared, ask: Ask, *, exactly: bool) -> Found:
         """Add the donors' runs, as short as the method takes them; none for a token map without runs.
 
         exactly  False: verified runs suffice, the engine examines other donors
         """
         by_runs = ask.method == "top_layer" or self.config.blend_map == SemanticCacheConfig.blend_map
-        if not (ask.piecewise and by_runs and found.donors):
-            return found
+        if not (ask.piecewise and by_runs and donor_search.donors):
+            return donor_search
         if not exactly:
-            return replace(found, held=found.runs) if found.copied is not None else found
+            return replace(donor_search, held=donor_search.runs) if donor_search.copied is not None else donor_search
 
         with self._lock:
             index = self._copied
-            donor_tokens = [index.tokens(meta) if index else with_media(meta.token_ids, meta.spans) for meta in found.donors]
+            donor_tokens = [
+                index.tokens(meta) if index else with_media(meta.token_ids, meta.spans) for meta in donor_search.donors
+            ]
         target = with_media(prepared.token_ids, prepared.spans)
         short_runs = overlap(target, donor_tokens, PAIR if ask.method == "top_layer" else RUN)
-        return replace(found, held=short_runs, runs=found.runs or short_runs)
+        return replace(donor_search, held=short_runs, runs=donor_search.runs or short_runs)
 
     def _donors(self, ids: Iterable[str], prepared: Prepared, ask: Ask) -> tuple[ChunkMeta, ...]:
         """Chunks that may serve the request."""
@@ -459,8 +478,8 @@ def _encode(level: Level, query: Query) -> None:
         encode(query)
 
 
-def _own_first(matches: Sequence[Match], own: ChunkMeta | None) -> list[Match]:
+def _own_first(matches: Sequence[Match], exact_meta: ChunkMeta | None) -> list[Match]:
     """Put the prompt's own chunk before others of equal text, for an exact hit."""
-    if own is not None and matches and matches[0].level == "exact_text":
-        return [replace(matches[0], donor=own.id)]
-    return sorted(matches, key=lambda match: own is None or match.donor != own.id)
+    if exact_meta is not None and matches and matches[0].level == "exact_text":
+        return [replace(matches[0], donor=exact_meta.id)]
+    return sorted(matches, key=lambda match: exact_meta is None or match.donor != exact_meta.id)

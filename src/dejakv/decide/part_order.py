@@ -115,16 +115,18 @@ def arranged(frame: Frame, cache: Prefixes, tokenize: Tokenize, partition: str) 
     return replace(best, seconds=time.perf_counter() - began)
 
 
-def _greedy(frame: Frame, found: Callable[[str], tuple[int, int]]) -> list[int]:
+def _greedy(frame: Frame, measure: Callable[[str], tuple[int, int]]) -> list[int]:
     """Parts computed before, in order; the last perhaps in part."""
     chosen: list[int] = []
     remaining = list(range(len(frame.parts)))
-    reached = found(frame.before)[0] if frame.before else 0
+    reached = measure(frame.before)[0] if frame.before else 0
     while remaining:
         # First by beginnings alone: whole parts are tokenized only where these fit.
-        promising = [number for number in remaining if _begins(frame, chosen, number, found) >= reached + BLOCK_TOKENS]
+        promising = [
+            number for number in remaining if _begins(frame, chosen, number, measure) >= reached + BLOCK_TOKENS
+        ]
         # What stands behind every part is tokenized with it, so that tokens across the border count.
-        tried = {number: found(frame.opening([*chosen, number]) + frame.between) for number in promising}
+        tried = {number: measure(frame.opening([*chosen, number]) + frame.between) for number in promising}
         if not tried:
             break
 
@@ -139,10 +141,10 @@ def _greedy(frame: Frame, found: Callable[[str], tuple[int, int]]) -> list[int]:
     return chosen
 
 
-def _begins(frame: Frame, chosen: Sequence[int], number: int, found: Callable[[str], tuple[int, int]]) -> int:
+def _begins(frame: Frame, chosen: Sequence[int], number: int, measure: Callable[[str], tuple[int, int]]) -> int:
     """Tokens found with the beginning of a part behind the chosen ones, enough to tell most parts apart."""
     opening = frame.opening([*chosen, number])
-    return found(opening[: len(opening) - max(0, len(frame.parts[number]) - BEGINNING)])[0]
+    return measure(opening[: len(opening) - max(0, len(frame.parts[number]) - BEGINNING)])[0]
 
 
 class SeenPrompts:

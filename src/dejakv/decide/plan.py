@@ -120,12 +120,16 @@ class Found:
             return ""
         return next((f"{v.guard}: {v.reason}" for v in self.verdicts if v.decision == "reject"), "")
 
-    def new(self, tokens: int, kept: int) -> int:
-        """Tokens of a prompt of `tokens` behind the first `kept` in no donor; 0 if unknown."""
+    def new(self, tokens: int, prefix_tokens: int) -> int:
+        """Tokens of a prompt of `tokens` behind the first `prefix_tokens` in no donor; 0 if unknown."""
         if self.held is None:
             return 0
         # A run may begin within the prefix: only what is behind it counts.
-        return tokens - kept - sum(max(0, first + length - max(first, kept)) for first, length in self.held)
+        return (
+            tokens
+            - prefix_tokens
+            - sum(max(0, first + length - max(first, prefix_tokens)) for first, length in self.held)
+        )
 
 
 @dataclass(frozen=True)
@@ -303,51 +307,58 @@ class Observer:
 
 def choose(
     tokens: int,
-    found: Found,
+    donor_search: Found,
     ask: Ask,
     config: SemanticCacheConfig,
     *,
     same: bool = False,
     costs: Costs | None = None,
     piece: int = 1,
-    away: Away = lambda id, rows: 0.0,
+    read_seconds: Away = lambda id, rows: 0.0,
 ) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
     """Choose plans for a prompt of `tokens` tokens. Returns those that may run, best first, and all considered.
 
     same    the donor's token ids and media equal the request's: exact reuse in any mode
     costs   of rows, bytes and blends; None: unknown
     piece   see `Prepared`
-    away    see `Away`
+    read_seconds    see `Away`
     """
-    exact_plans = _bounded([_brought(plan, plan.reused, away) for plan in _exact_plans(tokens, found, costs, piece)])
-    exact, candidates, reason = _cheapest(exact_plans), (), found.refused
+    exact_plans = _bounded(
+        [_brought(plan, plan.reused, read_seconds) for plan in _exact_plans(tokens, donor_search, costs, piece)]
+    )
+    exact, candidates, reason = _cheapest(exact_plans), (), donor_search.refused
     fallbacks = (FULL,) if exact.donors else ()
-    if found.match is None or not found.donors:
+    if donor_search.match is None or not donor_search.donors:
         pass
     elif same:
-        donor, self_plan = found.donors[0], exact_plans[-1]
+        donor, self_plan = donor_search.donors[0], exact_plans[-1]
         answer = kept_answer(donor, ask.answers)
         if answer is not None:
-            self_plan = Plan("exact", (donor,), found.match, tokens, seconds=_nothing(costs), answer=answer)
+            self_plan = Plan("exact", (donor,), donor_search.match, tokens, seconds=_nothing(costs), answer=answer)
         # The prefix stands for the prompt itself, which can be read whole.
-        elif found.prefix is None or found.prefix[0].donor != donor.id:
-            found = replace(found, prefix=(PrefixHit(donor.id, tokens - 1), donor))
-            self_plan = _bounded([*exact_plans, _brought(_exact_plans(tokens, found, costs, piece)[-1], tokens - 1, away)])[-1]
+        elif donor_search.prefix is None or donor_search.prefix[0].donor != donor.id:
+            donor_search = replace(donor_search, prefix=(PrefixHit(donor.id, tokens - 1), donor))
+            self_plan = _bounded(
+                [*exact_plans, _brought(_exact_plans(tokens, donor_search, costs, piece)[-1], tokens - 1, read_seconds)]
+            )[-1]
         if self_plan.donors and self_plan.away and _cheapest([*exact_plans, self_plan]) is not self_plan:
             reason = f"{COSTS}: {', '.join(map(str, (*exact_plans, self_plan)))}: {exact.name}"
         elif self_plan.donors:
             again = self_plan.away > 0 and exact.donors == self_plan.donors  # what came too late is not read once more
-            self_plan = replace(self_plan, method="exact", match=found.match)
+            self_plan = replace(self_plan, method="exact", match=donor_search.match)
             return (self_plan, *(() if again else (exact,)), *fallbacks), (*exact_plans, self_plan)
         else:
             reason = _below(piece, "the prompt")
     elif ask.method == "exact":
-        level = found.match.level
+        level = donor_search.match.level
         reason = (
             f"not asked for: {level} found a donor whose tokens differ, and reuse is exact (--reuse adopt would use it)"
         )
     else:
-        candidates = [_brought(plan, tokens, away) for plan in _approximate_plans(tokens, found, ask, config, costs, piece)]
+        candidates = [
+            _brought(plan, tokens, read_seconds)
+            for plan in _approximate_plans(tokens, donor_search, ask, config, costs, piece)
+        ]
         candidates = [replace(plan, refused=_refusal(plan, tokens, exact, config.min_gain)) for plan in candidates]
         # With the exact plans, since a deadline follows from what they would cost.
         candidates = _bounded([*exact_plans, *candidates])[len(exact_plans) :]
@@ -359,9 +370,13 @@ def choose(
             if best.piecewise:  # with the settings that an engine needs
                 whole = replace(best, config=config, most=most_computed(tokens, best, exact, config.min_gain, costs))
             return (whole, exact, *fallbacks), (*exact_plans, *(whole if plan is best else plan for plan in candidates))
-        reason = f"{COSTS}: {', '.join(map(str, (*exact_plans, *candidates)))}: {best.name}" if admitted else candidates[0].refused
+        reason = (
+            f"{COSTS}: {', '.join(map(str, (*exact_plans, *candidates)))}: {best.name}"
+            if admitted
+            else candidates[0].refused
+        )
 
-    if not exact.donors and found.prefix is not None:
+    if not exact.donors and donor_search.prefix is not None:
         if len(exact_plans) > 1:
             reason = reason or f"{COSTS}: {', '.join(map(str, exact_plans))}: {exact.name}"
         elif piece > 1 and (not reason or ask.method == "exact"):  # a donor that nobody asked for is no reason
@@ -372,10 +387,10 @@ def choose(
     return (replace(exact, reason=reason), *fallbacks), (*exact_plans, *candidates)
 
 
-def _below(piece: int, what: str) -> str:
+def _below(piece: int, subject: str) -> str:
     """Why exact state of a prompt or a prefix is not reused at all."""
     precision = " in low precision" if piece != BLOCK_TOKENS else ""  # else it is a prefix cache's block
-    return f"{what} is shorter than a piece of {piece} tokens, which is the least that is reused{precision}"
+    return f"{subject} is shorter than a piece of {piece} tokens, which is the least that is reused{precision}"
 
 
 def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int) -> str:
@@ -403,12 +418,12 @@ def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: 
     return min(1.0, max(0.0, rows / tokens))
 
 
-def _brought(plan: Plan, held: int, away: Away) -> Plan:
-    """The plan with the time to read state from a bucket, of at most `held` tokens of each donor."""
+def _brought(plan: Plan, max_tokens: int, read_seconds: Away) -> Plan:
+    """The plan with the time to read state from a bucket, of at most `max_tokens` tokens of each donor."""
     if plan.seconds is None or not plan.donors:
         return plan
 
-    extra_seconds = sum(away(donor.id, [(0, held)]) for donor in plan.donors)
+    extra_seconds = sum(read_seconds(donor.id, [(0, max_tokens)]) for donor in plan.donors)
     return replace(plan, seconds=plan.seconds + extra_seconds, away=extra_seconds) if extra_seconds else plan
 
 
@@ -418,7 +433,11 @@ def _bounded(plans: Sequence[Plan]) -> tuple[Plan, ...]:
 
 
 def _within(plan: Plan, plans: Sequence[Plan]) -> float | None:
-    alternatives = [alternative for alternative in plans if alternative is not plan and not alternative.away and not alternative.approximate]
+    alternatives = [
+        alternative
+        for alternative in plans
+        if alternative is not plan and not alternative.away and not alternative.approximate
+    ]
     if plan.seconds is None or not alternatives:
         return None
     # The time that is left for reading until computing would have been as fast.
@@ -433,11 +452,11 @@ def _cheapest(plans: Sequence[Plan]) -> Plan:
     return min(plans, key=lambda plan: plan.seconds or 0.0)
 
 
-def _exact_plans(tokens: int, found: Found, costs: Costs | None, piece: int) -> list[Plan]:
+def _exact_plans(tokens: int, donor_search: Found, costs: Costs | None, piece: int) -> list[Plan]:
     """Plans in full and behind the exact prefix. `piece`: see `Prepared`."""
     behind: list[Plan] = []
-    if found.prefix is not None:
-        hit, meta = found.prefix
+    if donor_search.prefix is not None:
+        hit, meta = donor_search.prefix
         reused_tokens = reusable(hit.tokens, tokens, piece, meta.spans)
         if reused_tokens:
             seconds = costs.prefix(reused_tokens, tokens) if costs else None
@@ -446,32 +465,36 @@ def _exact_plans(tokens: int, found: Found, costs: Costs | None, piece: int) -> 
 
 
 def _approximate_plans(
-    tokens: int, found: Found, ask: Ask, config: SemanticCacheConfig, costs: Costs | None, piece: int
+    tokens: int, donor_search: Found, ask: Ask, config: SemanticCacheConfig, costs: Costs | None, piece: int
 ) -> Iterator[Plan]:
     """Plans with the donors, by the method asked for. Arguments: see `choose`."""
-    donors = found.donors
+    donors = donor_search.donors
     if ask.method == "adopt":  # the donor's own prompt runs, from its own state
         answer = kept_answer(donors[0], ask.answers)
         if answer is not None:
-            yield Plan("adopt", donors, found.match, tokens, seconds=_nothing(costs), answer=answer)
+            yield Plan("adopt", donors, donor_search.match, tokens, seconds=_nothing(costs), answer=answer)
             return
 
         length = donors[0].num_tokens
         reused_tokens = reusable(length, length, piece, donors[0].spans)
         seconds = costs.prefix(reused_tokens, length) if costs else None
         # The donor's own last tokens are computed, and count as computed of this prompt.
-        yield Plan("adopt", donors, found.match, tokens - (length - reused_tokens), seconds=seconds)
+        yield Plan("adopt", donors, donor_search.match, tokens - (length - reused_tokens), seconds=seconds)
     elif ask.method == "top_layer":  # behind an exact prefix too its bottom layers run over the whole prompt
-        rows = min(tokens, max(config.top_layer_tail, found.new(tokens, 0)))
-        yield _priced(Plan("top_layer", donors, found.match, tokens - rows), tokens, costs)
+        rows = min(tokens, max(config.top_layer_tail, donor_search.new(tokens, 0)))
+        yield _priced(Plan("top_layer", donors, donor_search.match, tokens - rows), tokens, costs)
     else:
         share, max_donors = config.blend.share, ask.most_donors(config)
-        prefix_tokens, prefix = (found.prefix[0].tokens, found.prefix[1]) if found.prefix is not None else (0, donors[0])
+        prefix_tokens, prefix = (
+            (donor_search.prefix[0].tokens, donor_search.prefix[1])
+            if donor_search.prefix is not None
+            else (0, donors[0])
+        )
         prefix_is_donor = prefix.id in [donor.id for donor in donors]
-        yield _blend(tokens, found, donors, prefix_tokens if prefix_is_donor else 0, costs, share)
+        yield _blend(tokens, donor_search, donors, prefix_tokens if prefix_is_donor else 0, costs, share)
         if not prefix_is_donor and costs is not None and max_donors > 1:
             # Behind the exact prefix of another chunk. An engine without costs holds its prefixes itself.
-            yield _blend(tokens, found, (*donors[: max_donors - 1], prefix), prefix_tokens, costs, share)
+            yield _blend(tokens, donor_search, (*donors[: max_donors - 1], prefix), prefix_tokens, costs, share)
 
 
 def _nothing(costs: Costs | None) -> float | None:
@@ -480,11 +503,11 @@ def _nothing(costs: Costs | None) -> float | None:
 
 
 def _blend(
-    tokens: int, found: Found, donors: Sequence[ChunkMeta], kept: int, costs: Costs | None, share: float
+    tokens: int, donor_search: Found, donors: Sequence[ChunkMeta], prefix_tokens: int, costs: Costs | None, share: float
 ) -> Plan:
     # At least one row: the last one gives the answer.
-    rows = max(1, round((tokens - kept) * share), found.new(tokens, kept))
-    return _priced(Plan("blend", tuple(donors), found.match, tokens - rows, kept=kept), tokens, costs)
+    rows = max(1, round((tokens - prefix_tokens) * share), donor_search.new(tokens, prefix_tokens))
+    return _priced(Plan("blend", tuple(donors), donor_search.match, tokens - rows, kept=prefix_tokens), tokens, costs)
 
 
 def _priced(plan: Plan, tokens: int, costs: Costs | None) -> Plan:

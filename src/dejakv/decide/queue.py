@@ -209,8 +209,8 @@ class SettlingQueue:
             self.lose(label)
 
 
-def _full(waiting: Mapping[str, Promotion], most: int) -> bool:
-    return len(waiting) > most or sum(item.nbytes for item in waiting.values()) > MOST_BYTES
+def _full(waiting: Mapping[str, Promotion], max_items: int) -> bool:
+    return len(waiting) > max_items or sum(item.nbytes for item in waiting.values()) > MOST_BYTES
 
 
 def _popped(waiting: dict[str, W], partition: str | None) -> list[W]:

@@ -115,49 +115,49 @@ class Registry:
         with self._lock:
             return self._hit(key)
 
-    def recall(self, wanted: Wanted) -> VisualEmbeddingBlock | None:
+    def recall(self, request: Wanted) -> VisualEmbeddingBlock | None:
         """Load the block from disk into memory, counted as a hit; None, counted as a miss, without one."""
-        block = self._from_disk(wanted)
+        block = self._from_disk(request)
         with self._lock:
             if block is None:
-                self._missed(wanted.key)
+                self._missed(request.key)
             else:
-                self._hold(wanted.key, block)
-                self._served(wanted.key, block)
+                self._hold(request.key, block)
+                self._served(request.key, block)
         return block
 
-    def wait_until_there(self, wanted: Wanted, timeout_s: float, poll_s: float) -> VisualEmbeddingBlock | None:
+    def wait_until_there(self, request: Wanted, timeout_s: float, poll_s: float) -> VisualEmbeddingBlock | None:
         """The block as soon as this process or (through the disk) another one has it; None after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
-            block = self.take(wanted.key)
+            block = self.take(request.key)
             if block is not None:
                 return block
             # Without counting: polls would be misses.
-            on_disk = self.disk is not None and load(self.disk, wanted.key)[0] is not None
+            on_disk = self.disk is not None and load(self.disk, request.key)[0] is not None
             if on_disk or time.monotonic() >= deadline:
-                return self.recall(wanted)
+                return self.recall(request)
             time.sleep(poll_s)
 
-    def keep(self, wanted: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock | None:
+    def keep(self, request: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock | None:
         """Stores the embedding; None if it was refused. Raises InputError for anything that is not an embedding."""
-        block = self._block(wanted, embedding, seconds)
+        block = self._block(request, embedding, seconds)
         if nothing_is_kept():
             return None
         with self._lock:
-            return block if self._keep(wanted.key, block) else None
+            return block if self._keep(request.key, block) else None
 
-    def encoded(self, wanted: Wanted, compute: Callable[[], Any]) -> VisualEmbeddingBlock:
+    def encoded(self, request: Wanted, compute: Callable[[], Any]) -> VisualEmbeddingBlock:
         """The block, computed on this thread if it is missing and nobody else computes it. Raises: the encoder's error; InputError if
         `compute` asks the cache for its own key."""
         while True:
             with self._lock:
-                if (block := self._hit(wanted.key)) is not None:
+                if (block := self._hit(request.key)) is not None:
                     return block
-                run = self._runs.get(wanted.key)
+                run = self._runs.get(request.key)
                 # The first caller leads, and all others wait for its run.
                 if leads := run is None:
-                    run = self._runs[wanted.key] = EncoderRun(wanted.key)
+                    run = self._runs[request.key] = EncoderRun(request.key)
                 elif run in _leading.get():
                     raise InputError(
                         "`compute` asked the cache for the very picture it was called for and would wait for itself: "
@@ -167,7 +167,7 @@ class Registry:
                     run.waiting += 1
             # Outside of the lock: the encoder takes long.
             if leads:
-                self._lead(run, wanted, compute)
+                self._lead(run, request, compute)
                 return run.result()
 
             try:
@@ -212,15 +212,17 @@ class Registry:
         memory_only = [size for id, size in dropped_bytes.items() if id not in purged.ids]
         return purged + Purged(encoder_outputs=len(memory_only), bytes=sum(memory_only), ids=frozenset(dropped_bytes))
 
-    def recommended(self, partition: str, yes: bool) -> None:
+    def recommended(self, partition: str, is_recommended: bool) -> None:
         """Counts a recommendation of DP mode."""
         with self._lock:
-            self._figures[partition].dp_mode_recommendations += yes
+            self._figures[partition].dp_mode_recommendations += is_recommended
 
     def stats(self, partition: str | None = None) -> EncoderCacheStats:
         """The figures of one partition, or of all together (for the operator, not for tenants)."""
         with self._lock:
-            stats = EncoderCacheStats.total(figures for name, figures in self._figures.items() if partition in (None, name))
+            stats = EncoderCacheStats.total(
+                figures for name, figures in self._figures.items() if partition in (None, name)
+            )
             for key, block in self._blocks():
                 if partition in (None, key[0]):
                     stats.entries += 1
@@ -283,15 +285,15 @@ class Registry:
         )
         return True
 
-    def _drop(self, taken: Callable[[Key, float], bool], at: float, *, dry_run: bool = False) -> dict[str, int]:
+    def _drop(self, selects: Callable[[Key, float], bool], now: float, *, dry_run: bool = False) -> dict[str, int]:
         """Drops entries by their key and the time they were made; the bytes of each by id. Of runs in progress, which count as
-        made now (`at`), the output is not kept."""
-        chosen = [(key, block) for key, block in self._blocks() if taken(key, block.born)]
+        made now (`now`), the output is not kept."""
+        chosen = [(key, block) for key, block in self._blocks() if selects(key, block.born)]
         if not dry_run:
             for key, _ in chosen:
                 self._in(key[0]).drop(key)
             # A copy: the loop removes runs.
-            for key in [key for key in self._runs if taken(key, at)]:
+            for key in [key for key in self._runs if selects(key, now)]:
                 self._runs.pop(key).keep = False
         return {chunk_id(key): block.estimated_vram_bytes for key, block in chosen}
 
@@ -325,19 +327,19 @@ class Registry:
             self._use(run.key)
         return block
 
-    def _lead(self, run: EncoderRun, wanted: Wanted, compute: Callable[[], Any]) -> None:
+    def _lead(self, run: EncoderRun, request: Wanted, compute: Callable[[], Any]) -> None:
         """Takes the output from the disk, or else runs the encoder, and ends the run. It passes an encoder's error on; only an
         interruption of this thread is raised here."""
         token = _leading.set((*_leading.get(), run))
         try:
-            block = self._from_disk(wanted)
+            block = self._from_disk(request)
             if block is not None:
                 self._end(run, block, recalled=True)
                 return
 
             began = time.perf_counter()
             output = compute()
-            self._end(run, self._block(wanted, output, time.perf_counter() - began))
+            self._end(run, self._block(request, output, time.perf_counter() - began))
         except Exception as error:
             self._fail(run, error)
         finally:
@@ -374,12 +376,12 @@ class Registry:
         if self._runs.get(run.key) is run:
             del self._runs[run.key]
 
-    def _from_disk(self, wanted: Wanted) -> VisualEmbeddingBlock | None:
+    def _from_disk(self, request: Wanted) -> VisualEmbeddingBlock | None:
         if self.disk is None:
             return None
-        block, corrupt = load(self.disk, wanted.key)
+        block, corrupt = load(self.disk, request.key)
         with self._lock:
-            figures = self._figures[wanted.key[0]]
+            figures = self._figures[request.key[0]]
             figures.disk_hits += block is not None
             figures.disk_misses += block is None
             figures.disk_corrupt += corrupt
@@ -390,7 +392,7 @@ class Registry:
             save(self.disk, key, block)
         return self._hold(key, block)
 
-    def _block(self, wanted: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock:
+    def _block(self, request: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock:
         check_embedding(embedding, finite=self._check_finite)
         embedding = owned(embedding)
         if seconds is not None and not seconds >= 0:
@@ -398,13 +400,13 @@ class Registry:
                 f"encoder_seconds is {seconds}: pass the time of the encoder run, or None if it was not measured"
             )
 
-        _, _, modality, content_hash = wanted.key
+        _, _, modality, content_hash = request.key
         return VisualEmbeddingBlock(
             content_hash=content_hash,
             modality=modality,
-            resolution=wanted.resolution,
+            resolution=request.resolution,
             embedding=embedding,
-            encoder_model=wanted.encoder_model,
+            encoder_model=request.encoder_model,
             created_at=time.monotonic(),
             estimated_vram_bytes=size_of(embedding),
             encoder_seconds=seconds,

@@ -249,8 +249,8 @@ class Engine:
     def get_ready(self, method: ReuseMethod) -> None:
         """Do beforehand, once, what the first request with a method would have to wait for."""
 
-    def apart(self, kept: int) -> "Engine":
-        """Engine for one run without the prompt's own state. `kept`: tokens of the exact prefix to allow."""
+    def apart(self, prefix_tokens: int) -> "Engine":
+        """Engine for one run without the prompt's own state. `prefix_tokens`: tokens of the exact prefix to allow."""
         return self
 
     def state_bytes(self) -> int:

@@ -71,25 +71,25 @@ WORTH = 0.1
 """Share of all tokens that a blend must save beyond exact reuse to be worth a trial."""
 
 
-def worth(found: Mapping[str, Any]) -> dict[str, Any]:
+def worth(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Settings for the trial that an estimate proposes: a blend where it computes at least a tenth of the prompt tokens less than exact
     reuse does, else none."""
-    computed, total = found["computed"], found["prompt_tokens"]
+    computed, total = figures["computed"], figures["prompt_tokens"]
     # Without the whole text only prefixes are known, and what a blend saves is not.
-    gain = (computed["exact"] - computed["blend default"]) / max(1, total) if found["whole_text"] else 0.0
+    gain = (computed["exact"] - computed["blend default"]) / max(1, total) if figures["whole_text"] else 0.0
     return {"reuse": "blend"} if gain >= WORTH else {}
 
 
-def verdict(found: Mapping[str, Any]) -> str:
+def verdict(figures: Mapping[str, Any]) -> str:
     """Whether reuse pays, in a sentence."""
-    total, computed = max(1, found["prompt_tokens"]), found["computed"]
-    if not found["prefixes_known"]:
+    total, computed = max(1, figures["prompt_tokens"]), figures["computed"]
+    if not figures["prefixes_known"]:
         return "Whether reuse pays is unknown: the log has lengths alone, and no text."
     exact = 1 - computed["exact"] / total
-    if not found["whole_text"]:
+    if not figures["whole_text"]:
         return f"Prefix caching saves {exact:.0%} of the tokens here, in one engine and while it holds them; `exact` keeps that over restarts and evictions."
     blend_gain = (computed["exact"] - computed["blend default"]) / total
-    if worth(found):
+    if worth(figures):
         return f"Worth a trial: a blend would save {blend_gain:.0%} of the tokens beyond the {exact:.0%} that prefix caching saves; its answers are approximate."
     if exact >= WORTH:
         return f"Prefix caching is enough: it saves {exact:.0%} of the tokens, and a blend {blend_gain:.0%} more; `exact` keeps that over restarts and evictions."

@@ -88,13 +88,13 @@ def certify(settings: RunSettings, watch: Progress | None = None, engine: Any = 
 
 
 def audit(
-    certificate: Certificate, given: Mapping[str, Any], watch: Progress | None = None, engine: Any = None
+    certificate: Certificate, overrides: Mapping[str, Any], watch: Progress | None = None, engine: Any = None
 ) -> Audit:
-    """Run a later log with a certificate's settings, overridden by `given` (`RunSettings.named`), and compare.
+    """Run a later log with a certificate's settings, overridden by `overrides` (`RunSettings.named`), and compare.
 
     Raises: ConfigError for another model or engine than the certificate's; the errors of `certify`.
     """
-    epoch, hits, _ = _ran(_fixed(settings_of({**certificate.settings, **given})), watch or Progress(), engine)
+    epoch, hits, _ = _ran(_fixed(settings_of({**certificate.settings, **overrides})), watch or Progress(), engine)
     # After the run, since the epoch is that of the loaded model and no setting tells it.
     if epoch != certificate.epoch:
         raise ConfigError(

@@ -163,11 +163,11 @@ def _warm_up(engine: Any, chosen: Sequence[Sample], prompter: Prompter, sampling
             return
 
 
-def check_ran(errors: Mapping[str, str], of: int) -> None:
+def check_ran(errors: Mapping[str, str], total: int) -> None:
     """Raises: InputError if none of the samples could run."""
-    if of and len(errors) == of:
+    if total and len(errors) == total:
         first, reason = next(iter(errors.items()))
-        raise InputError(f"sample {first} could not run{f', nor any other of {of}' if of > 1 else ''}: {reason}")
+        raise InputError(f"sample {first} could not run{f', nor any other of {total}' if total > 1 else ''}: {reason}")
 
 
 def close_all(pipelines: Mapping[str, Pipeline]) -> None:
@@ -194,9 +194,13 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
     outcomes: dict[str, Outcome] = {}
     for name in names:
         answer = answers[name]
-        answer_fidelity = fidelity(full_logprobs, answer.completion.continued(tokens) if full_logprobs is not None else None)
+        answer_fidelity = fidelity(
+            full_logprobs, answer.completion.continued(tokens) if full_logprobs is not None else None
+        )
         start = answer.token_ids[0] if answer.token_ids else None
-        outcomes[name] = Outcome(answer.record, answer.text, answer.cached_answer, start, answer_fidelity, donors_of(answer))
+        outcomes[name] = Outcome(
+            answer.record, answer.text, answer.cached_answer, start, answer_fidelity, donors_of(answer)
+        )
 
     return Row(sample.id, sample.question, sample.answer, outcomes, sample.scored)
 
@@ -206,17 +210,21 @@ def donors_of(answer: Answer) -> tuple[str, ...]:
     decision, method = answer.decision, answer.record.method
     plans = (decision.plan, decision.exact) if decision is not None else ()
     executed_plan = next((way for way in plans if way.method == method), None)
-    return tuple(str(donor.metadata.get("request", donor.id)) for donor in executed_plan.donors) if executed_plan is not None else ()
+    return (
+        tuple(str(donor.metadata.get("request", donor.id)) for donor in executed_plan.donors)
+        if executed_plan is not None
+        else ()
+    )
 
 
-def replay(pipeline: Pipeline, request: Request, ran: Outcome | None) -> None:
+def replay(pipeline: Pipeline, request: Request, earlier_outcome: Outcome | None) -> None:
     """Serve a prompt of an earlier run again, to give cache and error bound the same content; one token where no label needs more.
 
-    ran  its outcome, None: unknown. A prompt answered exactly, for whatever reason, is so again; a bound draws as it drew
+    earlier_outcome  its outcome, None: unknown. A prompt answered exactly, for whatever reason, is so again; a bound draws as it drew
     """
     assert pipeline.cache is not None
     differs = pipeline.cache.queue.differs
-    if differs is None and ran is not None and not ran.record.approximate:
+    if differs is None and earlier_outcome is not None and not earlier_outcome.record.approximate:
         request = replace(request, reuse="exact")
 
     whole = differs is not None and differs.tokens != 1  # a short answer would teach an error bound wrongly

@@ -133,7 +133,10 @@ def estimate(
             encoder = text_encoder("model", embed=engine.embed_text, fingerprint=_EPOCH)
         tries = list(settings_to_try(min_gain, encoder is not None)) if request_stream.texts else []
         watch.stage("asking the levels")
-        rows = [_row(*setting_counts) for setting_counts in zip(tries, request_stream.tallies(tries, encoder, watch), strict=True)]
+        rows = [
+            _row(*setting_counts)
+            for setting_counts in zip(tries, request_stream.tallies(tries, encoder, watch), strict=True)
+        ]
 
     advice = recommend(rows, max_false_hits)
     figures = request_stream.savings.figures(costs)
@@ -183,7 +186,9 @@ class Requests:
         if file is not None:
             entry_source = file.entries()
         else:
-            entry_source = (Entry(n, "JSON lines", sample) for n, sample in enumerate(read_samples(settings, beyond=1), 1))
+            entry_source = (
+                Entry(n, "JSON lines", sample) for n, sample in enumerate(read_samples(settings, beyond=1), 1)
+            )
 
         entries, self.more = begin(entry_source, settings.max_samples)
         # Where only some have a time there is no order but the file's own.
@@ -268,10 +273,10 @@ def settings_to_try(min_gain: int, similar: bool = True) -> Iterator[SemanticCac
             yield replace(adopting, semantic_text=True, similarity_threshold=threshold, lexical_guard=guard)
 
 
-def tally(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEncoder | None = None) -> Counter[str]:
+def tally(prompts: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEncoder | None = None) -> Counter[str]:
     """The counts of a setting over the whole log, in its order, which add up over partitions.
 
-    asked, exact  requests, and those that are equal to an earlier one, which are always right
+    prompts, exact  requests, and those that are equal to an earlier one, which are always right
     hits          approximate ones; of those `judged`, whose right answer and donor's answer are known, `wrong` have another than the donor
     tokens_saved  exact prefixes and exact requests too
     """
@@ -281,8 +286,8 @@ def tally(asked: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEnco
     with closing(
         HierarchicalCache(open_store(), levels, build_guards(config, levels), config, background=False)
     ) as cache:
-        lookups, counts = LookUps(cache), Counter(asked=len(asked))
-        for prompt in asked:
+        lookups, counts = LookUps(cache), Counter(asked=len(prompts))
+        for prompt in prompts:
             decision, right = lookups.look_up(prompt.prepared, prompt.answer)
             adopted = decision.plan.method == "adopt"
             counts["exact"] += decision.plan.method == "exact"
@@ -416,7 +421,9 @@ def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str
         "hit_rate": len(hits) / len(lines),
         "hit_rate_interval": wilson(len(hits), len(lines)),
         **_marked(hits),
-        "by_level": {level: {"hits": len(level_marks), **_marked(level_marks)} for level, level_marks in sorted(marks.items())},
+        "by_level": {
+            level: {"hits": len(level_marks), **_marked(level_marks)} for level, level_marks in sorted(marks.items())
+        },
         "not_used": by_count(line["reason"] for line in lines if line["reason"]),
         "plans": by_count(line["plan"] for line in lines),
         "lookup_ms": {"mean": sum(line["lookup_ms"] for line in lines) / len(lines)},

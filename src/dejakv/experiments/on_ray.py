@@ -128,10 +128,10 @@ def _told(call: Callable[..., Any], *arguments: Any) -> Any:
         return error
 
 
-def _raised(one: tuple[int, Any]) -> tuple[int, Any]:
-    if isinstance(one[1], DejaKVError):
-        raise one[1]
-    return one
+def _raised(numbered_result: tuple[int, Any]) -> tuple[int, Any]:
+    if isinstance(numbered_result[1], DejaKVError):
+        raise numbered_result[1]
+    return numbered_result
 
 
 def experiments_on(cluster: Cluster) -> Callable[[Sequence[Experiment], bool, Progress], Iterator[dict[str, Any]]]:
@@ -335,7 +335,11 @@ def _read(batch: Mapping[str, Any], settings: RunSettings, label_with: str | Non
 
 def _rows(part: Log, settings: RunSettings, label_with: str | None) -> Iterator[tuple[Any, ...]]:
     lines = list(part.read())
-    samples = [line_content.sample for _, line_content in lines if isinstance(line_content, Entry) and line_content.sample is not None]
+    samples = [
+        line_content.sample
+        for _, line_content in lines
+        if isinstance(line_content, Entry) and line_content.sample is not None
+    ]
     # Where a failure is reported that comes before the first line.
     place = part.first
     try:
@@ -351,7 +355,16 @@ def _rows(part: Log, settings: RunSettings, label_with: str | None) -> Iterator[
             time = math.nan if line_content.time is None else line_content.time
             has_answer = prompt is not None and prompt.answer is not None
             lacks = "\n".join(line_content.left_out)
-            light = (place, "request", line_content.format, line_content.tenant, time, prompt is not None, has_answer, lacks)
+            light = (
+                place,
+                "request",
+                line_content.format,
+                line_content.tenant,
+                time,
+                prompt is not None,
+                has_answer,
+                lacks,
+            )
             yield (*light, replace(line_content, sample=None), prompt)
     except DejaKVError as error:
         yield place, "failed", str(error), "", math.nan, False, False, "", None, None
@@ -374,7 +387,9 @@ def _taken(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> list
     tenant_names = set(tenants)
     for block in blocks:
         lines = enumerate(zip(*(block[name].to_pylist() for name in ("kind", "tenant", "place")), strict=True))
-        row_numbers = [n for n, (kind, name, place) in lines if kind == "request" and name in tenant_names and place < last]
+        row_numbers = [
+            n for n, (kind, name, place) in lines if kind == "request" and name in tenant_names and place < last
+        ]
         # Only these rows are unpickled: a block has the prompts of every tenant.
         selected_rows = block.take(np.array(row_numbers, np.int64))
         requests += zip(selected_rows["entry"].to_pylist(), selected_rows["asked"].to_pylist(), strict=True)
@@ -391,7 +406,9 @@ def _savings(*task_arguments: Any) -> Savings:
 
 
 def _texts(*task_arguments: Any) -> set[str]:
-    return {varying_part(prompt.prepared.request.chunk) for _, prompt in _taken(*task_arguments) if prompt is not None} - {""}
+    return {
+        varying_part(prompt.prepared.request.chunk) for _, prompt in _taken(*task_arguments) if prompt is not None
+    } - {""}
 
 
 def _encoded(encoder: TextEncoder, texts: Sequence[str]) -> dict[str, Any]:

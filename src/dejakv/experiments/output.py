@@ -107,7 +107,7 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def refuse_existing(path: Path, what: str) -> None:
+def refuse_existing(path: Path, label: str) -> None:
     """Raises: ConfigError if the path exists, even as a dangling link."""
     if os.path.lexists(path):
-        raise ConfigError(f"{what} {str(path)!r} exists and is not overwritten: give another name, or remove it first")
+        raise ConfigError(f"{label} {str(path)!r} exists and is not overwritten: give another name, or remove it first")

@@ -31,10 +31,10 @@ def estimated(rate: float | None, ends: Sequence[float] | None) -> str:
     return "-" if rate is None else f"{rate:.1%} (95%: {interval(ends)})"
 
 
-def short(text: str, most: int) -> str:
+def short(text: str, max_characters: int) -> str:
     """The text on one line, cut after so many characters."""
     flat = " ".join(text.split())
-    return flat if len(flat) <= most else f"{flat[:most]}..."
+    return flat if len(flat) <= max_characters else f"{flat[:max_characters]}..."
 
 
 def in_words(summary: Mapping[str, Any]) -> list[str]:

@@ -23,19 +23,21 @@ REMEDY = "give another --output, or remove it first"
 class SamplesLog:
     """The log of one run in a folder. Each line is complete on disk before the next sample starts.
 
-    told  settings of the run, by name (`RunSettings.named`)
+    named_settings  settings of the run, by name (`RunSettings.named`)
     rows  the samples that an earlier, stopped run in this folder finished
 
     Raises: ConfigError if the folder cannot be written, or has a run with other settings.
     """
 
-    def __init__(self, folder: Path, told: Mapping[str, Any], chosen: Sequence[Sample]) -> None:
+    def __init__(self, folder: Path, named_settings: Mapping[str, Any], chosen: Sequence[Sample]) -> None:
         self._path = run_folder(folder) / SAMPLES
         try:
             continues = read_object(folder / SETTINGS) and _has_measured(self._path)
-            self.rows = self._finished(folder, told, chosen) if continues else []
+            self.rows = self._finished(folder, named_settings, chosen) if continues else []
             replace_file(
-                folder / SETTINGS, json.dumps({**told, SIGNED: __version__}, indent=2, default=str) + "\n", "--output"
+                folder / SETTINGS,
+                json.dumps({**named_settings, SIGNED: __version__}, indent=2, default=str) + "\n",
+                "--output",
             )
 
             if not self.rows:
@@ -65,8 +67,8 @@ class SamplesLog:
         """Closes the file; nothing can be appended afterwards."""
         self._file.close()
 
-    def _finished(self, folder: Path, told: Mapping[str, Any], chosen: Sequence[Sample]) -> list[Row]:
-        check_same(folder, told)
+    def _finished(self, folder: Path, named_settings: Mapping[str, Any], chosen: Sequence[Sample]) -> list[Row]:
+        check_same(folder, named_settings)
         rows: list[Row] = []
         complete_bytes = 0
 
@@ -106,16 +108,16 @@ def _could_not_run(line: bytes) -> bool:
         return False
 
 
-def check_same(folder: Path, told: Mapping[str, Any]) -> None:
+def check_same(folder: Path, named_settings: Mapping[str, Any]) -> None:
     """Raises: ConfigError if the run in the folder had other settings."""
-    if changed := changed_settings(read_object(folder / SETTINGS), told):
+    if changed := changed_settings(read_object(folder / SETTINGS), named_settings):
         raise ConfigError(f"the run in {str(folder)!r} had other settings ({', '.join(changed)}): {REMEDY}")
 
 
-def changed_settings(before: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+def changed_settings(before: Mapping[str, Any], named_settings: Mapping[str, Any]) -> list[str]:
     """Names of the settings, as `settings.json` has them, that differ from a run's own."""
     # Through JSON, as the others come from a file, where tuples are lists.
-    now: dict[str, Any] = json.loads(json.dumps(dict(told), default=str))
+    now: dict[str, Any] = json.loads(json.dumps(dict(named_settings), default=str))
     return sorted(name for name in {*before, *now} - set(_FREE) if before.get(name) != now.get(name))
 
 

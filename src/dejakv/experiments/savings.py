@@ -67,7 +67,9 @@ class Savings:
         self.prefixes_known = self.prefixes_known and bool(entry.blocks)
         seen = self._blocks[entry.tenant]
         # Each id names the whole beginning, so the first unknown one ends the prefix.
-        prefix_blocks = next((place for place, block in enumerate(entry.blocks) if block not in seen), len(entry.blocks))
+        prefix_blocks = next(
+            (place for place, block in enumerate(entry.blocks) if block not in seen), len(entry.blocks)
+        )
 
         seen.update(entry.blocks)
         # The last token is always computed: the answer begins with its logits.
@@ -76,12 +78,12 @@ class Savings:
         self.shares.total += token_share
         self._add(token_share, entry)
 
-    def _add(self, found: Share, entry: Entry) -> None:
-        self._each.append(found)
+    def _add(self, token_share: Share, entry: Entry) -> None:
+        self._each.append(token_share)
         if entry.tenant:
-            self.by_tenant[entry.tenant] += found
+            self.by_tenant[entry.tenant] += token_share
         if entry.time is not None:
-            self.by_hour[datetime.datetime.fromtimestamp(entry.time, datetime.UTC).hour] += found
+            self.by_hour[datetime.datetime.fromtimestamp(entry.time, datetime.UTC).hour] += token_share
             self.arrivals[int(entry.time // 60)] += 1
 
     def __add__(self, other: "Savings") -> "Savings":
@@ -155,28 +157,34 @@ class Savings:
 K = TypeVar("K")
 
 
-def _summed(one: Mapping[K, Share], other: Mapping[K, Share]) -> defaultdict[K, Share]:
-    return defaultdict(Share, {key: one.get(key, Share()) + other.get(key, Share()) for key in {**one, **other}})
+def _summed(first: Mapping[K, Share], second: Mapping[K, Share]) -> defaultdict[K, Share]:
+    return defaultdict(Share, {key: first.get(key, Share()) + second.get(key, Share()) for key in {**first, **second}})
 
 
-def _blended(one: Share, part: float) -> int:
+def _blended(request_share: Share, quality_share: float) -> int:
     """Tokens of a blend: what is new, and at least its share of those behind the exact prefix."""
-    return max(one.tokens - one.anywhere, min(count_of(part, one.tokens, one.prefix), one.tokens - one.prefix))
+    return max(
+        request_share.tokens - request_share.anywhere,
+        min(
+            count_of(quality_share, request_share.tokens, request_share.prefix),
+            request_share.tokens - request_share.prefix,
+        ),
+    )
 
 
-def sheets(found: Mapping[str, Any]) -> list[Sheet]:
+def sheets(figures: Mapping[str, Any]) -> list[Sheet]:
     """Tables of an estimate's savings: where tokens stood, and what each way of reuse would compute."""
-    total, prefix, anywhere = max(1, found["prompt_tokens"]), found["tokens_prefix"], found["tokens_anywhere"]
-    elsewhere = anywhere - prefix if found["whole_text"] else None
+    total, prefix, anywhere = max(1, figures["prompt_tokens"]), figures["tokens_prefix"], figures["tokens_anywhere"]
+    elsewhere = anywhere - prefix if figures["whole_text"] else None
     where = [
         ("in prefixes of earlier prompts", prefix, "`exact` and prefix caching compute none of these"),
         ("elsewhere in earlier prompts", elsewhere, "`blend` reuses most of these; answers are approximate"),
         ("new", total - anywhere if anywhere is not None else None, "always computed"),
     ]
-    seconds: Mapping[str, float] = found.get("seconds") or {}
+    seconds: Mapping[str, float] = figures.get("seconds") or {}
     ways = [
         (name, share(count / total), *((f"{seconds[name]:.3f}",) if seconds else ()))
-        for name, count in found["computed"].items()
+        for name, count in figures["computed"].items()
     ]
 
     columns = ("reuse", "tokens computed", *(("seconds to prefill a request",) if seconds else ()))
@@ -184,18 +192,18 @@ def sheets(found: Mapping[str, Any]) -> list[Sheet]:
     return [Sheet("", ("tokens", "share", ""), stood), Sheet("", columns, ways)]
 
 
-def in_words(found: Mapping[str, Any]) -> list[str]:
+def in_words(figures: Mapping[str, Any]) -> list[str]:
     """Where in the prompts, by tenant, by hour, arrivals, and bytes of the store."""
     lines: list[str] = []
-    if found["quarters"]:
-        each = ", ".join(_part(part) for part in found["quarters"])
+    if figures["quarters"]:
+        each = ", ".join(_part(part) for part in figures["quarters"])
         lines.append(f"prefixes + elsewhere, by quarter of a prompt: {each}")
-    if tenants := found["by_tenant"]:
+    if tenants := figures["by_tenant"]:
         named = ", ".join(f"{name} {_part(part)}" for name, part in list(tenants.items())[:MOST_TENANTS])
         more = f", and {len(tenants) - MOST_TENANTS} more in estimate.json" if len(tenants) > MOST_TENANTS else ""
         lines.append(f"by tenant ({len(tenants)}, which share nothing): {named}{more}")
 
-    if len(hours := found["by_hour"]) > 1 and found["prefixes_known"]:
+    if len(hours := figures["by_hour"]) > 1 and figures["prefixes_known"]:
         # By what is reused anywhere, or in prefixes where no more is known.
         ranked = sorted(
             hours.items(), key=lambda item: (item[1]["anywhere"] or item[1]["prefix"]) / max(1, item[1]["tokens"])
@@ -203,13 +211,13 @@ def in_words(found: Mapping[str, Any]) -> list[str]:
         lowest_hour, highest_hour = (f"{_part(part)} at {int(hour):02d} h" for hour, part in (ranked[0], ranked[-1]))
         lines.append(f"by hour of the day (UTC): from {lowest_hour} to {highest_hour}")
 
-    if arrivals := found["arrivals"]:
+    if arrivals := figures["arrivals"]:
         minutes = counted(arrivals["minutes"], "minute")
         lines.append(
             f"arrivals: {arrivals['median']} a minute in the median of {minutes} with any, {arrivals['most']} at most"
         )
-    if "store_bytes" in found:
-        lines.append(f"a store of all of it takes {found['store_bytes'] / 1e9:,.2f} GB")
+    if "store_bytes" in figures:
+        lines.append(f"a store of all of it takes {figures['store_bytes'] / 1e9:,.2f} GB")
     return lines
 
 

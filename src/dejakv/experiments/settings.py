@@ -176,7 +176,7 @@ SINGULARS = {"embedding_layer": "embedding_layers", "level": "levels"}
 KEYS = (*NOT_SETTINGS, *sorted({*SWITCHES, *SINGULARS, *CACHE_KINDS, *RUN_KINDS}))
 
 
-def split_settings(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_settings(named_values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split named values (of a sweep, a file or the command line) into run settings and cache settings.
 
     where  their source, for messages
@@ -189,7 +189,7 @@ def split_settings(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any]
     run_part: dict[str, Any] = {}
     cache_part: dict[str, Any] = {}
 
-    for key, value in given.items():
+    for key, value in named_values.items():
         name = plain_name(str(key))
         if name in NOT_SETTINGS:
             continue
@@ -239,9 +239,9 @@ def read_set(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text!r} is not valid JSON ({error}): give a list like [1, 2], or 1,2") from error
 
 
-def did_you_mean(name: str, known: tuple[str, ...]) -> str:
+def did_you_mean(name: str, candidates: tuple[str, ...]) -> str:
     """` (did you mean ...?)`, or nothing without a near known name."""
-    near = difflib.get_close_matches(name, known, 1, 0.7)
+    near = difflib.get_close_matches(name, candidates, 1, 0.7)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
@@ -261,7 +261,9 @@ def settings_from(preset_name: str | None, run: dict[str, Any], cache: dict[str,
     implied: list[str] = []
     if "dataset" not in merged:  # that of the first preset with this model
         model = merged.get("model", RunSettings.model)
-        preset_dataset = next((each["dataset"] for each in _table().values() if each["model"] == model), RunSettings.dataset)
+        preset_dataset = next(
+            (each["dataset"] for each in _table().values() if each["model"] == model), RunSettings.dataset
+        )
         merged["dataset"] = preset_dataset
         if preset_dataset != RunSettings.dataset:
             implied.append(f"the data set is {preset_dataset}, the one of {model}; --dataset names another")
@@ -325,7 +327,9 @@ def run_command_of(named: Mapping[str, Any]) -> str:
 
 
 def _option(name: str, value: Any) -> list[str]:
-    flag = {setting_name: option_name for option_name, setting_name in (*SWITCHES.items(), *SINGULARS.items())}.get(name, name)
+    flag = {setting_name: option_name for option_name, setting_name in (*SWITCHES.items(), *SINGULARS.items())}.get(
+        name, name
+    )
     dashed = "--" + flag.replace("_", "-")
     if flag in SWITCHES:
         return [dashed] if value is False else []

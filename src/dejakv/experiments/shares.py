@@ -127,7 +127,9 @@ class _HashSet:
         member_mask = np.zeros(len(hashes), np.bool_)
         for sorted_hashes in self._arrays:
             # The place is clipped, as that of a hash above the largest is behind the array.
-            member_mask |= sorted_hashes[np.minimum(np.searchsorted(sorted_hashes, hashes), len(sorted_hashes) - 1)] == hashes
+            member_mask |= (
+                sorted_hashes[np.minimum(np.searchsorted(sorted_hashes, hashes), len(sorted_hashes) - 1)] == hashes
+            )
         return member_mask
 
     def add(self, hashes: Hashes) -> None:

@@ -22,8 +22,8 @@ def normal(answer: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", answer).casefold().split()).strip(" .")
 
 
-def same(one: str, other: str | None) -> bool:
-    return other is not None and normal(one) == normal(other)
+def same(answer: str, expected: str | None) -> bool:
+    return expected is not None and normal(answer) == normal(expected)
 
 
 def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -56,7 +56,9 @@ def ratio_interval(over: Sequence[float], under: Sequence[float]) -> tuple[float
     """The ratio of the means of two or more pairs of positive values, and the ends of its 95% interval (Cochran, 1977)."""
     ratio = sum(over) / sum(under)
     # Of paired values: what both share, as the length of a prompt, cancels out.
-    error = statistics.stdev([over_value - ratio * under_value for over_value, under_value in zip(over, under, strict=True)])
+    error = statistics.stdev(
+        [over_value - ratio * under_value for over_value, under_value in zip(over, under, strict=True)]
+    )
     half = student(len(over)) * error / math.sqrt(len(over)) / statistics.fmean(over)
     # Symmetric in the logarithm, so that an end is never below 0.
     return ratio, ratio * math.exp(-half), ratio * math.exp(half)
@@ -83,12 +85,12 @@ class Fidelity:
     top1: float
 
 
-def fidelity(wanted: NDArray[np.float32] | None, got: NDArray[np.float32] | None) -> Fidelity | None:
+def fidelity(full_logprobs: NDArray[np.float32] | None, reused_logprobs: NDArray[np.float32] | None) -> Fidelity | None:
     """Of two arrays `[tokens, vocabulary]` of log probabilities; None if one is missing."""
-    if wanted is None or got is None or not len(wanted):
+    if full_logprobs is None or reused_logprobs is None or not len(full_logprobs):
         return None
-    same = wanted.argmax(axis=-1) == got.argmax(axis=-1)
-    return Fidelity(float(divergence(wanted[:1], got[:1])[0]), float(same.mean()))
+    same = full_logprobs.argmax(axis=-1) == reused_logprobs.argmax(axis=-1)
+    return Fidelity(float(divergence(full_logprobs[:1], reused_logprobs[:1])[0]), float(same.mean()))
 
 
 def means(values: Sequence[Fidelity]) -> dict[str, Any]:
@@ -333,9 +335,13 @@ def _noise(rows: Sequence[Row]) -> dict[str, Any] | None:
     return None if ratio is None else {"requests": len(equal), "ttft_ratio": ratio, "ttft_ratio_interval": ends}
 
 
-def _pairs(rows: Sequence[Row], one: str, other: str) -> list[tuple[Record, Record]]:
+def _pairs(rows: Sequence[Row], first_arm: str, second_arm: str) -> list[tuple[Record, Record]]:
     """The records of two arms, of the samples that ran in both."""
-    return [(row.arms[one].record, row.arms[other].record) for row in rows if {one, other} <= set(row.arms)]
+    return [
+        (row.arms[first_arm].record, row.arms[second_arm].record)
+        for row in rows
+        if {first_arm, second_arm} <= set(row.arms)
+    ]
 
 
 def _times(pairs: Sequence[tuple[Record, Record]]) -> tuple[float | None, ...]:

@@ -240,7 +240,11 @@ def ablation(models: Sequence[str], dims: tuple[str, str] = ("384", "512"), **de
     off: dict[str, Any] = {"disable_semantic_cache": True, "disable_exact_cache": True, "embedding_layers": [[]]}
     off |= {"model": list(models), "embedding_hook": "none", "encoder_bytes": NO_PICTURE}
     default_encoder_bytes = SemanticCacheConfig.encoder_bytes
-    layers = [[f"prompt:{dims[0]}:{prompt_threshold}", f"vision:{dims[1]}:{vision_threshold}"] for prompt_threshold in LATENT for vision_threshold in LATENT]
+    layers = [
+        [f"prompt:{dims[0]}:{prompt_threshold}", f"vision:{dims[1]}:{vision_threshold}"]
+        for prompt_threshold in LATENT
+        for vision_threshold in LATENT
+    ]
     latent = {"embedding_layers": layers, "embedding_hook": "prompt_vision", "media": "similar"}
     grid: list[dict[str, Any]] = [
         {**off, "name": "{model}-exact", "disable_exact_cache": False},

@@ -187,7 +187,7 @@ def number(value: Any) -> float | None:
     return None if value in (None, "") else float(value)
 
 
-def part(row: Mapping[str, Any], of: str, whole: str) -> float | None:
+def part(row: Mapping[str, Any], numerator_column: str, denominator_column: str) -> float | None:
     """Ratio of two figures of a row; None if one is missing."""
-    numerator, denominator = number(row[of]), number(row[whole])
+    numerator, denominator = number(row[numerator_column]), number(row[denominator_column])
     return numerator / denominator if numerator is not None and denominator else None

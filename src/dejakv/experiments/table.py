@@ -200,7 +200,9 @@ def headline(summary: Mapping[str, Any]) -> Sheet:
         values = {arm: (figures[key][of] if of else figures[key]) for arm, figures in arms.items()}
         cells = ["-" if value is None else f"{value / scale:,.{2 if unit else 0}f}{unit}" for value in values.values()]
         baseline_value, cache_value = values.get(baseline_arm), values.get("cache")
-        rows.append((name, *cells, share(cache_value / baseline_value) if baseline_value and cache_value is not None else ""))
+        rows.append(
+            (name, *cells, share(cache_value / baseline_value) if baseline_value and cache_value is not None else "")
+        )
 
     return Sheet("", ("", *(NAMES[arm] for arm in arms), baseline_arm and f"of {NAMES[baseline_arm]}'s"), rows)
 

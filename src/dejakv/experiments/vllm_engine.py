@@ -143,7 +143,10 @@ class VLLMEngine(Engine):
         ids = tuple(rendered["prompt_token_ids"])
         self._check_length(len(ids))
         places = (rendered.get("mm_placeholders") or {}).get("image", [])
-        spans = [Span(placeholder.offset, placeholder.length, item.digest) for placeholder, item in zip(places, request.media, strict=True)]
+        spans = [
+            Span(placeholder.offset, placeholder.length, item.digest)
+            for placeholder, item in zip(places, request.media, strict=True)
+        ]
         return Prepared(request, ids, tuple(spans), rendered)
 
     def run(
@@ -220,7 +223,7 @@ class VLLMEngine(Engine):
         exactly = "" if report.get("method") == "blend" else why
         return replace(done, rows=self._rows(prepared, report, salt, pipeline_ids), exactly=exactly)
 
-    def _run(self, prepared: Prepared, wish: dict[str, Any], on_token: OnToken | None) -> Completion:
+    def _run(self, prepared: Prepared, request_options: dict[str, Any], on_token: OnToken | None) -> Completion:
         from vllm import SamplingParams
 
         sampling = prepared.request.sampling
@@ -242,7 +245,7 @@ class VLLMEngine(Engine):
             include_stop_str_in_output=bool(sampling.stop),
             skip_reading_prefix_cache=True if self.arm == "none" else None,
             extra_args={
-                "kv_transfer_params": {"dejakv": wish},
+                "kv_transfer_params": {"dejakv": request_options},
                 "ec_transfer_params": {"dejakv": {"mode": "on" if self.arm == "cache" else "off"}},
             },
         )
@@ -308,9 +311,11 @@ class VLLMEngine(Engine):
             return self._kept.get((salt, donor.metadata[PROMPT], donor.position), donor.id)
         return exact_key(partition_of(salt), self.epoch, donor.token_ids, ())
 
-    def _rows(self, prepared: Prepared, told: dict[str, Any], salt: str, ours: dict[str, str]) -> ComputedRows | None:
+    def _rows(
+        self, prepared: Prepared, report: dict[str, Any], salt: str, pipeline_ids: dict[str, str]
+    ) -> ComputedRows | None:
         """New text of a blended prompt that the connector keeps for later blends."""
-        blended_rows = told.get("kept")
+        blended_rows = report.get("kept")
         if not blended_rows:
             return None
 
@@ -319,7 +324,7 @@ class VLLMEngine(Engine):
         self._kept.update({(salt, prompt, first): id for first, id in names.items()})
         return ComputedRows(
             tuple((first, stop) for first, stop, _ in blended_rows["runs"]),
-            tuple(ours[id] for id in blended_rows["donors"]),
+            tuple(pipeline_ids[id] for id in blended_rows["donors"]),
             blended_rows["generation"],
             lambda first, _: _stored(names[first]),
         )

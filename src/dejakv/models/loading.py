@@ -99,7 +99,9 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
         # Only of a hub id: for a folder, the error itself says more.
         hub_unreachable = isinstance(model_source, str) and isinstance(error, OSError) and without_network()
         why = (
-            "the hub cannot be reached, and its cache has no such model" if hub_unreachable else f"{type(error).__name__}: {error}"
+            "the hub cannot be reached, and its cache has no such model"
+            if hub_unreachable
+            else f"{type(error).__name__}: {error}"
         )
         raise ModelError(
             f"model {str(name_or_path)!r} does not load ({why}): give a complete checkpoint folder, a hub id "
@@ -126,7 +128,9 @@ def load_processor(where: str, trust_remote_code: bool = False) -> Any:
         kind: Any = PROCESSOR_MAPPING[type(config)]
         settings, _ = kind.get_processor_dict(where)
         accepted = inspect.signature(kind.__init__).parameters
-        processor_options = {name: value for name, value in settings.items() if name in accepted and not name.endswith("_processor")}
+        processor_options = {
+            name: value for name, value in settings.items() if name in accepted and not name.endswith("_processor")
+        }
         return pictures_only(
             kind,
             image_processor=AutoImageProcessor.from_pretrained(where, trust_remote_code=trust_remote_code),
@@ -184,7 +188,9 @@ def _causal(config: Any) -> bool:
     """Whether transformers, this package or the checkpoint's own code has a causal language model for it."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    is_registered = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    is_registered = (
+        config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    )
     return is_registered or "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
 
 

@@ -58,7 +58,7 @@ def conversation(messages: list[ChatMessage]) -> Conversation:
     return chat
 
 
-def render(asked: Conversation, templates: Any) -> tuple[str, str]:
+def render(chat: Conversation, templates: Any) -> tuple[str, str]:
     """`(prompt, chunk)`. The chunk is the whole conversation: the same last question in another conversation is another
     request.
 
@@ -67,13 +67,13 @@ def render(asked: Conversation, templates: Any) -> tuple[str, str]:
     if not getattr(templates, "chat_template", None):
         raise InputError("this model has no chat template: use /v1/completions")
     try:
-        prompt = templates.apply_chat_template(asked.messages, tokenize=False, add_generation_prompt=True)
+        prompt = templates.apply_chat_template(chat.messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template may raise anything for unknown roles
         raise InputError(
             f"the model's chat template cannot render these messages ({error}): change their roles or order, or use /v1/completions"
         ) from error
 
-    return str(prompt), "\n".join(asked.texts)
+    return str(prompt), "\n".join(chat.texts)
 
 
 async def pictures_of(http: HttpRequest, urls: Sequence[str], settings: ServerSettings) -> tuple[Media, ...]:

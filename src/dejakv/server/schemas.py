@@ -147,10 +147,10 @@ class _Plain(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _asked(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        declared, fields = cls.model_fields, cast(dict[str, Any], given).items()
+    def _asked(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        declared, fields = cls.model_fields, cast(dict[str, Any], data).items()
         return {n: v for n, v in fields if v is not None and (n in declared or not cls.asks_nothing(n, v))}
 
     @classmethod
@@ -183,13 +183,16 @@ class OpenAIRequest(_Plain):
     def asks_nothing(cls, name: str, value: Any) -> bool:
         neutral = ([], *NEUTRAL.get(name, ()))
         # In Python 1 == True, and to a client they differ.
-        same = (value == neutral_value and isinstance(value, bool) == isinstance(neutral_value, bool) for neutral_value in neutral)
+        same = (
+            value == neutral_value and isinstance(value, bool) == isinstance(neutral_value, bool)
+            for neutral_value in neutral
+        )
         return name in WITHOUT_EFFECT or any(same)
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _stops(cls, given: Any) -> list[str]:
-        stops: list[Any] = [given] if isinstance(given, str) else given
+    def _stops(cls, value: Any) -> list[str]:
+        stops: list[Any] = [value] if isinstance(value, str) else value
         fits = isinstance(stops, list) and len(stops) <= MOST_STOPS  # pyright: ignore[reportUnnecessaryIsInstance]
         if not fits or not all(isinstance(stop, str) and 0 < len(stop) <= LONGEST_STOP for stop in stops):
             raise ValueError(f"give a text, or a list of up to {MOST_STOPS}, of 1 to {LONGEST_STOP} characters each")
@@ -201,13 +204,13 @@ class CompletionRequest(OpenAIRequest):
 
     @field_validator("prompt", mode="before")
     @classmethod
-    def _one(cls, given: Any) -> Any:
+    def _one(cls, value: Any) -> Any:
         """Unpack a list with a single text."""
-        if isinstance(given, list) and len(cast(list[Any], given)) == 1 and isinstance(given[0], str):
-            return given[0]
-        if isinstance(given, list):
+        if isinstance(value, list) and len(cast(list[Any], value)) == 1 and isinstance(value[0], str):
+            return value[0]
+        if isinstance(value, list):
             raise ValueError("give one text: several prompts in a request, and token ids, are not supported")
-        return given
+        return value
 
 
 class _InMessage(_Plain):

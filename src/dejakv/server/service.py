@@ -91,9 +91,9 @@ class Service:
             job.cancel()
             waiting.cancel()
 
-    def name_entry(self, partition: str, chunk_id: str, wanted: str | None) -> str:
+    def name_entry(self, partition: str, chunk_id: str, requested_name: str | None) -> str:
         """The client's key of an entry from now on: the given one, or `p` and the beginning of its digest."""
-        name = wanted or public_key(chunk_id)
+        name = requested_name or public_key(chunk_id)
         self._names.setdefault(partition, FIFOCache(_NAMES_A_PARTITION))[chunk_id] = name
         return name
 

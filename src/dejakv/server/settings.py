@@ -107,14 +107,14 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
         return SemanticCacheConfig(**{**shared, "partitions": partitions, "max_cached_blocks": self.max_items})
 
     @classmethod
-    def read(cls, given: Mapping[str, Any] | None = None) -> "ServerSettings":
+    def read(cls, option_values: Mapping[str, Any] | None = None) -> "ServerSettings":
         """Read settings: the given ones, else from the environment, else from `.env`.
 
         Raises: ConfigError with the name of the option or variable.
         """
         from dotenv import dotenv_values
 
-        given = dict(given or {})
+        option_values = dict(option_values or {})
         # Of both, a real variable wins over the file's.
         environment = {**{name.upper(): value for name, value in dotenv_values(".env").items()}, **os.environ}
         for old, name in FORMER.items():
@@ -130,7 +130,7 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
         values: dict[str, Any] = {}
         for name, kind in kinds_of(cls).items():
             text = environment.get(f"DEJAKV_{name.upper()}")
-            if name in given or name in DECIDED or text is None:
+            if name in option_values or name in DECIDED or text is None:
                 continue
             try:
                 values[name] = from_text(text, kind)
@@ -139,10 +139,10 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
                     f"DEJAKV_{name.upper()}: {error}: in the environment a list is JSON or has commas, such as 1e-3,1e-6,0,0"
                 ) from error
         try:
-            return cls(**{**values, **given})
+            return cls(**{**values, **option_values})
         except ConfigError as error:
             # Such a message begins with NAME=VALUE; users know options and variables.
             name = str(error).partition("=")[0]
             option, variable = f"--{name.replace('_', '-')}: ", f"DEJAKV_{name.upper()}: "
-            where = option if name in given else variable if name in values else ""
+            where = option if name in option_values else variable if name in values else ""
             raise ConfigError(f"{where}{error}") from error

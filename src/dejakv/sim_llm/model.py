@@ -217,13 +217,13 @@ class LlamaModelWithKVReuse:
         rows = torch.from_numpy(computed_rows(plan))[None].to(device)
         return GivenRows({layer: (keys[None], values[None]) for layer, (keys, values) in layers}, rows)
 
-    def _check(self, tokens: int, most: int) -> None:
+    def _check(self, tokens: int, max_new_tokens: int) -> None:
         limit = self.model.config.max_position_embeddings
         if not tokens:
             raise InputError("the prompt has no tokens: give a question")
-        if tokens + most > limit:
+        if tokens + max_new_tokens > limit:
             raise InputError(
-                f"a prompt of {tokens} tokens with up to {most} for the answer is longer than the model's context of "
+                f"a prompt of {tokens} tokens with up to {max_new_tokens} for the answer is longer than the model's context of "
                 f"{limit}: shorten the prompt, or give a smaller max_new_tokens"
             )
 
@@ -273,7 +273,7 @@ class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
         return result
 
     def _generate(
-        self, ids: tuple[int, ...], entry: TaskCacheEntry | None, most: int, options: dict[str, Any]
+        self, ids: tuple[int, ...], entry: TaskCacheEntry | None, max_new_tokens: int, options: dict[str, Any]
     ) -> tuple[TaskResult, LCKVCache]:
         """The answer, and the cache that it left."""
         donor_rows = self._given(ids, entry) if entry is not None else None
@@ -286,7 +286,7 @@ class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
             prompt,
             attention_mask=torch.ones_like(prompt),
             past_key_values=LCKVCache(self.layout, donor_rows) if donor_rows is not None else None,
-            max_new_tokens=most,
+            max_new_tokens=max_new_tokens,
             return_dict_in_generate=True,
             **{"do_sample": False, "pad_token_id": 0 if pad is None else pad, **options},
         )

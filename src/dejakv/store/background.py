@@ -64,14 +64,14 @@ class Worker:
 
     work   stores an item, calls `leave` and then `count`
     tick   returns after how many seconds it wants to be called again, None: not before `wake`
-    most   items that may wait
+    max_queued   items that may wait
     """
 
-    def __init__(self, work: Callable[[Queued], object], tick: Callable[[], float | None], most: int) -> None:
+    def __init__(self, work: Callable[[Queued], object], tick: Callable[[], float | None], max_queued: int) -> None:
         self.outcomes = WriterStats()
         self._work = work
         self._tick = tick
-        self._queue: queue.Queue[Queued | Callable[[], object] | None] = queue.Queue(most)
+        self._queue: queue.Queue[Queued | Callable[[], object] | None] = queue.Queue(max_queued)
         self.queued: dict[str, Queued] = {}
         """Entries not stored yet, by id, the oldest first. Read it without the lock."""
         self._thread: threading.Thread | None = None

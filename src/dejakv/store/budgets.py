@@ -134,7 +134,9 @@ class Parts:
         named_budget = self.named.get(partition, Part())
         # A quota of 0 is none: such a partition shares what the named ones leave.
         nbytes = named_budget.max_bytes or self._equal(self.max_bytes, [part.max_bytes for part in self.named.values()])
-        entries = named_budget.max_entries or self._equal(self.max_entries, [part.max_entries for part in self.named.values()])
+        entries = named_budget.max_entries or self._equal(
+            self.max_entries, [part.max_entries for part in self.named.values()]
+        )
         return Part(nbytes, entries)
 
     def scaled(self, max_bytes: int, max_entries: int = 0) -> "Parts":
@@ -146,9 +148,9 @@ class Parts:
         }
         return Parts(self.partitions, max_bytes, max_entries, shares)
 
-    def _equal(self, budget: int, given: Sequence[int]) -> int:
-        unnamed_count = self.partitions - sum(quota > 0 for quota in given)
-        return (budget - sum(given)) // unnamed_count if budget and unnamed_count else 0
+    def _equal(self, budget: int, quotas: Sequence[int]) -> int:
+        unnamed_count = self.partitions - sum(quota > 0 for quota in quotas)
+        return (budget - sum(quotas)) // unnamed_count if budget and unnamed_count else 0
 
 
 @dataclass(frozen=True)

@@ -187,16 +187,16 @@ class Catalog:
 
     # What is there
 
-    def longest(self, keys: Keys, most: int, now: float, *, further: bool = True) -> list[Piece]:
-        """The longest stored prefix of at most `most` tokens without a gap, first rows first.
+    def longest(self, keys: Keys, max_tokens: int, now: float, *, partial_block: bool = True) -> list[Piece]:
+        """The longest stored prefix of at most `max_tokens` tokens without a gap, first rows first.
 
-        further  also rows inside the block where the prompt leaves all others, of prompts without media
+        partial_block  also rows inside the block where the prompt leaves all others, of prompts without media
         """
         segments_by_key: dict[bytes, tuple[int, str, int, int, float, str]] = {}
 
-        def look(wanted: Sequence[bytes]) -> None:
-            for offset in range(0, len(wanted), _MANY):
-                key_batch = wanted[offset : offset + _MANY]
+        def look(prefix_keys: Sequence[bytes]) -> None:
+            for offset in range(0, len(prefix_keys), _MANY):
+                key_batch = prefix_keys[offset : offset + _MANY]
                 query = (
                     "SELECT b.key, s.n, s.name, s.start, s.stop, s.due, s.record FROM blocks b JOIN segments s ON s.n = b.n"
                     f" WHERE b.key IN ({','.join('?' * len(key_batch))}) AND {alive('s')}"
@@ -204,14 +204,14 @@ class Catalog:
                 segments_by_key.update({row[0]: row[1:] for row in self.read(query, (*key_batch, now, now + SKEW))})
 
         # Full blocks first: one query finds the deepest, and only tails behind it can be longer.
-        top = most // BLOCK
+        top = max_tokens // BLOCK
         look(keys.full[1 : top + 1])
         deepest = next((i for i in range(top, 0, -1) if keys.full[i] in segments_by_key), 0)
-        tails = [deepest * BLOCK + i for i in range(1, BLOCK) if deepest * BLOCK + i <= most]
+        tails = [deepest * BLOCK + i for i in range(1, BLOCK) if deepest * BLOCK + i <= max_tokens]
         look([keys.at(end) for end in tails])
         ends = [end for end in reversed(tails) if keys.at(end) in segments_by_key]
 
-        limit = most
+        limit = max_tokens
         # The longest end may lack rows before it (evicted): then the next shorter one is tried.
         for end in (*ends, *(i * BLOCK for i in range(deepest, 0, -1))):
             if end > limit or keys.at(end) not in segments_by_key:
@@ -230,16 +230,16 @@ class Catalog:
                 prefix_end = start
             if not prefix_end:
                 slices.reverse()
-                return self._further(keys, slices, most, now) if further and not keys.spans else slices
+                return self._further(keys, slices, max_tokens, now) if partial_block and not keys.spans else slices
             limit = prefix_end - 1  # what needs the missing rows is of no use
         return []
 
-    def _further(self, keys: Keys, pieces: list[Piece], most: int, now: float) -> list[Piece]:
+    def _further(self, keys: Keys, slices: list[Piece], max_tokens: int, now: float) -> list[Piece]:
         # No block has a name inside of it, so the rows of the next segments are compared by tokens.
-        last = pieces[-1]
+        last = slices[-1]
         end = last.stop
-        if end % BLOCK or end >= most:
-            return pieces
+        if end % BLOCK or end >= max_tokens:
+            return slices
         query = (
             "SELECT n, name, start, stop, due, record, ids FROM segments WHERE n = ? UNION ALL SELECT * FROM (SELECT n, name, start,"
             f" stop, due, record, ids FROM segments s WHERE prefix = ? AND {alive('s')} ORDER BY n DESC LIMIT 4)"
@@ -248,18 +248,18 @@ class Catalog:
         best, extra = 0, last
         for n, name, start, stop, due, record, ids in self.read(query, (last.n, keys.at(end), now, now + SKEW)):
             stored_ids = np.frombuffer(ids, "<u4")[end - start :][
-                : min(most - end, BLOCK - 1)
+                : min(max_tokens - end, BLOCK - 1)
             ]  # none of a segment with media
             same = stored_ids == keys.ids[end : end + len(stored_ids)]
             length = len(same) if same.all() else int(same.argmin())
             if length > best:
                 best, extra = length, Piece(n, name, max(start, last.start), end + length, stop, due, record)
         if not best:
-            return pieces
+            return slices
 
         if extra.n == last.n:
-            return [*pieces[:-1], extra]
-        return [*pieces, Piece(extra.n, extra.name, end, extra.stop, extra.end, extra.due, extra.record)]
+            return [*slices[:-1], extra]
+        return [*slices, Piece(extra.n, extra.name, end, extra.stop, extra.end, extra.due, extra.record)]
 
     def chain(self, tokens: int, key: bytes, now: float, read: Read | None = None) -> list[Piece]:
         """The pieces of a prefix of so many tokens, by its key; none if there is a gap. `read`: within a transaction."""
@@ -288,10 +288,10 @@ class Catalog:
         )
         return [Piece(*row) for row in self.read(query, (record,))]
 
-    def sizes(self, pieces: Iterable[Piece]) -> dict[str, int]:
+    def sizes(self, slices: Iterable[Piece]) -> dict[str, int]:
         """Bytes of the segments of these, by name."""
         query = "SELECT name, nbytes FROM segments WHERE n IN (SELECT value FROM json_each(?))"
-        return dict(self.read(query, (json.dumps([segment_slice.n for segment_slice in pieces]),)))
+        return dict(self.read(query, (json.dumps([segment_slice.n for segment_slice in slices]),)))
 
     def record(self, id: str, now: float) -> RecordRow | None:
         query = f"SELECT n, id, partition, epoch, about FROM records r WHERE id = ? AND {alive('r')}"
@@ -403,7 +403,10 @@ def _prepare(sql: sqlite3.Connection) -> None:
     version = sql.execute("PRAGMA user_version").fetchone()[0]
     schema_names = {row[0] for row in sql.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'trigger')")}
     if version == VERSION:
-        if not TABLES | {"segment_added", "segment_gone"} <= schema_names or not sql.execute("SELECT 1 FROM clock").fetchone():
+        if (
+            not TABLES | {"segment_added", "segment_gone"} <= schema_names
+            or not sql.execute("SELECT 1 FROM clock").fetchone()
+        ):
             raise Damaged("the catalog lacks a table")
         return
 

@@ -72,7 +72,7 @@ def add_record(
     columns: tuple[str, str, str, str],
     created: float,
     due: float,
-    pieces: Sequence[Piece],
+    slices: Sequence[Piece],
 ) -> Gone:
     """Add the record (id, partition, epoch, kind) of these pieces. Returns what leaves with the record that it replaces, whose uses it
     takes over."""
@@ -88,13 +88,16 @@ def add_record(
     )
 
     n = sql.execute("SELECT last_insert_rowid()").fetchone()[0]
-    sql.executemany("INSERT INTO links VALUES (?, ?, ?, ?)", ((n, segment_slice.n, segment_slice.start, segment_slice.stop) for segment_slice in pieces))
+    sql.executemany(
+        "INSERT INTO links VALUES (?, ?, ?, ?)",
+        ((n, segment_slice.n, segment_slice.start, segment_slice.stop) for segment_slice in slices),
+    )
     # What a prompt has all of is its own text too, and stays as long as it does.
-    whole = [(due, segment_slice.n) for segment_slice in pieces if segment_slice.stop == segment_slice.end]
+    whole = [(due, segment_slice.n) for segment_slice in slices if segment_slice.stop == segment_slice.end]
     sql.executemany("UPDATE segments SET due = max(due, ?) WHERE n = ?", whole)
     query = "UPDATE segments SET hits = max(hits, ?) WHERE n = ?"
     # Under `lfu` a prompt stored anew would otherwise be the first to leave.
-    sql.executemany(query, ((max(replaced_hits.values(), default=0), segment_slice.n) for segment_slice in pieces))
+    sql.executemany(query, ((max(replaced_hits.values(), default=0), segment_slice.n) for segment_slice in slices))
     unlinked = [s for s in replaced_hits if not sql.execute("SELECT 1 FROM links WHERE segment = ?", (s,)).fetchone()]
     return _delete_segments(sql, unlinked)
 
@@ -241,7 +244,7 @@ def needed(sql: sqlite3.Connection, segment: int, without: Collection[int]) -> b
 class Notes:
     """Notes uses and damage in batches, so that reading waits for no writer: a killed process loses the last ones. Thread-safe.
 
-    left    called with the removed entries, after the commit
+    on_removal    called with the removed entries, after the commit
     shared  whether others remove objects without a word to this catalog, so that a missing one is no damage
     """
 
@@ -249,13 +252,13 @@ class Notes:
         self,
         catalog: Catalog,
         counters: Counters,
-        left: Callable[[Gone], object],
+        on_removal: Callable[[Gone], object],
         lock: threading.Lock,
         shared: bool,
     ) -> None:
         self._catalog = catalog
         self._counters = counters
-        self._left = left
+        self._left = on_removal
         self._lock = lock
         self._shared = shared
         self._uses = Uses()
@@ -263,11 +266,11 @@ class Notes:
         self._condemned: dict[int, str] = {}
         self.lost: set[str] = set()
 
-    def used(self, id: str, segments: Sequence[int], *, here: bool = True) -> None:
-        """Note a use of a record and its segments. `here`: tell other machines."""
+    def used(self, id: str, segments: Sequence[int], *, announce: bool = True) -> None:
+        """Note a use of a record and its segments. `announce`: tell other machines."""
         with self._lock:
             use = (id, tuple(segments))
-            if here and len(self._untold) < _MOST_UNTOLD:
+            if announce and len(self._untold) < _MOST_UNTOLD:
                 # Removed first, so that it moves to the end: the order is that of the last uses.
                 self._untold.pop(id, None)
                 self._untold[id] = None
@@ -299,9 +302,9 @@ class Notes:
             for use, count in newer.items():
                 self._uses[use] = self._uses.pop(use, 0) + count
 
-    def damaged(self, segment: int, why: str, partition: str | None = None) -> None:
+    def damaged(self, segment: int, reason: str, partition: str | None = None) -> None:
         """Removes a damaged segment, now or when nobody else writes."""
-        self._condemn(segment, "segment", why, partition)
+        self._condemn(segment, "segment", reason, partition)
         self.settle(wait=False)
 
     def missing(self, segment: int) -> None:
@@ -360,12 +363,12 @@ class Notes:
             self._counters.add("corrupt")
         self._left(removal)
 
-    def _condemn(self, number: int, what: str, why: str, partition: str | None = None) -> None:
+    def _condemn(self, number: int, kind: str, reason: str, partition: str | None = None) -> None:
         with self._lock:
             already_condemned = number in self._condemned
-            self._condemned[number] = why
+            self._condemned[number] = reason
         if not already_condemned:
-            logger.warning("a damaged %s is removed: %s", what, why)
+            logger.warning("a damaged %s is removed: %s", kind, reason)
             self._counters.add("corrupt", partition)
 
 
@@ -407,8 +410,12 @@ def _described_by(sql: sqlite3.Connection, segment: int) -> int:
     return sql.execute(query, (segment,)).fetchone()[0]
 
 
-def _linked(sql: sqlite3.Connection, wanted: str, given: str, numbers: Iterable[int]) -> list[int]:
-    return [n for number in numbers for (n,) in sql.execute(f"SELECT {wanted} FROM links WHERE {given} = ?", (number,))]
+def _linked(sql: sqlite3.Connection, result_column: str, key_column: str, numbers: Iterable[int]) -> list[int]:
+    return [
+        n
+        for number in numbers
+        for (n,) in sql.execute(f"SELECT {result_column} FROM links WHERE {key_column} = ?", (number,))
+    ]
 
 
 def _tick(sql: sqlite3.Connection, by: int = 1) -> int:

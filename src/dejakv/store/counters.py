@@ -37,10 +37,15 @@ class Counters:
     def stats(self, partition: str | None, entries: int, nbytes: int) -> StoreStats:
         """A copy, with the store's present content."""
         with self._lock:
-            partition_counts = {(figure, reason): n for (scope, figure, reason), n in self._counts.items() if scope == partition}
-        figures = {figure: partition_counts.get((figure, ""), 0) for figure in ("hits", "misses", "puts", "corrupt", "late")}
+            partition_counts = {
+                (figure, reason): n for (scope, figure, reason), n in self._counts.items() if scope == partition
+            }
+        figures = {
+            figure: partition_counts.get((figure, ""), 0) for figure in ("hits", "misses", "puts", "corrupt", "late")
+        }
         refused, evictions = (
-            {reason: n for (counted_figure, reason), n in partition_counts.items() if counted_figure == each} for each in ("refused", "evictions")
+            {reason: n for (counted_figure, reason), n in partition_counts.items() if counted_figure == each}
+            for each in ("refused", "evictions")
         )
         return StoreStats(entries, nbytes, **figures, refused=refused, evictions=evictions)
 

@@ -207,7 +207,9 @@ def purge_place(place: str) -> int:
     return removed
 
 
-def _open_folder(folder: Path, make: Callable[[Path], Objects], more: dict[str, Any], original: str = "") -> Store:
+def _open_folder(
+    folder: Path, make: Callable[[Path], Objects], store_options: dict[str, Any], original: str = ""
+) -> Store:
     """Open the store in a folder, or that in a bucket (`original`) whose index and copies are in the folder."""
     # SQLite's write-ahead log needs memory shared by all of its processes: one machine.
     refuse_network(folder)
@@ -220,7 +222,11 @@ def _open_folder(folder: Path, make: Callable[[Path], Objects], more: dict[str, 
                     f"with `dejakv cache purge --store {folder} --all`, or give another folder"
                 )
             if format is not None and (recorded_original := original_of(path)) != original:
-                content = f"holds copies from {recorded_original}: give {recorded_original} as the store" if recorded_original else "is a store of its own"
+                content = (
+                    f"holds copies from {recorded_original}: give {recorded_original} as the store"
+                    if recorded_original
+                    else "is a store of its own"
+                )
                 raise StoreError(f"{folder} {content}, or another folder")
 
             _make_private(path)
@@ -232,7 +238,7 @@ def _open_folder(folder: Path, make: Callable[[Path], Objects], more: dict[str, 
             try:
                 objects = make(path)
                 objects.sweep()
-                return _with_catalog(path, in_use, objects, more | {"release": in_use.close})
+                return _with_catalog(path, in_use, objects, store_options | {"release": in_use.close})
             except BaseException:
                 in_use.close()
                 raise
@@ -244,7 +250,7 @@ def _open_folder(folder: Path, make: Callable[[Path], Objects], more: dict[str, 
         ) from error
 
 
-def _with_catalog(path: Path, in_use: InUse, objects: Objects, more: dict[str, Any]) -> Store:
+def _with_catalog(path: Path, in_use: InUse, objects: Objects, store_options: dict[str, Any]) -> Store:
     """Open a store's catalog; a missing or damaged one is rebuilt from the objects."""
     catalog_file, damaged = path / CATALOG, path / DAMAGED
 
@@ -257,7 +263,7 @@ def _with_catalog(path: Path, in_use: InUse, objects: Objects, more: dict[str, A
     def store() -> Store:
         opened_catalog = Catalog(catalog_file, noted_damage=note_damage)
         try:
-            return Store(objects, opened_catalog, **more)
+            return Store(objects, opened_catalog, **store_options)
         except BaseException:
             opened_catalog.close()
             raise

@@ -70,9 +70,13 @@ def reconcile(
     """
     damaged = 0
     comparison: tuple[list[int], Unlisted] | None = None
-    announced = {name: _fitting(name, header) for name, header in (news[0] if news else {}).items() if header is not None}
+    announced = {
+        name: _fitting(name, header) for name, header in (news[0] if news else {}).items() if header is not None
+    }
     if objects.shared:  # nobody waits for a service's answers
-        comparison = _shared(objects, catalog, news, {name: item for name, item in announced.items() if item is not None})
+        comparison = _shared(
+            objects, catalog, news, {name: item for name, item in announced.items() if item is not None}
+        )
     # Listed before the transaction: what is written meanwhile has its row already then.
     present = set[str]() if comparison else set(objects.list())
 
@@ -135,9 +139,9 @@ def _local(objects: Objects, present: set[str], sql: sqlite3.Connection) -> tupl
 
 
 def _shared(
-    objects: Objects, catalog: Catalog, news: News | None, told: Mapping[str, Segment]
+    objects: Objects, catalog: Catalog, news: News | None, announced: Mapping[str, Segment]
 ) -> tuple[list[int], Unlisted]:
-    """As `_local`, outside of a transaction: a row older than the listing whose object is not listed has left. `told`: known
+    """As `_local`, outside of a transaction: a row older than the listing whose object is not listed has left. `announced`: known
     descriptions."""
     # Rows first, then the listing: so a missing object had a row that was older.
     if news is None:
@@ -154,11 +158,13 @@ def _shared(
     new = present - rows.keys() | orphans & present
     new -= _named(catalog, "SELECT name, 1 FROM leaving WHERE", new).keys()
     catalog.loose = orphans | new
-    descriptions: list[tuple[str, Segment | None]] = [(name, told[name]) for name in told.keys() & new]
+    descriptions: list[tuple[str, Segment | None]] = [(name, announced[name]) for name in announced.keys() & new]
 
-    if unread := new - told.keys():
+    if unread := new - announced.keys():
         with ThreadPoolExecutor(_REQUESTS) as threads:
-            descriptions += filter(None, threads.map(partial(_described, objects, first=_LARGE if news else HEAD), unread))
+            descriptions += filter(
+                None, threads.map(partial(_described, objects, first=_LARGE if news else HEAD), unread)
+            )
     # State before descriptions of it, and the oldest first: as they were last used, as far as it is known.
     return lost, sorted(descriptions, key=lambda one: (one[1].kind != KV, one[1].created) if one[1] else (True, 0.0))
 
@@ -219,7 +225,9 @@ def _index(sql: sqlite3.Connection, catalog: Catalog, name: str, segment: Segmen
     if _is_older(sql, meta, name):
         sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (name,))
         return changes.evict(sql, row or ())
-    object_slice = Piece(row[0] if row else changes.add_segment(sql, segment), name, segment.start, segment.stop, segment.stop)
+    object_slice = Piece(
+        row[0] if row else changes.add_segment(sql, segment), name, segment.start, segment.stop, segment.stop
+    )
     slices = [object_slice]
     if segment.kind == RECORD:
         keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)

@@ -48,11 +48,11 @@ def _remove(
     objects: Objects,
     catalog: Catalog,
     choose: Choose,
-    kept: dict[Torn, Segment | None],
+    shared_copies: dict[Torn, Segment | None],
     dry_run: bool,
     full: bool = False,
 ) -> Gone:
-    """See `remove`. `kept`: segments stored anew; None if that failed. `full`: the disk has no room for the commit."""
+    """See `remove`. `shared_copies`: segments stored anew; None if that failed. `full`: the disk has no room for the commit."""
     removal = Gone()
     # Again until no new shared segment turns up: other processes store meanwhile.
     while True:
@@ -60,10 +60,10 @@ def _remove(
             with catalog.transaction() as sql:
                 records, segments = choose(sql)
                 shared_segments = [] if dry_run else changes.torn(sql, records)
-                uncopied = [shared_segment for shared_segment in shared_segments if shared_segment not in kept]
+                uncopied = [shared_segment for shared_segment in shared_segments if shared_segment not in shared_copies]
                 if not uncopied:
                     for shared_segment in shared_segments:
-                        _move(sql, objects, shared_segment, kept[shared_segment], records)
+                        _move(sql, objects, shared_segment, shared_copies[shared_segment], records)
                     removal = changes.remove(sql, records, segments, tear=not dry_run)
                     if dry_run:
                         # Rolls back: what leaves is known exactly, and nothing has changed.
@@ -74,14 +74,14 @@ def _remove(
         except _DryRun:
             return removal
         except TryAgain:
-            undo(objects, catalog, filter(None, kept.values()))
+            undo(objects, catalog, filter(None, shared_copies.values()))
             # A new object has left again: all are stored once more.
-            kept.clear()
+            shared_copies.clear()
             continue
         if not uncopied:
             return removal
         for shared_segment in uncopied:  # within a transaction lookups would wait for a service's answers
-            kept[shared_segment] = _store_beginning(objects, shared_segment)
+            shared_copies[shared_segment] = _store_beginning(objects, shared_segment)
 
 
 def loose(
@@ -97,26 +97,28 @@ def loose(
     for id in {*selection.donors, *ids}:
         query = f"SELECT n FROM segments s WHERE record = ? AND (?2 IS NULL OR partition = ?2) AND {free}"
         segments |= {n for (n,) in sql.execute(query, (id, selection.partition))}
-    linked_segments = [n for record in records for (n,) in sql.execute("SELECT segment FROM links WHERE record = ?", (record,))]
+    linked_segments = [
+        n for record in records for (n,) in sql.execute("SELECT segment FROM links WHERE record = ?", (record,))
+    ]
     # What continues a removed prompt holds its text too.
     ends = [n for n in linked_segments if not changes.needed(sql, n, records)]
     return sorted(segments | changes.below(sql, [*segments, *ends]))
 
 
-def _store_beginning(objects: Objects, torn: Torn) -> Segment | None:
+def _store_beginning(objects: Objects, shared_segment: Torn) -> Segment | None:
     """Store the rows of other records as a new object; None if that is impossible."""
     try:
-        whole, tensor = opened(objects.get(torn.name), torn.name)
-        ends = [end for end in ends_of(whole.start, whole.stop, whole.spans) if end <= torn.stop]
+        whole, tensor = opened(objects.get(shared_segment.name), shared_segment.name)
+        ends = [end for end in ends_of(whole.start, whole.stop, whole.spans) if end <= shared_segment.stop]
         # A prefix without a name cannot be looked up, so its rows would serve nobody.
-        if not ends or ends[-1] != torn.stop:
+        if not ends or ends[-1] != shared_segment.stop:
             return None
         part = replace(
-            whole, name=secrets.token_hex(16), stop=torn.stop, keys=whole.keys[: len(ends)], record=torn.record,
-            spans=tuple(span for span in whole.spans if span.start < torn.stop),
-            ids=whole.ids[: 4 * (torn.stop - whole.start)],
+            whole, name=secrets.token_hex(16), stop=shared_segment.stop, keys=whole.keys[: len(ends)], record=shared_segment.record,
+            spans=tuple(span for span in whole.spans if span.start < shared_segment.stop),
+            ids=whole.ids[: 4 * (shared_segment.stop - whole.start)],
         )  # fmt: skip
-        part, buffers = encode(part, tensor.rows(0, torn.stop - whole.start))
+        part, buffers = encode(part, tensor.rows(0, shared_segment.stop - whole.start))
         objects.put(part.name, buffers)
     except (CorruptChunk, Missing, Unknown) as error:
         logger.warning("rows that prompts share leave with one of them: %s", error)
@@ -126,12 +128,14 @@ def _store_beginning(objects: Objects, torn: Torn) -> Segment | None:
 
 
 def _move(
-    sql: sqlite3.Connection, objects: Objects, torn: Torn, part: Segment | None, leaving: Collection[int]
+    sql: sqlite3.Connection, objects: Objects, shared_segment: Torn, part: Segment | None, leaving: Collection[int]
 ) -> None:
     """Gives the records that stay their rows in the new object. Raises: TryAgain"""
     if part is None:
         return
     new = index(sql, objects, part)
-    surviving_records = [n for (n,) in sql.execute("SELECT record FROM links WHERE segment = ?", (torn.n,)) if n not in leaving]
+    surviving_records = [
+        n for (n,) in sql.execute("SELECT record FROM links WHERE segment = ?", (shared_segment.n,)) if n not in leaving
+    ]
     query = "UPDATE links SET segment = ? WHERE segment = ? AND record = ?"
-    sql.executemany(query, [(new, torn.n, record) for record in surviving_records])
+    sql.executemany(query, [(new, shared_segment.n, record) for record in surviving_records])

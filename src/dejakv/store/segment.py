@@ -221,7 +221,11 @@ def described(read: Callable[[int], tuple[bytes, int]], first: int = HEAD) -> tu
         kind = np.dtype(NUMPY_DTYPES[dtype])
         if math.prod(shape) * kind.itemsize != s1 - s0:
             raise CorruptChunk("the offsets do not fit the shape")
-        ends = ends_of(segment.start, segment.stop, segment.spans) if segment.kind == KV and segment.stop > segment.start else []
+        ends = (
+            ends_of(segment.start, segment.stop, segment.spans)
+            if segment.kind == KV and segment.stop > segment.start
+            else []
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptChunk(f"the description is damaged: {error}") from error
 

@@ -103,7 +103,9 @@ class Purged:
             (self.parts, "leftover segment"),
             (self.encoder_outputs, "encoder output"),
         )
-        return ", ".join([*(errors.counted(number, noun) for number, noun in counts if number), f"{self.bytes:,} bytes"])
+        return ", ".join(
+            [*(errors.counted(number, noun) for number, noun in counts if number), f"{self.bytes:,} bytes"]
+        )
 
 
 def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list[ChunkMeta]:

@@ -94,7 +94,7 @@ class Store:
         self._arrivals = Listeners()
 
         self._worker = Worker(self._work, self._tick, queue)
-        on_removal = partial(self._left, read=True)
+        on_removal = partial(self._left, during_read=True)
         self._notes = Notes(self._catalog, self._counters, on_removal, self._lock, self._objects.shared)
         self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
         self._closed = self._warned = self._traces = False
@@ -116,20 +116,20 @@ class Store:
             self._counters.add("refused", partition, reason)
         return reason is None
 
-    def put(self, chunk: Chunk) -> bool:
+    def put(self, stored_state: Chunk) -> bool:
         """Store a chunk; of exact state only the part behind a stored prefix. False if refused or failed.
 
         Parts of a prompt (`chunk.rows`) are found by the prompt's id after the last of them; before, as a prefix.
         """
-        meta = chunk.meta
+        meta = stored_state.meta
         with self._lock:
             reason = "error" if self._closed else None
             # Later parts of a prompt are not asked again: its first one was admitted.
-            reason = reason or (None if chunk.first else self._gate.unwanted(meta.id, meta.num_tokens))
-            reason = reason or self._gate.overrate(chunk.tensor.nbytes, refuse=not chunk.first)
+            reason = reason or (None if stored_state.first else self._gate.unwanted(meta.id, meta.num_tokens))
+            reason = reason or self._gate.overrate(stored_state.tensor.nbytes, refuse=not stored_state.first)
         if reason is None:
             try:
-                self._put(chunk)
+                self._put(stored_state)
             except Refused as error:
                 reason = str(error)
             except Unknown as error:
@@ -293,7 +293,7 @@ class Store:
         meta = self.meta(slices[-1].record)
         if meta is None or meta.kind != KV:
             # What has a name: a chain is read by its names alone.
-            slices = self._catalog.longest(keys, max_tokens, self._clock(), further=False)
+            slices = self._catalog.longest(keys, max_tokens, self._clock(), partial_block=False)
             tokens = slices[-1].stop if slices else 0
             if tokens < BLOCK_TOKENS:
                 return best
@@ -377,10 +377,10 @@ class Store:
             self._worker.wake()
         return True
 
-    def touch(self, id: str, *, here: bool = True) -> None:
-        """Note a use without a read. `here`: other machines are to be told of it."""
+    def touch(self, id: str, *, announce: bool = True) -> None:
+        """Note a use without a read. `announce`: other machines are to be told of it."""
         try:
-            self._notes.used(id, [segment_slice.n for segment_slice in self._found(id)[1]], here=here)
+            self._notes.used(id, [segment_slice.n for segment_slice in self._found(id)[1]], announce=announce)
         except sqlite3.Error as error:
             logger.warning("the catalog cannot be read: %s", error)
 
@@ -449,8 +449,8 @@ class Store:
         removal = Gone()
         query = "SELECT n FROM {} WHERE ?1 IS NULL OR partition = ?1"
 
-        def of(sql: sqlite3.Connection, table: str) -> list[int]:
-            return [n for (n,) in sql.execute(query.format(table), (partition,))]
+        def of(sql: sqlite3.Connection, table_name: str) -> list[int]:
+            return [n for (n,) in sql.execute(query.format(table_name), (partition,))]
 
         try:
             removal = self._remove(lambda sql: (of(sql, "records"), of(sql, "segments")))
@@ -496,7 +496,9 @@ class Store:
             rows = sql.execute(query, (selection.partition,)).fetchall()
             metas_by_number = {n: self._notes.decoded(n, about) for n, about in rows}
             numbers = {meta.id: n for n, meta in metas_by_number.items() if meta is not None}
-            selected[:] = chosen([meta for meta in metas_by_number.values() if meta is not None], selection, self._clock())
+            selected[:] = chosen(
+                [meta for meta in metas_by_number.values() if meta is not None], selection, self._clock()
+            )
             damaged = [n for n, meta in metas_by_number.items() if meta is None]
             records = [*damaged, *(numbers[meta.id] for meta in selected)]
             parts[:] = loose(sql, selection, [meta.id for meta in selected], records, self._clock())
@@ -535,12 +537,14 @@ class Store:
 
         return len(removal.records)
 
-    def _put(self, chunk: Chunk) -> None:
+    def _put(self, stored_state: Chunk) -> None:
         # Eviction in this transaction must know the latest uses.
         uses = self._notes.take_uses()
         purges = self._stones.number if self._stones is not None else 0
         try:
-            removal, evicted = write(self._objects, self._catalog, self._budget, chunk, self._clock(), uses, purges)
+            removal, evicted = write(
+                self._objects, self._catalog, self._budget, stored_state, self._clock(), uses, purges
+            )
         except BaseException:
             self._notes.put_back(uses)
             raise
@@ -548,9 +552,9 @@ class Store:
             self._counters.add("evictions", partition, limit)
 
         self._left(removal)
-        if chunk.stop == chunk.meta.num_tokens:
-            self._notes.found(chunk.meta.id)
-        if chunk.meta.ttl and self._background:
+        if stored_state.stop == stored_state.meta.num_tokens:
+            self._notes.found(stored_state.meta.id)
+        if stored_state.meta.ttl and self._background:
             self._worker.wake()
         for stone in self._stones.since(purges) if self._stones is not None else ():
             self._purge(stone.selection)  # it came while this was being stored
@@ -572,18 +576,18 @@ class Store:
         return meta, self._catalog.pieces(row.n) if rows else []  # by its number: what replaces it has another
 
     def _load(
-        self, meta: ChunkMeta, pieces: Sequence[Piece], rows: Rows | None, again: bool, until: float | None
+        self, meta: ChunkMeta, slices: Sequence[Piece], rows: Rows | None, may_retry: bool, until: float | None
     ) -> list[Chunk] | None:
         """Raises: Late"""
-        get, needed_slices, parts = self._objects.get, _with_rows(pieces, rows), list[Chunk]()
+        get, needed_slices, parts = self._objects.get, _with_rows(slices, rows), list[Chunk]()
         if self._far is not None:
             get = self._far.fetch(self._catalog.sizes(needed_slices), until)
         for segment_slice in needed_slices:
-            tensor = self._tensor(segment_slice, again, get)
+            tensor = self._tensor(segment_slice, may_retry, get)
             if tensor is None:
                 return None
             # The whole state in one segment needs no range.
-            if len(pieces) == 1 and segment_slice.stop == segment_slice.end and not meta.id.startswith(PREFIX):
+            if len(slices) == 1 and segment_slice.stop == segment_slice.end and not meta.id.startswith(PREFIX):
                 parts.append(Chunk(meta, tensor))
                 continue
             if segment_slice.stop < segment_slice.end:
@@ -598,37 +602,37 @@ class Store:
 
         return parts
 
-    def _tensor(self, piece: Piece, again: bool, get: Callable[[str], Bytes]) -> Tensor | None:
-        """Load a segment's state. `again`: a missing one may have been replaced, and is not given up yet."""
+    def _tensor(self, segment_slice: Piece, may_retry: bool, get: Callable[[str], Bytes]) -> Tensor | None:
+        """Load a segment's state. `may_retry`: a missing one may have been replaced, and is not given up yet."""
         try:
-            data = get(piece.name)
-            verified = self._verified.get(piece.name)
+            data = get(segment_slice.name)
+            verified = self._verified.get(segment_slice.name)
             # The same array: a file that has changed is mapped anew, and verified again.
             if verified is not None and verified[0] is data:
                 return dequantized(verified[1])
 
-            segment, tensor = opened(data, piece.name)
-            if (segment.start, segment.stop) != (piece.start, piece.end):
-                raise CorruptChunk(f"object {piece.name} has other rows")
-            row = self._catalog.read("SELECT partition, epoch, keys, ids FROM segments WHERE n = ?", (piece.n,))
+            segment, tensor = opened(data, segment_slice.name)
+            if (segment.start, segment.stop) != (segment_slice.start, segment_slice.end):
+                raise CorruptChunk(f"object {segment_slice.name} has other rows")
+            row = self._catalog.read("SELECT partition, epoch, keys, ids FROM segments WHERE n = ?", (segment_slice.n,))
             if row and row[0] != segment.row:
-                raise CorruptChunk(f"object {piece.name} is of another prompt than was told")
-            self._verified[piece.name] = (data, tensor)
+                raise CorruptChunk(f"object {segment_slice.name} is of another prompt than was told")
+            self._verified[segment_slice.name] = (data, tensor)
             return dequantized(tensor)
         except Missing:
-            if not again:
-                self._notes.missing(piece.n)
+            if not may_retry:
+                self._notes.missing(segment_slice.n)
         except CorruptChunk as error:
-            self._notes.damaged(piece.n, str(error))
+            self._notes.damaged(segment_slice.n, str(error))
         except Unknown as error:
-            logger.warning("object %s cannot be read: %s", piece.name, error)
+            logger.warning("object %s cannot be read: %s", segment_slice.name, error)
 
         return None
 
-    def _share_uses(self, heard: Sequence[str]) -> Sequence[str]:
+    def _share_uses(self, remote_ids: Sequence[str]) -> Sequence[str]:
         """Note other machines' uses, and return the uses here."""
-        for id in heard:
-            self.touch(id, here=False)
+        for id in remote_ids:
+            self.touch(id, announce=False)
         self._notes.settle(wait=False)
         return self._notes.take_untold()
 
@@ -638,7 +642,9 @@ class Store:
         if not slices:
             return None, []
         segment_row = self._catalog.read("SELECT partition, epoch FROM segments WHERE n = ?", (slices[-1].n,))
-        return (ChunkMeta(id, segment_row[0][0], segment_row[0][1], (0,) * tokens, "", "") if segment_row else None), slices
+        return (
+            ChunkMeta(id, segment_row[0][0], segment_row[0][1], (0,) * tokens, "", "") if segment_row else None
+        ), slices
 
     # How it leaves
 
@@ -649,17 +655,17 @@ class Store:
             self._left(removal)
         return removal
 
-    def _left(self, gone: Gone, *, read: bool = False) -> None:
+    def _left(self, removal: Gone, *, during_read: bool = False) -> None:
         """Forget removed entries, delete their objects and tell the listeners. Call after the commit, without a lock.
 
-        read  a read found it: no request waits for a service, and the worker deletes
+        during_read  a read found it: no request waits for a service, and the worker deletes
         """
         with self._lock:
-            for name in gone.objects:
+            for name in removal.objects:
                 self._verified.pop(name, None)
-        if gone.objects and read and self._far is not None and self._background and not self._closed:
+        if removal.objects and during_read and self._far is not None and self._background and not self._closed:
             self._discard_later()
-        elif gone.objects:
+        elif removal.objects:
             try:
                 self._discard()
             except (sqlite3.Error, Unknown) as error:
@@ -667,7 +673,7 @@ class Store:
                     logger.warning("files of removed entries are deleted later: %s", error)
                 self._discard_later()
 
-        self._listeners.tell(id for id, _ in gone.records)
+        self._listeners.tell(id for id, _ in removal.records)
 
     def _discard_later(self) -> None:
         self._traces = True
@@ -741,11 +747,19 @@ class Store:
         stored_state = None if meta is None else item.chunk()
         if meta is None or stored_state is None:
             return "empty"
-        return "stored" if self.put(Chunk(replace(meta, nbytes=stored_state.tensor.nbytes), stored_state.tensor)) else "refused"
+        return (
+            "stored"
+            if self.put(Chunk(replace(meta, nbytes=stored_state.tensor.nbytes), stored_state.tensor))
+            else "refused"
+        )
 
 
-def _with_rows(pieces: Sequence[Piece], rows: Rows | None) -> list[Piece]:
+def _with_rows(slices: Sequence[Piece], rows: Rows | None) -> list[Piece]:
     """Pieces with some of these rows; None: all."""
     if rows is None:
-        return list(pieces)
-    return [segment_slice for segment_slice in pieces if not segment_slice.stop or any(a < segment_slice.stop and segment_slice.start < b for a, b in rows)]
+        return list(slices)
+    return [
+        segment_slice
+        for segment_slice in slices
+        if not segment_slice.stop or any(a < segment_slice.stop and segment_slice.start < b for a, b in rows)
+    ]

@@ -48,17 +48,21 @@ class _Work:
 
 
 def write(
-    objects: Objects, catalog: Catalog, budget: Budget, chunk: Chunk, now: float, uses: Uses, purges: int = 0
+    objects: Objects, catalog: Catalog, budget: Budget, stored_state: Chunk, now: float, uses: Uses, purges: int = 0
 ) -> Written:
     """Store a chunk, of a prompt's exact state only the part behind stored prefixes, and note `uses`. Nothing has changed if it raises.
     `purges`: see `Segment`. Raises: Refused, NoRoom, sqlite3.Error, Unknown, and StoreError or InputError for an invalid chunk."""
-    check(chunk.tensor)
-    meta = replace(chunk.meta, nbytes=chunk.tensor.nbytes, created=chunk.meta.created or now)
-    if chunk.rows is not None and not _is_exact(chunk):
+    check(stored_state.tensor)
+    meta = replace(stored_state.meta, nbytes=stored_state.tensor.nbytes, created=stored_state.meta.created or now)
+    if stored_state.rows is not None and not _is_exact(stored_state):
         raise Refused("invalid")
     # Again if stored prefixes it counted on have left before the transaction.
     while True:
-        record_write = _prompt(catalog, meta, chunk, now, objects.shared) if _is_exact(chunk) else _alone(meta, chunk)
+        record_write = (
+            _prompt(catalog, meta, stored_state, now, objects.shared)
+            if _is_exact(stored_state)
+            else _alone(meta, stored_state)
+        )
         needed_bytes = len(record_write.about or b"") + sum(tensor.nbytes for tensor in record_write.tensors)
         if any(0 < max_bytes < needed_bytes for _, max_bytes, _ in budget.limits(meta.partition)):
             raise Refused("too_large")
@@ -82,14 +86,14 @@ def write(
                 raise
 
 
-def _is_exact(chunk: Chunk) -> bool:
+def _is_exact(stored_state: Chunk) -> bool:
     """Whether it is exact state of the prompt named by its id, row by row: only such state is shared."""
-    meta, shape = chunk.meta, chunk.tensor.shape
+    meta, shape = stored_state.meta, stored_state.tensor.shape
     if meta.kind != KV or meta.position or meta.generation or len(shape) != 5 or not meta.token_ids:
         return False
-    if not 0 <= chunk.first < chunk.stop <= meta.num_tokens or chunk.first % _unit(chunk):
+    if not 0 <= stored_state.first < stored_state.stop <= meta.num_tokens or stored_state.first % _unit(stored_state):
         return False
-    if shape[AXIS] != -((chunk.first - chunk.stop) // chunk.tensor.page):
+    if shape[AXIS] != -((stored_state.first - stored_state.stop) // stored_state.tensor.page):
         return False
     try:
         # The caller's word is not enough: a wrong id would serve other prompts wrong state.
@@ -98,14 +102,14 @@ def _is_exact(chunk: Chunk) -> bool:
         return False
 
 
-def _unit(chunk: Chunk) -> int:
+def _unit(stored_state: Chunk) -> int:
     """Number of rows at whose multiples its state may be cut: pages, in blocks with names."""
-    return math.lcm(chunk.tensor.page, BLOCK_TOKENS) if chunk.tensor.page > 1 else 1
+    return math.lcm(stored_state.tensor.page, BLOCK_TOKENS) if stored_state.tensor.page > 1 else 1
 
 
-def _alone(meta: ChunkMeta, chunk: Chunk) -> _Work:
+def _alone(meta: ChunkMeta, stored_state: Chunk) -> _Work:
     """Rows of a blend, state in 8 bits, or a named tensor: one segment without keys."""
-    tensor = quantized(chunk.tensor) if meta.kind == INT8 else chunk.tensor
+    tensor = quantized(stored_state.tensor) if meta.kind == INT8 else stored_state.tensor
     meta = replace(meta, nbytes=tensor.nbytes)
     about = encode_meta(meta)
     count = tensor.shape[AXIS] if len(tensor.shape) > AXIS else 0
@@ -117,10 +121,10 @@ def _alone(meta: ChunkMeta, chunk: Chunk) -> _Work:
     return _Work(meta, about, [], [segment], [tensor])
 
 
-def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float, shared: bool) -> _Work:
+def _prompt(catalog: Catalog, meta: ChunkMeta, stored_state: Chunk, now: float, shared: bool) -> _Work:
     keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
-    chain, cuts, begin, unit = list[Piece](), set[int](), 0, _unit(chunk)
-    for segment_slice in catalog.longest(keys, chunk.stop, now, further=False):
+    chain, cuts, begin, unit = list[Piece](), set[int](), 0, _unit(stored_state)
+    for segment_slice in catalog.longest(keys, stored_state.stop, now, partial_block=False):
         if segment_slice.stop < segment_slice.end and segment_slice.due < _due(meta):
             # It leaves before this prompt does: its rows are stored again, apart from the others.
             cuts.add(segment_slice.stop // unit * unit)
@@ -129,19 +133,26 @@ def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float, shared:
 
         begin = segment_slice.stop
     if chain and (
-        begin < chunk.stop or begin < chain[-1].end
+        begin < stored_state.stop or begin < chain[-1].end
     ):  # of a page that prompts share in part, each has its own
         begin -= begin % unit
-        chain = [replace(segment_slice, stop=min(segment_slice.stop, begin)) for segment_slice in chain if segment_slice.start < begin]
+        chain = [
+            replace(segment_slice, stop=min(segment_slice.stop, begin))
+            for segment_slice in chain
+            if segment_slice.start < begin
+        ]
     # Rows between the stored prefix and this part are missing.
-    if begin < chunk.first:
+    if begin < stored_state.first:
         raise Refused("parent")
 
-    row = chunk.tensor.nbytes / max(1, chunk.stop - chunk.first)
-    segments = cut(meta, keys, begin, chunk.stop, int(row), cuts, max(unit, BLOCK_TOKENS))
-    tensors = [chunk.tensor.rows(segment.start - chunk.first, segment.stop - chunk.first) for segment in segments]
+    row = stored_state.tensor.nbytes / max(1, stored_state.stop - stored_state.first)
+    segments = cut(meta, keys, begin, stored_state.stop, int(row), cuts, max(unit, BLOCK_TOKENS))
+    tensors = [
+        stored_state.tensor.rows(segment.start - stored_state.first, segment.stop - stored_state.first)
+        for segment in segments
+    ]
     # Only a prompt that is there to its end can be found by its id.
-    last = chunk.stop == meta.num_tokens
+    last = stored_state.stop == meta.num_tokens
     about = encode_meta(replace(meta, nbytes=round(row * meta.num_tokens))) if last else None
     if about is not None and shared:  # those who share the objects have no other way to know of the prompt
         segments.append(
@@ -154,8 +165,10 @@ def _prompt(catalog: Catalog, meta: ChunkMeta, chunk: Chunk, now: float, shared:
     return _Work(meta, about, chain, segments, tensors)
 
 
-def _rows(sql: sqlite3.Connection, objects: Objects, budget: Budget, work: _Work, segments: list[Segment]) -> Written:
-    meta, slices = work.meta, list(work.chain)
+def _rows(
+    sql: sqlite3.Connection, objects: Objects, budget: Budget, record_write: _Work, segments: list[Segment]
+) -> Written:
+    meta, slices = record_write.meta, list(record_write.chain)
     # They were read outside of this transaction, and may have been evicted since.
     if not all(changes.is_there(sql, segment_slice.n) for segment_slice in slices):
         raise TryAgain
@@ -164,9 +177,9 @@ def _rows(sql: sqlite3.Connection, objects: Objects, budget: Budget, work: _Work
         slices.append(Piece(n, segment.name, segment.start, segment.stop, segment.stop, segment.due, segment.record))
 
     removal, evicted = Gone(), list[tuple[str, str]]()
-    if work.about is not None:
+    if record_write.about is not None:
         columns = (meta.id, meta.partition, meta.epoch, meta.kind)
-        removal += changes.add_record(sql, work.about, columns, meta.created, _due(meta), slices)
+        removal += changes.add_record(sql, record_write.about, columns, meta.created, _due(meta), slices)
     numbers = tuple(segment_slice.n for segment_slice in slices)
     # Before room is made: what was just stored must not be what leaves.
     changes.touch(sql, {("", numbers): 1})

@@ -94,8 +94,8 @@ def deliveries(chunk: Chunk, ends: Sequence[int]) -> list[Chunk]:
     ]
 
 
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    return left.dtype == right.dtype and left.shape == right.shape and left.data.tobytes() == right.data.tobytes()
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    return first.dtype == second.dtype and first.shape == second.shape and first.data.tobytes() == second.data.tobytes()
 
 
 def ids(store: Store) -> set[str]:

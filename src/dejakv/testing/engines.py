@@ -156,11 +156,11 @@ class EngineTests:
         assert text.shape == rows.shape[1:]
         assert float(np.linalg.norm(text)) == pytest.approx(1.0, abs=1e-4)
 
-    def begun(self, engine: Engine, prepared: Prepared, chunk: Chunk, held: int) -> Completion:
-        """A prompt's run from its first `held` tokens in a chunk."""
+    def begun(self, engine: Engine, prepared: Prepared, chunk: Chunk, prefix_length: int) -> Completion:
+        """A prompt's run from its first `prefix_length` tokens in a chunk."""
         store = open_store()
         store.put(chunk)
-        ran = engine.run(prepared, Plan("prefix", (chunk.meta,), None, held), store)
+        ran = engine.run(prepared, Plan("prefix", (chunk.meta,), None, prefix_length), store)
         assert isinstance(ran, Completion), ran.reason
         return ran
 

@@ -108,7 +108,9 @@ class StoreTests:
         assert store.stats().misses == 1
 
     def test_partitions_and_epochs_do_not_see_each_other(self, store: Store) -> None:
-        first_tenant, second_tenant, later = (prompt_chunk(LONG[:100], partition=p, epoch=e) for p, e in ("ae", "be", "af"))
+        first_tenant, second_tenant, later = (
+            prompt_chunk(LONG[:100], partition=p, epoch=e) for p, e in ("ae", "be", "af")
+        )
         assert len({first_tenant.meta.id, second_tenant.meta.id, later.meta.id}) == 3
 
         for chunk in (second_tenant, later):

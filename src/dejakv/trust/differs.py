@@ -78,8 +78,8 @@ def _nats(text: str, value: str) -> float:
     return nats
 
 
-def _distribution(most: float) -> Differs:
-    """The first token's distribution diverges from full computation's by more than `most` nats."""
+def _distribution(max_nats: float) -> Differs:
+    """The first token's distribution diverges from full computation's by more than `max_nats` nats."""
 
     def wrong(_request: Request, full: Seen, reused: Seen) -> bool:
         first_token = full.token_ids[:1] or (0,)  # any token: its distribution is the prompt's
@@ -88,13 +88,15 @@ def _distribution(most: float) -> Differs:
             raise InputError(
                 "the engine gives no log probabilities of this prompt: choose another way to differ than kl, or another engine"
             )
-        return not float(divergence(full_logprobs[:1], reused_logprobs[:1])[0]) <= most  # what is no number is wrong
+        return (
+            not float(divergence(full_logprobs[:1], reused_logprobs[:1])[0]) <= max_nats
+        )  # what is no number is wrong
 
     return Differs(wrong, tokens=1, logits=True)
 
 
-def divergence(wanted: NDArray[np.float32], got: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Kullback-Leibler divergence of `got` from `wanted` at each token, `[tokens]`, in nats, from two arrays
+def divergence(full_logprobs: NDArray[np.float32], reused_logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Kullback-Leibler divergence of `reused_logprobs` from `full_logprobs` at each token, `[tokens]`, in nats, from two arrays
     `[tokens, vocabulary]` of log probabilities."""
     # Rounding may give a little less than 0, which no divergence is.
-    return np.maximum(0.0, np.sum(np.exp(wanted) * (wanted - got), axis=-1, dtype=np.float64))
+    return np.maximum(0.0, np.sum(np.exp(full_logprobs) * (full_logprobs - reused_logprobs), axis=-1, dtype=np.float64))

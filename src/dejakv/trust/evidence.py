@@ -303,9 +303,9 @@ def _least(excluded: Callable[[float], bool]) -> float:
     return high
 
 
-def _with(tally: Tally, own: bool, wrong: bool, nested: bool, light: bool) -> Tally:
+def _with(tally: Tally, in_band: bool, wrong: bool, nested: bool, light: bool) -> Tally:
     """Adds a label to the rule's own band, and to the rule itself with full or light weight."""
-    counted = ["band"] * own + ["light" if light else "full"] * nested
+    counted = ["band"] * in_band + ["light" if light else "full"] * nested
     added = {name: getattr(tally, name) + 1 for name in counted}
     return replace(
         tally, **added, **{f"{name}_wrong": getattr(tally, f"{name}_wrong") + int(wrong) for name in counted}

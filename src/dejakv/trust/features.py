@@ -20,7 +20,7 @@ TIME_SHARE = "time_share"
 """Feature of a late blend, known before the try: its time as a share of the exact plan's; 0 without costs. See `rules.LONG_TRY`."""
 
 
-def features_of(plan: Any, found: Any, tokens: int) -> dict[str, float]:
+def features_of(plan: Any, donor_search: Any, tokens: int) -> dict[str, float]:
     """The features of a plan for a prompt of `tokens` tokens.
 
     share_rows   recomputed tokens, as a share of the prompt
@@ -33,9 +33,9 @@ def features_of(plan: Any, found: Any, tokens: int) -> dict[str, float]:
         "score": plan.match.score if plan.match else 0.0,
         "generation": max((donor.generation for donor in plan.donors), default=0),
     }
-    if found.copied is not None:
-        features["seams"] = len(found.runs)
-        features["longest_new"] = _longest_new(found.runs, plan.kept, tokens) / tokens
+    if donor_search.copied is not None:
+        features["seams"] = len(donor_search.runs)
+        features["longest_new"] = _longest_new(donor_search.runs, plan.kept, tokens) / tokens
     return {name: float(value) for name, value in features.items()}
 
 
@@ -68,9 +68,9 @@ LATE_CUTOFFS = tuple(risk_of(LATE_BLEND, {"first_margin": nats}) for nats in (2.
 """Cutoffs for late blends. Nats mean the same on any traffic; a pilot's quantiles of a cold cache fit no warm one."""
 
 
-def _longest_new(runs: Sequence[tuple[int, int]], kept: int, tokens: int) -> int:
+def _longest_new(runs: Sequence[tuple[int, int]], prefix_tokens: int, tokens: int) -> int:
     """Tokens of the longest stretch outside the prefix and all runs, given as first token and length."""
-    longest, covered = 0, kept
+    longest, covered = 0, prefix_tokens
     for start, length in sorted(runs):
         longest = max(longest, start - covered)
         # Runs may overlap, and a shorter one may lie within another.

@@ -159,28 +159,28 @@ class Gate:
         """Whether too many audits are awaited to serve more hits."""
         return cls in self._pending and self._pending[cls].audits >= MOST_AUDITS
 
-    def _draw(self, asked: Draw) -> Draw:
+    def _draw(self, candidate: Draw) -> Draw:
         """Draws for a hit. The risk of a late one is 0, so that a wrong label without features counts for every rule of this time."""
-        cls, risk, time = asked.cls, asked.risk, asked.time
+        cls, risk, time = candidate.cls, candidate.risk, candidate.time
         state = self._state(cls)
         if not state.cutoffs and cls.method == LATE_BLEND:
             state = self._ledger.change(cls, lambda state: state.ruled(LATE_CUTOFFS))
         if not state.cutoffs:
             state = self._ledger.change(cls, lambda state: state.piloted(risk))
-            return replace(asked, reason=_reason(state, asked, self._least))
+            return replace(candidate, reason=_reason(state, candidate, self._least))
 
         served = _serves(state, risk, time)
-        drawn = replace(asked, round=state.round, opened=state.opened, warned=state.warned)
+        drawn = replace(candidate, round=state.round, opened=state.opened, warned=state.warned)
         if served and self._waits(cls):
             return replace(drawn, reason=f"{MOST_AUDITS} served hits wait for their audits")
         # Its risk of 0 stands for "unknown", so it cannot be served by it.
-        if served and asked.late:
+        if served and candidate.late:
             return replace(drawn, reason="a rule has opened meanwhile")
 
         share = self.terms.explore if not served else 1.0 if state.warned else self.terms.audit
         # Drawn without regard to the hit, or its labels would be biased.
         labelled = self._random() < share
-        reason = _reason(state, asked, self._least)
+        reason = _reason(state, candidate, self._least)
         return replace(drawn, served=served, labelled=labelled, share=share, reason=reason)
 
     def _settle(self, draw: Draw, wrong: bool | None, *, lost: bool = False) -> None:
@@ -234,7 +234,7 @@ class Gate:
             lambda state: state.learned(
                 draw.round, draw.risk, draw.opened, wrong, self.terms, warned=draw.warned, time=draw.time
             ),
-            told=draw,
+            labelled_draw=draw,
         )
         if before is not None and after.counts.alarms > before.counts.alarms:
             message = "the gate of %s, %s closes: more than %s of what it serves is wrong or was never audited"
@@ -246,15 +246,15 @@ def _serves(state: State, risk: float, time: float) -> bool:
     return state.opened > 0 and band_of(risk, state.cutoffs, time) < state.opened
 
 
-def _reason(state: State, asked: Draw, least: int | None) -> str:
-    """Why a hit is served or not, in words for a record. `least`: labels that the strictest rule takes at least."""
+def _reason(state: State, candidate: Draw, min_labels: int | None) -> str:
+    """Why a hit is served or not, in words for a record. `min_labels`: labels that the strictest rule takes at least."""
     if not state.cutoffs:
         return f"gate closed: {len(state.pilot)} of {PILOT} hits seen that choose the rules"
     if not state.opened:
         tally = state.tallies[0]
         wrong = f", {tally.band_wrong} of them wrong" if tally.band_wrong else ""
-        return f"gate closed: {tally.band} labels{wrong} under the strictest rule, of {least} at least"
-    if asked.late:
-        return f"{asked.time:.0%} of the exact plan's time is more than open rules spend"
-    relation = "within" if _serves(state, asked.risk, asked.time) else "above"
-    return f"risk {asked.risk:.3g} is {relation} the open rules' {state.cutoffs[state.opened - 1]:.3g}"
+        return f"gate closed: {tally.band} labels{wrong} under the strictest rule, of {min_labels} at least"
+    if candidate.late:
+        return f"{candidate.time:.0%} of the exact plan's time is more than open rules spend"
+    relation = "within" if _serves(state, candidate.risk, candidate.time) else "above"
+    return f"risk {candidate.risk:.3g} is {relation} the open rules' {state.cutoffs[state.opened - 1]:.3g}"

@@ -88,17 +88,17 @@ class Ledger:
         """The state of a class; None for an unknown one."""
         return self._using(lambda connection: self._row(connection, cls))
 
-    def change(self, cls: ClassKey, change: Callable[[State], State], *, told: Draw | None = None) -> State:
+    def change(self, cls: ClassKey, change: Callable[[State], State], *, labelled_draw: Draw | None = None) -> State:
         """Applies a change to a class and returns the result.
 
-        told  the noted draw whose label this is. If it is noted no more, its label was counted or dropped, and the state stays as it is
+        labelled_draw  the noted draw whose label this is. If it is noted no more, its label was counted or dropped, and the state stays as it is
         """
 
         def changing(connection: sqlite3.Connection) -> State:
             stored_state = self._row(connection, cls)
             state = stored_state or State()
             # Taken out and counted in one transaction: no label counts twice.
-            if told is None or connection.execute(_DROP, (told.id,)).rowcount:
+            if labelled_draw is None or connection.execute(_DROP, (labelled_draw.id,)).rowcount:
                 state = change(state)
                 connection.execute(_PUT, (*cls, self._terms, _sealed(asdict(state))))
                 # Only a new class can be one too many.

@@ -47,8 +47,8 @@ class ImageEncoder(Protocol):
         ...
 
 
-def unit(vector: Any, dim: int, what: str = "the index") -> Vector:
-    """Return the vector as a contiguous `[dim]` float32 array of length 1. `what` names its user in errors. Raises: ConfigError for another
+def unit(vector: Any, dim: int, owner: str = "the index") -> Vector:
+    """Return the vector as a contiguous `[dim]` float32 array of length 1. `owner` names its user in errors. Raises: ConfigError for another
     shape, InputError for a vector without a direction.
 
     >>> unit([3, 4], 2).tolist() == [np.float32(0.6), np.float32(0.8)]
@@ -57,7 +57,7 @@ def unit(vector: Any, dim: int, what: str = "the index") -> Vector:
     array = np.asarray(vector, dtype=np.float32)
     if array.ndim != 1 or array.shape[0] != dim:
         raise ConfigError(
-            f"a vector of shape {tuple(array.shape)} does not fit {what} of dimension {dim}: "
+            f"a vector of shape {tuple(array.shape)} does not fit {owner} of dimension {dim}: "
             "use the encoder that the index was made for, or make the index with the encoder's dimension"
         )
 
@@ -70,7 +70,7 @@ def unit(vector: Any, dim: int, what: str = "the index") -> Vector:
     length = float(np.linalg.norm(wide))
     if not 0.0 < length < np.inf:
         raise InputError(
-            f"a vector for {what} has no direction (it is zero, or contains NaN or infinity): "
+            f"a vector for {owner} has no direction (it is zero, or contains NaN or infinity): "
             "check the encoder's input, and skip the request for this level"
         )
     return (wide / length).astype(np.float32)

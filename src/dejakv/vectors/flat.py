@@ -59,8 +59,8 @@ class FlatIndex:
             self._row_of[last] = hole
         return True
 
-    def search(self, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
-        """At most `k` pairs (id, cosine), best first, none with a cosine below `least`."""
+    def search(self, vector: Vector, k: int = 1, min_score: float = ANY) -> list[Hit]:
+        """At most `k` pairs (id, cosine), best first, none with a cosine below `min_score`."""
         query = unit(vector, self.dim)
         count = len(self._ids)
         # faiss fills missing places with -1.
@@ -76,7 +76,7 @@ class FlatIndex:
         )
 
         pairs = zip(places.tolist(), scores.tolist(), strict=True)
-        return [(self._ids[place], score) for place, score in pairs if score >= least]
+        return [(self._ids[place], score) for place, score in pairs if score >= min_score]
 
     def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
         """The cosine with each of these ids; None for an unknown one."""

@@ -69,9 +69,9 @@ class HNSWIndex(FlatIndex):
         self._graph.remove(key)
         return True
 
-    def search(self, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
+    def search(self, vector: Vector, k: int = 1, min_score: float = ANY) -> list[Hit]:
         if self._graph is None:
-            return super().search(vector, k, least)
+            return super().search(vector, k, min_score)
 
         query = unit(vector, self.dim)
         k = min(k, len(self))
@@ -81,7 +81,7 @@ class HNSWIndex(FlatIndex):
         self._graph.expansion_search = self.breadth
         matches = self._graph.search(query, k, threads=1)
         pairs = zip(matches.keys.tolist(), matches.distances.tolist(), strict=True)
-        return [(self._id_of[key], 1.0 - distance) for key, distance in pairs if 1.0 - distance >= least]
+        return [(self._id_of[key], 1.0 - distance) for key, distance in pairs if 1.0 - distance >= min_score]
 
     def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
         if self._graph is None:

@@ -53,7 +53,9 @@ class EmbeddingHook:
         for name, hook in self._hooks.items():
             try:
                 raw_vectors = hook(llm=self._engine, sample=request)
-                hook_vectors = {layer: np.asarray(_numpy(row), np.float32) for layer, row in raw_vectors.items() if row is not None}
+                hook_vectors = {
+                    layer: np.asarray(_numpy(row), np.float32) for layer, row in raw_vectors.items() if row is not None
+                }
             except ConfigError:
                 raise
             except Exception as error:  # a hook is foreign code: any error costs this request its layers

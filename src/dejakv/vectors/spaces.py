@@ -65,10 +65,10 @@ class Spaces:
         index.add(donor, row)
         self._space_of[donor] = space
 
-    def search(self, space: str, vector: Vector, k: int = 1, least: float = ANY) -> list[Hit]:
+    def search(self, space: str, vector: Vector, k: int = 1, min_score: float = ANY) -> list[Hit]:
         """As `FlatIndex.search`, within one space."""
         index = self._index_of.get(space)
-        return index.search(vector, k, least) if index is not None else []
+        return index.search(vector, k, min_score) if index is not None else []
 
     def remove(self, donor: str) -> bool:
         space = self._space_of.pop(donor, None)

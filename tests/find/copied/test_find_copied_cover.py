@@ -101,7 +101,7 @@ def test_a_bound_on_candidates_is_kept_and_leaves_no_place_out() -> None:
     target = np.concatenate([token for passage in passages for token in (passage, np.array([-1]))])
     index = indexed(texts)
     bound = len(fingerprints(target))
-    held = cover(target, index, texts.get, most=1)
+    held = cover(target, index, texts.get, max_windows=1)
     assert held.candidates == bound < 120
     check_runs(target, texts, held)
     assert held.covered == 480

@@ -75,9 +75,9 @@ def run_hashes(tokens: NDArray[np.int64], width: int) -> Hashes:
         size *= 2
 
 
-def _joined(left: Hashes, right: Hashes) -> Hashes:
-    both = min(len(left), len(right))
-    return _mixed(left[:both] * _LEFT + right[:both])
+def _joined(first_hashes: Hashes, second_hashes: Hashes) -> Hashes:
+    both = min(len(first_hashes), len(second_hashes))
+    return _mixed(first_hashes[:both] * _LEFT + second_hashes[:both])
 
 
 def _mixed(values: Hashes) -> Hashes:

@@ -36,13 +36,13 @@ class Tier:
     positions: NDArray[np.uint32]
 
     @classmethod
-    def of(cls, first: int, found: Sequence[Fingerprints]) -> "Tier":
+    def of(cls, first: int, prints: Sequence[Fingerprints]) -> "Tier":
         """The places of the fingerprints of segments that are numbered from `first` on."""
-        keys = np.concatenate([each.keys for each in found]).astype(np.uint64)
-        numbers = np.repeat(np.arange(first, first + len(found), dtype=np.uint64), [len(each) for each in found])
+        keys = np.concatenate([each.keys for each in prints]).astype(np.uint64)
+        numbers = np.repeat(np.arange(first, first + len(prints), dtype=np.uint64), [len(each) for each in prints])
         entries = (keys << _HALF) | numbers
         order = np.argsort(entries, kind="stable")
-        return cls(entries[order], np.concatenate([each.positions for each in found])[order].astype(np.uint32))
+        return cls(entries[order], np.concatenate([each.positions for each in prints])[order].astype(np.uint32))
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -53,8 +53,8 @@ class Tier:
         first = np.searchsorted(self.entries, low)
         return first, np.searchsorted(self.entries, low | _LOW, side="right") - first
 
-    def only(self, kept: NDArray[np.bool_]) -> "Tier":
-        return self if kept.all() else Tier(self.entries[kept], self.positions[kept])
+    def only(self, mask: NDArray[np.bool_]) -> "Tier":
+        return self if mask.all() else Tier(self.entries[mask], self.positions[mask])
 
     def renumbered(self, new: NDArray[np.int64]) -> "Tier":
         """With `new[number]` for each number; -1 drops its places. The order of numbers must stay."""

@@ -95,11 +95,11 @@ class Windows:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def only(self, kept: NDArray[Any]) -> "Windows":
-        return Windows(self.numbers[kept], self.diagonals[kept], self.starts[kept], self.stops[kept])
+    def only(self, mask: NDArray[Any]) -> "Windows":
+        return Windows(self.numbers[mask], self.diagonals[mask], self.starts[mask], self.stops[mask])
 
 
-def candidates(target: Ids, index: CopiedIndex, most: int) -> tuple[Windows, Holders]:
+def candidates(target: Ids, index: CopiedIndex, max_windows: int) -> tuple[Windows, Holders]:
     """Fingerprints at one distance in a prompt and a segment, joined to windows that reach as far as a run can; and their holders."""
     prints = fingerprints(target)
     by_key = np.argsort(prints.keys, kind="stable")
@@ -113,7 +113,7 @@ def candidates(target: Ids, index: CopiedIndex, most: int) -> tuple[Windows, Hol
     place = prints.positions[by_key[first[holders.keys[holder]] + nth]]
     joined = _joined(holders.numbers[holder], holders.positions[holder] - place, place, len(target))
     # At least one for each fingerprint, or parts of a long prompt would have none.
-    return _bounded(joined, max(most, len(prints))), holders
+    return _bounded(joined, max(max_windows, len(prints))), holders
 
 
 def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Windows:
@@ -141,39 +141,39 @@ def _order(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Ids:
     return np.argsort(((numbers - lowest) * width + (diagonals - low)) * n + places)
 
 
-def _bounded(found: Windows, most: int) -> Windows:
+def _bounded(windows: Windows, max_windows: int) -> Windows:
     """At most so many: for every place of the prompt the longest that begins there, then the second longest, ..."""
-    if len(found) <= most:
-        return found
-    order = np.lexsort((-found.numbers, found.starts - found.stops, found.starts))
-    begin = found.starts[order]
-    rank = np.empty(len(found), np.int64)
+    if len(windows) <= max_windows:
+        return windows
+    order = np.lexsort((-windows.numbers, windows.starts - windows.stops, windows.starts))
+    begin = windows.starts[order]
+    rank = np.empty(len(windows), np.int64)
     # How many longer ones begin at the same place.
-    rank[order] = np.arange(len(found)) - np.searchsorted(begin, begin)
-    return found.only(np.sort(np.lexsort((found.starts - found.stops, rank))[:most]))
+    rank[order] = np.arange(len(windows)) - np.searchsorted(begin, begin)
+    return windows.only(np.sort(np.lexsort((windows.starts - windows.stops, rank))[:max_windows]))
 
 
-def verified(target: Ids, found: Windows, names: Sequence[str], tokens_of: TokensOf) -> Windows:
+def verified(target: Ids, windows: Windows, names: Sequence[str], tokens_of: TokensOf) -> Windows:
     """The longest runs of at least `GUARANTEED` equal tokens around the candidates, each once."""
     tokens_by_number: dict[int, NDArray[np.int64]] = {}
-    lengths = np.zeros(len(found), np.int64)
-    for number, start, stop in _by_segment(found.numbers):
+    lengths = np.zeros(len(windows), np.int64)
+    for number, start, stop in _by_segment(windows.numbers):
         tokens = tokens_of(names[number])
         if tokens is not None:
             tokens_by_number[number] = np.asarray(tokens)  # a slice of a memory map takes several times as long
             lengths[start:stop] = len(tokens)
     # A segment may be shorter than the window, or have left: then its length is 0.
-    stops = np.minimum(found.stops, lengths - found.diagonals)
-    long_enough = stops - found.starts >= K
-    found = found.only(long_enough)
+    stops = np.minimum(windows.stops, lengths - windows.diagonals)
+    long_enough = stops - windows.starts >= K
+    windows = windows.only(long_enough)
 
-    run_windows, starts, stops = _equal(target, tokens_by_number, found, stops[long_enough])
-    found = found.only(run_windows)
+    run_windows, starts, stops = _equal(target, tokens_by_number, windows, stops[long_enough])
+    windows = windows.only(run_windows)
     # A run that ends inside of its window is whole: it has been seen to differ on both sides.
-    inside = (starts > found.starts) & (stops < np.minimum(found.stops, len(target)))
-    runs = Windows(found.numbers, found.diagonals, starts, stops)
+    inside = (starts > windows.starts) & (stops < np.minimum(windows.stops, len(target)))
+    runs = Windows(windows.numbers, windows.diagonals, starts, stops)
     _follow(target, tokens_by_number, runs, np.flatnonzero(~inside))
-    runs = runs.only(np.lexsort((starts, found.diagonals, found.numbers)))
+    runs = runs.only(np.lexsort((starts, windows.diagonals, windows.numbers)))
     # Two windows of one diagonal may have grown into the same run.
     again = np.zeros(len(runs), np.bool_)
     again[1:] = (np.diff(runs.numbers) == 0) & (np.diff(runs.diagonals) == 0) & (runs.starts[1:] < runs.stops[:-1])
@@ -186,7 +186,7 @@ def _by_segment(numbers: Ids) -> Iterator[tuple[int, int, int]]:
     return zip(numbers[starts].tolist(), starts.tolist(), np.append(starts, len(numbers))[1:].tolist(), strict=True)
 
 
-def _equal(target: Ids, held: dict[int, Ids], windows: Windows, stops: Ids) -> tuple[Ids, Ids, Ids]:
+def _equal(target: Ids, tokens_by_number: dict[int, Ids], windows: Windows, stops: Ids) -> tuple[Ids, Ids, Ids]:
     """Runs of at least `K` equal tokens within windows that end at `stops`: which window, start and stop in the prompt."""
     first = windows.starts
     ends = np.cumsum(stops - first)
@@ -194,7 +194,7 @@ def _equal(target: Ids, held: dict[int, Ids], windows: Windows, stops: Ids) -> t
     same = np.empty(int(ends[-1]) if len(ends) else 0, np.bool_)
     columns = (windows.numbers, windows.diagonals, first, stops, begins, ends)
     for number, shift, low, high, begin, end in zip(*(column.tolist() for column in columns), strict=True):
-        np.equal(held[number][low + shift : high + shift], target[low:high], out=same[begin:end])
+        np.equal(tokens_by_number[number][low + shift : high + shift], target[low:high], out=same[begin:end])
     # A run begins where a token is equal and the one before, in the same window, is not.
     opens, closes = same.copy(), same.copy()
     opens[1:] &= ~same[:-1]
@@ -211,13 +211,13 @@ def _equal(target: Ids, held: dict[int, Ids], windows: Windows, stops: Ids) -> t
     return window, starts + moved, lasts + moved + 1
 
 
-def _follow(target: Ids, held: dict[int, Ids], runs: Windows, which: Ids) -> None:
+def _follow(target: Ids, tokens_by_number: dict[int, Ids], runs: Windows, run_indexes: Ids) -> None:
     """Lengthens runs that reach the edge of their window, in place."""
     token_budget = EXTENDED + 16 * len(target)
-    for run in which.tolist():
+    for run in run_indexes.tolist():
         if token_budget <= 0:
             return
-        donor_tokens, shift = held[int(runs.numbers[run])], int(runs.diagonals[run])
+        donor_tokens, shift = tokens_by_number[int(runs.numbers[run])], int(runs.diagonals[run])
         start, stop = int(runs.starts[run]), int(runs.stops[run])
         low, high = max(0, -shift), min(len(target), len(donor_tokens) - shift)
 
@@ -228,20 +228,20 @@ def _follow(target: Ids, held: dict[int, Ids], runs: Windows, which: Ids) -> Non
         runs.starts[run], runs.stops[run] = start - before, stop + after
 
 
-def _forward(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+def _forward(target: NDArray[np.int64], source: NDArray[np.int64]) -> int:
     """How many tokens are equal from the beginning."""
     # The common case, without an array.
-    if not len(one) or one[0] != other[0]:
+    if not len(target) or target[0] != source[0]:
         return 0
     done, step = 0, STEP
-    while done < len(one):
-        differs = one[done : done + step] != other[done : done + step]
+    while done < len(target):
+        differs = target[done : done + step] != source[done : done + step]
         first = int(differs.argmax())
         if differs[first]:
             return done + first
         done += step
         step *= 2
-    return len(one)
+    return len(target)
 
 
 def cover(
@@ -249,7 +249,7 @@ def cover(
     index: CopiedIndex,
     tokens_of: TokensOf,
     *,
-    most: int = MAX_CANDIDATES,
+    max_windows: int = MAX_CANDIDATES,
     generation_of: Callable[[str], int] = lambda _: 0,
 ) -> Cover:
     """Cover a prompt `[n]` with runs of at least `GUARANTEED` tokens from the index.
@@ -257,7 +257,7 @@ def cover(
     Greedy by tokens added. Ties go to the least generation, then a donor in use, then the donor of most tokens, then the newest.
     Complete unless a fingerprint has more than `MAX_HOLDERS` holders; then correct, with gaps.
 
-    most           maximum places compared; at least one for each fingerprint of the prompt
+    max_windows           maximum places compared; at least one for each fingerprint of the prompt
     generation_of  generation of a segment's state (see `ChunkMeta`), 0 for exact state
 
     >>> passage, index = np.arange(100), CopiedIndex()
@@ -269,7 +269,7 @@ def cover(
     >>> found.donors, found.covered
     (('donor',), 60)
     """
-    places, holders = candidates(target, index, most)
+    places, holders = candidates(target, index, max_windows)
     names = holders.names
     verified_runs = verified(target, places, names, tokens_of)
     chosen = _chosen(verified_runs, len(target), lambda number: generation_of(names[number]))
@@ -277,12 +277,14 @@ def cover(
     return Cover(len(target), tuple(sorted(runs, key=lambda run: run.start)), len(places))
 
 
-def _chosen(found: Windows, n: int, generation_of: Callable[[int], int]) -> Iterator[tuple[int, int, int, int]]:
+def _chosen(windows: Windows, n: int, generation_of: Callable[[int], int]) -> Iterator[tuple[int, int, int, int]]:
     """Pieces that do not overlap: start, stop, segment number, diagonal. A run's gain is counted again when it comes up."""
-    donors, donor = np.unique(found.numbers, return_inverse=True)
-    lengths = found.stops - found.starts
+    donors, donor = np.unique(windows.numbers, return_inverse=True)
+    lengths = windows.stops - windows.starts
     donor_tokens = np.bincount(donor, weights=lengths, minlength=len(donors)).astype(np.int64).tolist()
-    rows = list(zip(found.starts.tolist(), found.stops.tolist(), donor.tolist(), found.diagonals.tolist(), strict=True))
+    rows = list(
+        zip(windows.starts.tolist(), windows.stops.tolist(), donor.tolist(), windows.diagonals.tolist(), strict=True)
+    )
     of_donor: list[list[int]] = [[] for _ in donors]
     for row, (_, _, donor_index, _) in enumerate(rows):
         of_donor[donor_index].append(row)
@@ -355,13 +357,15 @@ class CopiedText:
     def __len__(self) -> int:
         return len(self._space_of)
 
-    def add(self, metas: Sequence[ChunkMeta], found: Sequence[Fingerprints] | None = None) -> int:
+    def add(self, metas: Sequence[ChunkMeta], fingerprint_list: Sequence[Fingerprints] | None = None) -> int:
         """Makes chunks findable, the oldest first. Returns how many are new and as long as a run.
 
-        found  their `fingerprints_of`, if they are known
+        fingerprint_list  their `fingerprints_of`, if they are known
         """
         spaces: dict[tuple[str, str], dict[str, Fingerprints]] = {}
-        for meta, prints in zip(metas, fingerprints_of(metas) if found is None else found, strict=True):
+        for meta, prints in zip(
+            metas, fingerprints_of(metas) if fingerprint_list is None else fingerprint_list, strict=True
+        ):
             spaces.setdefault((meta.partition, meta.epoch), {})[meta.id] = prints
         added: set[str] = set()
         for name, segments in spaces.items():

@@ -112,7 +112,7 @@ class ThresholdGuard(Guard):
 class MediaGuard(Guard):
     """Rejects a donor with other media, whatever space it was found in: a second lock on `--media exact`.
 
-    least  for `--media similar`: other media may do if the vision layer has compared them and their cosine is at least this
+    min_cosine  for `--media similar`: other media may do if the vision layer has compared them and their cosine is at least this
 
     >>> from dejakv.request import Media
     >>> donor = ChunkMeta("d", "default", "epoch", (1, 2), "What is this?", "What is this?")
@@ -121,9 +121,9 @@ class MediaGuard(Guard):
     'other media: 1 here, 0 there, not the same ones'
     """
 
-    def __init__(self, least: float | None = None) -> None:
-        self.least = least
-        self.name = "media" if least is None else "vision"
+    def __init__(self, min_cosine: float | None = None) -> None:
+        self.least = min_cosine
+        self.name = "media" if min_cosine is None else "vision"
 
     def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
         request_digests = list(dict.fromkeys(medium.digest for medium in request.media))

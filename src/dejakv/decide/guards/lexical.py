@@ -105,21 +105,23 @@ class LexicalGuard(Guard):
             return Verdict("reject", self.name, reason)
         return Verdict("accept", self.name, "same content words, numbers, polarity and kind of question")
 
-    def difference(self, one: str, other: str) -> str:
+    def difference(self, first_text: str, second_text: str) -> str:
         """Why two texts are different questions, or "". Symmetric.
 
         Their readings differ (see `explain`), or what carries meaning by its form (see `dejakv.decide.literals`), or, where
         the words are the same, the marks between them.
         """
-        if one == other:
+        if first_text == second_text:
             return ""
-        first_reading, second_reading = (read(text, self._synonyms, self._phrases) for text in (one, other))
+        first_reading, second_reading = (
+            read(text, self._synonyms, self._phrases) for text in (first_text, second_text)
+        )
         # Readings first, then forms: the first reason found is the weightiest.
         if reason := explain(first_reading, second_reading):
             return reason
-        if literals(one) != literals(other):
+        if literals(first_text) != literals(second_text):
             return "symbols, case or layout differ"
-        return "punctuation differs" if _punctuated(one, other) else ""
+        return "punctuation differs" if _punctuated(first_text, second_text) else ""
 
     def _root(self, word: str) -> str:
         seen: list[str] = []
@@ -130,17 +132,17 @@ class LexicalGuard(Guard):
         return min(seen) if word in seen else word
 
 
-def explain(one: "Reading", other: "Reading") -> str:
+def explain(first: "Reading", second: "Reading") -> str:
     """The first difference in the order of weight; empty if the readings are equal. Never in the texts' own words, which may be another
     caller's."""
     differences = {
-        "negations differ": one.negations != other.negations,
-        "numbers differ": one.numbers != other.numbers,
-        "kinds of question differ": (one.kind, one.question) != (other.kind, other.question),
-        "attributes asked for differ": (one.asked, one.same) != (other.asked, other.same),
-        "content words differ": sorted(one.content) != sorted(other.content),
-        "the order of content words differs": one.content != other.content,
-        "verbs differ": one.verb != other.verb,
+        "negations differ": first.negations != second.negations,
+        "numbers differ": first.numbers != second.numbers,
+        "kinds of question differ": (first.kind, first.question) != (second.kind, second.question),
+        "attributes asked for differ": (first.asked, first.same) != (second.asked, second.same),
+        "content words differ": sorted(first.content) != sorted(second.content),
+        "the order of content words differs": first.content != second.content,
+        "verbs differ": first.verb != second.verb,
     }
     return next((reason for reason, differs in differences.items() if differs), "")
 
@@ -302,9 +304,9 @@ def _folded(text: str) -> str:
         folded = again
 
 
-def _punctuated(one: str, other: str) -> bool:
+def _punctuated(first_text: str, second_text: str) -> bool:
     """Whether two texts have the same words and other marks between them: "eat, Ann" is not "eat Ann"."""
-    first_folded, second_folded = (_folded(text).translate(_STRAIGHT) for text in (one, other))
+    first_folded, second_folded = (_folded(text).translate(_STRAIGHT) for text in (first_text, second_text))
     same_words = re.findall(r"\w+", first_folded) == re.findall(r"\w+", second_folded)
     # White space apart: it is judged with the layout, by `literals`.
     return same_words and "".join(first_folded.split()) != "".join(second_folded.split())

@@ -117,13 +117,13 @@ class FusionCache:
         )  # fmt: skip
         return self._store.put(Chunk(meta, Tensor(data, "U8")))
 
-    def load(self, chunk_id: str, within: float | None = None) -> FusionState | None:
-        """Return the state of a chunk, None if missing, or if it cannot be read `within` so many seconds."""
+    def load(self, chunk_id: str, max_read_seconds: float | None = None) -> FusionState | None:
+        """Return the state of a chunk, None if missing, or if it cannot be read `max_read_seconds` so many seconds."""
         id = self._id(chunk_id)
         # Known to come too late: it is not even begun.
-        if within is not None and self._store.away(id) > within:
+        if max_read_seconds is not None and self._store.away(id) > max_read_seconds:
             return None
-        chunk = self._store.get(id, None if within is None else time.monotonic() + within)
+        chunk = self._store.get(id, None if max_read_seconds is None else time.monotonic() + max_read_seconds)
         if chunk is None:
             return None
 
@@ -144,15 +144,15 @@ class FusionCache:
         request_id: str,
         state: FusionState | None = None,
         chunk_id: str = "",
-        within: float | None = None,
+        max_read_seconds: float | None = None,
     ) -> Status:
-        """Put a state back into the model: the given one, or the chunk's (`within`: see `load`).
+        """Put a state back into the model: the given one, or the chunk's (`max_read_seconds`: see `load`).
 
         Returns its status: `hit`, `miss` (none stored, or the model did not take it) or `skip` (no provider).
         """
         if self.provider is None:
             return "skip"
-        fusion_state = state if state is not None else self.load(chunk_id, within)
+        fusion_state = state if state is not None else self.load(chunk_id, max_read_seconds)
 
         if fusion_state is None:
             return "miss"
@@ -188,7 +188,7 @@ class FusionStates(Observer):
         if plan.match is not None and plan.donors:
             donor = plan.donors[0].id
             states, request = self._of(prepared), prepared.request.id
-            row = states.inject(llm=self._engine, request_id=request, chunk_id=donor, within=plan.within)
+            row = states.inject(llm=self._engine, request_id=request, chunk_id=donor, max_read_seconds=plan.within)
         return replace(decision, statuses={**decision.statuses, "fusion": row})
 
     def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: object) -> None:

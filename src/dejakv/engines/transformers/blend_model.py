@@ -332,7 +332,7 @@ def blend_model_of(model: Any) -> BlendModel | ModelError:
     return blend_model
 
 
-def _check(model: Any, parts: BlendModel) -> None:
+def _check(model: Any, blend_model: BlendModel) -> None:
     name = type(model).__name__
     # The same tokens each time: a model is refused always or never.
     generator = torch.Generator().manual_seed(11)
@@ -346,9 +346,9 @@ def _check(model: Any, parts: BlendModel) -> None:
     # Values carry no position: a shift must not change them.
     if _far(values, shifted_values) > limit:
         raise ModelError(f"blend cannot work with {name}: its state depends on absolute positions; use exact reuse")
-    _learn_movers(parts, keys, shifted, positions, limit, name)
+    _learn_movers(blend_model, keys, shifted, positions, limit, name)
     # The trial needs the hooks. Without a BlendCache they do nothing.
-    install(parts.layers)
+    install(blend_model.layers)
 
     for share, case in ((1.0, "recomputing every row"), (0.0, "an identical donor")):
         got = _blend(model, ids, keys, values, share)
@@ -359,17 +359,19 @@ def _check(model: Any, parts: BlendModel) -> None:
             )
 
 
-def _learn_movers(parts: BlendModel, keys: Tensor, shifted: Tensor, here: Tensor, limit: float, name: str) -> None:
-    """Finds for each layer what turns its keys at `here` into those at `here + SHIFT`. Raises ModelError if nothing does."""
-    for index, mover in enumerate(parts.movers):
+def _learn_movers(
+    blend_model: BlendModel, keys: Tensor, shifted: Tensor, positions: Tensor, limit: float, name: str
+) -> None:
+    """Finds for each layer what turns its keys at `positions` into those at `here + SHIFT`. Raises ModelError if nothing does."""
+    for index, mover in enumerate(blend_model.movers):
         assert mover is not None
         fitting: list[Mover | None] = []
         # None last: keys without positions stay as they are.
         for trial in (replace(mover, partial=False), replace(mover, partial=True), None):
-            single_layer = BlendModel(parts.model, parts.layers, parts.rotary, [trial])
+            single_layer = BlendModel(blend_model.model, blend_model.layers, blend_model.rotary, [trial])
             moved = keys[index : index + 1].clone()
             try:
-                single_layer.move(moved, here + SHIFT, here, TOKENS, TOKENS + SHIFT)
+                single_layer.move(moved, positions + SHIFT, positions, TOKENS, TOKENS + SHIFT)
             except (RuntimeError, ValueError):
                 continue
             if _far(moved, shifted[index : index + 1]) <= limit:
@@ -380,7 +382,7 @@ def _learn_movers(parts: BlendModel, keys: Tensor, shifted: Tensor, here: Tensor
             raise ModelError(
                 f"blend cannot work with {name}: the keys of layer {index} do not move with its rotary; use exact reuse"
             )
-        parts.movers[index] = fitting[0]
+        blend_model.movers[index] = fitting[0]
 
 
 def _prefill(model: Any, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -401,9 +403,9 @@ def _blend(model: Any, ids: Tensor, keys: Tensor, values: Tensor, share: float) 
     return model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
 
 
-def _far(one: Tensor, other: Tensor) -> float:
+def _far(actual: Tensor, expected: Tensor) -> float:
     """Root mean square of the difference over that of the second; of several layers (the first axis) the worst."""
-    if one.shape != other.shape:
+    if actual.shape != expected.shape:
         return float("inf")
-    error = (one.float() - other.float()).flatten(1).square().mean(1)
-    return float((error / other.float().flatten(1).square().mean(1).clamp_min(1e-18)).max().sqrt())
+    error = (actual.float() - expected.float()).flatten(1).square().mean(1)
+    return float((error / expected.float().flatten(1).square().mean(1).clamp_min(1e-18)).max().sqrt())

@@ -114,7 +114,9 @@ def plan_blend(
             del usable[parts]  # the map is made again without it
             continue
 
-        report = BlendReport(tokens, read_s=time.perf_counter() - mapped, read_bytes=_bytes_taken(parts, donor_tokens, donor_map))
+        report = BlendReport(
+            tokens, read_s=time.perf_counter() - mapped, read_bytes=_bytes_taken(parts, donor_tokens, donor_map)
+        )
         states = [[(part.first, part.tensor) for part in donor_parts] for donor_parts in parts]
         planned = plan_cache(model, prepared.token_ids, states, donor_tokens, donor_map, needed, config)
         if model.fixed:  # else a key's rotation depends on its prompt's length as well, which a run does not know
@@ -123,10 +125,10 @@ def plan_blend(
     return None, BlendReport(tokens, reason=UNREADABLE)
 
 
-def _read(donors: Sequence[Donor], held: Donors, found: TokenMap) -> list[Sequence[Chunk]] | int:
+def _read(donors: Sequence[Donor], donor_tokens: Donors, donor_map: TokenMap) -> list[Sequence[Chunk]] | int:
     """Read the chunks with each donor's mapped rows; or return the index of an unreadable donor."""
     parts: list[Sequence[Chunk]] = [()] * len(donors)
-    for number, _, places in held.parts(found.source):
+    for number, _, places in donor_tokens.parts(donor_map.source):
         donor_parts = donors[number].read(ranges_of(places))
         if donor_parts is None:
             return number
@@ -134,9 +136,9 @@ def _read(donors: Sequence[Donor], held: Donors, found: TokenMap) -> list[Sequen
     return parts
 
 
-def _bytes_taken(parts: Sequence[Sequence[Chunk]], held: Donors, found: TokenMap) -> int:
+def _bytes_taken(parts: Sequence[Sequence[Chunk]], donor_tokens: Donors, donor_map: TokenMap) -> int:
     total = 0.0
-    for number, _, places in held.parts(found.source):
+    for number, _, places in donor_tokens.parts(donor_map.source):
         rows = sum(stop - start for start, stop in ranges_of(places))
         first_part = parts[number][0]
         total += rows * first_part.tensor.nbytes / max(1, first_part.tensor.shape[3])
@@ -155,7 +157,7 @@ def plan_cache(
     target: Sequence[int],
     states: Sequence[State],
     donors: Donors,
-    found: TokenMap,
+    donor_map: TokenMap,
     needed: Need,
     config: BlendConfig,
     choose: Choose = highest,
@@ -168,27 +170,27 @@ def plan_cache(
     Raises: ModelError for a state of another shape.
     """
     device = model.model.device
-    entries = rearrange(model, states, donors, found, device, model.model.dtype)
+    entries = rearrange(model, states, donors, donor_map, device, model.model.dtype)
     layers = [BlendLayer(k[None], v[None]) for k, v in zip(entries[0], entries[1], strict=True)]
 
     ids = np.asarray(target, dtype=np.int64)
-    plan, question_tokens = RecomputePlan.of(config, ids, donors, found, needed, device, choose=choose), 0
+    plan, question_tokens = RecomputePlan.of(config, ids, donors, donor_map, needed, device, choose=choose), 0
 
     if plan.asks:
         plan = plan.with_attention(question_attention(model, target, layers, plan, needed.tail))
         question_tokens = needed.tail
-    return PlannedBlend(BlendCache(layers, plan), donors, found, question_tokens)
+    return PlannedBlend(BlendCache(layers, plan), donors, donor_map, question_tokens)
 
 
 def rearrange(
-    model: BlendModel, states: Sequence[State], donors: Donors, found: TokenMap, device: Any, dtype: torch.dtype
+    model: BlendModel, states: Sequence[State], donors: Donors, donor_map: TokenMap, device: Any, dtype: torch.dtype
 ) -> Tensor:
     """Return the donors' KV entries in target order, `[2, layers, kv_heads, tokens, head_dim]`, keys at target positions."""
-    tokens = len(found)
+    tokens = len(donor_map)
     out: Tensor | None = None
     first_position, stops = donors.first or (0,) * len(states), donors.stops
 
-    for index, rows, places in donors.parts(found.source):
+    for index, rows, places in donors.parts(donor_map.source):
         missing_rows = len(places)
         for start, part in states[index]:
             state = borrowed(part)

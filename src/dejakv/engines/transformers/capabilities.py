@@ -86,27 +86,27 @@ def from_config(model: Any) -> Capabilities:
 
 
 @torch.inference_mode()
-def self_check(model: Any, found: Capabilities) -> Capabilities:
+def self_check(model: Any, capabilities: Capabilities) -> Capabilities:
     """Compare the last logits of a short run with those of the same run resumed from captured state.
 
     Returns the capabilities, without reuse and with the reason if the two disagree or the model fails.
     """
-    if not found.reuse:
-        return found
+    if not capabilities.reuse:
+        return capabilities
     ids = some_tokens(model, _TOKENS)
     try:
         cache = empty_cache(layout_of(model))
         whole = _last_logits(model, ids, cache, 0)
         state = captured(cache, _TOKENS)
         if state is None:
-            return found.without("reuse", "its layers differ in shape, so no single tensor holds its KV")
+            return capabilities.without("reuse", "its layers differ in shape, so no single tensor holds its KV")
         resumed_cache = filled_cache([state], _SPLIT, ids.device, model.dtype, empty_cache(layout_of(model)))
         resumed = _last_logits(model, ids, resumed_cache, _SPLIT)
         reason = disagreement(whole, resumed, model.dtype, "logits from reused state")
         reason = reason or _forgetting(model, state)
     except Exception as error:  # a model's own code may raise anything
-        return found.without("reuse", f"the load-time self-check failed: {type(error).__name__}: {error}")
-    return found.without("reuse", reason).without("padding", _padding(model, ids))
+        return capabilities.without("reuse", f"the load-time self-check failed: {type(error).__name__}: {error}")
+    return capabilities.without("reuse", reason).without("padding", _padding(model, ids))
 
 
 def _forgetting(model: Any, state: Tensor) -> str:
@@ -131,9 +131,9 @@ def _forgetting(model: Any, state: Tensor) -> str:
             model_cache.update(keys, values, layer)
             whole.update(keys, values, layer)
         expected, got = (
-            model(input_ids=ids, past_key_values=cache, position_ids=position_ids, use_cache=True, return_dict=True).logits[
-                0, -1
-            ]
+            model(
+                input_ids=ids, past_key_values=cache, position_ids=position_ids, use_cache=True, return_dict=True
+            ).logits[0, -1]
             for cache in (model_cache, whole)
         )
     except torch.OutOfMemoryError:  # no room for two full windows says nothing about the model
@@ -171,24 +171,24 @@ def _padding(model: Any, ids: torch.Tensor) -> str:
     return f"its answers depend on padding ({reason})" if reason else ""
 
 
-def disagreement(expected: torch.Tensor, got: torch.Tensor, dtype: torch.dtype, what: str) -> str:
+def disagreement(expected: torch.Tensor, got: torch.Tensor, dtype: torch.dtype, subject: str) -> str:
     """Why logits do not agree, empty if they do. Rounding is allowed for: bfloat16 differs by some percent of the
     spread between equally valid ways to compute the same prompt."""
     difference = float((expected - got).abs().max())
     allowed = _TOLERANCE.get(dtype, 1e-3) * max(1.0, float(expected.std()))
     if difference <= allowed:
         return ""
-    return f"the load-time self-check failed: {what} differ by {difference:.3g} (allowed {allowed:.3g})"
+    return f"the load-time self-check failed: {subject} differ by {difference:.3g} (allowed {allowed:.3g})"
 
 
 def _last_logits(
-    model: Any, ids: torch.Tensor, cache: Any, start: int, place: Any = None, **features: Any
+    model: Any, ids: torch.Tensor, cache: Any, start: int, position_ids: Any = None, **features: Any
 ) -> torch.Tensor:
     """Of a prompt `[1, n]` whose first `start` tokens the cache holds."""
-    if place is None:
-        place = torch.arange(ids.shape[1], device=ids.device)[None]
+    if position_ids is None:
+        position_ids = torch.arange(ids.shape[1], device=ids.device)[None]
     out = model(
-        input_ids=ids[:, start:], past_key_values=cache, position_ids=place[..., start:], use_cache=True, return_dict=True,
+        input_ids=ids[:, start:], past_key_values=cache, position_ids=position_ids[..., start:], use_cache=True, return_dict=True,
         **features,
     )  # fmt: skip
     return out.logits[0, -1].float()
@@ -222,7 +222,9 @@ def shape_of(model: Any, attention: str) -> Costs:
     weights = sum(size for name, size in named if "layers." in name)
     weights = weights or max(1, sum(size for _, size in named) - embeddings.numel())  # layers by another name
 
-    token_bytes = 2 * with_kv * (text_setting(model, "num_key_value_heads") or heads) * width * embeddings.element_size()
+    token_bytes = (
+        2 * with_kv * (text_setting(model, "num_key_value_heads") or heads) * width * embeddings.element_size()
+    )
     masked = attention == "sdpa" and embeddings.device.type == "cpu"
     # Under a causal mask a whole prompt has half of all pairs.
     pair, whole = 4 * layers * heads * width if masked else 0, 0.5 if masked and layout is None else 1.0
@@ -240,7 +242,7 @@ def forward_of(model: Any) -> Callable[[int], object]:
 
 
 @torch.inference_mode()
-def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilities:
+def check_pictures(model: Any, vision: Vision, capabilities: Capabilities) -> Capabilities:
     """A small picture through the model's own path must give the logits of ours, whole and from reused state.
 
     Models that fail take no pictures here, and say why (for instance, attention in both directions between a picture's
@@ -255,7 +257,7 @@ def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilit
         expected, device = _own_path(model, vision, prompt, media), model.get_input_embeddings().weight.device
         cache, state = plain_cache(), None
         # All rows, a start inside the picture, and the last row alone.
-        for split in (0, spans[0].start + spans[0].length // 2, len(ids) - 1) if found.reuse else (0,):
+        for split in (0, spans[0].start + spans[0].length // 2, len(ids) - 1) if capabilities.reuse else (0,):
             split_cache = filled_cache([state], split, device, model.dtype) if state is not None else cache
             got = _our_path(model, vision, prepared, split_cache, split)
             if reason := disagreement(expected, got, model.dtype, f"logits from the state of {split} tokens"):
@@ -271,7 +273,7 @@ def check_pictures(model: Any, vision: Vision, found: Capabilities) -> Capabilit
         getattr(vision.base, "__dict__", {}).pop("rope_deltas", None)
         if hasattr(vision.base, "get_rope_index"):
             vision.base.rope_deltas = None
-    return found.without("images", reason)
+    return capabilities.without("images", reason)
 
 
 def _own_path(model: Any, vision: Vision, prompt: str, media: Media) -> torch.Tensor:

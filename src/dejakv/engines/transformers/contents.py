@@ -139,13 +139,13 @@ def _constant(value: Any) -> Any:
     return [_constant(item) for item in value] if isinstance(value, tuple) else (type(value).__name__, repr(value))
 
 
-def codes_of(names: dict[str, Any]) -> frozenset[int]:
+def codes_of(namespace: dict[str, Any]) -> frozenset[int]:
     """Identities of all code objects of a module's functions, inner ones too."""
-    members = [item for kind in names.values() if isinstance(kind, type) for item in vars(kind).values()]
-    functions = [function for item in (*names.values(), *members) for function in _functions_of(item)]
+    members = [item for kind in namespace.values() if isinstance(kind, type) for item in vars(kind).values()]
+    functions = [function for item in (*namespace.values(), *members) for function in _functions_of(item)]
     functions += [item for function in functions if (item := getattr(function, "__wrapped__", None)) is not None]
     # Functions that the module imported belong to another one.
-    waiting = [item.__code__ for item in functions if getattr(item, "__globals__", None) is names]
+    waiting = [item.__code__ for item in functions if getattr(item, "__globals__", None) is namespace]
 
     met = dict[int, types.CodeType]()
     while waiting:
@@ -556,16 +556,16 @@ def _counts(name: Any, leave: Leave | None = None) -> bool:
     return name not in IGNORED and not (leave is not None and leave(name))
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and plain(one) and one == other)
+def _same(current: Any, former: Any) -> bool:
+    return current is former or (type(current) is type(former) and plain(current) and current == former)
 
 
 class _Items:
     """A dictionary or a list, with its former items."""
 
-    def __init__(self, held: Any, leave: Leave | None = None) -> None:
-        self.held, self.leave = held, leave
-        self.views = (held,) if isinstance(held, list | tuple) else (held.keys(), held.values())
+    def __init__(self, container: Any, leave: Leave | None = None) -> None:
+        self.held, self.leave = container, leave
+        self.views = (container,) if isinstance(container, list | tuple) else (container.keys(), container.values())
         self.was = [list(view) for view in self.views]
 
     def same(self) -> bool:
@@ -574,7 +574,9 @@ class _Items:
             return len(self.held) == len(self.was[0]) and all(map(_same, self.held, self.was[0]))
         former_items = self._counted(zip(*self.was, strict=True))
         now = self._counted(self.held.items())
-        return former_items.keys() == now.keys() and all(_same(now[name], value) for name, value in former_items.items())
+        return former_items.keys() == now.keys() and all(
+            _same(now[name], value) for name, value in former_items.items()
+        )
 
     def _counted(self, items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
         """Leave out what counts for nothing, and what DejaKV itself puts there for the length of a run."""
@@ -584,9 +586,9 @@ class _Items:
 class _Hooks(_Items):
     """Hooks, without DejaKV's."""
 
-    def __init__(self, held: Any) -> None:
-        super().__init__(held)
-        self.hooks = _of_others(held)
+    def __init__(self, container: Any) -> None:
+        super().__init__(container)
+        self.hooks = _of_others(container)
 
     def same(self) -> bool:
         hooks = _of_others(self.held)
@@ -606,13 +608,13 @@ class _Look:
         self._functions: list[types.FunctionType] = []
         self._cells: list[tuple[types.CellType, Any]] = []
 
-    def at_all(self, held: Any, leave: Leave | None = None) -> None:
+    def at_all(self, container: Any, leave: Leave | None = None) -> None:
         """The items of a dictionary or a list, but for those to leave out."""
-        self._items[id(held)] = _Items(held, leave)
+        self._items[id(container)] = _Items(container, leave)
 
-    def at_hooks(self, held: Any) -> None:
+    def at_hooks(self, container: Any) -> None:
         """A dictionary of hooks."""
-        self._items[id(held)] = _Hooks(held)
+        self._items[id(container)] = _Hooks(container)
 
     def at(self, table: Any, name: str) -> Any:
         """What a dictionary has under a name now."""
@@ -620,8 +622,8 @@ class _Look:
         self._names.setdefault((id(table), name), (table, name, value))
         return value
 
-    def at_set(self, held: Any) -> None:
-        self._sets.append((held, set(held)))
+    def at_set(self, container: Any) -> None:
+        self._sets.append((container, set(container)))
 
     def at_function(self, function: types.FunctionType) -> None:
         self._functions.append(function)

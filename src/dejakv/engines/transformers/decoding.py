@@ -142,22 +142,29 @@ def generate(model: Any, ids: torch.Tensor, cache: Cache | None, arguments: Mapp
     extra_arguments: dict[str, Any] = {"past_key_values": cache} if cache is not None else {}
     if steps.look is not None:
         # First of all processors: the others are the caller's code, which may change the model.
-        extra_arguments["logits_processor"] = LogitsProcessorList([_Behind(steps), *(arguments.get("logits_processor") or [])])
+        extra_arguments["logits_processor"] = LogitsProcessorList(
+            [_Behind(steps), *(arguments.get("logits_processor") or [])]
+        )
     return type(model).generate(model, input_ids=ids, **{**arguments, **extra_arguments, "stopping_criteria": criteria})
 
 
 @torch.no_grad()
 def prefill(
-    model: Any, ids: torch.Tensor, cache: Cache, held: int, positions: torch.Tensor | None, features: Mapping[str, Any]
+    model: Any,
+    ids: torch.Tensor,
+    cache: Cache,
+    cached_tokens: int,
+    positions: torch.Tensor | None,
+    features: Mapping[str, Any],
 ) -> None:
-    """All of `ids` `[1, n]` into a cache that holds the first `held`, as `generate` does with a piece of a prompt."""
+    """All of `ids` `[1, n]` into a cache that holds the first `cached_tokens`, as `generate` does with a piece of a prompt."""
     n = ids.shape[1]
     position_ids = positions if positions is not None else torch.arange(n, device=ids.device)[None]
     # Logits of all rows would take rows x vocabulary numbers.
     last = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
 
     model(
-        input_ids=ids[:, held:], past_key_values=cache, attention_mask=torch.ones_like(ids), position_ids=position_ids[..., held:n],
+        input_ids=ids[:, cached_tokens:], past_key_values=cache, attention_mask=torch.ones_like(ids), position_ids=position_ids[..., cached_tokens:n],
         use_cache=True, return_dict=True, **last, **features,
     )  # fmt: skip
 
@@ -242,15 +249,15 @@ def prefill_pruned(
     model: Any,
     ids: torch.Tensor,
     cache: Cache,
-    held: int,
+    cached_tokens: int,
     positions: torch.Tensor | None,
     features: Mapping[str, Any],
     config: PruneConfig,
 ) -> PrunableDynamicCache:
-    """Compute `ids` `[1, n]` into a cache that holds the first `held`, and return a pruned copy of all but the last token. The last token
+    """Compute `ids` `[1, n]` into a cache that holds the first `cached_tokens`, and return a pruned copy of all but the last token. The last token
     is computed twice: here for its attention, and again from the pruned state. Raises: ModelError if the cache cannot be pruned."""
     with AttentionProbe(config.window) as probe:
-        prefill(model, ids, cache, held, positions, features)
+        prefill(model, ids, cache, cached_tokens, positions, features)
 
     before = copied(cache, ids.shape[1] - 1)
     if before is None:
@@ -260,7 +267,7 @@ def prefill_pruned(
 
 @torch.inference_mode()
 def continued(
-    model: Any, cache: Cache | None, ids: torch.Tensor, place: torch.Tensor | None, tokens: Sequence[int]
+    model: Any, cache: Cache | None, ids: torch.Tensor, position_ids: torch.Tensor | None, tokens: Sequence[int]
 ) -> NDArray[np.float32] | None:
     """Log probabilities `[len(tokens), vocabulary]` float32 of the tokens of some answer, row i given the prompt and the first i
     tokens (teacher forcing). None if the cache holds no plain rows of the prompt.
@@ -268,7 +275,7 @@ def continued(
     It reads the prompt's rows of `cache` and changes nothing there; the prompt's last token is computed again.
 
     ids    `[1, prompt]`
-    place  position ids `[..., prompt]` where the model counts in its own way, else None
+    position_ids  position ids `[..., prompt]` where the model counts in its own way, else None
     """
     prefix_tokens = ids.shape[1] - 1
     start = copied(cache, prefix_tokens) if cache is not None else None
@@ -277,7 +284,9 @@ def continued(
 
     input_ids = torch.cat([ids[:, -1:], torch.tensor([list(tokens[:-1])], dtype=ids.dtype, device=ids.device)], dim=1)
     steps = torch.arange(len(tokens), device=ids.device)
-    last = place[..., -1:] if place is not None else torch.full((1, 1), prefix_tokens, device=ids.device)
+    last = position_ids[..., -1:] if position_ids is not None else torch.full((1, 1), prefix_tokens, device=ids.device)
 
-    output = model(input_ids=input_ids, past_key_values=start, position_ids=last + steps, use_cache=True, return_dict=True)
+    output = model(
+        input_ids=input_ids, past_key_values=start, position_ids=last + steps, use_cache=True, return_dict=True
+    )
     return output.logits[0].float().log_softmax(-1).cpu().numpy()

@@ -107,7 +107,9 @@ class TransformersEngine(Engine):
         self.vision = Vision.of(self.model, processor, encoder_cache) if processor is not None else None
         if self.vision is not None:
             self.capabilities = (
-                check_pictures(self.model, self.vision, self.capabilities) if check else capabilities.without("images", "")
+                check_pictures(self.model, self.vision, self.capabilities)
+                if check
+                else capabilities.without("images", "")
             )
 
         if not self.capabilities.reuse:
@@ -324,7 +326,7 @@ class TransformersEngine(Engine):
         self,
         prepared: Prepared,
         parts: Sequence[Chunk] = (),
-        held: int = 0,
+        cached_tokens: int = 0,
         *,
         partial: PlannedBlend | PlannedTopLayer | None = None,
         on_token: OnToken | None = None,
@@ -332,7 +334,7 @@ class TransformersEngine(Engine):
     ) -> Completion:
         """Compute rows without given state, and the answer; `details["output"]` is the result of `generate`.
 
-        parts    exact KV of the prompt's first `held` tokens, or of more; for a prompt prefilled in pieces, of whole pieces
+        parts    exact KV of the prompt's first `cached_tokens` tokens, or of more; for a prompt prefilled in pieces, of whole pieces
         partial  single-use state of other prompts, completed by the prefill
         accept   called with the first token's log probabilities
 
@@ -352,7 +354,7 @@ class TransformersEngine(Engine):
             arguments = decoding.asking(arguments, accept)
         drawing = decoding.seeded(seed, self.device) if seed is not None else nullcontext()
         with self._lock, drawing, self._watch.running() as writes:
-            return self._generate(writes, prepared, arguments, parts, held, partial, on_token)
+            return self._generate(writes, prepared, arguments, parts, cached_tokens, partial, on_token)
 
     def _generate(
         self,
@@ -360,7 +362,7 @@ class TransformersEngine(Engine):
         prepared: Prepared,
         arguments: Mapping[str, Any],
         parts: Sequence[Chunk],
-        held: int,
+        cached_tokens: int,
         planned: PlannedBlend | PlannedTopLayer | None,
         on_token: OnToken | None,
     ) -> Completion:
@@ -372,8 +374,10 @@ class TransformersEngine(Engine):
 
         piece = self.piece
         ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
-        cache, held, loaded_bytes = (planned.cache, 0, 0) if planned is not None else self._begun(parts, held, prepared)
-        if n - held > 1:
+        cache, cached_tokens, loaded_bytes = (
+            (planned.cache, 0, 0) if planned is not None else self._begun(parts, cached_tokens, prepared)
+        )
+        if n - cached_tokens > 1:
             steps.look = self._watch.same
         inject = time.perf_counter() - steps.began
 
@@ -381,19 +385,19 @@ class TransformersEngine(Engine):
         if self.vision is not None:
             position_ids = self.vision.positions(ids, prepared)
             if spans:
-                rows, runs = self.vision.rows(prepared, held)
+                rows, runs = self.vision.rows(prepared, cached_tokens)
         elif self._base is not None:
             position_ids = positions(self._base, ids)
         # What leaves keys out divides the rows in its own way.
         visible: Any = nullcontext
-        if n - held > ROWS and (planned is not None or piece == 1):
+        if n - cached_tokens > ROWS and (planned is not None or piece == 1):
             visible = partial(left_out, self.model, self._attention)
 
-        prefilled = held
+        prefilled = cached_tokens
         if planned is None and cache is not None:
-            stops = [stop for stop in pieces(n, piece, spans) if stop > held] if piece > 1 else []
+            stops = [stop for stop in pieces(n, piece, spans) if stop > cached_tokens] if piece > 1 else []
             # `generate` would compute the prompt once for each beam.
-            if beams > 1 and n - 1 > max([held, *stops]):
+            if beams > 1 and n - 1 > max([cached_tokens, *stops]):
                 stops.append(n - 1)
             if stops and not self._watch.tables.continues(stops[-1], n):
                 stops = []  # the model would compute the prompt anew
@@ -419,7 +423,12 @@ class TransformersEngine(Engine):
                 generate_args["position_ids"] = position_ids
             output = decoding.generate(self.model, ids, decode_cache, generate_args, steps)
         # A model that changed while it ran made state that is of neither.
-        state_valid = bool(self.epoch) and not writes.any and steps.same and (n - held <= 1 or self._watch.check(turn=False))
+        state_valid = (
+            bool(self.epoch)
+            and not writes.any
+            and steps.same
+            and (n - cached_tokens <= 1 or self._watch.check(turn=False))
+        )
         if (beams > 1 or decode_cache is not cache) and n in pieces(n + 1, piece, spans):
             state_valid = False  # the last piece was not computed as one
 
@@ -433,7 +442,7 @@ class TransformersEngine(Engine):
 
         now = time.perf_counter()
         arithmetic = next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), "")
-        computed = planned.computed_tokens() if planned is not None else n - held
+        computed = planned.computed_tokens() if planned is not None else n - cached_tokens
         # Pictures and beams would blur what a row costs.
         if planned is None and steps.first and not runs and beams == 1:
             self._meter.computed(computed, n, steps.first - steps.began - inject)
@@ -451,7 +460,9 @@ class TransformersEngine(Engine):
             capture=lambda: captured(cache, n) if cache is not None and state_valid and planned is None else None,
             rows=planned.rows() if planned is not None and state_valid else None,
             arithmetic=arithmetic,
-            bitwise=planned is None and decode_cache is cache and (held == 0 or (piece > 1 and not _compiled(self.model))),
+            bitwise=planned is None
+            and decode_cache is cache
+            and (cached_tokens == 0 or (piece > 1 and not _compiled(self.model))),
             shared=not isinstance(output, torch.Tensor),
             continued=partial(continued, self.model, decode_cache, ids, position_ids),
             approximate=decode_cache is not cache,
@@ -589,7 +600,7 @@ class TransformersEngine(Engine):
         if self.vision is not None:
             self.vision.follow(self._watch.encoder_epoch)
 
-    def _begun(self, parts: Sequence[Chunk], held: int, prepared: Prepared) -> tuple[Cache | None, int, int]:
+    def _begun(self, parts: Sequence[Chunk], cached_tokens: int, prepared: Prepared) -> tuple[Cache | None, int, int]:
         """Fill a prompt's cache from stored parts. Returns it, its number of tokens, and their bytes.
 
         None: the model's own cache, if ours may not hold its layers. Raises: ModelError for state of another model.
@@ -606,14 +617,18 @@ class TransformersEngine(Engine):
                 "the stored state is of another model, tokenizer or dtype: look it up under this engine's epoch"
             )
 
-        held = reusable(held, n, piece, prepared.spans)
+        cached_tokens = reusable(cached_tokens, n, piece, prepared.spans)
         # The model would compute the whole prompt anew.
-        if not held or (self._watch.by_length and not self._watch.tables.continues(held, n)):
+        if not cached_tokens or (self._watch.by_length and not self._watch.tables.continues(cached_tokens, n)):
             return empty_cache(self._layout), 0, 0
 
-        states = consecutive(parts, 0, held)
+        states = consecutive(parts, 0, cached_tokens)
         loaded_bytes = sum(map(attrgetter("nbytes"), states))
-        return filled_cache(states, held, device, self.model.dtype, empty_cache(self._layout)), held, loaded_bytes
+        return (
+            filled_cache(states, cached_tokens, device, self.model.dtype, empty_cache(self._layout)),
+            cached_tokens,
+            loaded_bytes,
+        )
 
 
 def _compiled(model: Any) -> bool:

@@ -272,11 +272,11 @@ def _by_tiles(pixels: torch.Tensor, runs: Sequence[int]) -> list[tuple[Picture, 
     return [(Picture(run), {"pixel_values": part}) for run, part in zip(runs, cut, strict=True)]
 
 
-def _bytes_of(given: Mapping[str, torch.Tensor]) -> bytes:
+def _bytes_of(inputs: Mapping[str, torch.Tensor]) -> bytes:
     """Identify a picture by its pixels as the processor made them, with shape and type."""
     parts: list[bytes] = []
-    for name in sorted(given):
-        tensor = given[name].detach().cpu().contiguous()
+    for name in sorted(inputs):
+        tensor = inputs[name].detach().cpu().contiguous()
         parts.append(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
         parts.append(np.asarray(tensor.view(torch.uint8)).tobytes())
     return b"".join(parts)

@@ -134,13 +134,16 @@ def copied(cache: Cache, tokens: int) -> Cache | None:
     fewer rows, or is of another kind."""
     source_layers: list[Any] = list(cache.layers)
     if any(
-        not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.shape[-2] < tokens for layer in source_layers
+        not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.shape[-2] < tokens
+        for layer in source_layers
     ):
         return None
 
     condensed = isinstance(cache, LCKVCache)
     prefix_cache: Any = LCKVCache(cache.layout, settled=cache.settled) if condensed else DynamicCache()
-    prefix_cache.layers = [PartsLayer([layer.keys[:1, :, :tokens]], [layer.values[:1, :, :tokens]]) for layer in source_layers]
+    prefix_cache.layers = [
+        PartsLayer([layer.keys[:1, :, :tokens]], [layer.values[:1, :, :tokens]]) for layer in source_layers
+    ]
     return prefix_cache
 
 

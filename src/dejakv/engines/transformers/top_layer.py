@@ -109,7 +109,7 @@ def plan_top_layer(
     return PlannedTopLayer(cache, layout, tokens, tuple(computed.tolist())), report
 
 
-def moved_rows(model: Any, state: torch.Tensor, taken: Ids, positions: np.ndarray) -> list[KV]:
+def moved_rows(model: Any, state: torch.Tensor, row_sources: Ids, positions: np.ndarray) -> list[KV]:
     """For each stored layer the donors' keys and values `[kv heads, n, dim]` in the target's order, keys turned to its positions. Rows that
     are computed have any content.
 
@@ -117,7 +117,7 @@ def moved_rows(model: Any, state: torch.Tensor, taken: Ids, positions: np.ndarra
     positions  `[donor tokens]` at which each was computed
     """
     # A computed row has -1: any row may stand in its place.
-    source = torch.from_numpy(np.maximum(taken, 0))
+    source = torch.from_numpy(np.maximum(row_sources, 0))
     target_places, source_places = torch.arange(len(source)), torch.from_numpy(positions)[source]
 
     rows = state.index_select(3, source.to(state.device))
@@ -126,7 +126,9 @@ def moved_rows(model: Any, state: torch.Tensor, taken: Ids, positions: np.ndarra
     if not torch.equal(target_places, source_places):
         # Float32, whatever the model's dtype: tables take the type of `like`.
         rotary, like = model.model.rotary_emb, torch.zeros(1, device=state.device)
-        tables = turn(rotary(like, target_places[None].to(state.device)), rotary(like, source_places[None].to(state.device)))
+        tables = turn(
+            rotary(like, target_places[None].to(state.device)), rotary(like, source_places[None].to(state.device))
+        )
         keys = rotated(keys.float(), tables).to(keys.dtype)
     return list(zip(keys, values, strict=True))
 

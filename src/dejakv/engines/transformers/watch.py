@@ -244,7 +244,9 @@ class Tables:
             except Exception as error:  # the configuration's own code
                 return f"its {name} cannot be read: {type(error).__name__}: {error}"
             for settings in [rope_settings, *rope_settings.values()]:
-                kind = str(settings.get("rope_type") or settings.get("type") or "") if isinstance(settings, dict) else ""
+                kind = (
+                    str(settings.get("rope_type") or settings.get("type") or "") if isinstance(settings, dict) else ""
+                )
                 if by_length(kind) and not self._modules:
                     return f"its rotary tables depend on the prompt's length ({kind}), and it makes them in its own way"
         return ""
@@ -255,11 +257,11 @@ class Tables:
             return epoch
         return epoch_of({"model": epoch, "tables": [_table_of(module, tokens) for module in self._modules]})
 
-    def continues(self, held: int, tokens: int) -> bool:
-        """Whether the model continues a prompt of `tokens` tokens from `held` of them. Phi-3 computes a whole prompt anew once it passes
+    def continues(self, cached_tokens: int, tokens: int) -> bool:
+        """Whether the model continues a prompt of `tokens` tokens from `cached_tokens` of them. Phi-3 computes a whole prompt anew once it passes
         the limit of its short table."""
         limit = setting(self._config, "original_max_position_embeddings") if self._modules else None
-        return not limit or not held <= limit < tokens
+        return not limit or not cached_tokens <= limit < tokens
 
     @contextmanager
     def of(self, tokens: int) -> Iterator[None]:

@@ -57,10 +57,10 @@ class WeightDigest:
         self._next = 0
         self.digest = self.digest_where(lambda _: True)
 
-    def digest_where(self, wanted: Callable[[str], bool]) -> str:
+    def digest_where(self, includes: Callable[[str], bool]) -> str:
         """The digest over the tensors whose name is wanted."""
         sha = hashlib.sha256()
-        indices = {index for index, (name, _) in enumerate(self._titles) if wanted(name)}
+        indices = {index for index, (name, _) in enumerate(self._titles) if includes(name)}
         for index in sorted(indices):
             sha.update(f"{self._titles[index]};".encode())
 
@@ -77,8 +77,7 @@ class WeightDigest:
         if len(tensors) != len(self._held) or self._names != tuple(names):
             return False
         if not all(
-            tensor is None if ref is None else ref() is tensor
-            for ref, tensor in zip(self._held, tensors, strict=True)
+            tensor is None if ref is None else ref() is tensor for ref, tensor in zip(self._held, tensors, strict=True)
         ):
             return False
 
@@ -90,7 +89,7 @@ class WeightDigest:
     def _distinct(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         return [tensor for place in self._places if (tensor := tensors[place]) is not None]
 
-    def _turn_agrees(self, found: Sequence[Tensor]) -> bool:
+    def _turn_agrees(self, distinct: Sequence[Tensor]) -> bool:
         parts, digests, bytes_compared = list[_Part](), list[int](), 0
         while bytes_compared < self._share and len(parts) < len(self._parts):
             part = self._parts[self._next]
@@ -99,7 +98,7 @@ class WeightDigest:
             bytes_compared += part.stop - part.start
             self._next = (self._next + 1) % len(self._parts)
 
-        return _digests(found, parts) == digests
+        return _digests(distinct, parts) == digests
 
 
 def unreadable(names: Sequence[str], tensors: Sequence[Tensor | None]) -> str:

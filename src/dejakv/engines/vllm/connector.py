@@ -101,7 +101,9 @@ def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
     unit = math.lcm(upstream.block_tokens(kv_cache_config), BLOCK_TOKENS)
     max_stored_tokens = max(1, settings.max_bytes // token_bytes) if settings.max_bytes else 0
     drops = upstream.drops_blocks(kv_cache_config)
-    return Room(settings.max_pending_bytes // token_bytes, unit, max_stored_tokens, drops, upstream.is_stepped_by_hand())
+    return Room(
+        settings.max_pending_bytes // token_bytes, unit, max_stored_tokens, drops, upstream.is_stepped_by_hand()
+    )
 
 
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV, *, blends: bool) -> WorkerSide:

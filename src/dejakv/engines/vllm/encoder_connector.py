@@ -144,13 +144,17 @@ class EncoderFinder:
             block = None
         return Sight(epoch, digest, partition, modality, block.embedding if block is not None else None)
 
-    def _note(self, identifier: str, sight: Sight | None) -> None:
-        previous = self._sights.get(identifier, sight)
+    def _note(self, identifier: str, medium_lookup: Sight | None) -> None:
+        previous = self._sights.get(identifier, medium_lookup)
         # An identifier that stood for two contents or two tenants serves neither.
-        if previous is None or sight is None or (previous.digest, previous.partition) != (sight.digest, sight.partition):
+        if (
+            previous is None
+            or medium_lookup is None
+            or (previous.digest, previous.partition) != (medium_lookup.digest, medium_lookup.partition)
+        ):
             self._sights[identifier] = None
         else:
-            self._sights[identifier] = sight
+            self._sights[identifier] = medium_lookup
 
 
 def keeps_nothing(request: Any) -> bool:
@@ -366,6 +370,8 @@ class DejaKVEncoderConnector(ECConnectorBase):
         assert isinstance(orders, EncoderOrders)
         return orders
 
-    def _keep(self, sight: Sight, output: torch.Tensor) -> None:
+    def _keep(self, medium_lookup: Sight, output: torch.Tensor) -> None:
         with suppress(Exception):  # a full or damaged registry costs another encoder run, nothing else
-            self._view_of(sight.epoch, sight.partition).store(sight.digest, sight.modality, output)
+            self._view_of(medium_lookup.epoch, medium_lookup.partition).store(
+                medium_lookup.digest, medium_lookup.modality, output
+            )

@@ -99,7 +99,9 @@ class WeightDigests:
             return True
         self._turn = (self._turn + 1) % _TURNS
         current_samples, previous_samples = _joined(self._views[self._turn]), self._samples[self._turn]
-        return all(torch.equal(current, previous) for current, previous in zip(current_samples, previous_samples, strict=True))
+        return all(
+            torch.equal(current, previous) for current, previous in zip(current_samples, previous_samples, strict=True)
+        )
 
     def _strided(self, turn: int) -> list[list[torch.Tensor]]:
         """Views of a few values of each tensor, as integers, grouped by device and width."""

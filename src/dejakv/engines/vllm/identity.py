@@ -179,7 +179,9 @@ def spans_of(features: Any) -> tuple[Span, ...]:
 def prepare(request: Any, epoch: str, ttl: float | None = None) -> Prepared:
     """A vLLM request as the cache takes it, without text. `ttl`: the request's limit for its state, in seconds."""
     token_ids = tuple(request.prompt_token_ids)
-    cache_request = Request(id=request.request_id, prompt="", chunk="", partition=partition_of(request.cache_salt), ttl=ttl)
+    cache_request = Request(
+        id=request.request_id, prompt="", chunk="", partition=partition_of(request.cache_salt), ttl=ttl
+    )
     return Prepared(cache_request, token_ids, spans_of(request.mm_features), epoch=epoch)
 
 
@@ -220,7 +222,12 @@ class Adapters:
         # The first use decides: vLLM reads an adapter when its id first comes.
         first_binding = self._bound.setdefault(lora.lora_int_id, binding)
         if lora.load_inplace:
-            self._bar(lora.lora_int_id, first_binding, binding, "its adapter was loaded in place, over other weights of its id")
+            self._bar(
+                lora.lora_int_id,
+                first_binding,
+                binding,
+                "its adapter was loaded in place, over other weights of its id",
+            )
         elif first_binding != binding:
             why = f"lora_int_id {lora.lora_int_id} has stood for two adapters, and vLLM goes by it: give each its own"
             self._bar(lora.lora_int_id, first_binding, binding, why)
@@ -235,9 +242,9 @@ class Adapters:
         vLLM's own prefix cache may serve them to any later base request."""
         return not (self._mixed if lora is None else self.doubt(lora))
 
-    def _bar(self, lora_id: int, bound: tuple[str, bool], mine: tuple[str, bool], why: str) -> None:
+    def _bar(self, lora_id: int, first_binding: tuple[str, bool], binding: tuple[str, bool], why: str) -> None:
         """vLLM's own blocks, which go by the folder, may hold what other weights computed: another id does not help."""
-        for key in (lora_id, bound[0], mine[0]):
+        for key in (lora_id, first_binding[0], binding[0]):
             self._barred.setdefault(key, why)
 
     def epoch_of(self, lora: Any) -> str:

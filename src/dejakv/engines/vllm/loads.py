@@ -190,7 +190,10 @@ class Loads:
     def _begin(self) -> None:
         """Hand loads to the threads, in order, as memory allows: no draft overtakes another, or a large one might never begin. Drafts are made
         one at a time, since they take time from the engine loop."""
-        draft_bytes, full = sum(self._draft_bytes(item.load) for item in self._loading if item.fetched is not None), False
+        draft_bytes, full = (
+            sum(self._draft_bytes(item.load) for item in self._loading if item.fetched is not None),
+            False,
+        )
         for item in self._loading:
             if item.fetched is not None:
                 continue

@@ -59,12 +59,12 @@ class Pace:
             self.seen((now - max(step.planned, self._last)) / step.tokens)
         self._last = now
 
-    def seen(self, row: float) -> None:
+    def seen(self, row_seconds: float) -> None:
         """Add a measured step, in seconds per row."""
         if self._row is None:
-            self._row = Rate(row)
+            self._row = Rate(row_seconds)
         else:
-            self._row.add(row)
+            self._row.add(row_seconds)
 
 
 log = logging.getLogger("dejakv.vllm")
@@ -141,13 +141,13 @@ class Lookups:
         self._settings = settings
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-lookup")
 
-    def submit(self, request: Any, wish: Wish) -> "Future[LookupResult]":
+    def submit(self, request: Any, options: Wish) -> "Future[LookupResult]":
         """Start a lookup. Its result is never an exception: an error is a miss with its reason."""
-        return self._pool.submit(self._look, request, wish, self.index.last)
+        return self._pool.submit(self._look, request, options, self.index.last)
 
-    def rows_of(self, meta: ChunkMeta, kept: Kept) -> list[ChunkMeta]:
+    def rows_of(self, meta: ChunkMeta, blended_rows: Kept) -> list[ChunkMeta]:
         """Descriptions of a blended prompt's new text; `meta`: that of its exact state."""
-        rows = ComputedRows(kept.runs, kept.donors, kept.generation, lambda first, stop: None)
+        rows = ComputedRows(blended_rows.runs, blended_rows.donors, blended_rows.generation, lambda first, stop: None)
         return self.cache.describe_rows(meta, rows, meta.ttl)
 
     def close(self) -> None:
@@ -155,14 +155,14 @@ class Lookups:
         self.index.close()
         self.cache.close()
 
-    def _look(self, request: Any, wish: Wish, indexed: "Future[None] | None") -> LookupResult:
+    def _look(self, request: Any, options: Wish, indexed: "Future[None] | None") -> LookupResult:
         began = time.perf_counter()
         try:
             # A request finds all that was confirmed before it came.
             if indexed is not None:
                 indexed.result()
-            with keeping(no_store=wish.no_store):
-                lookup_result = self._find(request, wish)
+            with keeping(no_store=options.no_store):
+                lookup_result = self._find(request, options)
         except (AnonymousMedia, UnprovenAdapter) as error:
             lookup_result = LookupResult(reason=str(error))
         except Exception as error:
@@ -170,27 +170,35 @@ class Lookups:
             lookup_result = LookupResult(reason=f"the lookup failed: {type(error).__name__}")
         return replace(lookup_result, seconds=time.perf_counter() - began)
 
-    def _find(self, request: Any, wish: Wish) -> LookupResult:
-        prepared = prepare(request, self.adapters.epoch_of(request.lora_request), wish.ttl)
-        reuse_request, no_blend = wish.ask(), ""
+    def _find(self, request: Any, options: Wish) -> LookupResult:
+        prepared = prepare(request, self.adapters.epoch_of(request.lora_request), options.ttl)
+        reuse_request, no_blend = options.ask(), ""
         if reuse_request.mode == "blend" and prepared.spans:
-            reuse_request, no_blend = replace(reuse_request, mode="exact", named=()), "blend is for prompts without media"
+            reuse_request, no_blend = (
+                replace(reuse_request, mode="exact", named=()),
+                "blend is for prompts without media",
+            )
         # With mode off, too: the key and what is to be saved come from it.
         decision = self.cache.find(prepared, replace(reuse_request, levels=False))
-        lookup_result = LookupResult(reason=wish.problem or "mode is off") if wish.mode == "off" else told(decision, no_blend)
+        lookup_result = (
+            LookupResult(reason=options.problem or "mode is off") if options.mode == "off" else told(decision, no_blend)
+        )
         lookup_result = self._placed(lookup_result)
-        return replace(lookup_result, key=decision.key, save=self._to_save(prepared, decision, wish))
+        return replace(lookup_result, key=decision.key, save=self._to_save(prepared, decision, options))
 
-    def _placed(self, found: LookupResult) -> LookupResult:
+    def _placed(self, lookup_result: LookupResult) -> LookupResult:
         """Add the seconds for reading its state."""
-        read_seconds, fallback = sum(self.cache.store.away(id, [(0, found.tokens)]) for id in found.donors), found.instead
-        return replace(found, away=read_seconds, instead=None if fallback is None else self._placed(fallback))
+        read_seconds, fallback = (
+            sum(self.cache.store.away(id, [(0, lookup_result.tokens)]) for id in lookup_result.donors),
+            lookup_result.instead,
+        )
+        return replace(lookup_result, away=read_seconds, instead=None if fallback is None else self._placed(fallback))
 
-    def _to_save(self, prepared: Prepared, decision: Decision, wish: Wish) -> ChunkMeta | None:
+    def _to_save(self, prepared: Prepared, decision: Decision, options: Wish) -> ChunkMeta | None:
         settings = self._settings
         tokens = len(prepared.token_ids)
         # The last token is computed in any case, so a hit reuses one token less than is stored.
         covered = decision.exact.reused + 1 if decision.exact.donors else 0
-        if wish.no_store or tokens - covered < settings.min_new_tokens or decision.key in self.index:
+        if options.no_store or tokens - covered < settings.min_new_tokens or decision.key in self.index:
             return None
         return replace(decision.entry, created=now())

@@ -46,10 +46,10 @@ class Buffers:
                 memory = torch.empty(max(_LEAST, 1 << (nbytes - 1).bit_length()), dtype=torch.uint8)
             return Lent(memory[:nbytes].view(dtype).view(shape), memory)
 
-    def take_back(self, lent: Lent) -> None:
+    def take_back(self, buffer: Lent) -> None:
         """Nothing may read or write the tensor from now on."""
         with self._lock:
-            self._free.append(lent.memory)
+            self._free.append(buffer.memory)
             self._free.sort(key=torch.Tensor.numel)
             unused_bytes = sum(memory.numel() for memory in self._free)
             # A large buffer can serve a small request, but not the other way round.

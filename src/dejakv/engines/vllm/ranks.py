@@ -132,9 +132,9 @@ class Lockstep:
 
     ranks = 1
 
-    def each(self, fine: Sequence[bool]) -> list[bool]:
+    def each(self, votes: Sequence[bool]) -> list[bool]:
         """Of each question, whether all ranks say yes."""
-        return list(fine)
+        return list(votes)
 
     def most(self, value: float) -> float:
         """The greatest of the ranks' values; infinity if one has no number."""
@@ -160,8 +160,8 @@ class Ranks(Lockstep):
         self._group = group
         self._first = torch.distributed.get_global_rank(group, 0)
 
-    def each(self, fine: Sequence[bool]) -> list[bool]:
-        flags = torch.tensor(list(fine), dtype=torch.int32)
+    def each(self, votes: Sequence[bool]) -> list[bool]:
+        flags = torch.tensor(list(votes), dtype=torch.int32)
         self._all(flags, torch.distributed.ReduceOp.MIN)
         return [bool(flag) for flag in flags.tolist()]
 

@@ -130,16 +130,18 @@ REFUSALS: tuple[Unsupported, ...] = (
 )
 
 
-def refuse_beside_others(vllm_config: Any, engine: Any | None, settings: ConnectorSettings, ours: type) -> None:
+def refuse_beside_others(
+    vllm_config: Any, engine: Any | None, settings: ConnectorSettings, connector_class: type
+) -> None:
     """Raises ConfigError where MultiConnector has this connector beside others and is not set for it, or has two of ours.
 
     engine  the engine's own KV transfer settings; None where they are not known (vLLM's scheduler does not tell, its worker does)
-    ours    the connector's class
+    connector_class    the connector's class
     """
     # Below MultiConnector a connector is given settings of its own.
     if engine is None or engine is vllm_config.kv_transfer_config:
         return
-    if sum(issubclass(each, ours) for each in upstream.connector_classes(engine)) > 1:
+    if sum(issubclass(each, connector_class) for each in upstream.connector_classes(engine)) > 1:
         raise ConfigError(
             "MultiConnector has DejaKVConnector twice, and both would answer a request under one name, which ends vLLM's engine: leave"
             " one out. A bucket with a folder in front is one connector: set store to the bucket and disk_dir to the folder"

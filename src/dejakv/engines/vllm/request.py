@@ -63,10 +63,10 @@ class LookupResult:
         return sum(max(0, min(begin + length, stop) - max(begin, first)) for begin, length in self.held)
 
 
-def told(decision: Decision, instead: str = "") -> LookupResult:
-    """The decision as the scheduler takes it. `instead`: why no requested blend was looked for."""
+def told(decision: Decision, no_blend: str = "") -> LookupResult:
+    """The decision as the scheduler takes it. `no_blend`: why no requested blend was looked for."""
     chosen = decision.plan
-    reason = instead or chosen.reason
+    reason = no_blend or chosen.reason
     exact = LookupResult(reason=reason, key=decision.key)
     if decision.found.prefix is not None:
         hit, meta = decision.found.prefix
@@ -132,11 +132,11 @@ class Tracked:
         self.lookup, self.deadline, self.save = lookup, deadline, self.found.save
         self.found, self.settled, self.reason = None, False, ""
 
-    def take(self, found: LookupResult) -> None:
+    def take(self, lookup_result: LookupResult) -> None:
         """Take a lookup's result. A request that goes on after a preemption stays exact if it was."""
         if self.preempted:
-            found = replace(found if self.approximate else found.exact, save=self.save)
-        self.found = found
+            lookup_result = replace(lookup_result if self.approximate else lookup_result.exact, save=self.save)
+        self.found = lookup_result
 
     @property
     def expected(self) -> LookupResult:

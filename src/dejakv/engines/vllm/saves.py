@@ -122,7 +122,11 @@ class Saves:
 
     def ended(self, request_id: str, why: str) -> None:
         """Order no more for a request."""
-        for saving in [candidate for candidate in self.pending.values() if candidate.request_id == request_id and not candidate.complete]:
+        for saving in [
+            candidate
+            for candidate in self.pending.values()
+            if candidate.request_id == request_id and not candidate.complete
+        ]:
             self._end(saving, why)
 
     def take(self) -> tuple[list[Save], frozenset[str]]:
@@ -181,7 +185,9 @@ class Saves:
         if saving is None:
             load_failed = tracked.loaded is not None and tracked.loaded.problem
             # What the store had at the lookup needs no second copy, unless it may be gone by now.
-            stored_tokens = 0 if meta.ttl or meta.kind != KV or load_failed or tracked.found is None else tracked.found.exact.tokens
+            stored_tokens = (
+                0 if meta.ttl or meta.kind != KV or load_failed or tracked.found is None else tracked.found.exact.tokens
+            )
             # Something must be left to order: only an answered order makes the prompt findable.
             stored_tokens = min(stored_tokens, meta.num_tokens - 1) // self.room.unit * self.room.unit
             saving = Saving(meta, request.request_id, stored_tokens)

@@ -169,16 +169,16 @@ class SchedulerSide:
             return self._no(tracked, "what weights the workers have is not known yet"), False
         return None, False
 
-    def _shares(self, tracked: Tracked, found: LookupResult, local: int) -> bool:
+    def _shares(self, tracked: Tracked, lookup_result: LookupResult, local: int) -> bool:
         """Whether vLLM is to look for the prompt again: for blended blocks by their names, or because another request is making them.
 
         What is exact is preferred where it serves as much. A prompt that was blended before is computed in full where nothing else is
         under way, and so is one whose state would have been blended too often.
         """
         request = tracked.request
-        if self.no_blend or request.mm_features or found.withheld:
+        if self.no_blend or request.mm_features or lookup_result.withheld:
             return False
-        exact = found.exact
+        exact = lookup_result.exact
         exact_stop = max(local, exact.tokens)
         tracked.shares = self.names.awaits(tracked, exact_stop)
         if tracked.shares:
@@ -190,14 +190,19 @@ class SchedulerSide:
         cached_stop, min_gain = local + cached_tokens, max(1, self.settings.min_gain)
         if cached_stop - exact_stop < min_gain:
             return False
-        if found.method == "blend" and found.saves(cached_stop, self._stop(found, request)) >= min_gain:
-            blend_depth = max(found.generation, blend_depth + 1)
+        if (
+            lookup_result.method == "blend"
+            and lookup_result.saves(cached_stop, self._stop(lookup_result, request)) >= min_gain
+        ):
+            blend_depth = max(lookup_result.generation, blend_depth + 1)
         why = "blended too often" if blend_depth > self.names.most else ""
         # With nothing else under way full computation delays nobody, and its state is exact.
-        if len(self.requests) == 1 and self.names.served(found.key):
+        if len(self.requests) == 1 and self.names.served(lookup_result.key):
             why = "blended before"
         if why:
-            tracked.found = replace(exact, reason=f"computed in full: {why}", key=found.key, save=found.save)
+            tracked.found = replace(
+                exact, reason=f"computed in full: {why}", key=lookup_result.key, save=lookup_result.save
+            )
             return False
         return self.names.rename(tracked, local)
 
@@ -219,7 +224,9 @@ class SchedulerSide:
 
         first, blocks = stop - external, tuple(map(tuple, tables))
         read_limit_s = self._within(lookup_result, first, stop)
-        self._loads.append(Load(request.request_id, lookup_result.donors, blocks, first, external, blend_ids, read_limit_s))
+        self._loads.append(
+            Load(request.request_id, lookup_result.donors, blocks, first, external, blend_ids, read_limit_s)
+        )
         tracked.settled, tracked.used, tracked.loaded = True, external, None
 
     def room(self) -> StepRoom:
@@ -235,12 +242,17 @@ class SchedulerSide:
             elif request.num_computed_tokens:
                 due = remaining <= tracked.used  # else most of the prompt is computed, as any other is
                 queue.append(Waiting(name, remaining, "due" if due else "runs", saved=tracked.spared))
-            elif (tracked.shares and not tracked.settled) or (lookup_result.method == "blend" and lookup_result.key in keys):
+            elif (tracked.shares and not tracked.settled) or (
+                lookup_result.method == "blend" and lookup_result.key in keys
+            ):
                 queue.append(Waiting(name, 0))  # one before it makes the same blocks
             else:
                 loads = lookup_result.method == "exact" or (lookup_result.method == "blend" and not self.no_blend)
                 keys |= {lookup_result.key} - {""} if lookup_result.method == "blend" else set()
-                rows, last = self._rows(lookup_result) if loads else None, remaining - self._stop(lookup_result, request)
+                rows, last = (
+                    self._rows(lookup_result) if loads else None,
+                    remaining - self._stop(lookup_result, request),
+                )
                 queue.append(Waiting(name, remaining - self.names.held(tracked), rows=rows, last=last))
         return self.queue.share_out(queue, decoding)
 
@@ -327,9 +339,9 @@ class SchedulerSide:
         label = {"approximate": approximate, "arithmetic": self.arithmetic, "bitwise": self.bitwise and not approximate}
         return holds, {"dejakv": {**tracked.told(), **label}}
 
-    def _labelled(self, wish: Wish, request: Any) -> bool:
+    def _labelled(self, options: Wish, request: Any) -> bool:
         """Tell whether the client will see that this request's answer is approximate, or does not want to."""
-        return wish.labelled or self.settings.unlabelled_answers or shows_label(request)
+        return options.labelled or self.settings.unlabelled_answers or shows_label(request)
 
     def _any_approximate(self, tracked: Tracked) -> bool:
         """Tell whether this answer, or an ended sample that is given out together with it, is approximate."""
@@ -359,22 +371,22 @@ class SchedulerSide:
             )
         self.lookups.close()
 
-    def _heard_load(self, loaded: LoadResult) -> None:
-        self.blends.ended(loaded.request_id)
-        self.names.made(loaded.request_id)
-        tracked = self.requests.get(loaded.request_id)
-        self.counts.loaded(loaded)
+    def _heard_load(self, load_result: LoadResult) -> None:
+        self.blends.ended(load_result.request_id)
+        self.names.made(load_result.request_id)
+        tracked = self.requests.get(load_result.request_id)
+        self.counts.loaded(load_result)
         if tracked is None:
             return
-        if loaded.problem:  # vLLM frees the blocks and asks again
+        if load_result.problem:  # vLLM frees the blocks and asks again
             self.queue.failed(tracked.used)
-            tracked.reason, tracked.used = loaded.problem, 0
+            tracked.reason, tracked.used = load_result.problem, 0
             # An exact prefix may still be loaded when vLLM asks again.
             tracked.settled = not self._instead(tracked)
 
-        if loaded.left_out:
-            tracked.reason = f"{len(loaded.left_out)} of the donors left out: {loaded.left_out[0]}"
-        tracked.loaded = loaded
+        if load_result.left_out:
+            tracked.reason = f"{len(load_result.left_out)} of the donors left out: {load_result.left_out[0]}"
+        tracked.loaded = load_result
 
     @staticmethod
     def _instead(tracked: Tracked) -> bool:
@@ -385,11 +397,13 @@ class SchedulerSide:
         tracked.found = replace(lookup_result.instead, key=lookup_result.key, save=lookup_result.save)
         return True
 
-    def _rows(self, blend: LookupResult) -> int:
+    def _rows(self, lookup_result: LookupResult) -> int:
         """Estimate the tokens of a blend in the budget: the worker knows them once it has read the donors. 0 of an exact load."""
-        if blend.method != "blend":
+        if lookup_result.method != "blend":
             return 0
-        return max(1, blend.rows - self.settings.blend_tail) + blend.tokens // TOKENS_A_ROW + LONGEST_TAIL
+        return (
+            max(1, lookup_result.rows - self.settings.blend_tail) + lookup_result.tokens // TOKENS_A_ROW + LONGEST_TAIL
+        )
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.lookup_timeout_s
@@ -456,20 +470,20 @@ class SchedulerSide:
             self.counts.add("blends_refused", why)
         return self._loadable(tracked, request, local) if self._instead(tracked) else self._no(tracked, why)
 
-    def _within(self, found: LookupResult, first: int, stop: int) -> float:
+    def _within(self, lookup_result: LookupResult, first: int, stop: int) -> float:
         """Seconds for reading the state of tokens `first` to `stop - 1` from a bucket; 0: it is on this machine, or unknown."""
         costs = self.lookups.pace.costs
-        if not found.away or costs is None:
+        if not lookup_result.away or costs is None:
             return 0.0
         # Not 0, which would mean that there is no limit.
-        return max(1e-3, costs.rows(stop - first - found.rows, stop, first))
+        return max(1e-3, costs.rows(stop - first - lookup_result.rows, stop, first))
 
     @staticmethod
     def _no(tracked: Tracked, reason: str) -> int:
         tracked.settled, tracked.reason = True, reason
         return 0
 
-    def _stop(self, found: LookupResult, request: Any) -> int:
+    def _stop(self, lookup_result: LookupResult, request: Any) -> int:
         """First token that vLLM computes by itself."""
-        last = request.num_prompt_tokens - (self.settings.blend_tail if found.method == "blend" else 1)
-        return max(0, min(found.tokens, last))
+        last = request.num_prompt_tokens - (self.settings.blend_tail if lookup_result.method == "blend" else 1)
+        return max(0, min(lookup_result.tokens, last))

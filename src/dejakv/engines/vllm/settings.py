@@ -239,7 +239,9 @@ class Wish:
         field_names = {"mode", "threshold", "no_store", "donors", "ttl", "labelled", "quiet"}
         unknown_names = sorted(repr(name) for name in set(choices) - field_names)
         if unknown_names:
-            return refuse(f"unknown field {unknown_names[0]}: a request chooses mode, threshold, no_store, ttl and donors")
+            return refuse(
+                f"unknown field {unknown_names[0]}: a request chooses mode, threshold, no_store, ttl and donors"
+            )
 
         mode = choices.get("mode", settings.mode)
         if mode not in MODES:

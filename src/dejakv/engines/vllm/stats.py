@@ -23,21 +23,21 @@ class ConnectorCounts:
         key = f"{name}|{short(label)}" if label else name
         self._values[key] += amount
 
-    def looked_up(self, found: LookupResult) -> None:
-        self.add("lookups", found.method if found.method != "none" else "miss")
-        self.add("lookup_seconds", amount=found.seconds)
-        if found.withheld:
-            self.add("withheld", found.reason)
+    def looked_up(self, lookup_result: LookupResult) -> None:
+        self.add("lookups", lookup_result.method if lookup_result.method != "none" else "miss")
+        self.add("lookup_seconds", amount=lookup_result.seconds)
+        if lookup_result.withheld:
+            self.add("withheld", lookup_result.reason)
 
-    def loaded(self, loaded: LoadResult) -> None:
-        if loaded.problem:
-            self.add("load_failures", loaded.problem)
+    def loaded(self, load_result: LoadResult) -> None:
+        if load_result.problem:
+            self.add("load_failures", load_result.problem)
             return
         self.add("loads")
-        self.add("loaded_bytes", amount=loaded.nbytes)
-        self.add("load_seconds", amount=loaded.seconds)
-        self.add("loaded_donors", amount=len(loaded.donors))
-        for why in loaded.left_out:
+        self.add("loaded_bytes", amount=load_result.nbytes)
+        self.add("load_seconds", amount=load_result.seconds)
+        self.add("loaded_donors", amount=len(load_result.donors))
+        for why in load_result.left_out:
             self.add("donors_left_out", why)
 
     def absent(self, absences: Mapping[str, float]) -> None:

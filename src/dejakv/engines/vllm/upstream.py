@@ -189,7 +189,7 @@ def is_tested() -> bool:
     return vllm_version() in TESTED
 
 
-def usable(part: Part, version: str | None = None) -> str:
+def usable(feature: Part, version: str | None = None) -> str:
     """Why `blend` is switched off with this vLLM, empty if it is not. `exact` runs with any version of the range; the log names untested
     ones. Raises: ConfigError for versions outside of it, for other parts with an untested one, and for missing names."""
     version, tested = version or vllm_version(), ", ".join(TESTED)
@@ -200,13 +200,15 @@ def usable(part: Part, version: str | None = None) -> str:
             f"vLLM {version} is not supported: `exact` runs with {first} and later, below {last}. {install}"
         )
 
-    if new and part in ("pictures", "run"):
-        raise ConfigError(f"vLLM {version} is not supported: {part} leans on more of it than `exact` does. {install}")
+    if new and feature in ("pictures", "run"):
+        raise ConfigError(
+            f"vLLM {version} is not supported: {feature} leans on more of it than `exact` does. {install}"
+        )
 
     lost = [
         f"{name} ({use.breaks})"
         for use in USES
-        if use.part == "exact" or (use.part == part and not new)
+        if use.part == "exact" or (use.part == feature and not new)
         for name in use.missing()
     ]
     if lost:
@@ -215,7 +217,7 @@ def usable(part: Part, version: str | None = None) -> str:
     off = f"blend was not tested with vLLM {version} ({tested} was), so that requests run exactly" if new else ""
     if new:
         log.warning("vLLM %s was not tested (%s was): it has what exact reuse needs, so that runs", version, tested)
-    if part != "blend":
+    if feature != "blend":
         return ""
     if off:
         log.warning("%s", off)
@@ -468,7 +470,10 @@ def hide_events(kv_cache_manager: Any, hidden: Callable[[bytes | int], bool]) ->
             hashes = getattr(event, "block_hashes", [])  # a reset has none
             visible_count = len(hashes) - sum(map(hidden, hashes))
             if 0 < visible_count < len(hashes):  # of stored blocks: they are removed one by one
-                event.block_hashes, event.token_ids = hashes[:visible_count], event.token_ids[: visible_count * event.block_size]
+                event.block_hashes, event.token_ids = (
+                    hashes[:visible_count],
+                    event.token_ids[: visible_count * event.block_size],
+                )
                 event.extra_keys = event.extra_keys and event.extra_keys[:visible_count]
 
             if visible_count or not hashes:

@@ -48,9 +48,9 @@ class Saver:
         """Report a save that was not even copied."""
         self._dropped.append((name, why))
 
-    def submit(self, name: str, make: Make) -> None:
-        """Store a chunk, or some rows of one, made by `make` in the thread."""
-        self._under_way[name] = self._pool.submit(self._put, make)
+    def submit(self, name: str, make_state: Make) -> None:
+        """Store a chunk, or some rows of one, made by `make_state` in the thread."""
+        self._under_way[name] = self._pool.submit(self._put, make_state)
 
     def take(self) -> list[tuple[str, str]]:
         """Names of saves that ended since the last call, each with the reason if it is not stored, else ""."""
@@ -71,13 +71,15 @@ class Saver:
             log.warning("stopping: %d parts of prompts are still to be stored, for at most %g s", pending, timeout)
         if not self.flush(timeout):
             unstored = sum(not put.done() for put in self._under_way.values())
-            log.warning("stopped: %d of these %d parts of prompts were not stored within %g s", unstored, pending, timeout)
+            log.warning(
+                "stopped: %d of these %d parts of prompts were not stored within %g s", unstored, pending, timeout
+            )
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _put(self, make: Make) -> str:
+    def _put(self, make_state: Make) -> str:
         """Store a chunk; return why it is not stored, or ""."""
         try:
-            with make() as chunk:
+            with make_state() as chunk:
                 return "" if self._store.put(chunk) else REFUSED
         except Exception as error:  # whatever is wrong with a store, it costs this save and nothing else
             why = f"error: {type(error).__name__}: {error}"
@@ -105,7 +107,9 @@ class WorkerSide:
     def __post_init__(self) -> None:
         self.saver, self.buffers = Saver(self.store), Buffers(KEEP_BYTES)
         blend_worker = None if self.blender is None else Mixer(self.blender)
-        self.loads = Loads(self.store, self.load_timeout_s, self.buffers, self.max_pending_bytes, self.paged, blend_worker)
+        self.loads = Loads(
+            self.store, self.load_timeout_s, self.buffers, self.max_pending_bytes, self.paged, blend_worker
+        )
 
     def start_loads(self, plan: StepPlan) -> None:
         """Check the weights, then read the chunks of this step's loads, in threads."""

@@ -177,7 +177,10 @@ def run_section(folder: Path, summary: Mapping[str, Any]) -> Section:
     # A dry run has no result before its details, which then need not open.
     blocks += [_folded("Details", more)] if blocks else more
     if measurement := summary.get("measured"):
-        where, versions = measurement["machine"], ", ".join(f"{name} {version}" for name, version in measurement["versions"].items())
+        where, versions = (
+            measurement["machine"],
+            ", ".join(f"{name} {version}" for name, version in measurement["versions"].items()),
+        )
         cores = f"{where['cores_used']} of {where['cores']} cores, load {where['load_average']}"
         on = where.get("gpu", where["cpu"])
         blocks.append(paragraph(f"Measured until {measurement['finished']} on {on} ({cores}); {versions}."))
@@ -246,17 +249,17 @@ def _picture(media: Media) -> str:
     return f'<img alt="the picture of the question" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
-def sweep_section(path: Path, found: Sequence[Mapping[str, Any]]) -> Section:
-    """`found`: the rows of `sweep_log.logged`."""
-    failed = sum(bool(row["error"]) for row in found)
+def sweep_section(path: Path, rows: Sequence[Mapping[str, Any]]) -> Section:
+    """`rows`: the rows of `sweep_log.logged`."""
+    failed = sum(bool(row["error"]) for row in rows)
     commands = [
         f"<p>{text(row['name'])}</p><pre>{text(run_command_of(json.loads(row['settings'] or '{}')))}</pre>"
-        for row in found
+        for row in rows
     ]
 
-    counts_sentence = paragraph(f"{len(found) - failed} experiments, {failed} failed")
+    counts_sentence = paragraph(f"{len(rows) - failed} experiments, {failed} failed")
     folded = _folded("The command of each experiment", commands)
-    return Section(f"Sweep {path.name}", [counts_sentence, drawn(sweep_log.parts(found)), folded])
+    return Section(f"Sweep {path.name}", [counts_sentence, drawn(sweep_log.parts(rows)), folded])
 
 
 _WIDTH, _HEIGHT = 640, 220

@@ -171,44 +171,56 @@ def from_donors(names: Sequence[str]) -> str:
     return f", from {counted(len(names), 'donor')} ({', '.join(dict.fromkeys(names))})"
 
 
-def in_words(found: Why) -> list[str]:
+def in_words(explanation: Why) -> list[str]:
     """What was decided and why, in sentences."""
-    decision, donor_search = found.decision, found.decision.found
-    lines = [f"plan: {found.method}, {found.computed} of {decision.tokens} tokens computed{from_donors(found.donors)}"]
-    if found.reason:
-        lines.append(f"why not more: {found.reason}")
+    decision, donor_search = explanation.decision, explanation.decision.found
+    lines = [
+        f"plan: {explanation.method}, {explanation.computed} of {decision.tokens} tokens computed{from_donors(explanation.donors)}"
+    ]
+    if explanation.reason:
+        lines.append(f"why not more: {explanation.reason}")
     lines.append(f"considered: {', '.join(map(str, decision.considered))}")
-    if not found.candidates:
-        lines.append(f"no level found any of the {found.earlier} earlier samples")
-    prefix_text = f"{donor_search.prefix[0].tokens} tokens, from {_name(donor_search.prefix[1])}" if donor_search.prefix else "none"
+    if not explanation.candidates:
+        lines.append(f"no level found any of the {explanation.earlier} earlier samples")
+    prefix_text = (
+        f"{donor_search.prefix[0].tokens} tokens, from {_name(donor_search.prefix[1])}"
+        if donor_search.prefix
+        else "none"
+    )
     copied = sum(length for _, length in donor_search.runs)
-    lines.append(f"exact prefix: {prefix_text}; copied text: {copied} tokens in {counted(len(donor_search.runs), 'run')}")
+    lines.append(
+        f"exact prefix: {prefix_text}; copied text: {copied} tokens in {counted(len(donor_search.runs), 'run')}"
+    )
 
-    if found.recorded:
-        lines.append(f"the run noted: {found.recorded}")
+    if explanation.recorded:
+        lines.append(f"the run noted: {explanation.recorded}")
     return lines
 
 
-def to_terminal(found: Why, console: Console) -> None:
+def to_terminal(explanation: Why, console: Console) -> None:
     """Prints the table and the sentences."""
-    print_blocks(parts(found), console)
+    print_blocks(parts(explanation), console)
 
 
-def to_html(found: Why) -> str:
+def to_html(explanation: Why) -> str:
     """One self-contained page."""
-    about = {"model": found.settings.model, "data set": found.settings.dataset, "earlier samples": found.earlier}
-    blocks = [drawn(parts(found)), facts(about), command(run_command_of(found.settings.named()))]
-    title = f"Why {found.sample} was a {'miss' if found.method in ('none', 'prefix') else 'hit'}"
+    about = {
+        "model": explanation.settings.model,
+        "data set": explanation.settings.dataset,
+        "earlier samples": explanation.earlier,
+    }
+    blocks = [drawn(parts(explanation)), facts(about), command(run_command_of(explanation.settings.named()))]
+    title = f"Why {explanation.sample} was a {'miss' if explanation.method in ('none', 'prefix') else 'hit'}"
     return page(title, [Section("", blocks)])
 
 
-def parts(found: Why) -> list[Block]:
+def parts(explanation: Why) -> list[Block]:
     """The question, the candidates and the decision."""
     rows = [
         [candidate.level, f"{candidate.score:.3f}", "yes" if candidate.trusted else "no", f"{candidate.sample}: {short(candidate.chunk, 200)}", "\n".join(candidate.verdicts)]
-        for candidate in found.candidates
+        for candidate in explanation.candidates
     ]  # fmt: skip
 
-    title = f"nearest of {found.earlier} earlier samples, by level"
+    title = f"nearest of {explanation.earlier} earlier samples, by level"
     candidates = Sheet(title, ("level", "score", "trusted", "sample", "guards"), rows)
-    return [f"{found.sample}: {short(found.question, 600)}", candidates, *in_words(found)]
+    return [f"{explanation.sample}: {short(explanation.question, 600)}", candidates, *in_words(explanation)]

@@ -56,9 +56,9 @@ class Masks:
         return self.causal & (keys != self.places)
 
 
-def rotated(states: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def rotated(states: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """[batch, heads, rows, dim] turned to the positions whose (cos, sin) [batch, rows, dim] are given."""
-    cos, sin = (part.unsqueeze(1) for part in place)
+    cos, sin = (part.unsqueeze(1) for part in rotary)
     return states * cos + rotate_half(states) * sin
 
 
@@ -86,17 +86,17 @@ class LCKVAttention(nn.Module):
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def keys_values(self, normed: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> KV:
+    def keys_values(self, normed: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> KV:
         """This layer's keys, rotated, and values, each [batch, kv heads, rows, dim]."""
-        return rotated(self._heads(self.k_proj(normed)), place), self._heads(self.v_proj(normed))
+        return rotated(self._heads(self.k_proj(normed)), rotary), self._heads(self.v_proj(normed))
 
-    def queries(self, normed: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return rotated(self._heads(self.q_proj(normed)), place)
+    def queries(self, normed: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return rotated(self._heads(self.q_proj(normed)), rotary)
 
     def forward(
         self,
         normed: torch.Tensor,
-        place: tuple[torch.Tensor, torch.Tensor],
+        rotary: tuple[torch.Tensor, torch.Tensor],
         kv: KV | None,
         seen: torch.Tensor,
     ) -> torch.Tensor:
@@ -111,7 +111,7 @@ class LCKVAttention(nn.Module):
             blind = ~seen.any(-1, keepdim=True)
             # A row without a key would be NaN: it sees all of them, and is cleared afterwards.
             out = F.scaled_dot_product_attention(
-                self.queries(normed, place),
+                self.queries(normed, rotary),
                 *kv,
                 attn_mask=seen | blind,
                 dropout_p=self.dropout if self.training else 0.0,

@@ -37,16 +37,16 @@ class GivenRows:
 class LCKVCache(Cache):
     """Keys and values of `layout.kv_layers`, each [batch, heads, tokens, dim], addressed by the layer's number.
 
-    given    rows of the next prefill that need not be computed; used once
+    donor_rows    rows of the next prefill that need not be computed; used once
     settled  every prefill into it iterates until its KV changes by no more than rounding does, whatever the configuration says.
              What it holds is then the KV of token-by-token decoding, however the prompt was divided
     """
 
-    def __init__(self, layout: KVLayout, given: GivenRows | None = None, *, settled: bool = False) -> None:
+    def __init__(self, layout: KVLayout, donor_rows: GivenRows | None = None, *, settled: bool = False) -> None:
         layers: list[Any] = [DynamicLayer() for _ in layout.kv_layers]
         super().__init__(layers=layers)
         self.slots = {layer: slot for slot, layer in enumerate(layout.kv_layers)}
-        self.layout, self.given, self.settled = layout, given, settled
+        self.layout, self.given, self.settled = layout, donor_rows, settled
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -92,25 +92,25 @@ class Passes:
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return HiddenRows(hidden, rows.place, rows.masks, rows.index)
 
-    def settle(self, rows: HiddenRows, how: Iterations, given: GivenRows | None = None) -> HiddenRows:
-        """The loop over `rows` until its KV has settled; rows that are `given` keep theirs."""
-        if given is not None:
-            self.new.update(given.kv)
-            self._clear(given)
+    def settle(self, rows: HiddenRows, iterations: Iterations, donor_rows: GivenRows | None = None) -> HiddenRows:
+        """The loop over `rows` until its KV has settled; rows that are `donor_rows` keep theirs."""
+        if donor_rows is not None:
+            self.new.update(donor_rows.kv)
+            self._clear(donor_rows)
         elif rows.masks.places.shape[2] == 1:
             return self.once(rows, self.layout.loop)  # one token sees earlier ones alone: exact at once
         else:
             self._start(rows)
 
-        how = how.for_tokens(rows.hidden.shape[1])
+        iterations = iterations.for_tokens(rows.hidden.shape[1])
         after = rows
-        for number in range(how.without_gradient + how.with_gradient):
+        for number in range(iterations.without_gradient + iterations.with_gradient):
             before = {layer: self.new[layer] for layer in self._targets()}
-            blind = number < how.without_gradient
+            blind = number < iterations.without_gradient
             with torch.no_grad() if blind else nullcontext():
                 after = self.once(rows, self.layout.loop)
             self.iterations = number + 1
-            if how.until_settled and not torch.is_grad_enabled() and self._is_settled(before):
+            if iterations.until_settled and not torch.is_grad_enabled() and self._is_settled(before):
                 break
         return after
 
@@ -131,9 +131,9 @@ class Passes:
             zero = rows.hidden.new_zeros(shape)
             self.new[target] = (zero, zero)
 
-    def _clear(self, given: GivenRows) -> None:
-        for layer, (keys, values) in given.kv.items():
-            index = given.rows[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[-1])
+    def _clear(self, donor_rows: GivenRows) -> None:
+        for layer, (keys, values) in donor_rows.kv.items():
+            index = donor_rows.rows[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[-1])
             self.new[layer] = (keys.scatter(2, index, 0.0), values.scatter(2, index, 0.0))
 
     def _note(self, layer: int, kv: KV, index: torch.Tensor | None) -> None:

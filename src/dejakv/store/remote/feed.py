@@ -89,7 +89,7 @@ class Feed:
                 remedy = "give a database that the server has"
             raise StoreError(f"feed={shown(url)} cannot be used ({error}): {remedy}, or leave the feed out") from error
 
-    def tell(self, what: str, names: Sequence[str], header: Header | None = None) -> None:
+    def tell(self, event_kind: str, names: Sequence[str], header: Header | None = None) -> None:
         """Tell the others that objects were `put` or `removed`, or that they must list them. What fails, and what comes in the
         pauses of `breaker`, is told with a later call.
 
@@ -98,19 +98,19 @@ class Feed:
         # Outside of the lock: compressing takes a while.
         packed = _packed(*header) if header is not None else b""
         with self._lock:
-            if what == USED:
+            if event_kind == USED:
                 # Uses only order evictions: they do not queue up while the server is away.
                 names = [" ".join(names)] if names and not self._unsent else []
             # Too many to remember: one event that has the others list everything says it all.
             if len(self._unsent) + len(names) > _UNSENT:
                 self._unsent.clear()
-                names, what = [""], LIST
-            self._unsent.extend((what, name) for name in names)
+                names, event_kind = [""], LIST
+            self._unsent.extend((event_kind, name) for name in names)
             if not self.breaker.allows():
                 return
             try:
                 pipeline = self._client.pipeline()
-                if what == "put" and 0 < len(packed) <= _MOST_HEADER:
+                if event_kind == "put" and 0 < len(packed) <= _MOST_HEADER:
                     pipeline.set(self._key(names[0]), packed, ex=HEADER_SECONDS)
 
                 for kind, name in self._unsent:

@@ -52,7 +52,12 @@ class Tombstone:
     def body(self) -> bytes:
         selection = self.selection
         media = sorted(map(list, selection.media))
-        fields: dict[str, Any] = {"partition": selection.partition, "epoch": selection.epoch, "donors": selection.donors, "media": media}
+        fields: dict[str, Any] = {
+            "partition": selection.partition,
+            "epoch": selection.epoch,
+            "donors": selection.donors,
+            "media": media,
+        }
         return json.dumps({**fields, "ends": sorted(self.ends)}).encode()
 
     @classmethod
@@ -63,28 +68,35 @@ class Tombstone:
         selection = Selection(fields["partition"], fields["epoch"], tuple(fields["donors"]), media=media)
         return cls(number, selection, frozenset(fields["ends"]))
 
-    def takes(self, found: Iterable[Segment]) -> Iterator[str]:
+    def takes(self, segments: Iterable[Segment]) -> Iterator[str]:
         """Yield names of segments whose writing began before this purge, and that it takes."""
         named = self.selection.donors or self.selection.media
         # Its writer did not know of this purge: it may have begun before it.
-        late = [segment for segment in found if segment.purges < self.number and self._in_scope(segment)]
+        late = [segment for segment in segments if segment.purges < self.number and self._in_scope(segment)]
         ids, keys = set(self.selection.donors), {prefix[1] for end in self.ends if (prefix := prefix_of(end))}
         ids |= {segment.record for segment in late if segment.about and self._takes_record(segment)}
 
         for segment in late:
-            if not named or segment.record in ids or not ids.isdisjoint(segment.lineage) or not keys.isdisjoint(segment.keys):
+            if (
+                not named
+                or segment.record in ids
+                or not ids.isdisjoint(segment.lineage)
+                or not keys.isdisjoint(segment.keys)
+            ):
                 yield segment.name
 
-    def _in_scope(self, one: Segment) -> bool:
+    def _in_scope(self, segment: Segment) -> bool:
         # No age is compared: a purge by age writes no tombstone (`Store.purge`).
-        return self.selection.takes(one.partition, one.epoch, one.created, one.created)
+        return self.selection.takes(segment.partition, segment.epoch, segment.created, segment.created)
 
-    def _takes_record(self, one: Segment) -> bool:
+    def _takes_record(self, segment: Segment) -> bool:
         try:
-            meta = decode_meta(one.about)
+            meta = decode_meta(segment.about)
         except CorruptChunk:
             return False
-        return bool(chosen([meta], self.selection, one.created)) or not self.ends.isdisjoint(_prefixes(meta, self.ends))
+        return bool(chosen([meta], self.selection, segment.created)) or not self.ends.isdisjoint(
+            _prefixes(meta, self.ends)
+        )
 
 
 class Tombstones:
@@ -133,9 +145,9 @@ class Tombstones:
         """Known ones after `number`."""
         return [tombstone for n, (tombstone, _) in sorted(self._known.items()) if n > number]
 
-    def buried(self, found: Iterable[Segment]) -> set[str]:
+    def buried(self, candidates: Iterable[Segment]) -> set[str]:
         """Names of those objects that a purge takes."""
-        segments = list(found)
+        segments = list(candidates)
         return {name for tombstone in self.since(0) for name in tombstone.takes(segments)}
 
 

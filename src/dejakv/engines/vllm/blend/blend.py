@@ -89,18 +89,18 @@ class Blender:
         donors: Sequence[ChunkMeta],
         read: Read,
         buffers: Buffers,
-        gone: Sequence[str] = (),
+        missing_reasons: Sequence[str] = (),
     ) -> Draft:
         """Draft the blend of a prompt whose tokens before `first` vLLM holds and from `stop` on vLLM computes. Call it in a thread.
 
         The token map needs the donors' token ids alone. Then each donor is read, its mapped rows are copied into lent memory, and it is
-        released: one is held at a time. A donor that is unreadable or of another model is left out, and the map made of the rest. `gone`:
+        released: one is held at a time. A donor that is unreadable or of another model is left out, and the map made of the rest. `missing_reasons`:
         why planned donors are missing. Raises: InputError for a prompt that has too little in common with the donors left, is cheaper from
         its exact prefix, or has a question without room in any step.
         """
         ids = np.asarray(token_ids, dtype=np.int64)
         # Each round that fails drops one donor, so this ends after at most len(donors) rounds.
-        usable, left_out = list(donors), list(gone)
+        usable, left_out = list(donors), list(missing_reasons)
         while usable:
             donor_tokens = Donors.of(*(meta.token_ids for meta in usable), first=[meta.position for meta in usable])
             exact = [meta.generation == meta.position == 0 for meta in usable]
@@ -114,11 +114,15 @@ class Blender:
                 left_out.append(filled.reason)
                 continue
 
-            plan = RecomputePlan.of(self.config, ids, donor_tokens, token_map, forced_tokens, self.paged.device, first=first, stop=stop)
+            plan = RecomputePlan.of(
+                self.config, ids, donor_tokens, token_map, forced_tokens, self.paged.device, first=first, stop=stop
+            )
             target_ids = torch.from_numpy(ids).to(self.paged.device)
             donor_ids = tuple(meta.id for meta in usable)
             # Rows that are stored of this blend leave the store with these donors.
-            used_donors = [usable[number] for number in np.unique(donor_tokens.number[token_map.source[first:]]).tolist()]
+            used_donors = [
+                usable[number] for number in np.unique(donor_tokens.number[token_map.source[first:]]).tolist()
+            ]
             ready_event = torch.cuda.Event() if self.paged.device.type == "cuda" else None
             if ready_event is not None:
                 ready_event.record()
@@ -149,8 +153,8 @@ class Blender:
 
     def _filled(
         self,
-        found: TokenMap,
-        among: Donors,
+        token_map: TokenMap,
+        donor_tokens: Donors,
         first: int,
         stop: int,
         metas: Sequence[ChunkMeta],
@@ -158,7 +162,7 @@ class Blender:
         buffers: Buffers,
     ) -> "_Filled | _Useless":
         """The donors' rows of the tokens from `first` on, in target order; or the first unusable donor."""
-        device, dtype, shape = self.paged.device, self.paged.dtype, self.paged.shape(len(found))
+        device, dtype, shape = self.paged.device, self.paged.dtype, self.paged.shape(len(token_map))
         buffer = buffers.lend(shape, dtype) if device.type == "cpu" else None
         state = buffer.tensor if buffer is not None else torch.empty(shape, dtype=dtype, device=device)
         # What other ranks have checked by now is not known in a thread, and all must check the same.
@@ -166,7 +170,7 @@ class Blender:
         # Tokens that fit in `_own` at least, where the blocks end with `stop`: no check with a donor goes further.
         checkable = max(0, self._blocks(stop) - self._blocks(first)) * self.paged.block_tokens
 
-        for number, rows, places in among.parts(found.source[first:]):
+        for number, rows, places in donor_tokens.parts(token_map.source[first:]):
             meta = metas[number]
             proof_tokens = min(meta.num_tokens, checkable) if meta.generation == meta.position == 0 else 0
             # A state longer than any checked one proves the model further into prompts.
@@ -191,8 +195,8 @@ class Blender:
             if proves:
                 proof, checked = parts, proof_tokens
         # Keys are stored rotated for the donors' places: all are turned at once to the new ones.
-        positions = torch.from_numpy(among.positions[found.source[first:]]).to(device)
-        self.rotary.move(state[0, :, :, first:], positions, torch.arange(first, len(found), device=device))
+        positions = torch.from_numpy(donor_tokens.positions[token_map.source[first:]]).to(device)
+        self.rotary.move(state[0, :, :, first:], positions, torch.arange(first, len(token_map), device=device))
         return _Filled(state, proof, buffer)
 
     def _entries(self, part: Chunk, first: int, stop: int) -> tuple[torch.Tensor, int]:
@@ -262,7 +266,7 @@ class Blender:
         def written(layer: int, prompt: int, keys: torch.Tensor, values: torch.Tensor) -> More | None:
             return parts[prompt].moved(layer, keys, values)
 
-        self.forward.run([part.rows for part in parts], written=written)
+        self.forward.run([part.rows for part in parts], on_written=written)
         return sum(len(part.rows.places) for part in parts)
 
     def _embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:

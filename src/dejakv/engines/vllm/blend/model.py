@@ -86,12 +86,12 @@ def _turn(table: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> tu
     return turn((target_angles[:, :half], target_angles[:, half:]), (source_angles[:, :half], source_angles[:, half:]))
 
 
-def _turn_keys(halves: bool, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """In place, in float32. `halves`: a number and its partner lie half a head apart, else side by side."""
+def _turn_keys(neox_style: bool, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """In place, in float32. `neox_style`: a number and its partner lie half a head apart, else side by side."""
     # Some models rotate only the first numbers of a head.
     turning = keys[..., : 2 * cos.shape[-1]]
     wide = turning.float()  # of float32 itself
-    numbers, partners = wide.chunk(2, dim=-1) if halves else (wide[..., 0::2], wide[..., 1::2])
+    numbers, partners = wide.chunk(2, dim=-1) if neox_style else (wide[..., 0::2], wide[..., 1::2])
     # Needed by the second half, and the next line overwrites its factor.
     number_sines = numbers * sin
     numbers.mul_(cos).addcmul_(partners, sin, value=-1.0)
@@ -159,9 +159,9 @@ class ModelCheck:
     def _limit(self) -> float:
         return TOLERANCE[self.paged.dtype]
 
-    def _off(self, what: str, error: float) -> str:
+    def _off(self, failure: str, error: float) -> str:
         return (
-            f"blend was switched off: {what} (relative error {error:.2g}, {self._limit:g} is allowed), so blends of this model"
+            f"blend was switched off: {failure} (relative error {error:.2g}, {self._limit:g} is allowed), so blends of this model"
             " on this attention backend would be wrong"
         )
 
@@ -181,7 +181,9 @@ class ModelCheck:
         self.paged.scatter(block_ids, before, blanked_state)
         self.forward.run([PromptRows(ids[places], places, block_ids)])
         recomputed_state = self.paged.gather(block_ids[block:], count - before)
-        return self.lockstep.most(_error(recomputed_state[:, :, :, places - before], stored_state[:, :, :, places - before]))
+        return self.lockstep.most(
+            _error(recomputed_state[:, :, :, places - before], stored_state[:, :, :, places - before])
+        )
 
     def _moved(self, ids: torch.Tensor, block_ids: tuple[int, ...]) -> float:
         """The first rows, at the last places that the model knows: rotated attention sees distances alone, so their K are the
@@ -197,10 +199,10 @@ class ModelCheck:
         return self.lockstep.most(_error(self.paged.gather(block_ids, len(places)), expected_state))
 
 
-def _error(made: torch.Tensor, real: torch.Tensor) -> float:
+def _error(computed: torch.Tensor, expected: torch.Tensor) -> float:
     """The greatest distance of any layer's K or V, in units of the greatest value of all."""
-    made, real = made.float(), real.float()
-    return float((made - real).abs().max() / real.abs().max().clamp_min(1e-6))
+    computed, expected = computed.float(), expected.float()
+    return float((computed - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
 
 
 def question_attention(forward: RowForward, paged: PagedKV, draft: Draft, block_ids: tuple[int, ...]) -> torch.Tensor:
@@ -223,7 +225,7 @@ def question_attention(forward: RowForward, paged: PagedKV, draft: Draft, block_
             keys = paged.keys(blocks, layer, room)
             attention[:room] += _weights(queries[is_question], keys, *upstream.scale_and_cap(paged.attention(layer)))
 
-    forward.run([PromptRows(draft.ids[rows], rows, blocks)], asked=asked)
+    forward.run([PromptRows(draft.ids[rows], rows, blocks)], on_queries=asked)
     return attention
 
 

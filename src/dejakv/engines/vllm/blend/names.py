@@ -83,9 +83,9 @@ class Names:
         tracked.held = cached_blocks
         return cached_blocks * self.block_tokens
 
-    def awaits(self, tracked: Tracked, there: int) -> bool:
-        """Whether another request is making the block behind the first `there` tokens, within `load_timeout_s`."""
-        stop = (there // self.block_tokens + 1) * self.block_tokens
+    def awaits(self, tracked: Tracked, prefix_tokens: int) -> bool:
+        """Whether another request is making the block behind the first `prefix_tokens` tokens, within `load_timeout_s`."""
+        stop = (prefix_tokens // self.block_tokens + 1) * self.block_tokens
         if stop >= tracked.request.num_prompt_tokens:  # vLLM computes that one
             return False
         block_hash = tracked.request.block_hashes[stop // self.hash_tokens - 1]

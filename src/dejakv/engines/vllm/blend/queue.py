@@ -94,7 +94,9 @@ class Queue:
         # At least 1, because tokens are divided by it.
         remaining = self._step = max(1, self.budget - decoding)
         self._rows = sum(waiting.rows or 0 for waiting in queue if waiting.stage == "loads")
-        self._left = sum((waiting.rows or 0) + waiting.last if waiting.stage == "loads" else waiting.tokens for waiting in queue)
+        self._left = sum(
+            (waiting.rows or 0) + waiting.last if waiting.stage == "loads" else waiting.tokens for waiting in queue
+        )
         self._planned, ahead, lead, blend_rows, max_tokens = {}, 0, self.lead, 0, 0
         # First come, first served: each one gets what those before it leave.
         for waiting in queue:
@@ -106,7 +108,9 @@ class Queue:
                 lead += self._gain(waiting) - self._cost if loads else 0
                 free = max(0, remaining - 1)  # vLLM gets to it while a token of its budget is left
             if loads:
-                behind = waiting.last + max(0, waiting.last - max_tokens) + (0 if self.reserved else self._cost + decoding)
+                behind = (
+                    waiting.last + max(0, waiting.last - max_tokens) + (0 if self.reserved else self._cost + decoding)
+                )
                 min_free = behind + (1 if self.reserved else rows)
                 if self._crowded and (rows or waiting.stage == "waits") and min_free <= free:
                     self.reserved, max_tokens = self.reserved + behind, max(max_tokens, waiting.last)
@@ -131,7 +135,9 @@ class Queue:
         max_tokens = max(0, self.budget - decoding)
         room = min(blend_rows + self.reserved, max_tokens)
         remaining, self._given = max_tokens - room, self.budget - room
-        return StepRoom(room, max(1, remaining - sum(due), remaining // 2) if due else 0)  # in vLLM, what runs comes first
+        return StepRoom(
+            room, max(1, remaining - sum(due), remaining // 2) if due else 0
+        )  # in vLLM, what runs comes first
 
     def pays(self, request_id: str, rows: int, last: int) -> bool | None:
         """Whether to begin a load in the step shared out: a blend if neither its own first token nor another's comes later than computed in
@@ -179,18 +185,18 @@ class Queue:
         """What one is expected to cost."""
         return self._cut if self._crowded else 0
 
-    def _pays(self, each: Waiting, ahead: int, lead: int) -> bool:
+    def _pays(self, waiting: Waiting, ahead: int, lead: int) -> bool:
         """`ahead`: tokens that are computed before it. Steps are compared by the tokens in them, since the last ones have fewer."""
-        gain = self._gain(each)
-        if gain < self._cost or not each.rows:
+        gain = self._gain(waiting)
+        if gain < self._cost or not waiting.rows:
             return gain >= self._cost
-        blended = self._steps(ahead + (each.rows or 0) + 2 * each.last + self._cost + 1)
+        blended = self._steps(ahead + (waiting.rows or 0) + 2 * waiting.last + self._cost + 1)
         # When a server without loads would have computed this prompt.
-        deadline = self._steps(ahead + lead + each.tokens)
+        deadline = self._steps(ahead + lead + waiting.tokens)
         return min(blended * self._step, self._left - gain) <= min(deadline * self._step, self._left + lead)
 
-    def _gain(self, each: Waiting) -> int:
-        return max(0, each.tokens - (each.rows or 0) - each.last)
+    def _gain(self, waiting: Waiting) -> int:
+        return max(0, waiting.tokens - (waiting.rows or 0) - waiting.last)
 
     def _steps(self, tokens: int) -> int:
         return -(-tokens // self._step)

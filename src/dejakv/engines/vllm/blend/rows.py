@@ -67,7 +67,9 @@ class Batch:
         bounds = np.array(contiguous(places, prompt))
         sizes = bounds[:, 1] - bounds[:, 0]
         run_order = np.argsort(sizes, kind="stable")
-        token_order = np.argsort(np.repeat(sizes, sizes), kind="stable")  # runs of one size keep their order, and stay whole
+        token_order = np.argsort(
+            np.repeat(sizes, sizes), kind="stable"
+        )  # runs of one size keep their order, and stay whole
 
         sorted_places, sorted_prompts = places[token_order], prompt[token_order]
         shifts = np.array([rows.shift for rows in prompts])
@@ -150,17 +152,19 @@ class RowForward:
         """Runs the model."""
         upstream.forward_rows(self._runner, self._model, self._layers, batch)
 
-    def run(self, prompts: Sequence[PromptRows], written: Written | None = None, asked: Asked | None = None) -> None:
+    def run(
+        self, prompts: Sequence[PromptRows], on_written: Written | None = None, on_queries: Asked | None = None
+    ) -> None:
         """Computes the rows and writes their K and V to their blocks, in the engine loop. All prompts share one forward."""
         batch = Batch.of(prompts, self._block_tokens)
         with ExitStack() as stack:
             for number, layer in enumerate(self._layers.values()):
-                stack.enter_context(self._watched(number, layer, batch, written, asked))
+                stack.enter_context(self._watched(number, layer, batch, on_written, on_queries))
             stack.enter_context(suppress(_AllWritten))
             self.forward(batch)
 
     def _watched(
-        self, number: int, layer: Any, batch: Batch, written: Written | None, asked: Asked | None
+        self, number: int, layer: Any, batch: Batch, on_written: Written | None, on_queries: Asked | None
     ) -> AbstractContextManager[None]:
         """Record a layer's K, V and queries, and end the forward at the last layer."""
         last = number == len(self._layers) - 1
@@ -174,9 +178,9 @@ class RowForward:
             slots: torch.Tensor,
         ) -> None:
             update(layer, key, value, cache, slots)
-            if written is not None:
+            if on_written is not None:
                 for prompt, rows in enumerate(batch.of_prompt):
-                    extra_rows = written(number, prompt, key[rows].transpose(0, 1), value[rows].transpose(0, 1))
+                    extra_rows = on_written(number, prompt, key[rows].transpose(0, 1), value[rows].transpose(0, 1))
                     if extra_rows is not None:
                         # Moved rows of the same layer: written now, they are seen when it attends.
                         keys, values, extra_slots = extra_rows
@@ -184,9 +188,9 @@ class RowForward:
                         update(layer, keys, values, cache, extra_slots)
 
         def attending(forward: Callable[..., Any], layer: Any, query: torch.Tensor, *rest: Any, **options: Any) -> Any:
-            if asked is not None:
+            if on_queries is not None:
                 for prompt, rows in enumerate(batch.of_prompt):
-                    asked(number, prompt, query[rows])
+                    on_queries(number, prompt, query[rows])
             if last:
                 raise _AllWritten
             return forward(layer, query, *rest, **options)

@@ -113,13 +113,13 @@ class Blending:
         self.draft = replace(self.draft, plan=plan)
         self.begun, self.rows, self._every = True, rows, rows
 
-    def next(self, room: int, most_runs: int | None, block_tokens: int) -> "BlendPart":
-        """Take the next rows: at most `room`, in at most `most_runs` contiguous runs. Rows that offsets compare stay together if
+    def next(self, room: int, max_runs: int | None, block_tokens: int) -> "BlendPart":
+        """Take the next rows: at most `room`, in at most `max_runs` contiguous runs. Rows that offsets compare stay together if
         possible."""
         count = min(room, len(self.rows))
-        if most_runs is not None:
+        if max_runs is not None:
             runs = contiguous(self.rows[:count].cpu().numpy())
-            count = runs[min(most_runs, len(runs)) - 1][1]
+            count = runs[min(max_runs, len(runs)) - 1][1]
         if count < len(self.rows):
             count = self._between_pieces(count)
 
