@@ -17,7 +17,7 @@ import typer
 from numpy.typing import NDArray
 
 from dejakv.trust import drift
-from dejakv.trust.evidence import Terms, log_wealth
+from dejakv.trust.evidence import EvidenceTerms, log_wealth
 from dejakv.trust.features import LATE_BLEND, LATE_CUTOFFS, risk_of
 from dejakv.trust.rules import LONG_TRY, PILOT, QUANTILES, cutoffs_of, weights_of
 from dejakv.trust.settings import TrustSettings
@@ -47,7 +47,7 @@ class Replayed:
 def replayed(
     risks: NDArray[np.float64],
     wrong: NDArray[np.bool_],
-    terms: Terms,
+    terms: EvidenceTerms,
     random: np.random.Generator,
     times: NDArray[np.float64] | None = None,
     cutoffs: Sequence[float] = (),
@@ -72,7 +72,7 @@ def replayed(
 class _Gates:
     """States of many gates, one a row."""
 
-    def __init__(self, orders: int, terms: Terms, cutoffs: Sequence[float]) -> None:
+    def __init__(self, orders: int, terms: EvidenceTerms, cutoffs: Sequence[float]) -> None:
         rules = len(cutoffs or QUANTILES) + (not cutoffs)
         self._terms = terms
         self._rules = np.arange(rules)
@@ -215,7 +215,7 @@ CHECKED = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 """Shares of hits that a check computes in full."""
 
 
-def figures(table: Table, terms: Terms, orders: int, length: int, seed: int) -> dict[str, float]:
+def figures(table: Table, terms: EvidenceTerms, orders: int, length: int, seed: int) -> dict[str, float]:
     """Over all orders; `length` hits drawn with replacement in each, 0: every hit once.
 
     broke   orders in which a rule opened whose share of wrong answers on the table is above the bound
@@ -268,7 +268,11 @@ def bound(
     for ordered, name in ORDERED.items():
         for delta in error_bound or (0.01, 0.02, 0.05):
             got = figures(
-                table_of(hits, differs, ordered), Terms.of(TrustSettings(error_bound=delta)), orders, length, seed
+                table_of(hits, differs, ordered),
+                EvidenceTerms.of(TrustSettings(error_bound=delta)),
+                orders,
+                length,
+                seed,
             )
             shares = " | ".join(f"{got[key]:.1%}" for key in ("broke", "opened"))
             kept = f"{got['kept']:.1%} | {got['wrong']:.2%} | {got['time']:.3f} | {got['time_late']:.3f}"

@@ -15,7 +15,7 @@ import typer
 
 from dejakv.blend.settings import DEFAULT, QUALITIES
 from dejakv.build import build_cache
-from dejakv.decide.plan import Ask
+from dejakv.decide.plan import ReuseRequest
 from dejakv.engines.base import Completion
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
@@ -62,7 +62,7 @@ def labelled(
     pipeline, twin = Pipeline(engine, cache), twin_of(engine) if rounded else None
     for number, request in enumerate(asked):
         prepared = replace(engine.prepare(request), epoch=engine.epoch)
-        decision = cache.find(prepared, Ask("blend"), costs=cache.costs(engine))
+        decision = cache.find(prepared, ReuseRequest("blend"), costs=cache.costs(engine))
         plan, found = decision.plan, None
         _, full = pipeline.run_plans(prepared, [each for each in decision.plans if not each.approximate])
         if plan.method == "blend":

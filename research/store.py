@@ -28,12 +28,12 @@ from dejakv.decide.finder import space_of
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.latent import EmbeddingCache
 from dejakv.decide.levels.semantic import SemanticTextCache
-from dejakv.decide.plan import Ask
+from dejakv.decide.plan import ReuseRequest
 from dejakv.engines.base import Prepared
 from dejakv.identity import exact_key
 from dejakv.request import Request
 from dejakv.store import open_store
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
 from dejakv.store.segment import dequantized, quantized
 from dejakv.vectors.base import Vector
 from dejakv.vectors.spaces import LayerSpec
@@ -63,12 +63,12 @@ def prompt(number: int) -> Prepared:
     return Prepared(Request("r", text, text, partition="p"), tuple(tokens.tolist()), epoch="e")
 
 
-def chunk(token_ids: Sequence[int], shape: tuple[int, int, int], **about: Any) -> Chunk:
+def chunk(token_ids: Sequence[int], shape: tuple[int, int, int], **about: Any) -> StoredState:
     """Zeros as the state `[2, layers, heads, tokens, dim]` of a prompt."""
     layers, heads, dim = shape
     ids = tuple(token_ids)
     meta = ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, **{"prompt": "", "chunk": "", **about})
-    return Chunk(meta, Tensor(np.zeros((2, layers, heads, len(ids), dim), np.float32), "F32"))
+    return StoredState(meta, Tensor(np.zeros((2, layers, heads, len(ids), dim), np.float32), "F32"))
 
 
 def put_many(folder: str, entries: int) -> None:
@@ -134,13 +134,13 @@ def filled(folder: str, entries: int) -> Row:
     meanwhile: list[float] = []
     while not done.is_set():
         at = time.perf_counter()
-        assert cache.find(asked[len(meanwhile) % 1000], Ask("exact")).plan.method == "exact"
+        assert cache.find(asked[len(meanwhile) % 1000], ReuseRequest("exact")).plan.method == "exact"
         meanwhile.append(1000 * (time.perf_counter() - at))
         time.sleep(0.02)
     after: list[float] = []
     for item in asked[:200]:
         at = time.perf_counter()
-        cache.find(item, Ask("exact"))
+        cache.find(item, ReuseRequest("exact"))
         after.append(1000 * (time.perf_counter() - at))
     held = [len(level) for level in levels]
     cache.close()

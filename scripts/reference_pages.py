@@ -212,7 +212,7 @@ A body is JSON with `Content-Type: application/json`. Errors are OpenAI's error 
     for title, part in (
         ("POST /v1/generate", schemas.GenerateRequest), ("its answer", schemas.GenerateResponse),
         ("POST /v1/completions", schemas.CompletionRequest), ("POST /v1/chat/completions", schemas.ChatRequest),
-        ("dejakv in a request to OpenAI's endpoints", schemas.ReuseOptions), ("dejakv in its answer", schemas.Provenance),
+        ("dejakv in a request to OpenAI's endpoints", schemas.ReuseOptions), ("dejakv in its answer", schemas.AnswerProvenance),
         ("POST /v1/cache/purge", schemas.PurgeRequest),
     ):  # fmt: skip
         about = (

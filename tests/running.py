@@ -8,11 +8,11 @@ from dejakv.blend.blend import BlendReport
 from dejakv.engines.base import Completion, Plan, Prepared, Refusal
 from dejakv.engines.transformers.generate_call import GenerateCall
 from dejakv.request import Sampling
-from dejakv.store.base import Chunk
+from dejakv.store.base import StoredState
 from dejakv.store.open import open_store
 
 
-def begun(engine: Any, prepared: Prepared, chunk: Chunk, held: int, **more: Any) -> Completion | Refusal:
+def begun(engine: Any, prepared: Prepared, chunk: StoredState, held: int, **more: Any) -> Completion | Refusal:
     """From the chunk's first `held` tokens, as an exact prefix."""
     store = open_store()
     store.put(chunk)
@@ -41,7 +41,7 @@ def full(engine: Any, prepared: Prepared, sampling: Sampling | None = None) -> C
 def blended(
     engine: Any,
     prepared: Prepared,
-    donors: Sequence[Chunk],
+    donors: Sequence[StoredState],
     config: Any = None,
     sampling: Sampling | None = None,
     **more: Any,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dejakv
-from dejakv.decide.part_order import Arrangement, SeenPrompts
+from dejakv.decide.part_order import PartArrangement, SeenPrompts
 from dejakv.errors import ConfigError, InputError
 
 
@@ -28,7 +28,7 @@ def prompt(numbers: Sequence[int]) -> str:
     return HEAD + "\n\n".join(map(passage, numbers)) + ASK
 
 
-def best(numbers: Sequence[int], seen: SeenPrompts, partition: str = "default") -> Arrangement:
+def best(numbers: Sequence[int], seen: SeenPrompts, partition: str = "default") -> PartArrangement:
     parts = [passage(number) for number in numbers]
     return dejakv.arrange(parts, seen, tokenize=tokenize, before=HEAD, after=ASK, partition=partition)
 

@@ -23,7 +23,7 @@ from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.identity import exact_key
 from dejakv.server.settings import ServerSettings
 from dejakv.store import open_store
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
 from dejakv.store.counters import FAILED_WRITES
 
 ROOT = Path(__file__).parents[1]
@@ -252,7 +252,7 @@ def test_the_catalog_takes_what_is_told(tmp_path: Path) -> None:
         for number in range(prompts):
             ids = tuple(np.random.default_rng(number).integers(0, 49_152, 2048).tolist())
             meta = ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, prompt="", chunk="")
-            store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, 2048, 2), np.float32), "F32")))
+            store.put(StoredState(meta, Tensor(np.zeros((2, 1, 1, 2048, 2), np.float32), "F32")))
         store.flush()
         store.close()
         sizes.append((tmp_path / str(prompts) / "catalog.sqlite").stat().st_size)

@@ -8,7 +8,7 @@ from tests.labelled import blending, figures
 
 from dejakv.request import Sampling, kept_for, nothing_is_kept
 from dejakv.store.open import open_store
-from dejakv.testing.stores import Ahead
+from dejakv.testing.stores import AheadClock
 
 SAMPLED = Sampling(4, temperature=1.5, seed=3)
 """Of such an answer a label computes the prompt in full again."""
@@ -37,8 +37,8 @@ class Noting:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
-    made = Ahead()
+def clock(monkeypatch: pytest.MonkeyPatch) -> AheadClock:
+    made = AheadClock()
     for name in ("dejakv.cache.now", "dejakv.decide.queue.now", "dejakv.idle.now"):
         monkeypatch.setattr(name, made)
     return made
@@ -46,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
 
 @pytest.mark.parametrize(("waited", "left"), [(40, 20), (61, 0)])
 def test_a_label_keeps_nothing_longer_than_its_request_allows(
-    served: Any, clock: Ahead, waited: int, left: int
+    served: Any, clock: AheadClock, waited: int, left: int
 ) -> None:
     store = open_store(clock=clock)
     pipeline, stream = blending(lambda config: served(config, store=store))

@@ -10,7 +10,7 @@ from tests.asking import ADOPT, request, wordings
 from tests.bounded import DOCUMENTS
 from tests.labelled import Told, asked, blending, figures, past_pilot
 
-from dejakv.decide.plan import Ask
+from dejakv.decide.plan import ReuseRequest
 from dejakv.errors import ModelChangedError
 from dejakv.idle import Settler
 from dejakv.request import Sampling
@@ -111,7 +111,7 @@ def test_a_named_donor_is_under_the_bound_too(served: Any) -> None:
     second = next(document.text for document in DOCUMENTS if f" {document.text} <q>" in wanted.prompt)
     donor = next(meta for meta in pipeline.cache.store.metas() if second in meta.prompt)
     decision = pipeline.cache.find(
-        prepared, Ask("blend", named=(donor.id,)), costs=pipeline.cache.costs(pipeline.engine)
+        prepared, ReuseRequest("blend", named=(donor.id,)), costs=pipeline.cache.costs(pipeline.engine)
     )
     assert decision.trial is not None
     assert (decision.trial.plan.method, decision.plan.approximate) == ("blend", False)

@@ -11,7 +11,7 @@ from tests.asking import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached,
 from dejakv.blend.blend import BlendReport
 from dejakv.blend.settings import BlendConfig, quality_of
 from dejakv.engines.transformers import blending
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import ChunkMeta, StoredState
 from dejakv_models.docs import ask, make_document
 
 
@@ -105,7 +105,7 @@ def test_strict_computes_more_unless_new_text_takes_its_share(docs_engine: Any) 
     asked = ask(make_document(rng, facts=5).facts[0], rng)
     donor = docs_engine.prepare(request(asked, old))
     state = docs_engine.full(donor).capture()
-    held = [Chunk(ChunkMeta("donor", "default", docs_engine.epoch, donor.token_ids, old, old), state)]
+    held = [StoredState(ChunkMeta("donor", "default", docs_engine.epoch, donor.token_ids, old, old), state)]
 
     def shares(context: str) -> list[float]:
         target = docs_engine.prepare(request(asked, context))

@@ -8,7 +8,7 @@ import pytest
 from tests.asking import DOCUMENT
 from tests.test_pipeline_rows import BLEND, FOURTH, SECOND, THIRD, joined
 
-from dejakv.store.base import Chunk, Rows, Tensor
+from dejakv.store.base import Rows, StoredState, Tensor
 
 FIRST = joined(SECOND, DOCUMENT.text)
 OTHER = joined(THIRD, FOURTH)
@@ -30,7 +30,7 @@ def read_through(pipeline: Any, change: Any, monkeypatch: pytest.MonkeyPatch) ->
     store = pipeline.cache.store
     get_parts = store.get_parts
 
-    def reading(id: str, rows: Rows, *more: Any) -> list[Chunk] | None:
+    def reading(id: str, rows: Rows, *more: Any) -> list[StoredState] | None:
         asked[id] = rows
         parts = [change(part, rows) for part in get_parts(id, rows, *more)]
         return None if None in parts else parts
@@ -43,13 +43,13 @@ def test_a_blend_reads_the_rows_that_it_takes_and_uses_no_other(pipeline: Any, m
     plain = pipeline.answer(WANTED)
     assert plain.record.method == "blend", plain.record.reason
 
-    def spoiled(chunk: Chunk, rows: Rows) -> Chunk:
+    def spoiled(chunk: StoredState, rows: Rows) -> StoredState:
         """With numbers in all other rows that would show in every answer."""
         data = np.full_like(chunk.tensor.data, 1e30 if chunk.tensor.data.dtype.kind == "f" else 0x7F00)
         for start, stop in rows:
             here = slice(max(0, start - chunk.first), max(0, stop - chunk.first))
             data[:, :, :, here] = chunk.tensor.data[:, :, :, here]
-        return Chunk(chunk.meta, Tensor(data, chunk.tensor.dtype), chunk.rows)
+        return StoredState(chunk.meta, Tensor(data, chunk.tensor.dtype), chunk.rows)
 
     asked = read_through(pipeline, spoiled, monkeypatch)
     again = pipeline.answer(WANTED)

@@ -9,12 +9,12 @@ import pytest
 from tests.asking import ADOPT, COSTS, DOCUMENT, EXACT, FACT, request, wordings
 
 from dejakv.build import build_cache
-from dejakv.decide.plan import Ask
+from dejakv.decide.plan import ReuseRequest
 from dejakv.errors import InputError
 from dejakv.pipeline import Pipeline
 from dejakv.store.base import ROWS
 from dejakv.store.open import open_store
-from dejakv.testing.stores import Ahead
+from dejakv.testing.stores import AheadClock
 from dejakv_models.docs import ask
 
 BLEND = replace(EXACT, reuse="blend", ttl=60.0)
@@ -22,11 +22,11 @@ QUESTION = ask(FACT, random.Random(1))
 
 
 @pytest.fixture
-def clock() -> Ahead:
-    return Ahead()
+def clock() -> AheadClock:
+    return AheadClock()
 
 
-def pipeline_of(engine: Any, config: Any, clock: Ahead, folder: Path | None = None) -> Pipeline:
+def pipeline_of(engine: Any, config: Any, clock: AheadClock, folder: Path | None = None) -> Pipeline:
     store = open_store(folder, clock=clock, background=False)
     return Pipeline(engine, build_cache(config, engine, store=store, background=False))
 
@@ -34,7 +34,7 @@ def pipeline_of(engine: Any, config: Any, clock: Ahead, folder: Path | None = No
 @pytest.mark.parametrize("config", [EXACT, ADOPT, BLEND], ids=["exact", "adopt", "blend"])
 @pytest.mark.parametrize("restart", [False, True])
 def test_no_way_of_reuse_finds_expired_state(
-    docs_engine: Any, clock: Ahead, config: Any, restart: bool, tmp_path: Path
+    docs_engine: Any, clock: AheadClock, config: Any, restart: bool, tmp_path: Path
 ) -> None:
     config = replace(config, ttl=60.0, costs=COSTS)
     pipeline = pipeline_of(docs_engine, config, clock, tmp_path)
@@ -46,14 +46,14 @@ def test_no_way_of_reuse_finds_expired_state(
         pipeline.cache.close()
         pipeline = pipeline_of(docs_engine, config, clock, tmp_path)
     prepared = replace(docs_engine.prepare(request(second)), epoch=docs_engine.epoch)
-    named = pipeline.cache.find(prepared, Ask("blend", named=(key,)))
+    named = pipeline.cache.find(prepared, ReuseRequest("blend", named=(key,)))
     assert (named.plan.method, named.found.donors) == ("none", ())
     for wanted in (first, second):
         assert pipeline.answer(replace(request(wanted), no_store=True)).record.method == "none"
     pipeline.cache.close()
 
 
-def test_classes_have_their_own_time(docs_engine: Any, clock: Ahead) -> None:
+def test_classes_have_their_own_time(docs_engine: Any, clock: AheadClock) -> None:
     config = replace(BLEND, ttl_prompts=0.0, ttl_rows=40.0, semantic_text=False)
     pipeline = pipeline_of(docs_engine, config, clock)
     pipeline.answer(request(QUESTION, DOCUMENT.text))
@@ -63,7 +63,7 @@ def test_classes_have_their_own_time(docs_engine: Any, clock: Ahead) -> None:
     assert lives == {"kv": 0.0, ROWS: 40.0}
 
 
-def test_rows_of_a_blend_live_no_longer_than_its_donors(docs_engine: Any, clock: Ahead) -> None:
+def test_rows_of_a_blend_live_no_longer_than_its_donors(docs_engine: Any, clock: AheadClock) -> None:
     config = replace(BLEND, ttl=0.0, semantic_text=False)
     pipeline = pipeline_of(docs_engine, config, clock)
     pipeline.answer(request(QUESTION, DOCUMENT.text, ttl=50.0))

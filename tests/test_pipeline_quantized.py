@@ -9,7 +9,7 @@ from tests.asking import DOCUMENT, OTHER, uncached
 from tests.test_pipeline_rows import BLEND, SECOND, joined
 
 from dejakv.decide.bound import setting_of
-from dejakv.decide.plan import Ask
+from dejakv.decide.plan import ReuseRequest
 from dejakv.engines.open import ModelChoice
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
@@ -74,7 +74,7 @@ def test_caches_with_and_without_never_read_each_other(docs_engine: Any, served:
         filled.answer(PROMPT)
         (held,) = (meta.id for meta in filled.cache.store.metas())
         pipeline = served(replace(other, store=place))
-        named = Ask("blend", named=(held,))
+        named = ReuseRequest("blend", named=(held,))
         prepared = replace(docs_engine.prepare(longer), epoch=docs_engine.epoch)
         assert pipeline.cache.find(prepared, named).plan.donors == ()
         for wanted in (PROMPT, longer):

@@ -9,7 +9,7 @@ from tests.asking import DOCUMENT, EXACT, FACT, request, uncached
 
 from dejakv.build import build_cache
 from dejakv.decide.copied.fingerprints import GUARANTEED
-from dejakv.decide.plan import Ask
+from dejakv.decide.plan import ReuseRequest
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
 from dejakv.store.base import KV, ROWS, ChunkMeta
@@ -96,8 +96,8 @@ def test_rows_are_never_served_as_exact(docs_engine: Any, served: Any) -> None:
         assert len(level) == len([meta for meta in pipeline.cache.store.metas() if meta.kind == KV])
     prepared = replace(docs_engine.prepare(joined(FOURTH)), epoch=docs_engine.epoch)
     for mode in ("exact", "adopt"):
-        assert pipeline.cache.find(prepared, Ask(mode, named=(rows[0].id,))).plan.method in ("none", "prefix")
-    blend = pipeline.cache.find(prepared, Ask("blend", named=(rows[0].id,)))
+        assert pipeline.cache.find(prepared, ReuseRequest(mode, named=(rows[0].id,))).plan.method in ("none", "prefix")
+    blend = pipeline.cache.find(prepared, ReuseRequest("blend", named=(rows[0].id,)))
     assert {donor.id for donor in blend.plan.donors} <= ids
     assert blend.exact.method in ("none", "prefix")
 

@@ -6,35 +6,35 @@ import pytest
 from tests.trust.gates import gate_of, hit, opened, pilot
 
 from dejakv.decide.levels.base import Query
-from dejakv.decide.plan import Ask, Decision, Found, Plan
+from dejakv.decide.plan import Decision, DonorSearch, Plan, ReuseRequest
 from dejakv.decide.queue import PREFILL, QueueCounts, SettlingQueue
 from dejakv.request import Media, Request
 from dejakv.store.base import ChunkMeta
-from dejakv.trust.differs import Seen, differs_of
-from dejakv.trust.draw import Draw
-from dejakv.trust.gate import Gate
+from dejakv.trust.differs import ComparedAnswer, differs_of
+from dejakv.trust.draw import HitDraw
+from dejakv.trust.gate import TrustGate
 
-ANSWER = Seen("a", (1,))
+ANSWER = ComparedAnswer("a", (1,))
 
 
-def exploring() -> Gate:
+def exploring() -> TrustGate:
     """A closed gate that labels every hit."""
     gate = gate_of()
     pilot(gate)
     return gate
 
 
-def labels(gate: Gate) -> SettlingQueue:
+def labels(gate: TrustGate) -> SettlingQueue:
     return SettlingQueue(gate, differs_of("first"))
 
 
-def noted(waiting: Any, prompt: str = "p", partition: str = "a", media: tuple[Media, ...] = ()) -> Draw:
+def noted(waiting: Any, prompt: str = "p", partition: str = "a", media: tuple[Media, ...] = ()) -> HitDraw:
     draw = hit(waiting.gate, 0.0, partition)
     waiting.label(draw, Request("r", prompt, "", media, partition), "e", prompt)
     return draw
 
 
-def lost(gate: Gate) -> int:
+def lost(gate: TrustGate) -> int:
     return gate.report(None).lost
 
 
@@ -127,7 +127,9 @@ def test_closing_loses_what_waits_and_what_comes() -> None:
 def asked(key: str, partition: str = "a", no_store: bool = False, ttl: float | None = None, **more: Any) -> Decision:
     request = Request(key, f"prompt {key}", key, partition=partition, **more)
     entry = ChunkMeta(key, partition, "e", (1, 2, 3), request.prompt, request.chunk, ttl=ttl or 0.0)
-    return Decision(entry, Ask("blend", no_store=no_store), (Plan("blend"),), Found(), Query(request, ""), {})
+    return Decision(
+        entry, ReuseRequest("blend", no_store=no_store), (Plan("blend"),), DonorSearch(), Query(request, ""), {}
+    )
 
 
 def promoting(prompts: SettlingQueue, keys: str, **more: Any) -> SettlingQueue:

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from dejakv.blend import blend
-from dejakv.blend.forced import Need
+from dejakv.blend.forced import ForcedTokens
 from dejakv.blend.recomputed import Choose, highest
 from dejakv.blend.sentences import sentence_ends
-from dejakv.blend.token_map import Donors, TokenMap
+from dejakv.blend.token_map import DonorTokens, TokenMap
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.transformers.blending import plan_cache, rearrange
 from dejakv.engines.transformers.decoding import continued
@@ -88,7 +88,7 @@ class Bench:
         model = self.engine.blend_model
         if isinstance(model, ModelError):
             raise model
-        donors = Donors.of(*case.donors)
+        donors = DonorTokens.of(*case.donors)
         if cell.quantized:
             states = [dequantized(quantized(state)) for state in states]
         begun = time.perf_counter()
@@ -104,7 +104,7 @@ class Bench:
         after = partial(continued, self.engine.model, planned.cache, given, None)
         return after, planned.cache.recomputed / len(case.target), seconds
 
-    def _choice(self, case: Case, states: Sequence[Tensor], donors: Donors, found: TokenMap, cell: Cell) -> Choose:
+    def _choice(self, case: Case, states: Sequence[Tensor], donors: DonorTokens, found: TokenMap, cell: Cell) -> Choose:
         target = np.asarray(case.target, dtype=np.int64)
         if cell.selector == "random":
             return at_random(len(case.target), case.number)
@@ -120,7 +120,7 @@ class Bench:
         held = rearrange(model, parts, donors, found, self._fresh.device, self._fresh.dtype)
         return by_deviation(self._fresh, held, min(1, self.layers - 1), keys=cell.selector == "kv")
 
-    def find(self, case: Case, donors: Donors, cell: Cell) -> tuple[TokenMap, Need]:
+    def find(self, case: Case, donors: DonorTokens, cell: Cell) -> tuple[TokenMap, ForcedTokens]:
         """Map and forced tokens."""
         target = np.asarray(case.target, dtype=np.int64)
         # The published ways have no exact prefix beside the blend, and force nothing but the question.
@@ -128,7 +128,7 @@ class Bench:
         found, needed = blend.find(target, donors, self.engine.embed_tokens, cell.config, self.ends, exact)
         if cell.budget == "share":
             none, asked = np.zeros(len(target), dtype=bool), np.arange(len(target)) >= len(target) - needed.tail
-            needed = Need(asked, none, needed.tail, none)
+            needed = ForcedTokens(asked, none, needed.tail, none)
         return found, needed
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dejakv.blend.recomputed import Choose, highest
 from dejakv.blend.settings import MAP, QUALITIES, BlendConfig
-from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs
+from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def at_random(tokens: int, seed: int) -> Choose:
     return ranked_by(torch.rand(tokens, generator=torch.Generator().manual_seed(seed)))
 
 
-def first_of_runs(target: Ids, donors: Donors, found: TokenMap) -> Choose:
+def first_of_runs(target: Ids, donors: DonorTokens, found: TokenMap) -> Choose:
     """Choose the tokens nearest behind the start of their copied run (EPIC)."""
     first, _ = equal_runs(target, donors, found.source)
     behind = np.arange(len(target)) - first

@@ -14,7 +14,7 @@ import torch
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError, counted
 from dejakv.experiments.output import make_folder, replace_file
-from dejakv.experiments.summary import Progress
+from dejakv.experiments.summary import RunProgress
 from research.frontier.bench import Bench
 from research.frontier.cases import DocsCases, TextCases
 from research.frontier.cells import CELLS
@@ -33,7 +33,7 @@ def run_frontier(
     only: Sequence[str] = (),
     seed: int = 0,
     noise: bool = True,
-    watch: Progress | None = None,
+    watch: RunProgress | None = None,
 ) -> dict[str, Any]:
     """Measures and writes `cases.jsonl`, `frontier.json` and `frontier-table.md`.
 
@@ -56,7 +56,7 @@ def run_frontier(
     if unknown := [kind for kind in kinds if kind not in cases.kinds]:
         raise ConfigError(f"--kind {unknown[0]!r} is unknown: choose from {', '.join(cases.kinds)}")
     kinds = [kind for kind in cases.kinds if not kinds or kind in kinds]
-    folder, watch = make_folder(output), watch or Progress()
+    folder, watch = make_folder(output), watch or RunProgress()
     watch.stage(f"loading {model}")
     engine = TransformersEngine.from_pretrained(model, dtype="fp32")
     bench = Bench(engine, cases.steps, twin_of(engine) if noise and cases.steps > 1 else None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dejakv.experiments.samples import tokenizer_of
-from dejakv.experiments.shares import Shares
+from dejakv.experiments.shares import TokenShares
 from research.workloads.streams import chosen_of, stream_of
 
 MIX = "mix"
@@ -44,7 +44,7 @@ def prompts_of(workload: str, count: int) -> list[tuple[int, ...]]:
 def phases(prompts: Sequence[tuple[int, ...]], warm: int, each: int) -> list[list[Prompt]]:
     """A phase of `warm` prompts, and then phases of `each`."""
     edges = [0, *range(warm, len(prompts) + 1, each)]
-    shares, found = Shares(), list[list[Prompt]]()
+    shares, found = TokenShares(), list[list[Prompt]]()
     for start, stop in pairwise(edges):
         phase = list[Prompt]()
         for place in range(start, stop):

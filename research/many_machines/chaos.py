@@ -14,7 +14,7 @@ from dejakv.errors import DejaKVError
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.base import CorruptChunk
-from dejakv.store.remote.bucket import Bucket
+from dejakv.store.remote.bucket import BucketObjects
 from dejakv.store.segment import opened
 from dejakv_models.docs import ask, make_document, prompt_of
 from research.many_machines.proxy import CALM, Faults, Proxy
@@ -239,7 +239,7 @@ def _afterwards(
 
 def _objects(place: str) -> dict[str, int]:
     """Objects at the end, and those that are not whole."""
-    bucket, torn, count = Bucket(place), 0, 0
+    bucket, torn, count = BucketObjects(place), 0, 0
     for name in list(bucket.list()):
         count += 1
         try:

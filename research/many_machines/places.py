@@ -17,8 +17,8 @@ import numpy as np
 
 from dejakv.identity import exact_key
 from dejakv.store import Store, open_store
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
-from dejakv.store.remote.bucket import Bucket
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
+from dejakv.store.remote.bucket import BucketObjects
 from research.many_machines.proxy import Faults, Proxy
 from research.many_machines.services import Services
 from research.many_machines.simulation import LETTERS, texts
@@ -36,7 +36,7 @@ _LONGEST = 60.0
 Ids = tuple[int, ...]
 
 
-def prefix(number: int, tokens: int = TOKENS) -> Chunk:
+def prefix(number: int, tokens: int = TOKENS) -> StoredState:
     """A prompt with random state; another length has English text, and less state."""
     rng = np.random.default_rng(number)
     ids = tuple(rng.integers(0, 49_152, tokens).tolist())
@@ -45,7 +45,7 @@ def prefix(number: int, tokens: int = TOKENS) -> Chunk:
         shape, text = (2, 1, 1, 8), texts()[: round(LETTERS * tokens)]
     both, layers, heads, dim = shape
     state = rng.standard_normal((both, layers, heads, tokens, dim), np.float32)
-    return Chunk(ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, text, ""), Tensor(state, "F32"))
+    return StoredState(ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, text, ""), Tensor(state, "F32"))
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -132,7 +132,7 @@ def loads(services: Services, folder: Path, times: int) -> dict[str, Any]:
         with closing(open_store(place)) as store:
             assert store.put(chunk)
     (file,) = folder.glob("segments/*/*")
-    plain = Bucket(url)
+    plain = BucketObjects(url)
     (name,) = (name for name in plain.list() if plain.head(name, 8)[1] > 1 << 20)
     target = np.ones(chunk.tensor.nbytes, np.uint8)
     source = chunk.tensor.data.reshape(-1).view(np.uint8)
@@ -153,7 +153,7 @@ def loads(services: Services, folder: Path, times: int) -> dict[str, Any]:
 
 
 def _ratios(
-    chunk: Chunk, opened: Callable[[], AbstractContextManager[Store]], plain: Callable[[], object], times: int
+    chunk: StoredState, opened: Callable[[], AbstractContextManager[Store]], plain: Callable[[], object], times: int
 ) -> dict[str, Any]:
     ours, theirs = list[float](), list[float]()
 

@@ -24,12 +24,12 @@ from dejakv.identity import exact_key
 from dejakv.store import changes
 from dejakv.store.base import ChunkMeta, Tensor
 from dejakv.store.budgets import Budget
-from dejakv.store.catalog import Catalog, Piece
-from dejakv.store.keys import Keys
-from dejakv.store.objects import Memory
+from dejakv.store.catalog import Catalog, SegmentSlice
+from dejakv.store.keys import PrefixKeys
+from dejakv.store.objects import MemoryObjects
 from dejakv.store.reconcile import reconcile
 from dejakv.store.records import encode_meta
-from dejakv.store.remote.feed import HEADER_SECONDS, Feed, Header
+from dejakv.store.remote.feed import HEADER_SECONDS, ChangeFeed, Header
 from dejakv.store.remote.replicas import FEED_SECONDS, SHARE
 from dejakv.store.segment import MOST_TOKENS, NEVER, RECORD, Segment, cut, encode
 from research.many_machines.services import Services
@@ -110,7 +110,7 @@ def catalogs(folder: Path, sizes: Sequence[int], lookups: int = 300) -> list[dic
     return rows
 
 
-class _Listed(Memory):
+class _Listed(MemoryObjects):
     """Shared objects with these names."""
 
     shared = True
@@ -132,13 +132,13 @@ def _ms(run: Callable[[], object]) -> float:
 def _add(sql: Any, ids: tuple[int, ...]) -> int:
     """Indexes a prompt as a replica does that hears of it; the number of its segments."""
     meta = ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, " and" * PROMPT, "what is asked", created=1.0)
-    pieces: list[Piece] = []
-    for part in cut(meta, Keys("p", "e", ids), 0, PROMPT, 4096):
+    pieces: list[SegmentSlice] = []
+    for part in cut(meta, PrefixKeys("p", "e", ids), 0, PROMPT, 4096):
         one = replace(part, name=secrets.token_hex(16), nbytes=4096 * MOST_TOKENS)
-        pieces.append(Piece(changes.add_segment(sql, one), one.name, one.start, one.stop, one.stop))
+        pieces.append(SegmentSlice(changes.add_segment(sql, one), one.name, one.start, one.stop, one.stop))
     about = encode_meta(meta)
     described = Segment(secrets.token_hex(16), "p", "e", RECORD, 0, 0, record=meta.id, created=1.0, about=about)
-    pieces.append(Piece(changes.add_segment(sql, described), described.name, 0, 0, 0))
+    pieces.append(SegmentSlice(changes.add_segment(sql, described), described.name, 0, 0, 0))
     changes.add_record(sql, about, (meta.id, "p", "e", "kv"), 1.0, NEVER, pieces)
     return len(pieces)
 
@@ -148,7 +148,7 @@ def _lookup(catalog: Catalog, prompts: Sequence[tuple[int, ...]], tokens: int) -
     spent: list[float] = []
     for ids in prompts:
         began = time.perf_counter()
-        found = catalog.longest(Keys("p", "e", ids), PROMPT, 2.0)
+        found = catalog.longest(PrefixKeys("p", "e", ids), PROMPT, 2.0)
         spent.append(1e6 * (time.perf_counter() - began))
         assert (found[-1].stop if found else 0) == tokens
     return float(np.median(spent))
@@ -174,8 +174,8 @@ def told_bytes(services: Services, lengths: Sequence[int], prompts: int = 4) -> 
         return client.info("stats")["total_net_output_bytes"]
 
     with (
-        closing(Feed(services.valkey.url, name)) as teller,
-        closing(Feed(services.valkey.url, name)) as hearer,
+        closing(ChangeFeed(services.valkey.url, name)) as teller,
+        closing(ChangeFeed(services.valkey.url, name)) as hearer,
         closing(client),
     ):
         teller.tell("put", ["first"])
@@ -211,7 +211,7 @@ def _headers(rng: random.Random, tokens: int, text: str) -> list[tuple[str, Head
     )
     text = text[at : at + letters]
     meta = ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, text, "what is asked", created=1.0)
-    state = cut(meta, Keys("p", "e", ids), 0, len(ids), 4096)
+    state = cut(meta, PrefixKeys("p", "e", ids), 0, len(ids), 4096)
     described = Segment("", "p", "e", RECORD, 0, 0, record=meta.id, created=1.0, about=encode_meta(meta))
     made: list[tuple[str, Header]] = []
     for part in (*state, described):

@@ -6,7 +6,7 @@ from typing import Any
 from dejakv import __version__
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError, counted
-from dejakv.experiments.summary import Progress
+from dejakv.experiments.summary import RunProgress
 from research.replay.policies import Belady, Blocks, Infinite, Replayed, Segments
 from research.replay.trace import Trace
 
@@ -22,7 +22,7 @@ CACHES: dict[str, Callable[[Trace, int], Replayed]] = {
 }
 
 
-def replay(trace: Trace, budgets: Sequence[str] = DEFAULT_BUDGETS, watch: Progress | None = None) -> dict[str, Any]:
+def replay(trace: Trace, budgets: Sequence[str] = DEFAULT_BUDGETS, watch: RunProgress | None = None) -> dict[str, Any]:
     """The figures of `replay.json`.
 
     budgets  tokens (`500000`), or a share of the trace's different tokens (`5%`)
@@ -31,7 +31,7 @@ def replay(trace: Trace, budgets: Sequence[str] = DEFAULT_BUDGETS, watch: Progre
 
     Raises: ConfigError for a wrong budget.
     """
-    tokens, watch = [budget_of(text, trace.distinct_tokens) for text in budgets], watch or Progress()
+    tokens, watch = [budget_of(text, trace.distinct_tokens) for text in budgets], watch or RunProgress()
     watch.stage(f"replaying {counted(len(trace.calls), 'request')}")
     rows = [{**_row(trace, Infinite()), "policy": "infinite", "budget": "", "budget_tokens": None, "of_belady": None}]
     for text, budget in zip(budgets, tokens, strict=True):

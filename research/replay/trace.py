@@ -12,9 +12,9 @@ from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.datasets.files import json_lines
-from dejakv.datasets.log import Log
+from dejakv.datasets.log import RequestLog
 from dejakv.errors import DatasetError, InputError
-from dejakv.experiments.samples import Prompter, tokenizer_of
+from dejakv.experiments.samples import SamplePrompter, tokenizer_of
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import BLOCK
 from dejakv.settings import shown
@@ -70,13 +70,13 @@ def load(path: Path, model: str, block: int | None = None) -> Trace:
     first = next(iter(json_lines(path)), None)
     if first is None or "hash_ids" in first[1] or "input_length" in first[1]:
         return read_trace(path, block)
-    return trace_of(Log(path), RunSettings(model=model))
+    return trace_of(RequestLog(path), RunSettings(model=model))
 
 
 def trace_of(samples: Iterable[Sample], settings: RunSettings) -> Trace:
     """The trace of samples, in blocks of 16. Raises: InputError for pictures, whose tokens only the model knows."""
     tokenizer: Any = tokenizer_of(settings)
-    prompter = Prompter.of(settings, tokenizer)
+    prompter = SamplePrompter.of(settings, tokenizer)
     names: dict[tuple[object, ...], int] = {}
     calls: list[Call] = []
     for sample in samples:

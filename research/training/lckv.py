@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dejakv.models import load
 from dejakv.models.lckv.configuration import LCKVLlamaConfig
 from dejakv.models.lckv.modeling import LCKVLlamaForCausalLM
-from dejakv.models.lckv.passes import Iterations
+from dejakv.models.lckv.passes import LoopIterations
 from research.training.docs import DocsTrainer, docs_parser
 from research.training.docs_data import Batch
 from research.training.docs_model import SUPERVISED_LAYER, Losses, answered, attended, question_mask
@@ -49,13 +49,13 @@ def lckv_from(twin: LlamaForCausalLM, layout: str = LAYOUT) -> LCKVLlamaForCausa
     return model
 
 
-def draw_iterations(rng: random.Random, progress: float) -> Iterations:
+def draw_iterations(rng: random.Random, progress: float) -> LoopIterations:
     """Few passes without gradient, now and then many: what the KV settles to must not depend on their number."""
     least = 1 if progress > 0.5 else 0
-    return Iterations(rng.choice((least, 1, 2, 3)) if rng.random() < 0.9 else 7, 2)
+    return LoopIterations(rng.choice((least, 1, 2, 3)) if rng.random() < 0.9 else 7, 2)
 
 
-def run_lckv(model: LCKVLlamaForCausalLM, b: Batch, how: Iterations) -> Losses:
+def run_lckv(model: LCKVLlamaForCausalLM, b: Batch, how: LoopIterations) -> Losses:
     """What `research.training.docs_model.run` does for a Llama, without the linear heads: `binding` and `bound` are zero."""
     decoder, config = model.model, model.config
     n, t = b.doc.shape

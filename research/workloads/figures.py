@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dejakv.experiments.summary import Row, means, percentile
+from dejakv.experiments.summary import SampleRow, means, percentile
 from dejakv.records import Record
 from research.workloads.streams import BASE
 
@@ -14,13 +14,13 @@ REFERENCE = "none"
 RESAMPLES = 10_000
 
 
-def figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def figures(rows: Sequence[SampleRow]) -> dict[str, dict[str, Any]]:
     """Each arm's figures. Times are milliseconds; what compares is against the same requests under prefix caching;
     answers are compared where full computation was among the arms."""
     return {name: _arm(rows, name) for name in (rows[0].arms if rows else ())}
 
 
-def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
+def _arm(rows: Sequence[SampleRow], name: str) -> dict[str, Any]:
     records = [row.arms[name].record for row in rows]
     base = [row.arms[BASE].record for row in rows]
     ttft, latency = [record.ttft_ms for record in records], [record.latency_ms for record in records]
@@ -57,7 +57,7 @@ def _method(record: Record) -> str:
     return "prefix" if record.method == "none" and record.reused_tokens else record.method
 
 
-def _missed(rows: Sequence[Row], name: str) -> dict[str, Any]:
+def _missed(rows: Sequence[SampleRow], name: str) -> dict[str, Any]:
     """The requests for which no donor was used, beside the same ones under prefix caching."""
     part = [row.arms for row in rows if row.arms[name].record.method in ("none", "prefix")]
     base = [arms[BASE].record.ttft_ms for arms in part]

@@ -17,7 +17,7 @@ from dejakv.experiments.output import SETTINGS, SUMMARY, make_folder, read_objec
 from dejakv.experiments.samples_log import SamplesLog, check_same
 from dejakv.experiments.settings import Arm
 from dejakv.experiments.shares import shares_of
-from dejakv.experiments.summary import Progress, Row
+from dejakv.experiments.summary import RunProgress, SampleRow
 from dejakv.models import resolve
 from dejakv.pipeline import Pipeline
 from research.machine import machine, measured
@@ -39,7 +39,7 @@ def finished(stream: Stream, output: Path) -> bool:
     return False
 
 
-def measure(stream: Stream, output: Path, watch: Progress, engine: Any = None) -> bool:
+def measure(stream: Stream, output: Path, watch: RunProgress, engine: Any = None) -> bool:
     """Serves the stream's requests in all arms, from where an earlier run of the same was stopped. False if it was interrupted.
 
     engine  one that is loaded already, else the stream's own is
@@ -89,7 +89,7 @@ def _check_state(state: Path) -> None:
 
 def _summary(
     stream: Stream,
-    rows: Sequence[Row],
+    rows: Sequence[SampleRow],
     pipelines: Mapping[str, Pipeline],
     shares: Mapping[str, Any],
     before: Mapping[str, Any],

@@ -10,7 +10,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
 from dejakv.engines.open import EngineName, open_templates
 from dejakv.errors import ConfigError, DatasetError
-from dejakv.experiments.samples import Prompter, read_samples, repeated
+from dejakv.experiments.samples import SamplePrompter, read_samples, repeated
 from dejakv.experiments.settings import Arm, RunSettings, settings_from
 
 REQUESTS = 30
@@ -110,14 +110,14 @@ def in_folder(config: SemanticCacheConfig, folder: Path, quality: str) -> Semant
     return replace(config, cache_dir=str(folder / quality))
 
 
-def chosen_of(stream: Stream) -> tuple[list[Sample], Prompter, int]:
+def chosen_of(stream: Stream) -> tuple[list[Sample], SamplePrompter, int]:
     """The stream's samples, what renders them, and the sum of their prompt tokens.
 
     Raises: DatasetError if too few samples have the right length.
     """
     settings = stream.settings
     templates = open_templates(settings)
-    prompter = Prompter(templates, settings.prompt_template, settings.chunk_source)
+    prompter = SamplePrompter(templates, settings.prompt_template, settings.chunk_source)
     tokenizer: Any = getattr(templates, "tokenizer", templates)
     least, most = stream.lengths
     chosen: list[Sample] = []

@@ -22,7 +22,7 @@ from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig, switched_off
 from dejakv.engines.open import encoder_registry
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.engines.transformers.generate_call import Arguments, GenerateCall, joined
+from dejakv.engines.transformers.generate_call import GenerateArguments, GenerateCall, joined
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import check_partition
 from dejakv.pipeline import Pipeline
@@ -96,7 +96,7 @@ def attach(
 
         engine = TransformersEngine(model, tokenizer, processor, encoder_cache=registry)
         used = cache if cache is not None else cleanup.enter_context(closing(build_cache(settings, engine)))
-        attributes["generate"] = _Generate(original, Pipeline(engine, used), engine, partition, on_record)
+        attributes["generate"] = _AttachedGenerate(original, Pipeline(engine, used), engine, partition, on_record)
         # At once, so that an error further down restores it too.
         cleanup.callback(attributes.pop, "generate")
         # `copy`, `pickle` and `torch.save` ask the object itself for its state: what they make is not attached.
@@ -105,7 +105,7 @@ def attach(
         yield used
 
 
-class _Generate:
+class _AttachedGenerate:
     """`model.generate` while attached. Serves one call at a time, each row of a batch as a request."""
 
     def __init__(
@@ -135,7 +135,7 @@ class _Generate:
             if inputs is not None:
                 arguments["input_ids"] = inputs
 
-            call = Arguments(arguments, self._engine.model)
+            call = GenerateArguments(arguments, self._engine.model)
             reason = self._off() or self._engine.untouchable(call)
             if reason:
                 return self._untouched(reason, **arguments)

@@ -21,8 +21,8 @@ from dejakv.store.budgets import Budget
 from dejakv.store.open import open_store, store_of
 from dejakv.store.store import Store
 from dejakv.trust.evidence import fingerprint
-from dejakv.trust.gate import Gate
-from dejakv.trust.ledger import Ledger
+from dejakv.trust.gate import TrustGate
+from dejakv.trust.ledger import EvidenceLedger
 from dejakv.vectors.hooks import check_hook, hook_named
 from dejakv.vectors.spaces import LayerSpec
 from dejakv.vectors.text import sentence_width, text_encoder
@@ -91,7 +91,7 @@ def check_encoders(config: SemanticCacheConfig, hidden: int | None) -> None:
             raise ConfigError(spec.misfit(f"its vectors have {width} components", width))
 
 
-def build_gate(config: SemanticCacheConfig) -> Gate | None:
+def build_gate(config: SemanticCacheConfig) -> TrustGate | None:
     """Build the gate of the config's error bound, None without one, and with a certificate. Its evidence stands in `own_folder`; open the store first.
 
     Raises: StoreError for an unusable folder.
@@ -99,7 +99,7 @@ def build_gate(config: SemanticCacheConfig) -> Gate | None:
     if not config.labels_online:
         return None
     folder = config.own_folder
-    return Gate(config, ledger=Ledger(Path(folder).expanduser() if folder else None, fingerprint(config)))
+    return TrustGate(config, ledger=EvidenceLedger(Path(folder).expanduser() if folder else None, fingerprint(config)))
 
 
 def build_levels(config: SemanticCacheConfig, engine: Any) -> list[Level]:

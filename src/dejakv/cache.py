@@ -13,24 +13,24 @@ from weakref import WeakSet
 
 from dejakv.config import SemanticCacheConfig, switched_off
 from dejakv.decide.answers import answer_note
-from dejakv.decide.bound import Certified, ErrorBound
-from dejakv.decide.costs import Costs
+from dejakv.decide.bound import CertifiedObserver, ErrorBound
+from dejakv.decide.costs import ReuseCosts
 from dejakv.decide.counts import CacheCounts
-from dejakv.decide.finder import Embed, EpochPrefixes, Finder, no_vectors
+from dejakv.decide.finder import DonorFinder, Embed, EpochPrefixes, no_vectors
 from dejakv.decide.guards.base import Guard
 from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.fusion import FusionStates
-from dejakv.decide.plan import Ask, Decision, Observer, Plan
+from dejakv.decide.plan import Decision, Observer, Plan, ReuseRequest
 from dejakv.decide.queue import SettlingQueue
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
 from dejakv.identity import check_partition, check_scope, digest_of, rows_key
 from dejakv.store.base import INT8, ROWS, ChunkMeta, Tensor
 from dejakv.store.budgets import now, remaining, shortest
-from dejakv.store.selection import DONORS, PROMPT, Purged, Selection
+from dejakv.store.selection import DONORS, PROMPT, PurgeResult, Selection
 from dejakv.store.store import Store
 from dejakv.trust.differs import differs_of
-from dejakv.trust.gate import Gate
+from dejakv.trust.gate import TrustGate
 from dejakv.trust.report import TrustReport
 
 log = logging.getLogger("dejakv")
@@ -39,7 +39,7 @@ log = logging.getLogger("dejakv")
 class HierarchicalCache:
     """Finds donors in a store, and fills it. Thread-safe; partitions and epochs never see each other.
 
-    levels, guards, embed, embedder  see `Finder`
+    levels, guards, embed, embedder  see `DonorFinder`
     fusion      states of the model's fusion modules, if a provider reads them
     gate        bound on the share of wrong approximate answers; closed with the cache
     background  store and index in the background: exact prefixes are found at once, other donors later (`flush` waits);
@@ -56,7 +56,7 @@ class HierarchicalCache:
         embed: Embed = no_vectors,
         embedder: str = "",
         fusion: FusionStates | None = None,
-        gate: Gate | None = None,
+        gate: TrustGate | None = None,
         background: bool = True,
     ) -> None:
         self.store = store
@@ -65,7 +65,7 @@ class HierarchicalCache:
         if self.off:
             log.warning("%s: nothing is reused or stored", self.off)
 
-        self.finder = Finder(
+        self.finder = DonorFinder(
             store,
             levels,
             guards,
@@ -84,7 +84,7 @@ class HierarchicalCache:
             # Before fusion states, which act on the plan that is left.
             self.observers.insert(0, ErrorBound(gate, self.config, self.queue))
         if self.config.certificate is not None:
-            self.observers.insert(0, Certified(self.config))
+            self.observers.insert(0, CertifiedObserver(self.config))
         self._served: WeakSet[Engine] = WeakSet()
         # Before the filling: what leaves meanwhile must not stay in an index.
         self.store.on_evict(self.finder.remove)
@@ -95,22 +95,22 @@ class HierarchicalCache:
         """Decide how an engine runs a prompt, by its request and the settings."""
         costs = self.costs(engine)
         generation = engine.generation if self.config.answers == "keep" else ""
-        ask = Ask.of(prepared.request, self.config, donors=engine.most_donors, generation=generation)
+        ask = ReuseRequest.of(prepared.request, self.config, donors=engine.most_donors, generation=generation)
         if engine.tells_first_token and prepared.request.sampling.num_beams == 1:
             ask = replace(ask, tells_first_token=True)
         return self.find(prepared, ask, costs=costs)
 
-    def costs(self, engine: Engine, *, timed: bool = True) -> Costs | None:
+    def costs(self, engine: Engine, *, timed: bool = True) -> ReuseCosts | None:
         """Costs of an engine's work: the setting `costs`, else `Engine.costs`; None: unknown."""
         fixed = self.config.costs
         costs = engine.costs(timed=timed and not fixed)
         return costs.fixed(fixed) if fixed and costs is not None else costs
 
-    def find(self, prepared: Prepared, ask: Ask | None = None, *, costs: Costs | None = None) -> Decision:
-        """Decide without an engine. `ask` defaults to the request and the settings. See `Finder.decide`."""
+    def find(self, prepared: Prepared, ask: ReuseRequest | None = None, *, costs: ReuseCosts | None = None) -> Decision:
+        """Decide without an engine. `ask` defaults to the request and the settings. See `DonorFinder.decide`."""
         if self.off:
             return self.finder.fully(prepared, self.off)
-        decision = self.finder.decide(prepared, ask or Ask.of(prepared.request, self.config), costs=costs)
+        decision = self.finder.decide(prepared, ask or ReuseRequest.of(prepared.request, self.config), costs=costs)
         if self.config.enable_fusion_cache:
             decision = replace(decision, statuses={**decision.statuses, "fusion": "skip"})
         for observer in self.observers:
@@ -235,7 +235,7 @@ class HierarchicalCache:
         check_top_layer(engine, self.config)
         self._served.add(engine)
         self.costs(engine)
-        engine.get_ready(Ask(self.config.reuse).method)
+        engine.get_ready(ReuseRequest(self.config.reuse).method)
 
     def weights_changed(self) -> None:
         """Let every registered engine fingerprint its model again (docs/explanation/exactness.md)."""
@@ -274,7 +274,7 @@ class HierarchicalCache:
         if meta is not None:
             self.finder.add(meta)
 
-    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> PurgeResult:
         """Remove the selected entries and everything derived from them, to the last byte. Returns what was removed.
 
         dry_run  report without removing

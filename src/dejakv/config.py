@@ -16,8 +16,8 @@ from dejakv.blend.settings import (
     TOP_LAYER_TAIL,
     BlendMap,
     BlendQuality,
+    BlendQualitySettings,
     BlendSelector,
-    Quality,
     quality_of,
 )
 from dejakv.errors import ConfigError
@@ -37,7 +37,7 @@ from dejakv.settings import (
     is_memory,
     shown,
 )
-from dejakv.store.budgets import Parts, named_parts
+from dejakv.store.budgets import PartitionBudgets, named_parts
 from dejakv.trust.differs import differs_of
 from dejakv.trust.settings import TrustSettings
 
@@ -167,7 +167,7 @@ class BlendSettings:
     max_generation: Count = MAX_GENERATION
 
     @property
-    def blend(self) -> Quality:
+    def blend(self) -> BlendQualitySettings:
         """Ranking of a blend's tokens, and the share to recompute."""
         return quality_of(self.blend_quality, self.blend_selector, self.blend_share)
 
@@ -277,9 +277,9 @@ class KeepSettings(BudgetSettings):
         return self.kv_quantization != "none"
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> PartitionBudgets:
         """Budgets of each partition. Raises: ConfigError for a partition without a part."""
-        return Parts(self.partitions, self.max_bytes, self.max_cached_blocks, named_parts(self.quotas))
+        return PartitionBudgets(self.partitions, self.max_bytes, self.max_cached_blocks, named_parts(self.quotas))
 
     @property
     def own_folder(self) -> str | None:

@@ -18,7 +18,7 @@ DEFAULT_PARTITION = "default"
 
 
 @dataclass(frozen=True)
-class Span:
+class MediumSpan:
     """Place of a medium's tokens in the prompt, `[start, start + length)`, and the medium's digest."""
 
     start: int
@@ -87,8 +87,8 @@ def rows_key(
 def common_prefix(
     first_ids: Sequence[int],
     second_ids: Sequence[int],
-    first_spans: Sequence[Span] = (),
-    second_spans: Sequence[Span] = (),
+    first_spans: Sequence[MediumSpan] = (),
+    second_spans: Sequence[MediumSpan] = (),
 ) -> int:
     """How many leading tokens two prompts share, media digests included: it ends where a span differs."""
     limit = min(len(first_ids), len(second_ids))

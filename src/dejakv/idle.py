@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from dejakv.cache import HierarchicalCache
 from dejakv.decide.plan import Decision, Plan
-from dejakv.decide.queue import Label
+from dejakv.decide.queue import LabelTask
 from dejakv.engines.base import Completion, Engine, OnToken, Prepared
 from dejakv.errors import ModelChangedError
 from dejakv.request import Sampling, after_waiting, keeping
 from dejakv.store.budgets import now
-from dejakv.trust.differs import Seen
+from dejakv.trust.differs import ComparedAnswer
 from dejakv.trust.features import certainty
 
 logger = logging.getLogger("dejakv.trust")
@@ -32,11 +32,11 @@ SECONDS = 600.0
 """Most seconds for all runs of one label. It counts as wrong beyond: else slow requests would be left out."""
 
 
-class _Unlabelled(Exception):
+class _LabelImpossible(Exception):
     """No label can be made, for a reason independent of the outcome."""
 
 
-class _Closed(Exception):
+class _CacheClosed(Exception):
     """The cache was closed during a label. Counts as wrong: else slow answers would be left out."""
 
 
@@ -101,10 +101,10 @@ class Settler:
         tried: dict[str, float] = {}
         try:
             wrong = self._judged(label, tried, removal_mark)
-        except (_Unlabelled, ModelChangedError):
+        except (_LabelImpossible, ModelChangedError):
             queue.lose(label)
             return True
-        except _Closed:
+        except _CacheClosed:
             wrong = True
         except Exception as error:  # nobody waits for it: what goes wrong must not reach a request that comes next
             logger.warning("a label failed and counts as wrong: %s: %s", type(error).__name__, error, exc_info=error)
@@ -116,7 +116,7 @@ class Settler:
         queue.learn(label, wrong, tried)
         return True
 
-    def _judged(self, label: Label, tried: dict[str, float], removal_mark: int) -> bool:
+    def _judged(self, label: LabelTask, tried: dict[str, float], removal_mark: int) -> bool:
         """Whether the approximate answer is wrong. `tried` is filled with features of the approximate plan's first token;
         `removal_mark`: `queue.mark()` when the hit was taken.
         """
@@ -127,16 +127,16 @@ class Settler:
         full, reused = (None, label.answer) if served else (label.answer, None)
         at_hand = all(cache.store.meta(donor.id) is not None for donor in trial.plan.donors)
         if label.epoch != self._engine.epoch or (reused is None and not at_hand):
-            raise _Unlabelled  # a plan without some of its donors is another plan
+            raise _LabelImpossible  # a plan without some of its donors is another plan
 
         deadline = self._clock() + SECONDS
         partition = label.request.partition
 
         def go_on(_token: int, _text: str) -> None:
             if queue.removed_since(removal_mark, partition):
-                raise _Unlabelled
+                raise _LabelImpossible
             if queue.closed:
-                raise _Closed
+                raise _CacheClosed
             if self._clock() > deadline:
                 raise TimeoutError(f"more than {SECONDS:g} seconds")
 
@@ -160,7 +160,7 @@ class Settler:
                 ran = engine.run(prepared, plan, cache.store, on_token=go_on)
                 # The engine declined the plan, so that there is no approximate answer to judge.
                 if not isinstance(ran, Completion) or ran.exactly:
-                    raise _Unlabelled
+                    raise _LabelImpossible
                 reused = seen(ran)
         # Once more: the last run may have ended without another token.
         go_on(0, "")
@@ -172,6 +172,6 @@ class Settler:
         return decision, self._run(prepared, decision.plans, on_token)[1]
 
 
-def seen(completion: Completion) -> Seen:
+def seen(completion: Completion) -> ComparedAnswer:
     """The parts of an answer to compare."""
-    return Seen(completion.text, completion.token_ids, completion.continued)
+    return ComparedAnswer(completion.text, completion.token_ids, completion.continued)

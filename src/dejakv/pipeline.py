@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dejakv.cache import HierarchicalCache
-from dejakv.decide.part_order import Arrangement, arranged
+from dejakv.decide.part_order import PartArrangement, arranged
 from dejakv.decide.plan import FULL, Plan
 from dejakv.engines.base import Completion, Engine, OnToken
 from dejakv.errors import ModelChangedError, ModelError
@@ -14,7 +14,7 @@ from dejakv.idle import Settler
 from dejakv.records import Answer as Answer
 from dejakv.records import Record
 from dejakv.request import Prepared, Request, keeping, reusable
-from dejakv.store.selection import Purged, Selection
+from dejakv.store.selection import PurgeResult, Selection
 
 _TRIES = 3
 """Most lookups for a request while its model keeps changing; then it is computed."""
@@ -136,7 +136,7 @@ class Pipeline:
         epoch = (prepared.epoch or engine.epoch) if cache is not None else ""
         return replace(prepared, epoch=epoch, order=places, order_s=order.seconds if order is not None else 0.0)
 
-    def _order(self, request: Request) -> Arrangement | None:
+    def _order(self, request: Request) -> PartArrangement | None:
         """Order a prompt's parts for the longest stored prefix."""
         cache, epoch = self.cache, self.engine.epoch
         if cache is None or cache.off or not (cache.config.free_order and cache.config.finds_prefixes) or not epoch:
@@ -178,7 +178,7 @@ class Pipeline:
         if self.cache is not None:
             self.cache.queue.close()
 
-    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> PurgeResult:
         """Purge the cache (`HierarchicalCache.purge`), the engine's encoder outputs and its memory of requests.
 
         Waits for work in idle time, which is not stored; a label ends at its next token. Raises: StoreError.
@@ -188,7 +188,7 @@ class Pipeline:
             self.cache.queue.removing(selection.partition)
 
         with self._settling:
-            purged = self.cache.purge(selection, dry_run=dry_run) if self.cache is not None else Purged()
+            purged = self.cache.purge(selection, dry_run=dry_run) if self.cache is not None else PurgeResult()
             registry = self.engine.encoder_cache
             if registry is not None:
                 purged += registry.purge(selection.of_others(purged), dry_run=dry_run)

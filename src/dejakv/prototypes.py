@@ -15,7 +15,7 @@ from dejakv.decide.levels.base import Match, Status
 from dejakv.decide.plan import Decision
 from dejakv.encoder_cache import QueueingController as QueueingController
 from dejakv.encoder_cache import VisualCacheResult as VisualCacheResult
-from dejakv.store.base import Chunk
+from dejakv.store.base import StoredState
 
 SemanticTextMatch = EmbeddingMatch = CacheHit = Match
 """What a level's `search` returns: `.chunk_id`, `.score` and, of latent layers, `.layer`."""
@@ -25,7 +25,7 @@ SemanticTextMatch = EmbeddingMatch = CacheHit = Match
 class KVChunk:
     """A stored chunk as the prototype showed it: the K and V of a prompt, without the engine's block numbers."""
 
-    chunk: Chunk
+    chunk: StoredState
 
     @property
     def chunk_id(self) -> str:

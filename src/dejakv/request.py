@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from dejakv.errors import InputError
 from dejakv.identity import DEFAULT_PARTITION as DEFAULT_PARTITION
-from dejakv.identity import Span
-from dejakv.settings import Cosine, Positive, Share, Within, check_fields
+from dejakv.identity import MediumSpan
+from dejakv.settings import Cosine, NumberRange, Positive, Share, check_fields
 
 Order = Literal["given", "free"]
 ReuseMode = Literal["off", "exact", "adopt", "blend", "top_layer"]
 """What a request may choose: `off`, or a `config.reuse.ReuseMethod`."""
-Lifetime = Annotated[float, Within(0, above=True)]
+Lifetime = Annotated[float, NumberRange(0, above=True)]
 Modality = Literal["image", "audio", "video"]
 MAX_PARTS = 256
 MAX_PLACES = 32
@@ -55,7 +55,7 @@ class Sampling:
     """
 
     max_new_tokens: Positive = 16
-    temperature: Annotated[float, Within(0)] = 0.0
+    temperature: Annotated[float, NumberRange(0)] = 0.0
     top_p: Share = 1.0
     seed: int | None = None
     num_beams: Positive = 1
@@ -70,7 +70,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Frame:
+class PartFrame:
     """A prompt with parts: `before`, the parts joined by `between`, `after`."""
 
     before: str
@@ -106,7 +106,7 @@ def check_parts(parts: Sequence[Any]) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def frame_of(prompt: str, parts: Sequence[str]) -> Frame:
+def frame_of(prompt: str, parts: Sequence[str]) -> PartFrame:
     """Find the parts in a prompt.
 
     Raises: InputError for invalid parts, or parts not found in the prompt as given.
@@ -125,7 +125,7 @@ def frame_of(prompt: str, parts: Sequence[str]) -> Frame:
 
         joined = between.join(checked_parts)
         if prompt.startswith(joined, start):
-            return Frame(prompt[:start], between, prompt[start + len(joined) :], checked_parts)
+            return PartFrame(prompt[:start], between, prompt[start + len(joined) :], checked_parts)
     raise InputError(
         "the parts do not stand in the prompt in the order given, with the same text between them: give them word for word as the "
         "prompt has them, template applied"
@@ -184,7 +184,7 @@ class Request:
         return request
 
     @cached_property
-    def frame(self) -> Frame:
+    def frame(self) -> PartFrame:
         """The prompt around its parts. Raises: InputError without parts, or for parts not found in it."""
         if self.media:
             raise InputError("order='free' is for texts, and the request has pictures: leave its order out")
@@ -203,7 +203,7 @@ class Prepared:
 
     request: Request
     token_ids: tuple[int, ...]
-    spans: tuple[Span, ...] = ()
+    spans: tuple[MediumSpan, ...] = ()
     inputs: Any = field(default=None, repr=False)
     epoch: str = ""
     piece: int = 1
@@ -215,7 +215,7 @@ class Prepared:
         return replace(self, request=replace(self.request, sampling=sampling))
 
 
-def pieces(tokens: int, piece: int, spans: Sequence[Span] = ()) -> list[int]:
+def pieces(tokens: int, piece: int, spans: Sequence[MediumSpan] = ()) -> list[int]:
     """Places where a prompt of `tokens` tokens is divided: every `piece` tokens, or behind a picture there; none for 1.
 
     The last piece has at least one token. Longer prompts with this beginning are divided alike.
@@ -230,7 +230,7 @@ def pieces(tokens: int, piece: int, spans: Sequence[Span] = ()) -> list[int]:
     return sorted(end for end in ends if end < tokens)
 
 
-def reusable(prefix_tokens: int, tokens: int, piece: int, spans: Sequence[Span] = ()) -> int:
+def reusable(prefix_tokens: int, tokens: int, piece: int, spans: Sequence[MediumSpan] = ()) -> int:
     """Tokens of a prompt to reuse from exact state of its first `prefix_tokens`: whole pieces, at most all but the last token."""
     if piece == 1:
         return max(0, min(prefix_tokens, tokens - 1))
@@ -242,7 +242,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _RetentionScope:
     """Storage rules of a request (nothing, or for some seconds), and values made for it alone."""
 
     no_store: bool = False
@@ -250,8 +250,8 @@ class _Scope:
     scratch: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
-_NO_LIMITS = _Scope()
-_scope: ContextVar[_Scope] = ContextVar("dejakv_retention", default=_NO_LIMITS)
+_NO_LIMITS = _RetentionScope()
+_scope: ContextVar[_RetentionScope] = ContextVar("dejakv_retention", default=_NO_LIMITS)
 
 
 def nothing_is_kept() -> bool:
@@ -285,7 +285,7 @@ def after_waiting(request: Request, seconds: float) -> Request:
 @contextmanager
 def keeping(*, no_store: bool = False, ttl: float | None = None) -> Generator[None]:
     """Context in which nothing is stored (`no_store`), or for at most `ttl` seconds."""
-    token = _scope.set(_Scope(no_store, ttl))
+    token = _scope.set(_RetentionScope(no_store, ttl))
     try:
         yield
     finally:

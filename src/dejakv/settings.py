@@ -52,7 +52,7 @@ _SAYS = {
 """pydantic's kinds of errors, and what is said of them here."""
 
 
-class _Kind:
+class _FieldKind:
     """What an annotation asks beyond its type."""
 
     def problem(self, value: Any) -> str | None:
@@ -72,7 +72,7 @@ class _Kind:
 
 
 @dataclass(frozen=True)
-class Within(_Kind):
+class NumberRange(_FieldKind):
     """The range of a number, both ends included; `above` excludes the lower end, `below` the upper one."""
 
     low: float = -math.inf
@@ -95,7 +95,7 @@ class Within(_Kind):
 
 
 @dataclass(frozen=True)
-class OnDisk(_Kind):
+class OnDisk(_FieldKind):
     """A path that may or may not exist yet. `folder`: what exists must be a folder; `store`: it may be the address of a store."""
 
     folder: bool = False
@@ -120,7 +120,7 @@ class OnDisk(_Kind):
 
 
 @dataclass(frozen=True)
-class _Instance(_Kind):
+class _InstanceOf(_FieldKind):
     """An object of a class."""
 
     kind: type
@@ -129,7 +129,7 @@ class _Instance(_Kind):
         return None if isinstance(value, self.kind) else f"is of the wrong type: give a {self.kind.__name__}"
 
 
-class _Feed(_Kind):
+class _FeedAddress(_FieldKind):
     """An address of Redis or Valkey."""
 
     def problem(self, value: str) -> str | None:
@@ -164,18 +164,18 @@ def beside(place: str, ending: str) -> str:
     return f"{place}/{ending}" if re.fullmatch(r"\w+://[^/]+", place) else f"{place}{ending}"
 
 
-Count = Annotated[int, Within(0)]
+Count = Annotated[int, NumberRange(0)]
 """A number of things or bytes."""
-Positive = Annotated[int, Within(1)]
-Share = Annotated[float, Within(0, 1)]
+Positive = Annotated[int, NumberRange(1)]
+Share = Annotated[float, NumberRange(0, 1)]
 MAX_SHARE = 0.8
 """Share of computed rows above which a prompt is not blended, but computed in full."""
-Cosine = Annotated[float, Within(-1, 1)]
-Seconds = Annotated[float, Within(0)]
+Cosine = Annotated[float, NumberRange(-1, 1)]
+Seconds = Annotated[float, NumberRange(0)]
 Folder = Annotated[str, OnDisk(folder=True)]
 Place = Annotated[str, OnDisk(folder=True, store=True)]
 """Address of a store."""
-Address = Annotated[str, _Feed()]
+Address = Annotated[str, _FeedAddress()]
 AnyPath = Annotated[str, OnDisk()]
 
 
@@ -322,7 +322,7 @@ def _plain(kind: Any) -> Any:
         return tuple[_plain(arguments[0]), ...]
     if origin is Literal or kind in (str, int, float, bool, Any, NoneType):
         return kind
-    return Annotated[Any, _Instance(origin or kind)]
+    return Annotated[Any, _InstanceOf(origin or kind)]
 
 
 def _problem(adapter: "TypeAdapter[Any]", kind: Any, value: object) -> str | None:

@@ -8,15 +8,15 @@ from typer.testing import CliRunner
 from dejakv.cli.main import typer_app
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.http.keys import ApiKeys
-from dejakv.identity import Span
+from dejakv.identity import MediumSpan
 from dejakv.store import open_store
 from dejakv.testing.chunks import ids, prompt_chunk
 from dejakv.trust.draw import ClassKey
-from dejakv.trust.evidence import Counts
-from dejakv.trust.ledger import Ledger
+from dejakv.trust.evidence import HitCounts
+from dejakv.trust.ledger import EvidenceLedger
 
 PICTURE = "a" * 64
-DONOR = prompt_chunk((1, 9, 9, 3), spans=(Span(1, 2, PICTURE),))
+DONOR = prompt_chunk((1, 9, 9, 3), spans=(MediumSpan(1, 2, PICTURE),))
 OTHER = prompt_chunk((4, 5, 6), partition="q")
 
 
@@ -94,8 +94,8 @@ def test_a_stored_name_does_not_control_the_terminal(tmp_path: Path) -> None:
     store = open_store(place)
     assert store.put(prompt_chunk(range(40), partition="t\x1b[2J\u202eu"))
     store.close()
-    ledger = Ledger(place, "terms")
-    ledger.change(ClassKey("\x1b[2Je", "blend", "strict", "group"), lambda state: state.counted(Counts(explored=3)))
+    ledger = EvidenceLedger(place, "terms")
+    ledger.change(ClassKey("\x1b[2Je", "blend", "strict", "group"), lambda state: state.counted(HitCounts(explored=3)))
     ledger.close()
     for command in (["show", str(place)], ["evidence", "--cache-dir", str(place)]):
         done = CliRunner().invoke(typer_app, ["cache", *command])
@@ -108,9 +108,9 @@ def test_evidence_is_shown_and_removed(tmp_path: Path) -> None:
     command = ["cache", "evidence", "--cache-dir", str(tmp_path)]
     refused = CliRunner().invoke(typer_app, command)
     assert "has no evidence" in str(refused.exception)
-    ledger = Ledger(tmp_path, "terms")
+    ledger = EvidenceLedger(tmp_path, "terms")
     for epoch in ("one", "two"):
-        ledger.change(ClassKey(epoch, "blend", "strict", "group"), lambda state: state.counted(Counts(explored=3)))
+        ledger.change(ClassKey(epoch, "blend", "strict", "group"), lambda state: state.counted(HitCounts(explored=3)))
     ledger.close()
     lines = CliRunner().invoke(typer_app, command).output.splitlines()
     assert [line.split(" ")[0] for line in lines] == ["two", "one"]

@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.serving import heeds_ctrl_c, until
 
 from dejakv.cli.progress import watching
-from dejakv.experiments.summary import Outcome, Row
+from dejakv.experiments.summary import ArmOutcome, SampleRow
 from dejakv.records import Record
 
 COMMAND = [sys.executable, "-m", "dejakv.cli.main", "run", "--arms", "none,cache", "--max-samples", "400"]
@@ -67,12 +67,12 @@ def test_ctrl_c_before_the_first_sample_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def row(ms: float) -> Row:
-    return Row(
+def row(ms: float) -> SampleRow:
+    return SampleRow(
         "s",
         "q",
         None,
-        {"none": Outcome(Record("s", ttft_ms=ms), "a"), "cache": Outcome(Record("s", ttft_ms=ms / 2), "a")},
+        {"none": ArmOutcome(Record("s", ttft_ms=ms), "a"), "cache": ArmOutcome(Record("s", ttft_ms=ms / 2), "a")},
     )
 
 
@@ -107,7 +107,7 @@ def test_samples_are_lines_when_asked_for() -> None:
     with watching(Console(file=out, width=200), log_samples=True) as watch:
         watch.stage("serving")
         watch.sample(1, 2, row(100.0))
-        watch.sample(2, 2, Row("long", "q", None, error="the prompt has too many tokens"))
+        watch.sample(2, 2, SampleRow("long", "q", None, error="the prompt has too many tokens"))
         watch.sample(2, 2, None)
     assert "[s] miss" in out.getvalue()
     assert "[long] could not run: the prompt has too many tokens" in out.getvalue()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dejakv.datasets import log as log_module
 from dejakv.datasets.entries import Entry
-from dejakv.datasets.log import Log
+from dejakv.datasets.log import RequestLog
 from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.errors import DatasetError
 
@@ -19,10 +19,10 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 ASKED = (("system", "Be brief."), ("user", "Where is Ann?"))
 
 
-def read(path: Path, *lines: Any) -> tuple[list[Entry], Log]:
+def read(path: Path, *lines: Any) -> tuple[list[Entry], RequestLog]:
     text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
     path.write_text(text, encoding="utf-8")
-    log = Log(path)
+    log = RequestLog(path)
     return list(log.entries()), log
 
 
@@ -132,7 +132,7 @@ def test_what_is_no_request_is_skipped(tmp_path: Path) -> None:
 def test_an_array_reads_as_its_lines(tmp_path_factory: pytest.TempPathFactory, prompts: list[str], indent: Any) -> None:
     path = tmp_path_factory.mktemp("array") / "log.json"
     path.write_text(json.dumps([{"prompt": text + '"]},{', "x": [[1], {}]} for text in prompts], indent=indent))
-    found = [entry.sample.question for entry in Log(path).entries() if entry.sample]
+    found = [entry.sample.question for entry in RequestLog(path).entries() if entry.sample]
     assert found == [text + '"]},{' for text in prompts]
 
 
@@ -143,7 +143,7 @@ def test_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
         with path.open("w") as file:
             file.write(begin + between.join([one] * 500) + end)
         tracemalloc.start()
-        assert sum(1 for _ in Log(path).entries()) == 500
+        assert sum(1 for _ in RequestLog(path).entries()) == 500
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert most < 3 << 20, name
@@ -157,7 +157,7 @@ def test_what_cannot_be_read_is_bounded_too(tmp_path: Path, monkeypatch: pytest.
             file.write("x" * 200_000 + "\n")
         file.write("no\n" * 5_000 + '{"prompt": "a"}\n')
     tracemalloc.start()
-    log = Log(path)
+    log = RequestLog(path)
     assert [entry.place for entry in log.entries()] == [5_051]
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -188,7 +188,7 @@ def test_a_tenants_key_is_told_by_its_digest(tmp_path: Path) -> None:
 def test_records_that_are_no_request(tmp_path: Path, record: dict[str, Any], says: str) -> None:
     (tmp_path / "a.png").write_bytes(b"no picture")
     (tmp_path / "log").write_text(json.dumps(record))
-    log = Log(tmp_path / "log", tmp_path)
+    log = RequestLog(tmp_path / "log", tmp_path)
     assert list(log.entries()) == []
     assert says in log.broken[1]
 

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dejakv.datasets.base import Sample
-from dejakv.datasets.log import Log
+from dejakv.datasets.log import RequestLog
 from dejakv.errors import DatasetError, DejaKVError
 from dejakv.experiments.estimate import estimate
-from dejakv.experiments.savings import Savings, in_words, sheets
+from dejakv.experiments.savings import SavingsCounter, in_words, sheets
 
 RULES = "You answer from the town register. Never guess, and name the street."
 ASKED, FOUND, ANSWER, AGAIN = "Where is Ann?", "Ann: 4 Elm Road", "At 4 Elm Road.", "And Bob?"
@@ -159,14 +159,14 @@ FORMATS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def read(path: Path, *lines: Any) -> Log:
+def read(path: Path, *lines: Any) -> RequestLog:
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-    log = Log(path)
+    log = RequestLog(path)
     log.samples = [entry.sample for entry in log.entries()]  # type: ignore[attr-defined]
     return log
 
 
-def samples(log: Log) -> list[Sample]:
+def samples(log: RequestLog) -> list[Sample]:
     return log.samples  # type: ignore[attr-defined]
 
 
@@ -286,9 +286,9 @@ def test_times_in_any_unit_or_none(value: Any, time: float | None, tmp_path: Pat
         {**FORMATS["LiteLLM"], "startTime": value},
     ]
     read(tmp_path / "log", *lines)
-    entries = list(Log(tmp_path / "log").entries())
+    entries = list(RequestLog(tmp_path / "log").entries())
     assert [entry.time for entry in entries] == [None if time is None else pytest.approx(time, abs=1e-3)] * 3
-    savings = Savings()
+    savings = SavingsCounter()
     for entry in entries:
         savings.add(range(40), entry)
     assert in_words(savings.figures()) is not None
@@ -373,14 +373,14 @@ def test_older_logs_of_vllm(tmp_path: Path) -> None:
 )
 def test_a_byte_order_mark_costs_no_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    log = Log(tmp_path / "log")
+    log = RequestLog(tmp_path / "log")
     assert (len(list(log.entries())), log.unread) == (2, 0)
     assert sum(len(list(part.entries())) for part in log.parts(8)) == 2
 
 
 def test_an_array_that_ends_early_loses_no_element_unnoticed(tmp_path: Path) -> None:
     (tmp_path / "log").write_text('[{"prompt": "a"}, {"prompt": "b"')
-    log = Log(tmp_path / "log")
+    log = RequestLog(tmp_path / "log")
     assert (len(list(log.entries())), log.unread) == (1, 1)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from dejakv.datasets.rag import Passage, Question, RagDataset, go_on, traffic
+from dejakv.datasets.rag import Passage, RagDataset, RagQuestion, go_on, traffic
 from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.errors import ConfigError, DatasetError
-from dejakv.experiments.samples import Prompter
+from dejakv.experiments.samples import SamplePrompter
 from dejakv.models import tokenizer_folder
 
 TEXTS = {
@@ -101,7 +101,7 @@ def test_orders_hold_the_same_passages() -> None:
 
 def test_the_default_corpus_answers_its_questions_and_has_the_promised_size() -> None:
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder("smollm2-135m"))
-    prompter = Prompter(tokenizer, None, "prompt")
+    prompter = SamplePrompter(tokenizer, None, "prompt")
     found = list(islice(RagDataset(), 60))
     sizes = [len(tokenizer(prompter.prompt(sample))["input_ids"]) for sample in found]
     assert sum(600 <= size <= 2_000 for size in sizes) >= 0.95 * len(sizes)
@@ -109,7 +109,7 @@ def test_the_default_corpus_answers_its_questions_and_has_the_promised_size() ->
 
 
 def test_traffic_asks_every_question_once_and_popular_topics_more() -> None:
-    asked = [Question(str(n), topic=str(n % 8)) for n in range(800)]
+    asked = [RagQuestion(str(n), topic=str(n % 8)) for n in range(800)]
     order = list(traffic(asked, seed=1))
     assert sorted(order, key=lambda q: int(q.text)) == asked
     assert order == list(traffic(asked, seed=1)) != list(traffic(asked, seed=2))
@@ -161,6 +161,6 @@ def test_passages_of_free_order_stand_in_their_prompt() -> None:
     given, free = (next(iter(RagDataset(order=order))) for order in ("score", "free"))
     assert (given.parts, len(free.parts)) == ((), 8)
     assert free.context == given.context
-    request = Prompter().request(free)
+    request = SamplePrompter().request(free)
     assert request.frame.prompt(range(8)) == request.prompt
-    assert Prompter().request(given).order == "given"
+    assert SamplePrompter().request(given).order == "given"

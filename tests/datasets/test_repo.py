@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.datasets.repo import CHARACTERS, INSTRUCTION, RepoDataset, read_package
 from dejakv.errors import DatasetError
-from dejakv.experiments.samples import Prompter
-from dejakv.experiments.shares import Shares
+from dejakv.experiments.samples import SamplePrompter
+from dejakv.experiments.shares import TokenShares
 from dejakv.models import tokenizer_folder
 
 EXPLODES = "raise RuntimeError('this was run')\n"
@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_stream_and_another_another() -> None:
 def test_prompts_have_the_promised_size_and_move(name: str) -> None:
     """600 to 2,000 tokens for nine of ten prompts, none much larger, and most of them was there before, elsewhere."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder("smollm2-135m"))
-    prompter, shares = Prompter(tokenizer, None, "prompt"), Shares()
+    prompter, shares = SamplePrompter(tokenizer, None, "prompt"), TokenShares()
     sizes: list[int] = []
     for sample in list(RepoDataset(name))[:60]:
         assert len(sample.context) <= CHARACTERS

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from dejakv.datasets.messages import Message, read_messages
+from dejakv.datasets.messages import LoggedMessage, read_messages
 from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.datasets.sessions import SessionsDataset, compacted, windowed
 from dejakv.errors import ConfigError, DatasetError
-from dejakv.experiments.samples import Prompter
+from dejakv.experiments.samples import SamplePrompter
 from dejakv.models import tokenizer_folder
 
 CALL = {
@@ -54,7 +54,10 @@ def test_one_request_for_each_model_call_with_the_history_as_it_was(tmp_path: Pa
 
 
 def test_a_window_keeps_the_system_message_and_begins_with_a_user() -> None:
-    history = [Message("system", "s"), *(Message("user" if n % 2 == 0 else "assistant", str(n)) for n in range(9))]
+    history = [
+        LoggedMessage("system", "s"),
+        *(LoggedMessage("user" if n % 2 == 0 else "assistant", str(n)) for n in range(9)),
+    ]
     assert windowed(history, 0) == history
     assert [m.text for m in windowed(history, 3)] == ["s", "6", "7", "8"]
     assert [m.text for m in windowed(history, 4)] == ["s", "6", "7", "8"]
@@ -62,7 +65,7 @@ def test_a_window_keeps_the_system_message_and_begins_with_a_user() -> None:
 
 
 def test_older_tool_results_become_one_line() -> None:
-    history = [Message("user", "q"), *(Message("user", str(n) * 50, tool=True) for n in range(4))]
+    history = [LoggedMessage("user", "q"), *(LoggedMessage("user", str(n) * 50, tool=True) for n in range(4))]
     assert compacted(history, None) == history
     kept = compacted(history, 1)
     assert [m.text for m in kept[1:4]] == ["<tool_response>\n(50 characters, left out)\n</tool_response>"] * 3
@@ -89,7 +92,7 @@ def test_sessions_alternate_and_the_seed_says_how() -> None:
 
 def test_the_recorded_set_has_edits_tools_and_the_promised_size() -> None:
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder("smollm2-135m"))
-    prompter = Prompter(tokenizer, None, "prompt")
+    prompter = SamplePrompter(tokenizer, None, "prompt")
     found = list(SessionsDataset(window=8))
     assert len(found) >= 100
     sizes = [len(tokenizer(prompter.prompt(sample))["input_ids"]) for sample in found]

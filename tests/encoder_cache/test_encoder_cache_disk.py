@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.store.base import Chunk
-from dejakv.store.objects import Memory
+from dejakv.store.base import StoredState
+from dejakv.store.objects import MemoryObjects
 from dejakv.store.store import Store
 
 
@@ -75,13 +75,13 @@ def test_a_description_that_does_not_fit_is_a_counted_miss(tmp_path):
         cache.flush()
         chunk = cache.disk.get(next(cache.disk.metas()).id)
         lie = {**chunk.meta.metadata, "shape": [400, 8]}
-        cache.disk.put(Chunk(replace(chunk.meta, metadata=lie), chunk.tensor))
+        cache.disk.put(StoredState(replace(chunk.meta, metadata=lie), chunk.tensor))
         cache.view("e", "p").remove("h")
         assert cache.view("e", "p").lookup("h") is None
         assert cache.stats().disk_corrupt == 1
 
 
-class SlowObjects(Memory):
+class SlowObjects(MemoryObjects):
     """Objects on a disk that hangs until `release` is set."""
 
     def __init__(self):

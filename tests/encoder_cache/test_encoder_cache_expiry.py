@@ -10,24 +10,24 @@ from dejakv.encoder_cache import VisualKVCache
 from dejakv.request import keeping
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
-from dejakv.testing.stores import Ahead
+from dejakv.testing.stores import AheadClock
 
 OUTPUT = np.ones((2, 3), np.float32)
 CONTENT = "a" * 64
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
-    clock = Ahead()
+def clock(monkeypatch: pytest.MonkeyPatch) -> AheadClock:
+    clock = AheadClock()
     monkeypatch.setattr("dejakv.encoder_cache.encode_once.clock", clock)
     return clock
 
 
-def store_in(folder: Path, clock: Ahead) -> Store:
+def store_in(folder: Path, clock: AheadClock) -> Store:
     return open_store(folder, clock=clock, background=False)
 
 
-def test_an_expired_output_is_computed_again(clock: Ahead) -> None:
+def test_an_expired_output_is_computed_again(clock: AheadClock) -> None:
     view = VisualKVCache(ttl=60).view("e", "p")
     view.get_or_compute(CONTENT, "image", lambda: OUTPUT)
     clock.seconds = 59
@@ -37,7 +37,7 @@ def test_an_expired_output_is_computed_again(clock: Ahead) -> None:
     assert view.stats().entries == 0
 
 
-def test_a_requests_own_time_can_only_be_shorter(clock: Ahead) -> None:
+def test_a_requests_own_time_can_only_be_shorter(clock: AheadClock) -> None:
     view = VisualKVCache(ttl=60).view("e", "p")
     for content, own in ((CONTENT, 30.0), ("b" * 64, 90.0)):
         with keeping(ttl=own):
@@ -48,7 +48,7 @@ def test_a_requests_own_time_can_only_be_shorter(clock: Ahead) -> None:
     assert view.lookup("b" * 64) is None
 
 
-def test_it_leaves_the_disk_and_is_not_there_after_a_restart(clock: Ahead, tmp_path: Path) -> None:
+def test_it_leaves_the_disk_and_is_not_there_after_a_restart(clock: AheadClock, tmp_path: Path) -> None:
     first = VisualKVCache(ttl=60, disk=store_in(tmp_path, clock))
     first.view("e", "p").store(CONTENT, "image", OUTPUT)
     first.close()
@@ -64,7 +64,7 @@ def test_it_leaves_the_disk_and_is_not_there_after_a_restart(clock: Ahead, tmp_p
     store.close()
 
 
-def test_fusion_states(clock: Ahead, tmp_path: Path) -> None:
+def test_fusion_states(clock: AheadClock, tmp_path: Path) -> None:
     store = open_store(tmp_path, clock=clock, background=False)
     cache = FusionCache(None, store, "e", "p", 60.0)
     cache.save(FusionState("chunk", {"rows": OUTPUT}))

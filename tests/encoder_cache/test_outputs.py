@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.encoder_cache import QueueingController, VisualEmbeddingBlock, VisualKVCache
-from dejakv.store.budgets import Part, Parts
+from dejakv.store.budgets import PartitionBudget, PartitionBudgets
 
 
 def picture(rows=1):
@@ -26,7 +26,7 @@ class Minimum(QueueingController):
 
 
 def test_parts_share_the_minimum():
-    cache = VisualKVCache(6, parts=Parts(2), queueing_controller=Minimum(4))
+    cache = VisualKVCache(6, parts=PartitionBudgets(2), queueing_controller=Minimum(4))
     for partition in "ab":
         for number in range(2):
             cache.view("e", partition).store(str(number), "image", picture())
@@ -52,7 +52,7 @@ def test_memory_does_not_grow_with_entries_that_left():
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["get", "get", "clear"]), st.integers(0, 9)), max_size=30)
-PARTS = Parts(3, 1000, named={"b": Part(500)})
+PARTS = PartitionBudgets(3, 1000, named={"b": PartitionBudget(500)})
 
 
 def step(cache: VisualKVCache, partition: str, action: str, number: int) -> Any:

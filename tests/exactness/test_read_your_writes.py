@@ -19,7 +19,7 @@ from dejakv import SemanticCacheConfig
 from dejakv.build import build_cache
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request
-from dejakv.store.base import Chunk
+from dejakv.store.base import StoredState
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
 from dejakv_models.docs import make_document, prompt_of
@@ -35,7 +35,7 @@ class Slow(Store):
         super().__init__()
         self.opened = threading.Event()
 
-    def put(self, chunk: Chunk) -> bool:
+    def put(self, chunk: StoredState) -> bool:
         assert self.opened.wait(60), "nobody opened the store"
         return super().put(chunk)
 

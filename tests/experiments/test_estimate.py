@@ -11,7 +11,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError, DatasetError, DejaKVError
 from dejakv.experiments.advice import recommend
-from dejakv.experiments.estimate import Asked, once, settings_to_try, tally
+from dejakv.experiments.estimate import EstimatedPrompt, once, settings_to_try, tally
 from dejakv.experiments.estimate import estimate as tune
 from dejakv.experiments.summary import wilson
 from dejakv.request import Request
@@ -39,9 +39,9 @@ def adopting(threshold: float | None = None, **more: Any) -> SemanticCacheConfig
     return SemanticCacheConfig(reuse="adopt", semantic_text=threshold is not None, **similar, **more)
 
 
-def asked(text: str, answer: str | None, number: int) -> Asked:
+def asked(text: str, answer: str | None, number: int) -> EstimatedPrompt:
     request = Request(str(number), text, text)
-    return Asked(Prepared(request, tuple(range(100 * number, 100 * number + 40)), epoch="tune"), answer)
+    return EstimatedPrompt(Prepared(request, tuple(range(100 * number, 100 * number + 40)), epoch="tune"), answer)
 
 
 def test_hits_and_false_hits_by_threshold() -> None:

@@ -12,7 +12,7 @@ from tests.bounded import DOCUMENTS, stream
 from dejakv.experiments.plain_words import bound_in_words
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Progress
+from dejakv.experiments.summary import RunProgress
 from dejakv.request import Request
 
 RUN: dict[str, Any] = {"dataset": f"{stream.__module__}:stream", "max_new_tokens": 2, "arms": ("none", "cache")}
@@ -50,7 +50,7 @@ def test_a_resumed_run_labels_whole_answers_again(
     """Its evidence begins anew, and answers of one token would say that longer ones are equal."""
     lengths: list[int] = []
 
-    class Watching(Progress):
+    class Watching(RunProgress):
         def sample(self, done: int, total: int, row: Any) -> None:
             if done == len(DOCUMENTS) + 2:
                 raise KeyboardInterrupt

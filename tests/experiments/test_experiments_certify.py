@@ -18,7 +18,7 @@ from dejakv.engines.base import FULL, Completion
 from dejakv.errors import ConfigError
 from dejakv.experiments.certify import audit, certify
 from dejakv.experiments.settings import RunSettings, settings_from
-from dejakv.experiments.summary import Progress
+from dejakv.experiments.summary import RunProgress
 from dejakv.trust.certificate import Certificate
 from dejakv.trust.rules import PILOT
 
@@ -86,7 +86,7 @@ def test_a_log_may_repeat_ids_and_a_judge_may_fail(made: Certificate, docs_engin
         raise ValueError
 
     log, most, told = tmp_path / "log.jsonl", len(DOCUMENTS) + 12, list[str]()
-    watch = Progress()
+    watch = RunProgress()
     watch.stage = told.append
     log.write_text(
         "".join(json.dumps({"id": 7, "question": s.question, "context": s.context}) + "\n" for s in stream())

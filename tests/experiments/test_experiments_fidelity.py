@@ -8,7 +8,7 @@ import pytest
 
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Fidelity, fidelity, means
+from dejakv.experiments.summary import SampleFidelity, fidelity, means
 
 
 def test_divergence_and_agreement_by_hand() -> None:
@@ -24,7 +24,7 @@ def test_nothing_to_compare_is_none() -> None:
     assert fidelity(None, np.zeros((1, 2), np.float32)) is None
     assert fidelity(np.zeros((1, 2), np.float32), None) is None
     assert means([]) == {"kl_mean": None, "top1": None}
-    assert means([Fidelity(0.2, 1.0), Fidelity(0.4, 0.5)]) == {"kl_mean": pytest.approx(0.3), "top1": 0.75}
+    assert means([SampleFidelity(0.2, 1.0), SampleFidelity(0.4, 0.5)]) == {"kl_mean": pytest.approx(0.3), "top1": 0.75}
 
 
 def test_a_run_says_how_near_it_stayed(docs_engine: Any) -> None:
@@ -33,4 +33,4 @@ def test_a_run_says_how_near_it_stayed(docs_engine: Any) -> None:
     summary = result.summary
     assert summary["kl_mean"] < 1e-6  # exact reuse
     assert summary["top1"] == 1.0
-    assert all(row.arms["none"].fidelity == Fidelity(0.0, 1.0) for row in result.rows)
+    assert all(row.arms["none"].fidelity == SampleFidelity(0.0, 1.0) for row in result.rows)

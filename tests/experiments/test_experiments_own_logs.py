@@ -16,7 +16,7 @@ from dejakv.experiments.reports.report import make_report
 from dejakv.experiments.reports.why import why
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, settings_from
-from dejakv.experiments.summary import Progress, Row
+from dejakv.experiments.summary import RunProgress, SampleRow
 from dejakv.experiments.table import show
 from dejakv_models.docs import make_document, prompt_of
 
@@ -52,12 +52,12 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
-class StopAfter(Progress):
+class StopAfter(RunProgress):
     def __init__(self, samples: int) -> None:
         self.samples = samples
         self.seen: list[str] = []
 
-    def sample(self, done: int, total: int, row: Row | None) -> None:
+    def sample(self, done: int, total: int, row: SampleRow | None) -> None:
         if row is not None:
             self.seen.append(row.sample_id)
         if done == self.samples:

@@ -10,10 +10,10 @@ import pytest
 from dejakv.engines.open import open_engine, open_templates
 from dejakv.errors import ConfigError
 from dejakv.experiments.run import run
-from dejakv.experiments.samples import Prompter, read_samples
+from dejakv.experiments.samples import SamplePrompter, read_samples
 from dejakv.experiments.settings import RunSettings, settings_from
-from dejakv.experiments.shares import Shares
-from dejakv.experiments.summary import Progress, Row
+from dejakv.experiments.shares import TokenShares
+from dejakv.experiments.summary import RunProgress, SampleRow
 
 SAMPLES = 24
 
@@ -28,7 +28,7 @@ def settings_for(folder: Path, **run_part: Any) -> RunSettings:
     return settings_from("shapes", {"max_samples": SAMPLES, "output": str(folder), **run_part}, {})
 
 
-class StopAfter(Progress):
+class StopAfter(RunProgress):
     """Interrupts as Ctrl-C does, after `samples` samples."""
 
     def __init__(self, samples: int) -> None:
@@ -38,7 +38,7 @@ class StopAfter(Progress):
     def stage(self, text: str) -> None:
         self.stages.append(text)
 
-    def sample(self, done: int, total: int, row: Row | None) -> None:
+    def sample(self, done: int, total: int, row: SampleRow | None) -> None:
         if done == self.samples:
             raise KeyboardInterrupt
 
@@ -61,8 +61,8 @@ def test_the_shares_of_a_stopped_run_are_those_of_the_samples_that_it_served(
     engine: Any, tmp_path: Path, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_for(tmp_path)
-    prompter = Prompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
-    shares = Shares()
+    prompter = SamplePrompter(open_templates(settings), settings.prompt_template, settings.chunk_source)
+    shares = TokenShares()
     for sample in list(read_samples(settings))[:samples]:
         prepared = engine.prepare(prompter.request(sample))
         shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
@@ -116,14 +116,14 @@ def test_resume_without_an_output_or_settings(engine: Any, tmp_path: Path) -> No
         run(settings_for(signed), engine=engine, resume=True)
 
 
-class Meanwhile(Progress):
+class Meanwhile(RunProgress):
     """Begins another run in the same folder behind the third sample."""
 
     def __init__(self, settings: RunSettings, engine: Any) -> None:
         self.again = settings, engine
         self.said: list[str] = []
 
-    def sample(self, done: int, total: int, row: Row | None) -> None:
+    def sample(self, done: int, total: int, row: SampleRow | None) -> None:
         if done == 3:
             for resume in (True, False):
                 with pytest.raises(ConfigError) as error:
@@ -148,7 +148,7 @@ def test_a_folder_has_one_run_at_a_time(engine: Any, tmp_path: Path) -> None:
 def test_a_run_that_measured_nothing_leaves_its_folder_to_the_corrected_command(
     engine: Any, tmp_path: Path, line: bytes
 ) -> None:
-    class Fails(Progress):
+    class Fails(RunProgress):
         def stage(self, text: str) -> None:
             if text == "warming up":
                 raise ConfigError("a setting that only the loaded model shows to be wrong")

@@ -17,19 +17,31 @@ from dejakv.experiments.plain_words import speed_in_words
 from dejakv.experiments.reports.report import run_section
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Outcome, Row, mean_interval, percentile, ratio_interval, same, summarize, wilson
+from dejakv.experiments.summary import (
+    ArmOutcome,
+    SampleRow,
+    mean_interval,
+    percentile,
+    ratio_interval,
+    same,
+    summarize,
+    wilson,
+)
 from dejakv.experiments.sweep import sweep
 from dejakv.experiments.table import show, unused
 from dejakv.records import Record
 
 
-def row(number: int, none: str, cache: str, **record: object) -> Row:
+def row(number: int, none: str, cache: str, **record: object) -> SampleRow:
     given = {"level": "semantic_text", "method": "adopt", "prompt_tokens": 10, "computed_tokens": 1, **record}
     cached = Record(str(number), **given)  # type: ignore[arg-type]
     plain = Record(str(number), prompt_tokens=10, computed_tokens=10, encoder_runs=1, ttft_ms=float(number))
-    full = Outcome(plain, none, None, ord(none[0]))
-    return Row(
-        f"s{number}", "q?", "red", {"none": full, "prefix": full, "cache": Outcome(cached, cache, "red", ord(cache[0]))}
+    full = ArmOutcome(plain, none, None, ord(none[0]))
+    return SampleRow(
+        f"s{number}",
+        "q?",
+        "red",
+        {"none": full, "prefix": full, "cache": ArmOutcome(cached, cache, "red", ord(cache[0]))},
     )
 
 
@@ -42,7 +54,7 @@ ROWS = [
 ]
 
 
-def summary_of(rows: list[Row], **sizes: Any) -> dict[str, Any]:
+def summary_of(rows: list[SampleRow], **sizes: Any) -> dict[str, Any]:
     return summarize(rows, "m", "d", sizes)
 
 
@@ -74,8 +86,10 @@ def test_the_figures_of_a_summary() -> None:
 @given(st.text(), st.text(), st.text(), st.floats(0, 1e6), st.booleans())
 def test_a_row_survives_its_line(question: str, none: str, cache: str, ms: float, approximate: bool) -> None:
     record = Record("r", method="adopt", statuses={"exact_text": "miss"}, ttft_ms=ms, approximate=approximate)
-    before = Row("id", question, None, {"none": Outcome(record, none), "cache": Outcome(record, cache, "donor's", 7)})
-    assert Row.from_dict(json.loads(json.dumps(before.as_dict()))) == before
+    before = SampleRow(
+        "id", question, None, {"none": ArmOutcome(record, none), "cache": ArmOutcome(record, cache, "donor's", 7)}
+    )
+    assert SampleRow.from_dict(json.loads(json.dumps(before.as_dict()))) == before
 
 
 def test_changed_answers_alone_are_shown_beside_each_other() -> None:
@@ -83,7 +97,7 @@ def test_changed_answers_alone_are_shown_beside_each_other() -> None:
     for part in ("s2: q? red rust", "score 0.500 red", "s6: q?", "[bold]x[/bold] blue"):
         assert part in text
     assert "s1:" not in text
-    alone = Row("alone", "?", None, {"cache": ROWS[1].arms["cache"]})
+    alone = SampleRow("alone", "?", None, {"cache": ROWS[1].arms["cache"]})
     assert "changed answers" not in shown(summary_of(ROWS), [ROWS[0], alone])
 
 
@@ -100,17 +114,17 @@ def test_the_run_tells_what_stored_answers_would_agree() -> None:
     assert told in " ".join(shown(summary_of(hits)).split())
 
 
-def timed(number: int, none: float, prefix: float, cache: float, held: int = 0) -> Row:
+def timed(number: int, none: float, prefix: float, cache: float, held: int = 0) -> SampleRow:
     """`held`: tokens of a prefix hit."""
 
-    def outcome(ms: float, computed: int) -> Outcome:
-        return Outcome(Record(str(number), prompt_tokens=100, computed_tokens=computed, ttft_ms=ms), "a", None, 1)
+    def outcome(ms: float, computed: int) -> ArmOutcome:
+        return ArmOutcome(Record(str(number), prompt_tokens=100, computed_tokens=computed, ttft_ms=ms), "a", None, 1)
 
     arms = {"none": outcome(none, 100), "prefix": outcome(prefix, 100 - held), "cache": outcome(cache, 60)}
-    return Row(f"s{number}", "?", None, arms)
+    return SampleRow(f"s{number}", "?", None, arms)
 
 
-def quiet(held: int = 0, count: int = 30) -> list[Row]:
+def quiet(held: int = 0, count: int = 30) -> list[SampleRow]:
     rng = random.Random(3)
     return [timed(i, 100.0, 100 * rng.uniform(0.97, 1.03), 60 * rng.uniform(0.97, 1.03), held) for i in range(count)]
 
@@ -152,14 +166,16 @@ def test_a_cache_that_began_filled_is_not_compared() -> None:
 
 
 def test_equal_work_is_a_gauge_where_most_requests_did_it() -> None:
-    def gauge(rows: list[Row]) -> Any:
+    def gauge(rows: list[SampleRow]) -> Any:
         return summary_of(rows)["beyond_prefix"]["noise"]
 
     assert gauge(quiet())["requests"] == 30
     assert gauge(quiet(50)) is None
     assert gauge([*quiet(50, 10), *quiet(0, 20)])["requests"] == 20
     assert gauge([*quiet(50, 20), *quiet(0, 10)]) is None
-    rows = [Row(one.sample_id, "?", None, {name: one.arms[name] for name in ("prefix", "cache")}) for one in quiet()]
+    rows = [
+        SampleRow(one.sample_id, "?", None, {name: one.arms[name] for name in ("prefix", "cache")}) for one in quiet()
+    ]
     assert gauge(rows) is None
     assert "as fast to the first token as prefix caching (95%" in speed_in_words(summary_of(rows))[0]
 

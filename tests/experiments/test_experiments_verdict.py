@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dejakv.cli.main import typer_app
 from dejakv.cli.progress import watching
 from dejakv.experiments.reports.report import curves
-from dejakv.experiments.summary import Outcome, Row
+from dejakv.experiments.summary import ArmOutcome, SampleRow
 from dejakv.experiments.table import headline, show_result, times, verdict
 from dejakv.records import Record
 
@@ -81,7 +81,7 @@ def test_parts_of_the_time_sum_to_that_of_a_request() -> None:
         Record("a", ttft_ms=5.0, latency_ms=8.0, lookup_ms=1.0, inject_ms=0.5),
         Record("b", ttft_ms=3.0, latency_ms=4.0),
     ]
-    rows = [Row(record.request_id, "?", None, {"cache": Outcome(record, "a")}) for record in records]
+    rows = [SampleRow(record.request_id, "?", None, {"cache": ArmOutcome(record, "a")}) for record in records]
     cells = {name: float(value) for name, value in times(rows).rows}
     assert cells == {
         "lookup": 0.5,

@@ -16,10 +16,10 @@ from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError, MissingExtraError
 from dejakv.experiments import on_ray
 from dejakv.experiments.estimate import estimate
-from dejakv.experiments.on_ray import Cluster, RequestsOn, experiments_on, run_on
+from dejakv.experiments.on_ray import RayCluster, RequestsOn, experiments_on, run_on
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Progress
+from dejakv.experiments.summary import RunProgress
 from dejakv.experiments.sweep import sweep
 from dejakv.experiments.sweep_log import logged
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[RayCluster]:
     ray.init(
         "local",
         num_cpus=2,
@@ -36,11 +36,13 @@ def cluster() -> Iterator[Cluster]:
         log_to_driver=False,
         logging_level="ERROR",
     )
-    yield Cluster.connect("local")
+    yield RayCluster.connect("local")
     ray.shutdown()
 
 
-def test_an_estimate_is_that_of_one_process(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_estimate_is_that_of_one_process(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "Ann lives in Paris. Bob lives in Rome. " * 6
     lines = [
         json.dumps({"prompt": f"{name} asks: {text}", "answer": "Rome", "user": f"u{n % 3}", "timestamp": 100 - n})
@@ -62,7 +64,7 @@ def test_an_estimate_is_that_of_one_process(cluster: Cluster, tmp_path: Path, mo
     assert "prefixes of earlier prompts" in told[0].output
 
 
-def test_a_data_set_is_not_read_in_parts(cluster: Cluster) -> None:
+def test_a_data_set_is_not_read_in_parts(cluster: RayCluster) -> None:
     with pytest.raises(ConfigError, match="--ray reads a file in parts, and 'sessions' is a data set"):
         estimate("sessions", "docs-lm", reading=partial(RequestsOn, cluster))
 
@@ -72,23 +74,23 @@ def facts(rows: Any) -> list[Any]:
     return [(row.sample_id, {arm: outcome.text for arm, outcome in row.arms.items()}) for row in rows]
 
 
-def test_workers_of_a_run_share_a_store_and_their_rows_are_merged(cluster: Cluster, tmp_path: Path) -> None:
+def test_workers_of_a_run_share_a_store_and_their_rows_are_merged(cluster: RayCluster, tmp_path: Path) -> None:
     given = {"max_samples": 9, "max_new_tokens": 2, "arms": ("none", "cache")}
     settings = settings_from(
         "docs", {**given, "output": str(tmp_path / "run")}, {"reuse": "exact", "store": str(tmp_path / "store")}
     )
-    found = run_on(cluster, settings, Progress(), workers=2)
+    found = run_on(cluster, settings, RunProgress(), workers=2)
     wanted = run(settings_from("docs", given, {"reuse": "exact"}))
     assert facts(found.rows) == facts(wanted.rows)
     assert found.summary["workers"] == 2
     assert found.summary["arms"]["none"]["prompt_tokens"] == wanted.summary["arms"]["none"]["prompt_tokens"]
     assert found.summary["share_prefix"] == wanted.summary["share_prefix"]
-    again = run_on(cluster, settings, Progress(), workers=2)
+    again = run_on(cluster, settings, RunProgress(), workers=2)
     assert again.earlier
     assert again.summary == json.loads((tmp_path / "run" / "summary.json").read_text())
 
     settings = settings_from("docs", given, {"reuse": "exact", "store": str(tmp_path / "store")})
-    second = run_on(cluster, settings, Progress(), workers=2)
+    second = run_on(cluster, settings, RunProgress(), workers=2)
     assert second.summary["started_with_chunks"] == found.summary["store_entries"]  # of both workers
     assert all(row.arms["cache"].record.method == "exact" for row in second.rows)  # whoever stored it
 
@@ -101,12 +103,12 @@ def test_workers_of_a_run_share_a_store_and_their_rows_are_merged(cluster: Clust
         ({}, {"error_bound": 0.1, "reuse": "adopt"}, "--error-bound is learned from one stream"),
     ],
 )
-def test_what_one_stream_needs_is_refused(cluster: Cluster, run_part: Any, cache_part: Any, says: str) -> None:
+def test_what_one_stream_needs_is_refused(cluster: RayCluster, run_part: Any, cache_part: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        run_on(cluster, settings_from("docs", run_part, cache_part), Progress())
+        run_on(cluster, settings_from("docs", run_part, cache_part), RunProgress())
 
 
-def test_a_sweep_has_the_lines_of_one_process(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_sweep_has_the_lines_of_one_process(cluster: RayCluster, tmp_path: Path) -> None:
     spec = {
         "defaults": {"preset": "docs", "max_samples": 6, "cache_mode": "dry-run"},
         "grid": {"similarity_threshold": [0.6, 0.9]},
@@ -119,7 +121,7 @@ def test_a_sweep_has_the_lines_of_one_process(cluster: Cluster, tmp_path: Path) 
     assert many == one
 
 
-def test_a_worker_that_dies_and_a_missing_extra_are_errors_of_ours(cluster: Cluster) -> None:
+def test_a_worker_that_dies_and_a_missing_extra_are_errors_of_ours(cluster: RayCluster) -> None:
     (_, died), *_ = cluster.each(os._exit, [(3,)])
     assert isinstance(died, ConfigError)
     assert "a worker of Ray ended" in str(died)

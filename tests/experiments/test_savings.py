@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
 from dejakv.datasets.entries import Entry
-from dejakv.decide.costs import Costs
+from dejakv.decide.costs import ReuseCosts
 from dejakv.experiments.advice import verdict, worth
-from dejakv.experiments.savings import Savings, in_words
+from dejakv.experiments.savings import SavingsCounter, in_words
 
 A, B, C = (list(range(begin, begin + 64)) for begin in (0, 1000, 2000))
 
 
 def of(*prompts: list[int], tenants: str = "", times: tuple[float, ...] = ()) -> dict[str, Any]:
-    found = Savings()
+    found = SavingsCounter()
     for number, ids in enumerate(prompts):
         tenant, time = tenants[number : number + 1], times[number] if times else None
         found.add(ids, Entry(number, "JSON lines", tenant=tenant, time=time))
@@ -75,20 +75,20 @@ def test_ways_are_ordered_and_parts_sum_up(prompts: list[list[list[int]]]) -> No
 
 
 def test_seconds_take_the_fastest_plan() -> None:
-    found = Savings()
+    found = SavingsCounter()
     for ids in (A + B, C + B):
         found.add(ids, Entry(1, "JSON lines"))
-    told = found.figures(Costs(row=1.0, token_bytes=10.0))
+    told = found.figures(ReuseCosts(row=1.0, token_bytes=10.0))
     assert told["seconds"] == {
         "full": 128.0, "exact": 128.0, "blend strict": (128 + 65) / 2, "blend default": (128 + 65) / 2, "blend loose": (128 + 65) / 2,
     }  # fmt: skip
-    slow = found.figures(Costs(row=1.0, blend=1.0))
+    slow = found.figures(ReuseCosts(row=1.0, blend=1.0))
     assert slow["seconds"]["blend default"] == 128.0, "a blend that takes longer is not made"
     assert told["store_bytes"] == 2560
 
 
 def test_a_trace_of_prefix_blocks() -> None:
-    found = Savings()
+    found = SavingsCounter()
     for blocks, tokens in (((1, 2, 3), 1500), ((1, 2, 4), 1100), ((1, 2), 1024)):
         found.add_trace(Entry(1, "Mooncake trace", blocks=blocks, tokens=tokens))
     figures = found.figures()

@@ -4,15 +4,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejakv.experiments.shares import BLOCK, RUN, Share, Shares
-from dejakv.identity import Span
+from dejakv.experiments.shares import BLOCK, RUN, TokenShare, TokenShares
+from dejakv.identity import MediumSpan
 
 
-def plain(prompts: list[list[int]]) -> list[Share]:
+def plain(prompts: list[list[int]]) -> list[TokenShare]:
     """The definition, spelled out: whole blocks from the start, and every window of `RUN` tokens, against earlier prompts."""
     blocks: set[tuple[int, ...]] = set()
     windows: set[tuple[int, ...]] = set()
-    shares: list[Share] = []
+    shares: list[TokenShare] = []
     for ids in prompts:
         prefix = 0
         while prefix + BLOCK < len(ids) and tuple(ids[: prefix + BLOCK]) in blocks:
@@ -21,7 +21,7 @@ def plain(prompts: list[list[int]]) -> list[Share]:
         for start in range(len(ids) - RUN + 1):
             if tuple(ids[start : start + RUN]) in windows:
                 covered |= set(range(start, start + RUN))
-        shares.append(Share(len(ids), prefix, len(covered - {len(ids) - 1})))
+        shares.append(TokenShare(len(ids), prefix, len(covered - {len(ids) - 1})))
         blocks |= {tuple(ids[:end]) for end in range(BLOCK, len(ids) + 1, BLOCK)}
         windows |= {tuple(ids[start : start + RUN]) for start in range(len(ids) - RUN + 1)}
     return shares
@@ -39,38 +39,38 @@ def prompt(pieces: list[int], shift: int) -> list[int]:
 @given(st.lists(st.tuples(PIECES, st.integers(0, 3)), max_size=8))
 def test_shares_are_those_of_the_definition(given_: list[tuple[list[int], int]]) -> None:
     prompts = [prompt(pieces, shift) for pieces, shift in given_]
-    shares = Shares()
+    shares = TokenShares()
     assert [shares.add(ids) for ids in prompts] == plain(prompts)
-    assert shares.total == sum(plain(prompts), Share())
+    assert shares.total == sum(plain(prompts), TokenShare())
 
 
 def test_partitions_do_not_see_each_other() -> None:
     ids = list(range(80))
-    shares = Shares()
+    shares = TokenShares()
     shares.add(ids, "a")
-    assert shares.add(ids, "b") == Share(80, 0, 0)
-    assert shares.add(ids, "a") == Share(80, 64, 79)
+    assert shares.add(ids, "b") == TokenShare(80, 0, 0)
+    assert shares.add(ids, "a") == TokenShare(80, 64, 79)
 
 
 def test_other_pictures_are_other_tokens() -> None:
     """Every picture has the same placeholder tokens: their digests tell them apart."""
     ids = [1, *[7] * 60, 2, 3]
-    shares = Shares()
-    shares.add(ids, spans=[Span(1, 60, "aa" * 32)])
-    assert shares.add(ids, spans=[Span(1, 60, "bb" * 32)]).anywhere == 0
-    assert shares.add(ids, spans=[Span(1, 60, "aa" * 32)]).anywhere == 62
+    shares = TokenShares()
+    shares.add(ids, spans=[MediumSpan(1, 60, "aa" * 32)])
+    assert shares.add(ids, spans=[MediumSpan(1, 60, "bb" * 32)]).anywhere == 0
+    assert shares.add(ids, spans=[MediumSpan(1, 60, "aa" * 32)]).anywhere == 62
 
 
 def test_no_tokens_and_few() -> None:
-    shares = Shares()
-    assert [shares.add(ids) for ids in ([], [1], [1] * 15, [1] * 31)] == [Share(n) for n in (0, 1, 15, 31)]
-    assert Share().share_anywhere == 0.0
+    shares = TokenShares()
+    assert [shares.add(ids) for ids in ([], [1], [1] * 15, [1] * 31)] == [TokenShare(n) for n in (0, 1, 15, 31)]
+    assert TokenShare().share_anywhere == 0.0
 
 
 def test_a_growing_table_loses_nothing() -> None:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 50_000, 700).tolist() for _ in range(40)]
-    shares = Shares()
+    shares = TokenShares()
     for ids in prompts:
         assert shares.add(ids).anywhere == 0
     for ids in prompts:

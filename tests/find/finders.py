@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.finder import Finder
+from dejakv.decide.finder import DonorFinder
 from dejakv.decide.levels.base import Match, Query, Search
 from dejakv.engines.base import Prepared
 from dejakv.identity import exact_key
 from dejakv.request import Request
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 
@@ -79,10 +79,10 @@ def finder_of(
     guards: tuple[Any, ...] = (),
     store: Store | None = None,
     **settings: Any,
-) -> Finder:
+) -> DonorFinder:
     store = store or open_store()
     own = SemanticCacheConfig(**settings)
-    made = Finder(store, [level] if level is not None else [], guards, own)
+    made = DonorFinder(store, [level] if level is not None else [], guards, own)
     for item in stored:
         chunk = chunk_of(item)
         store.put(chunk)
@@ -90,9 +90,9 @@ def finder_of(
     return made
 
 
-def chunk_of(item: Prepared, **described_as: Any) -> Chunk:
+def chunk_of(item: Prepared, **described_as: Any) -> StoredState:
     meta = replace(described(item), **described_as)
-    return Chunk(meta, Tensor(np.zeros((2, 1, 1, len(item.token_ids), 1), np.float32), "F32"))
+    return StoredState(meta, Tensor(np.zeros((2, 1, 1, len(item.token_ids), 1), np.float32), "F32"))
 
 
 def described(item: Prepared) -> ChunkMeta:

@@ -12,14 +12,14 @@ from tests.find.finders import ASKED, SIMILAR, WORDS, Busy, Likes, chunk_of, cop
 
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.copied.fingerprints import Fingerprints
+from dejakv.decide.copied.fingerprints import TextFingerprints
 from dejakv.decide.copied.search import fingerprints_of
-from dejakv.decide.finder import Finder, space_of
+from dejakv.decide.finder import DonorFinder, space_of
 from dejakv.decide.guards.base import ThresholdGuard
 from dejakv.decide.levels.base import Query
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.semantic import SemanticTextCache
-from dejakv.decide.plan import Ask, Decision
+from dejakv.decide.plan import Decision, ReuseRequest
 from dejakv.request import Prepared
 from dejakv.store.base import ROWS, ChunkMeta
 from dejakv.store.open import open_store
@@ -30,8 +30,8 @@ FIRST, SECOND = copied((1, 2, 3), WORDS[:100]), copied((4, 5), WORDS[100:200])
 BOTH = copied((7, 8), WORDS[:100], (9,), WORDS[100:200])
 
 
-def donors(finder: Finder, asked: Prepared = BOTH) -> set[str]:
-    return {meta.id for meta in finder.decide(asked, Ask("blend")).plan.donors}
+def donors(finder: DonorFinder, asked: Prepared = BOTH) -> set[str]:
+    return {meta.id for meta in finder.decide(asked, ReuseRequest("blend")).plan.donors}
 
 
 def test_what_leaves_while_copied_text_is_first_indexed_is_not_found() -> None:
@@ -60,7 +60,7 @@ def test_what_is_stored_while_an_empty_index_is_asked_is_found(monkeypatch: pyte
     """An empty index was taken for none, and replaced: the prompt went into the one that nobody asked any more."""
     made, first = finder_of(reuse="blend"), chunk_of(FIRST)
 
-    def asked_meanwhile(metas: Sequence[ChunkMeta]) -> list[Fingerprints]:
+    def asked_meanwhile(metas: Sequence[ChunkMeta]) -> list[TextFingerprints]:
         assert donors(made) == set()
         return fingerprints_of(metas)
 
@@ -75,13 +75,13 @@ def test_a_prompt_whose_copied_text_cannot_be_indexed_costs_its_own_hits_alone(m
     for item in (FIRST, SECOND):
         assert store.put(chunk_of(item))
 
-    def broken(metas: Sequence[ChunkMeta]) -> list[Fingerprints]:
+    def broken(metas: Sequence[ChunkMeta]) -> list[TextFingerprints]:
         if any(meta.id == id_of(FIRST) for meta in metas):
             raise RuntimeError("the first cannot be read")
         return fingerprints_of(metas)
 
     monkeypatch.setattr("dejakv.decide.finder.fingerprints_of", broken)
-    made = Finder(store, [level], config=SemanticCacheConfig(reuse="blend"))
+    made = DonorFinder(store, [level], config=SemanticCacheConfig(reuse="blend"))
     with pytest.raises(RuntimeError, match="the first"):
         made.fill()
     assert donors(made) == {id_of(SECOND)}
@@ -90,11 +90,11 @@ def test_a_prompt_whose_copied_text_cannot_be_indexed_costs_its_own_hits_alone(m
 def test_a_stored_prompt_is_hit_exactly_while_what_is_stored_is_indexed() -> None:
     store, item, found = Busy(), prompt(tuple(range(40)), "a question"), list[Decision]()
     store.put(chunk_of(item, space=space_of(item, "exact")))
-    made = Finder(store, [ExactTextCache()])
-    store.then = lambda: found.append(made.decide(item, Ask()))
+    made = DonorFinder(store, [ExactTextCache()])
+    store.then = lambda: found.append(made.decide(item, ReuseRequest()))
     made.fill()
     assert found[0].plan.method == "exact"
-    assert found[0].statuses == made.decide(item, Ask()).statuses == {"exact_text": "hit", "kv_cache": "hit"}
+    assert found[0].statuses == made.decide(item, ReuseRequest()).statuses == {"exact_text": "hit", "kv_cache": "hit"}
 
 
 def test_what_leaves_while_a_cache_is_opened_is_in_no_level() -> None:
@@ -104,7 +104,7 @@ def test_what_leaves_while_a_cache_is_opened_is_in_no_level() -> None:
     store.then = lambda: store.delete(id_of(FIRST))
     cache = HierarchicalCache(store, [level], config=SemanticCacheConfig(reuse="blend"), background=False)
     assert len(level) == 1
-    assert cache.find(prompt(FIRST.token_ids), Ask("exact")).plan.method == "none"
+    assert cache.find(prompt(FIRST.token_ids), ReuseRequest("exact")).plan.method == "none"
     assert donors(cache.finder) == {id_of(SECOND)}
 
 
@@ -114,7 +114,7 @@ class Steps(ExactTextCache):
     def __init__(self, events: Sequence[Sequence[tuple[bool, int]]]) -> None:
         super().__init__()
         self.events = list(events)
-        self.store, self.finder = open_store(), Finder(open_store())
+        self.store, self.finder = open_store(), DonorFinder(open_store())
 
     def encode(self, query: Query) -> None:
         if self.events:
@@ -134,7 +134,7 @@ def test_a_level_holds_what_the_store_holds_whatever_happens_while_it_is_filled(
     store, level = open_store(), Steps(events)
     for number in range(3):
         assert store.put(chunk_of(prompt((number, *range(40)), f"text {number}")))
-    level.store, level.finder = store, Finder(store, [level])
+    level.store, level.finder = store, DonorFinder(store, [level])
     store.on_evict(level.finder.remove)
     level.finder.fill()
     assert {id for number in range(6) for id in level.candidates(f"text {number}", "")} == {m.id for m in store.metas()}
@@ -171,9 +171,9 @@ def opened(slow: Slow) -> HierarchicalCache:
 
 def test_no_request_waits_for_the_filling(slow: Slow, opened: HierarchicalCache) -> None:
     asked = prompt((*ASKED.token_ids[:-1], 5), SIMILAR.request.chunk)
-    assert opened.find(ASKED, Ask("exact")).plan.reused == 99
-    assert opened.find(asked, Ask("adopt")).statuses["exact_text"] == "miss"
-    assert opened.find(BOTH, Ask("blend")).plan.method in ("none", "blend"), "as much as is indexed so far"
+    assert opened.find(ASKED, ReuseRequest("exact")).plan.reused == 99
+    assert opened.find(asked, ReuseRequest("adopt")).statuses["exact_text"] == "miss"
+    assert opened.find(BOTH, ReuseRequest("blend")).plan.method in ("none", "blend"), "as much as is indexed so far"
     slow.go_on.set()
     opened.flush()
     assert len(slow) == 4
@@ -213,8 +213,8 @@ def test_vectors_of_two_requests_are_computed_at_once() -> None:
         def encode(self, query: Query) -> None:
             both.wait()
 
-    made = Finder(open_store(), [Meets()])
-    asking = [threading.Thread(target=made.decide, args=(prompt((n, 1, 2)), Ask("adopt"))) for n in range(2)]
+    made = DonorFinder(open_store(), [Meets()])
+    asking = [threading.Thread(target=made.decide, args=(prompt((n, 1, 2)), ReuseRequest("adopt"))) for n in range(2)]
     for thread in asking:
         thread.start()
     for thread in asking:
@@ -249,7 +249,7 @@ def test_lookups_while_others_add_and_remove() -> None:
         try:
             while not done.is_set():
                 kept, other = items[chance.integers(0, 20)], items[chance.integers(20, 60)]
-                found = made.decide(prompt((1, *kept.token_ids, *other.token_ids)), Ask("blend")).found
+                found = made.decide(prompt((1, *kept.token_ids, *other.token_ids)), ReuseRequest("blend")).found
                 assert found.copied in (300, 600)
                 assert id_of(kept) in [meta.id for meta in found.donors]
         except BaseException as error:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.copied.fingerprints import RUN, overlap, with_media
-from dejakv.decide.costs import Costs
-from dejakv.decide.finder import Finder
-from dejakv.decide.plan import Ask, Found
+from dejakv.decide.costs import ReuseCosts
+from dejakv.decide.finder import DonorFinder
+from dejakv.decide.plan import DonorSearch, ReuseRequest
 from dejakv.engines.base import Prepared
-from dejakv.identity import Span, exact_key
+from dejakv.identity import MediumSpan, exact_key
 from dejakv.request import Request
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
 from dejakv.store.open import open_store
 
 words = st.lists(st.integers(0, 3), max_size=60)
@@ -40,14 +40,14 @@ def test_every_run_is_found_and_nothing_else(target: list[int], donors: list[lis
 
 @pytest.mark.parametrize(("kept", "new"), [(0, 70), (5, 70), (15, 65), (95, 5)])
 def test_what_is_new_lies_behind_what_is_kept(kept: int, new: int) -> None:
-    found = Found(held=((0, 10), (20, 20)))
+    found = DonorSearch(held=((0, 10), (20, 20)))
     assert found.new(100, kept) == new
-    assert Found().new(100, kept) == 0
+    assert DonorSearch().new(100, kept) == 0
 
 
 def test_no_run_stands_in_another_picture() -> None:
     tokens = tuple(range(30))
-    one, other = ((Span(5, 20, digest * 20),) for digest in ("a1", "b2"))
+    one, other = ((MediumSpan(5, 20, digest * 20),) for digest in ("a1", "b2"))
     target = with_media(tokens, one)
     assert overlap(target, [with_media(tokens, one)]) == ((0, 30),)
     assert overlap(target, [with_media(tokens, other)]) == ()
@@ -59,14 +59,14 @@ def test_a_donor_that_is_alike_in_words_alone_is_not_loaded() -> None:
     pairs = [token if token % 4 > 1 else 2000 + token for token in range(168, 200)]  # too short to be taken
     tokens = (*range(1000, 1150), *range(150, 168), *pairs)
     store = open_store()
-    finder = Finder(store, (), (), SemanticCacheConfig(copied_text=False))
+    finder = DonorFinder(store, (), (), SemanticCacheConfig(copied_text=False))
     key = exact_key("p", "e", tokens, [])
     meta = ChunkMeta(key, "p", "e", tokens, "what was it?", "what was it?")
-    store.put(Chunk(meta, Tensor(np.zeros((2, 1, 1, 200, 1), np.float32), "F32")))
+    store.put(StoredState(meta, Tensor(np.zeros((2, 1, 1, 200, 1), np.float32), "F32")))
     finder.add(meta)
-    decision = finder.decide(target, Ask("blend", named=(key,)), costs=Costs(row=1e-3))
+    decision = finder.decide(target, ReuseRequest("blend", named=(key,)), costs=ReuseCosts(row=1e-3))
     assert decision.plan.method == "none"
     assert decision.plan.reason == "rows: blend would compute 91% of the prompt, 80% at most"
     other = replace(finder.config, blend_map="embedding")  # takes state of tokens that are only alike
     finder.config = other
-    assert finder.decide(target, Ask("blend", named=(key,)), costs=Costs(row=1e-3)).plan.method == "blend"
+    assert finder.decide(target, ReuseRequest("blend", named=(key,)), costs=ReuseCosts(row=1e-3)).plan.method == "blend"

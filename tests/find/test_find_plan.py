@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.costs import Costs
+from dejakv.decide.costs import ReuseCosts
 from dejakv.decide.guards.base import Verdict
 from dejakv.decide.levels.base import Match
-from dejakv.decide.plan import Ask, Found, Plan, choose, most_computed
+from dejakv.decide.plan import DonorSearch, Plan, ReuseRequest, choose, most_computed
 from dejakv.request import ReuseMode
 from dejakv.store.base import ChunkMeta, PrefixHit
 
@@ -52,44 +52,47 @@ PREFIX = (PrefixHit("other", 70), meta("other"))
 
 def test_a_miss_without_a_donor_says_so() -> None:
     modes: tuple[ReuseMode, ...] = ("off", "exact", "adopt", "blend", "top_layer")
-    reasons = {mode: best(100, Found(), Ask(mode)).reason for mode in modes}
+    reasons = {mode: best(100, DonorSearch(), ReuseRequest(mode)).reason for mode in modes}
     assert {reasons.pop(mode) for mode in ("off", "exact")} == {"no stored chunk begins like this prompt"}
     assert set(reasons.values()) == {"no donor"}
-    assert best(100, Found(verdicts=(Verdict("reject", "mine", "words"),)), Ask("adopt")).reason == "mine: words"
-    assert best(100, Found(prefix=PREFIX), Ask("exact")).reason == ""
+    assert (
+        best(100, DonorSearch(verdicts=(Verdict("reject", "mine", "words"),)), ReuseRequest("adopt")).reason
+        == "mine: words"
+    )
+    assert best(100, DonorSearch(prefix=PREFIX), ReuseRequest("exact")).reason == ""
 
 
 def test_an_equal_prompt_is_exact_whatever_was_asked() -> None:
-    found = Found(MATCH, (meta("donor"),), PREFIX)
+    found = DonorSearch(MATCH, (meta("donor"),), PREFIX)
     modes: tuple[ReuseMode, ...] = ("off", "exact", "adopt", "blend", "top_layer")
     for mode in modes:
-        chosen = best(100, found, Ask(mode), same=True, min_gain=1000)
+        chosen = best(100, found, ReuseRequest(mode), same=True, min_gain=1000)
         assert (chosen.method, chosen.reused, chosen.approximate) == ("exact", 99, False)
 
 
 @pytest.mark.parametrize(("min_gain", "method"), [(99, "adopt"), (100, "prefix")])
 def test_an_adopted_prompt_saves_all_of_it(min_gain: int, method: str) -> None:
     """Of a short question behind a picture too: what an exact prefix holds of it is not left out."""
-    found = best(100, Found(MATCH, (meta("donor"),), PREFIX), Ask("adopt"), min_gain=min_gain)
+    found = best(100, DonorSearch(MATCH, (meta("donor"),), PREFIX), ReuseRequest("adopt"), min_gain=min_gain)
     assert found.method == method
     assert found.approximate == (method == "adopt")
 
 
 def test_nothing_is_adopted_where_the_exact_prefix_holds_as_much() -> None:
     prefix = (replace(PREFIX[0], tokens=99), PREFIX[1])
-    assert best(100, Found(MATCH, (meta("donor"),), prefix), Ask("adopt"), min_gain=1).method == "prefix"
+    assert best(100, DonorSearch(MATCH, (meta("donor"),), prefix), ReuseRequest("adopt"), min_gain=1).method == "prefix"
 
 
 def test_blend_must_beat_the_prefix_with_the_rows_it_computes() -> None:
     donors = (meta("donor"),)
-    taken = best(100, Found(MATCH, donors), Ask("blend"), min_gain=80, share=0.2)
-    refused = best(100, Found(MATCH, donors, PREFIX), Ask("blend"), min_gain=16, share=0.2)
+    taken = best(100, DonorSearch(MATCH, donors), ReuseRequest("blend"), min_gain=80, share=0.2)
+    refused = best(100, DonorSearch(MATCH, donors, PREFIX), ReuseRequest("blend"), min_gain=16, share=0.2)
     assert (taken.method, taken.reused) == ("blend", 80)
     assert (refused.method, "min_gain" in refused.reason) == ("prefix", True)
 
 
-ROWS = Costs(row=1e-3)
-MASKED = Costs(row=1e-3, pair=1e-5)
+ROWS = ReuseCosts(row=1e-3)
+MASKED = ReuseCosts(row=1e-3, pair=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -107,39 +110,46 @@ MASKED = Costs(row=1e-3, pair=1e-5)
         (replace(ROWS, byte=1.0, token_bytes=1e-3), 90, 0, "none"),
     ],
 )
-def test_the_cheapest_plan_runs(costs: Costs, copied: int, held: int, method: str) -> None:
-    found = Found(
+def test_the_cheapest_plan_runs(costs: ReuseCosts, copied: int, held: int, method: str) -> None:
+    found = DonorSearch(
         MATCH,
         (meta("donor"),),
         (PrefixHit("other", held), meta("other")) if held else None,
         copied=copied,
         held=((0, copied),),
     )
-    made = planned(100, found, Ask("blend"), costs=costs)
+    made = planned(100, found, ReuseRequest("blend"), costs=costs)
     assert made.plan.method == method
     assert made.plan.method == "blend" or made.plan.reason.startswith("costs: full ")
 
 
 def test_the_reason_names_what_each_plan_would_take() -> None:
     costs = replace(ROWS, blend=4e-4)
-    made = planned(100, Found(MATCH, (meta("donor"),), PREFIX, copied=80, held=((0, 80),)), Ask("blend"), costs=costs)
+    made = planned(
+        100,
+        DonorSearch(MATCH, (meta("donor"),), PREFIX, copied=80, held=((0, 80),)),
+        ReuseRequest("blend"),
+        costs=costs,
+    )
     assert made.plan.reason == (
         "costs: full 0.1 s, exact prefix 0.03 s, blend 0.06 s, blend behind the exact prefix 0.06 s: exact prefix"
     )
 
 
 def test_a_plan_that_saves_too_little_or_computes_too_much_does_not_run_however_cheap() -> None:
-    found = Found(MATCH, (meta("donor"),), copied=90, held=((0, 90),))
-    assert planned(100, found, Ask("blend"), costs=ROWS, min_gain=5).plan.most == 0.95, "of the rows, found out later"
-    refused = planned(100, found, Ask("blend"), costs=ROWS, min_gain=91)
+    found = DonorSearch(MATCH, (meta("donor"),), copied=90, held=((0, 90),))
+    assert planned(100, found, ReuseRequest("blend"), costs=ROWS, min_gain=5).plan.most == 0.95, (
+        "of the rows, found out later"
+    )
+    refused = planned(100, found, ReuseRequest("blend"), costs=ROWS, min_gain=91)
     assert (refused.plan.method, refused.plan.reason.split(":")[0]) == ("none", "min_gain")
-    rows = planned(100, replace(found, copied=10, held=((0, 10),)), Ask("blend"), costs=ROWS)
+    rows = planned(100, replace(found, copied=10, held=((0, 10),)), ReuseRequest("blend"), costs=ROWS)
     assert (rows.plan.method, rows.plan.reason.split(":")[0]) == ("none", "rows")
     assert str(rows).startswith("full 0.1 s, blend 0.09 s (rows: blend would compute 90% of the prompt")
 
 
 constants = st.builds(
-    Costs,
+    ReuseCosts,
     row=st.floats(1e-6, 1e-1),
     pair=st.floats(0, 1e-3),
     byte=st.floats(0, 1e-6),
@@ -151,24 +161,26 @@ constants = st.builds(
 
 @settings(deadline=None)
 @given(constants, st.integers(2, 3000), st.data())
-def test_no_plan_takes_longer_than_full_computation_by_its_own_figures(costs: Costs, tokens: int, data: Any) -> None:
+def test_no_plan_takes_longer_than_full_computation_by_its_own_figures(
+    costs: ReuseCosts, tokens: int, data: Any
+) -> None:
     held, copied = (data.draw(st.integers(0, tokens - 1)) for _ in range(2))
     prefix = (PrefixHit("other", held), meta("other", tokens)) if held else None
-    found = Found(MATCH, (meta("donor", tokens),), prefix, copied=copied, held=((0, copied),))
-    made = planned(tokens, found, Ask("blend"), share=data.draw(st.floats(0, 1)), costs=costs)
+    found = DonorSearch(MATCH, (meta("donor", tokens),), prefix, copied=copied, held=((0, copied),))
+    made = planned(tokens, found, ReuseRequest("blend"), share=data.draw(st.floats(0, 1)), costs=costs)
     took = {way.name: way.seconds for way in made.considered}
     assert (took[made.plan.name] or 0.0) <= costs.full(tokens)
 
 
 @settings(deadline=None)
 @given(constants, st.integers(2, 3000), st.data())
-def test_more_copied_text_never_makes_a_blend_dearer(costs: Costs, tokens: int, data: Any) -> None:
+def test_more_copied_text_never_makes_a_blend_dearer(costs: ReuseCosts, tokens: int, data: Any) -> None:
     less, more = sorted(data.draw(st.tuples(st.integers(0, tokens - 1), st.integers(0, tokens - 1))))
     share = data.draw(st.floats(0, 1))
 
     def seconds(copied: int) -> float:
-        found = Found(MATCH, (meta("donor", tokens),), copied=copied, held=((0, copied),))
-        return planned(tokens, found, Ask("blend"), share=share, costs=costs).considered[-1].seconds or 0.0
+        found = DonorSearch(MATCH, (meta("donor", tokens),), copied=copied, held=((0, copied),))
+        return planned(tokens, found, ReuseRequest("blend"), share=share, costs=costs).considered[-1].seconds or 0.0
 
     assert seconds(more) <= seconds(less)
 
@@ -176,7 +188,7 @@ def test_more_copied_text_never_makes_a_blend_dearer(costs: Costs, tokens: int, 
 @settings(deadline=None)
 @given(constants, st.integers(2, 3000), st.data())
 def test_a_blend_of_the_rows_that_may_be_computed_takes_no_longer_than_the_exact_plan(
-    costs: Costs, tokens: int, data: Any
+    costs: ReuseCosts, tokens: int, data: Any
 ) -> None:
     held, gain = data.draw(st.integers(0, tokens - 1)), data.draw(st.integers(0, 64))
     exact = Plan("prefix", (meta("other", tokens),), reused=held) if held else Plan("none")
@@ -188,25 +200,25 @@ def test_a_blend_of_the_rows_that_may_be_computed_takes_no_longer_than_the_exact
 
 
 def test_the_top_layer_computes_its_tail_and_what_no_donor_holds() -> None:
-    found = Found(MATCH, (meta("donor"), meta("second")), held=((0, 60),))
-    chosen = best(100, found, Ask("top_layer"), tail=32)
+    found = DonorSearch(MATCH, (meta("donor"), meta("second")), held=((0, 60),))
+    chosen = best(100, found, ReuseRequest("top_layer"), tail=32)
     assert (chosen.method, chosen.reused, chosen.approximate, chosen.name) == ("top_layer", 60, True, "top layer")
     assert len(chosen.donors) == 2
-    known = best(100, Found(MATCH, (meta("donor"),), held=((0, 100),)), Ask("top_layer"), tail=32)
+    known = best(100, DonorSearch(MATCH, (meta("donor"),), held=((0, 100),)), ReuseRequest("top_layer"), tail=32)
     assert known.reused == 68
 
 
 def test_the_top_layer_is_not_taken_for_a_prompt_that_is_mostly_new() -> None:
-    found = best(100, Found(MATCH, (meta("donor"),), held=((0, 10),)), Ask("top_layer"), tail=32)
+    found = best(100, DonorSearch(MATCH, (meta("donor"),), held=((0, 10),)), ReuseRequest("top_layer"), tail=32)
     assert found.method == "none"
     assert "top_layer would compute 90% of the prompt" in found.reason
 
 
 def test_the_top_layer_must_be_cheaper_than_the_exact_prefix() -> None:
-    costs = Costs(row=1.0)
-    found = Found(MATCH, (meta("donor"),), PREFIX, held=((0, 100),))
-    assert best(100, found, Ask("top_layer"), tail=32, costs=costs).method == "prefix"
-    assert best(100, found, Ask("top_layer"), tail=10, costs=costs).method == "top_layer"
+    costs = ReuseCosts(row=1.0)
+    found = DonorSearch(MATCH, (meta("donor"),), PREFIX, held=((0, 100),))
+    assert best(100, found, ReuseRequest("top_layer"), tail=32, costs=costs).method == "prefix"
+    assert best(100, found, ReuseRequest("top_layer"), tail=10, costs=costs).method == "top_layer"
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -215,8 +227,8 @@ def test_state_in_a_bucket_is_read_where_that_beats_computing_and_until_then(
     same: bool, seconds: float, method: str
 ) -> None:
     donor = meta("donor")
-    found = Found(MATCH, (donor,)) if same else Found(prefix=(PrefixHit("donor", 99), donor))
-    chosen = best(100, found, Ask(), costs=Costs(row=1e-3), same=same, away=lambda donor, held: seconds)
+    found = DonorSearch(MATCH, (donor,)) if same else DonorSearch(prefix=(PrefixHit("donor", 99), donor))
+    chosen = best(100, found, ReuseRequest(), costs=ReuseCosts(row=1e-3), same=same, away=lambda donor, held: seconds)
     assert chosen.method == (method if same or method == "none" else "prefix")
     if chosen.donors:  # copies that are here, too: they may leave before they are read
         assert (chosen.within, chosen.seconds) == (pytest.approx(0.099), pytest.approx(0.001 + seconds))
@@ -225,12 +237,12 @@ def test_state_in_a_bucket_is_read_where_that_beats_computing_and_until_then(
 
 
 def test_a_blend_of_donors_in_a_bucket_is_made_where_it_beats_the_exact_prefix_that_is_here() -> None:
-    found = Found(MATCH, (meta("donor"),), PREFIX, held=((0, 90),))
+    found = DonorSearch(MATCH, (meta("donor"),), PREFIX, held=((0, 90),))
 
     def away(donor: str, _: object) -> float:
         return 0.015 if donor == "donor" else 0.0
 
     for row, method in ((1e-3, "blend"), (1e-4, "prefix")):
-        chosen = best(100, found, Ask("blend"), costs=Costs(row=row), away=away)
+        chosen = best(100, found, ReuseRequest("blend"), costs=ReuseCosts(row=row), away=away)
         assert chosen.method == method
         assert chosen.within == pytest.approx(0.03 - 0.01 if method == "blend" else 0.01 - 0.003)

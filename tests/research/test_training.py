@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dejakv.models import load, path
-from dejakv.models.lckv.passes import Iterations
+from dejakv.models.lckv.passes import LoopIterations
 
 WORDS = vocabulary()
 SHIPPED = path("docs-lm")
@@ -170,7 +170,7 @@ def test_a_run_on_pictures_logs_exports_and_resumes(tmp_path: Path, capsys: pyte
 def test_a_question_in_a_pack_is_computed_as_if_alone():
     """The answer's loss over a pack is the mean of those of its questions, each behind the document by itself."""
     model = lckv_from(twin_from("docs-lm")).eval()
-    how = Iterations(80, 1)
+    how = LoopIterations(80, 1)
     packed = make_batch(random.Random(5), 4, 1, 3, stretch=0.0)
     with torch.no_grad():
         together = run_lckv(model, packed, how).answer.item()

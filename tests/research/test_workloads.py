@@ -19,7 +19,7 @@ from research.workloads.streams import Stream, stream_of
 from dejakv.blend.settings import QUALITIES
 from dejakv.errors import ConfigError
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Progress
+from dejakv.experiments.summary import RunProgress
 
 REQUESTS = 6
 ARMS = ("none", "prefix", *QUALITIES)
@@ -35,7 +35,7 @@ def stream_of_documents(requests: int = REQUESTS, lengths: tuple[int, int] = (15
 def whole(docs_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of a run that nothing stopped."""
     output = tmp_path_factory.mktemp("whole")
-    assert measure(stream_of_documents(), output, Progress(), docs_engine)
+    assert measure(stream_of_documents(), output, RunProgress(), docs_engine)
     return output
 
 
@@ -83,7 +83,7 @@ def test_a_killed_run_goes_on_and_gives_the_rows_of_one_that_was_not(
     assert not finished(stream_of_documents(), tmp_path)
     with (folder / "samples.jsonl").open("a") as file:
         file.write('{"id": "half of a li')
-    assert measure(stream_of_documents(), tmp_path, Progress(), docs_engine)
+    assert measure(stream_of_documents(), tmp_path, RunProgress(), docs_engine)
     assert lines_of(tmp_path)[:3] == before
     assert facts(tmp_path) == facts(whole)
     assert finished(stream_of_documents(), tmp_path)
@@ -151,7 +151,7 @@ def test_a_folder_of_other_settings_or_of_somebody_else_is_refused(
 ) -> None:
     before = (whole / "docs-transformers-6" / "samples.jsonl").read_bytes()
     with pytest.raises(ConfigError, match="other settings \\(lengths\\)"):
-        measure(stream_of_documents(lengths=(150, 3_999)), whole, Progress(), docs_engine)
+        measure(stream_of_documents(lengths=(150, 3_999)), whole, RunProgress(), docs_engine)
     with pytest.raises(ConfigError, match="other settings \\(lengths\\)"):
         finished(stream_of_documents(lengths=(150, 3_999)), whole)
     assert (whole / "docs-transformers-6" / "samples.jsonl").read_bytes() == before
@@ -159,13 +159,13 @@ def test_a_folder_of_other_settings_or_of_somebody_else_is_refused(
     foreign.mkdir()
     (foreign / "samples.jsonl").write_text("mine\n")
     with pytest.raises(ConfigError, match="no run wrote"):
-        measure(stream_of_documents(), tmp_path, Progress(), docs_engine)
+        measure(stream_of_documents(), tmp_path, RunProgress(), docs_engine)
     assert (foreign / "samples.jsonl").read_text() == "mine\n"
     (foreign / "samples.jsonl").unlink()
     (foreign / "state").mkdir()
     (foreign / "state" / "letter.txt").write_text("mine too")
     with pytest.raises(ConfigError, match="no run made it"):
-        measure(stream_of_documents(), tmp_path, Progress(), docs_engine)
+        measure(stream_of_documents(), tmp_path, RunProgress(), docs_engine)
     assert (foreign / "state" / "letter.txt").read_text() == "mine too"
 
 
@@ -200,7 +200,7 @@ def test_answers_in_bf16_are_compared_with_the_same_requests_in_fp32(whole: Path
 
 def test_arms_that_were_chosen_stand_beside_prefix_caching_alone(docs_engine: Any, tmp_path: Path) -> None:
     stream = replace(stream_of_documents(), only=stream_of("rag", "transformers", 5, only=["default"]).only)
-    assert measure(stream, tmp_path, Progress(), docs_engine)
+    assert measure(stream, tmp_path, RunProgress(), docs_engine)
     (summary,) = report.summaries(tmp_path)
     assert list(summary["arms"]) == ["prefix", "default"]
     assert summary["arms"]["default"]["first_token_equal"] is None

@@ -12,7 +12,7 @@ from dejakv.engines.base import Engine
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError
 from dejakv.request import Request, Sampling
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import ChunkMeta, StoredState
 from dejakv_models.docs import Document, change, edit, make_document, merge, prompt_of, unrelated
 
 
@@ -29,7 +29,7 @@ def prepared(engine, document, question, **sampling):
 def chunk_of(engine, document, question="What pet does Ann have?"):
     ready = prepared(engine, document, question)
     state = engine.run(ready).capture()
-    return Chunk(ChunkMeta("d", "default", engine.epoch, ready.token_ids, ready.request.prompt, ""), state)
+    return StoredState(ChunkMeta("d", "default", engine.epoch, ready.token_ids, ready.request.prompt, ""), state)
 
 
 @pytest.mark.shows("blend", model="docs-lm")
@@ -89,7 +89,7 @@ def test_a_donor_of_another_model_is_not_used(engine):
     rng = random.Random(9)
     document = make_document(rng, 4)
     donor = chunk_of(engine, document)
-    foreign = Chunk(ChunkMeta("d", "default", "other", donor.meta.token_ids, "", ""), donor.tensor)
+    foreign = StoredState(ChunkMeta("d", "default", "other", donor.meta.token_ids, "", ""), donor.tensor)
     ready = prepared(engine, document, "Where does Ann live?")
     assert "another model" in blended(engine, ready, [foreign]).details["blend"].reason
 

@@ -5,7 +5,7 @@ import numpy as np
 from dejakv.blend.blend import find
 from dejakv.blend.maps import token_map
 from dejakv.blend.settings import BlendConfig
-from dejakv.blend.token_map import Donors, with_prefix
+from dejakv.blend.token_map import DonorTokens, with_prefix
 
 TEXT = np.arange(100, 180)
 OTHER = np.arange(500, 560)
@@ -18,7 +18,7 @@ def embed(ids: np.ndarray) -> np.ndarray:
 
 
 def test_the_exact_prefix_is_neither_forced_nor_chosen() -> None:
-    donors = Donors.of(np.concatenate([OTHER, PROMPT[:50]]), TEXT)
+    donors = DonorTokens.of(np.concatenate([OTHER, PROMPT[:50]]), TEXT)
     found, needed = find(PROMPT, donors, embed, BlendConfig(), DOT, [True, True])
     assert needed.exact == 50
     assert (found.source[:50] == len(OTHER) + 50 + np.arange(50)).all()
@@ -29,13 +29,13 @@ def test_the_exact_prefix_is_neither_forced_nor_chosen() -> None:
 
 
 def test_approximate_state_is_no_exact_prefix() -> None:
-    donors = Donors.of(TEXT, OTHER)
+    donors = DonorTokens.of(TEXT, OTHER)
     for exact in ((), (False, True)):
         assert find(PROMPT, donors, embed, BlendConfig(), DOT, exact)[1].exact == 0
 
 
 def test_the_last_token_is_computed_even_where_the_donor_is_the_prompt() -> None:
-    donors = Donors.of(PROMPT)
+    donors = DonorTokens.of(PROMPT)
     found, needed = find(PROMPT, donors, embed, BlendConfig(), DOT, [True])
     assert needed.exact == len(PROMPT) - 1
     assert needed.forced.sum() == 1
@@ -43,7 +43,7 @@ def test_the_last_token_is_computed_even_where_the_donor_is_the_prompt() -> None
 
 
 def test_the_longest_prefix_of_several_donors_is_taken() -> None:
-    donors = Donors.of(PROMPT[:20], OTHER, PROMPT[:70], PROMPT[:60])
+    donors = DonorTokens.of(PROMPT[:20], OTHER, PROMPT[:70], PROMPT[:60])
     map = token_map("context", PROMPT, donors, embed)
     found, held = with_prefix(map, PROMPT, donors, [True, True, True, True])
     assert held == 70

@@ -5,7 +5,7 @@ import numpy as np
 from dejakv.blend.forced import need
 from dejakv.blend.maps import token_map
 from dejakv.blend.sentences import segments
-from dejakv.blend.token_map import Donors
+from dejakv.blend.token_map import DonorTokens
 
 TABLE = np.random.default_rng(3).standard_normal((400, 48)).astype(np.float32)
 ENDS = np.array([9], dtype=np.int64)
@@ -24,7 +24,7 @@ DONOR = [
 
 
 def found_for(target, donor=DONOR, **options):
-    held = Donors.of(donor)
+    held = DonorTokens.of(donor)
     ids = np.asarray(target)
     found = token_map("context", ids, held, lambda i: TABLE[np.asarray(i)], ends=ENDS)
     return need(ids, held, found, ends=ENDS, **options)
@@ -115,7 +115,7 @@ def test_the_question_is_the_last_sentence_of_some_length():
 
 def test_without_known_sentence_ends_fixed_lengths_do():
     ids = np.arange(3, 60)
-    held = Donors.of(ids)
+    held = DonorTokens.of(ids)
     found = token_map("context", ids, held, lambda i: TABLE[np.asarray(i)])
     made = need(ids, held, found)
     assert 1 <= made.tail <= 16

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dejakv.blend.forced import need
 from dejakv.blend.maps import token_map
-from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs, long_runs, new_text, stretches
+from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs, long_runs, new_text, stretches
 
 HELD, NEW = np.arange(1000, 1100), np.arange(5000, 5060)
 EVERY_TOKEN = np.array([9])
@@ -20,32 +20,32 @@ def embed(ids: Any) -> np.ndarray:
     return table[np.asarray(ids)]
 
 
-def mapped(target: Ids, donors: Donors) -> TokenMap:
+def mapped(target: Ids, donors: DonorTokens) -> TokenMap:
     return token_map("context", target, donors, embed, ends=EVERY_TOKEN)
 
 
-def runs(target: Ids, donors: Donors, computed: Any = True, least: int = 32) -> tuple[tuple[int, int], ...]:
+def runs(target: Ids, donors: DonorTokens, computed: Any = True, least: int = 32) -> tuple[tuple[int, int], ...]:
     return long_runs(new_text(target, donors, mapped(target, donors), least) & computed, least)
 
 
 def test_new_text_between_copied_text_is_kept_and_copied_text_is_not() -> None:
     target = np.concatenate([HELD[:50], NEW, HELD[50:]])
-    assert runs(target, Donors.of(HELD)) == ((50, 110),)
+    assert runs(target, DonorTokens.of(HELD)) == ((50, 110),)
 
 
 def test_only_rows_that_every_layer_computed_are_kept() -> None:
     target = np.concatenate([HELD, NEW])
     computed = np.ones(len(target), dtype=bool)
     computed[140] = False
-    assert runs(target, Donors.of(HELD), computed) == ((100, 140),)
-    assert runs(target, Donors.of(HELD), ~computed) == ()
+    assert runs(target, DonorTokens.of(HELD), computed) == ((100, 140),)
+    assert runs(target, DonorTokens.of(HELD), ~computed) == ()
 
 
 def test_a_run_ends_at_a_picture_and_below_the_least_length() -> None:
     target = np.concatenate([HELD, NEW])
     target[140:142] = (-70, -71)
-    assert runs(target, Donors.of(HELD)) == ((100, 140),)
-    assert runs(target, Donors.of(HELD), least=41) == ()
+    assert runs(target, DonorTokens.of(HELD)) == ((100, 140),)
+    assert runs(target, DonorTokens.of(HELD), least=41) == ()
 
 
 @settings(max_examples=100, deadline=None)
@@ -55,7 +55,7 @@ def test_a_run_ends_at_a_picture_and_below_the_least_length() -> None:
     st.data(),
 )
 def test_equal_runs_are_those_that_a_loop_finds(target: list[int], donor: list[int], data: st.DataObject) -> None:
-    held = Donors.of(donor, donor[:3])
+    held = DonorTokens.of(donor, donor[:3])
     source = np.array([data.draw(st.integers(0, len(held) - 1)) for _ in target])
     first, stop = equal_runs(np.array(target), held, source)
     for i in range(len(target)):
@@ -67,7 +67,7 @@ def test_equal_runs_are_those_that_a_loop_finds(target: list[int], donor: list[i
         assert (first[i], stop[i]) == (low, high + 1)
 
 
-def _joined(target: list[int], held: Donors, source: Ids, place: int) -> bool:
+def _joined(target: list[int], held: DonorTokens, source: Ids, place: int) -> bool:
     """Whether a token and the one before it equal neighbours of one donor."""
     one, other = source[place - 1], source[place]
     same = held.ids[one] == target[place - 1] and held.ids[other] == target[place]
@@ -83,7 +83,7 @@ def test_a_run_from_the_middle_of_a_prompt_is_no_opening() -> None:
     """A donor's first sentence was computed with next to nothing before it: not so a run from position 700."""
     target = np.concatenate([NEW[:10], HELD])
     for first, opening in ((0, True), (700, False)):
-        donors = Donors.of(HELD, first=[first])
+        donors = DonorTokens.of(HELD, first=[first])
         made = need(target, donors, mapped(target, donors), ends=np.array([HELD[9], NEW[9]]), tail=4)
         assert made.forced[10:20].all() == opening
         assert not made.forced[20:106].any()
@@ -91,17 +91,17 @@ def test_a_run_from_the_middle_of_a_prompt_is_no_opening() -> None:
 
 def test_the_first_place_takes_state_from_first_places_alone() -> None:
     """There the attention sink is."""
-    run = Donors.of(HELD, first=[700])
+    run = DonorTokens.of(HELD, first=[700])
     assert need(HELD, run, mapped(HELD, run), ends=EVERY_TOKEN, tail=4).forced[0]
-    both = Donors.of(HELD, np.concatenate([HELD[:1], NEW]), first=[700, 0])
+    both = DonorTokens.of(HELD, np.concatenate([HELD[:1], NEW]), first=[700, 0])
     found = mapped(HELD, both)
     assert found.source[0] == len(HELD)
     assert not need(HELD, both, found, ends=EVERY_TOKEN, tail=4).forced[0]
 
 
 def test_positions_and_rows_are_counted_apart() -> None:
-    donors = Donors.of([1, 2, 3], [4, 5], first=[0, 700])
+    donors = DonorTokens.of([1, 2, 3], [4, 5], first=[0, 700])
     assert donors.rows.tolist() == [0, 1, 2, 0, 1]
     assert donors.positions.tolist() == [0, 1, 2, 700, 701]
     assert (donors.openings, donors.stops) == ((0,), [3, 702])
-    assert (Donors.of([1], [2]).openings, Donors.of([1], [2]).stops) == ((0, 1), [1, 1])
+    assert (DonorTokens.of([1], [2]).openings, DonorTokens.of([1], [2]).stops) == ((0, 1), [1, 1])

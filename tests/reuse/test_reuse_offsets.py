@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.blend.offsets import PIECE, correct, corrections, runs_of
-from dejakv.blend.token_map import Donors, TokenMap
+from dejakv.blend.token_map import DonorTokens, TokenMap
 
 
 def mapped(source) -> TokenMap:
@@ -20,7 +20,7 @@ def state(seed: int, tokens: int) -> torch.Tensor:
 
 
 def test_runs_end_where_the_donor_jumps_and_leave_out_foreign_and_exact_rows():
-    donors = Donors.of([1, 10, 11, 12, 13], [1, 20, 21, 22])
+    donors = DonorTokens.of([1, 10, 11, 12, 13], [1, 20, 21, 22])
     target = np.array([1, 10, 20, 21, 99, 11, 12])
     found = mapped([0, 1, 6, 7, 8, 2, 3])
     number = runs_of(target, donors, found, 2)
@@ -33,7 +33,7 @@ def test_runs_end_where_the_donor_jumps_and_leave_out_foreign_and_exact_rows():
 def test_a_long_run_is_taken_in_pieces():
     n = 2 * PIECE + 10
     ids = np.arange(n)
-    number = runs_of(ids, Donors.of(ids), mapped(ids))
+    number = runs_of(ids, DonorTokens.of(ids), mapped(ids))
     assert np.unique(number, return_counts=True)[1].tolist() == [PIECE, PIECE, 10]
 
 

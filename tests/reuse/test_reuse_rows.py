@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.blend.blend import not_worth
-from dejakv.blend.forced import Need
-from dejakv.blend.recomputed import RecomputePlan, Surroundings, highest
+from dejakv.blend.forced import ForcedTokens
+from dejakv.blend.recomputed import RecomputePlan, TextSurroundings, highest
 from dejakv.blend.settings import BlendConfig
-from dejakv.blend.token_map import Donors, TokenMap
+from dejakv.blend.token_map import DonorTokens, TokenMap
 
 TOKENS = 20
 
@@ -72,9 +72,9 @@ def test_the_question_is_asked_only_where_scores_matter(selector: Any, share: fl
     """That is, beyond the forced tokens."""
     target = np.arange(TOKENS)
     found = TokenMap(target, np.ones(TOKENS, np.float32), np.zeros(TOKENS, np.int64))
-    needed = Need(target >= TOKENS - forced, target < 0, forced, target < 0)
+    needed = ForcedTokens(target >= TOKENS - forced, target < 0, forced, target < 0)
     config = BlendConfig(selector=selector, share=share)
-    made = RecomputePlan.of(config, target, Donors.of(target), found, needed)
+    made = RecomputePlan.of(config, target, DonorTokens.of(target), found, needed)
     assert made.asks == asks
     assert not made.with_attention(torch.ones(TOKENS)).asks
 
@@ -97,7 +97,7 @@ def test_another_choice_sees_scores_and_forced_tokens() -> None:
 
 
 def test_donors_are_read_where_something_is_taken() -> None:
-    donors = Donors.of([1, 2, 3], [4, 5], [6, 7, 8, 9])
+    donors = DonorTokens.of([1, 2, 3], [4, 5], [6, 7, 8, 9])
     parts = [
         (number, rows.tolist(), places.tolist()) for number, rows, places in donors.parts(np.array([6, 0, 8, 5, 2]))
     ]
@@ -108,15 +108,15 @@ def test_what_is_there_already_does_not_count_against_a_blend() -> None:
     """Behind a beginning of half of the prompt, half of the rows are computed at most."""
     config = BlendConfig(max_computed=0.5, share=0.8)
     none, forced = np.zeros(20, bool), np.arange(20) >= 3
-    assert "the exact prefix is cheaper" in not_worth(config, Need(none, none, 1, none))
-    assert not_worth(config, Need(none, none, 1, none, exact=10)) == ""
-    assert "too little is alike" in not_worth(config, Need(forced, none, 1, none))
+    assert "the exact prefix is cheaper" in not_worth(config, ForcedTokens(none, none, 1, none))
+    assert not_worth(config, ForcedTokens(none, none, 1, none, exact=10)) == ""
+    assert "too little is alike" in not_worth(config, ForcedTokens(forced, none, 1, none))
 
 
 def test_the_questions_attention_is_weighed_by_the_surroundings() -> None:
     """At equal attention the row next to the change comes first; where nothing is known of surroundings all count alike."""
     index = np.arange(TOKENS)
-    around = Surroundings(np.zeros(TOKENS, np.float32), np.where(index < 10, index, index - 10))
+    around = TextSurroundings(np.zeros(TOKENS, np.float32), np.where(index < 10, index, index - 10))
     scores = torch.linspace(1.0, 1.1, TOKENS)
     weighed = plan(0.25, attention=scores, around=around)
     assert weighed.tokens.tolist() == [0, 10, 11, 18, 19]
@@ -127,6 +127,6 @@ def test_the_questions_attention_is_weighed_by_the_surroundings() -> None:
 
 def test_only_the_questions_attention_is_weighed() -> None:
     """A map's fit and measured deviations already tell where something changed."""
-    around = Surroundings(np.zeros(TOKENS, np.float32), np.arange(TOKENS))
+    around = TextSurroundings(np.zeros(TOKENS, np.float32), np.arange(TOKENS))
     fit = torch.linspace(1.0, 0.0, TOKENS)
     assert plan(0.25, similarity=fit, around=around).tokens.tolist() == plan(0.25, similarity=fit).tokens.tolist()

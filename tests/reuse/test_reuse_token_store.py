@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from dejakv.blend.token_store import CacheItem, LRUCacheStore
 from dejakv.errors import ConfigError
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
 
 
 def item(number: int) -> CacheItem:
     kv = Tensor(np.full((2, 1, 1, 4, 4), number, dtype=np.float32), "F32")
     meta = ChunkMeta(f"key {number}", "default", "e", tuple(range(number, number + 4)), "prompt", "prompt")
-    return CacheItem(Chunk(meta, kv), np.ones(8, dtype=np.float32))
+    return CacheItem(StoredState(meta, kv), np.ones(8, dtype=np.float32))
 
 
 @settings(max_examples=40, deadline=None)

@@ -19,7 +19,7 @@ from dejakv.decide.levels.latent import EmbeddingCache
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.decide.plan import Decision
 from dejakv.engines.base import Completion, Prepared
-from dejakv.identity import Span
+from dejakv.identity import MediumSpan
 from dejakv.request import Media, Request
 from dejakv.store.base import ChunkMeta, Tensor
 from dejakv.store.store import Store
@@ -78,7 +78,7 @@ def prepared(partition: str, words: Sequence[int], pictures: Sequence[int] = ())
     """Twenty tokens that all prompts share, a picture among them if there is one, and the words."""
     text = " ".join(WORDS[word] for word in words)
     media = tuple(PICTURES[number] for number in pictures)
-    spans = tuple(Span(2 + 4 * place, 3, item.digest) for place, item in enumerate(media))
+    spans = tuple(MediumSpan(2 + 4 * place, 3, item.digest) for place, item in enumerate(media))
     tokens = (*[7] * 20, *(10 + word for word in words))
     return Prepared(Request("r", text, text, media, partition), tokens, spans)
 

@@ -14,9 +14,9 @@ from dejakv.decide.finder import space_of
 from dejakv.encoder_cache.outputs import chunk_id
 from dejakv.engines.base import Prepared
 from dejakv.errors import InputError
-from dejakv.identity import Span, digest_of, exact_key
+from dejakv.identity import MediumSpan, digest_of, exact_key
 from dejakv.request import Media, Request
-from dejakv.store.keys import Keys
+from dejakv.store.keys import PrefixKeys
 
 ATOMS = (
     "", "a", "b", "ab", "ba", "aab", "a\0", "\0a", "exact", "prefix", "space", "1", "16",
@@ -53,10 +53,16 @@ def test_the_state_and_the_encoder_output_of_one_name_are_two_chunks() -> None:
 
 def test_chained_hashes_of_blocks_differ_by_partition_epoch_and_media() -> None:
     tokens = tuple(range(32))
-    spans = [(), (Span(0, 4, "a"),), (Span(0, 4, "b"),), (Span(1, 3, "a"),), (Span(0, 2, "a"), Span(2, 2, "b"))]
-    spans += [(Span(0, 2, "b"), Span(2, 2, "a")), (Span(20, 4, "a"),)]
+    spans = [
+        (),
+        (MediumSpan(0, 4, "a"),),
+        (MediumSpan(0, 4, "b"),),
+        (MediumSpan(1, 3, "a"),),
+        (MediumSpan(0, 2, "a"), MediumSpan(2, 2, "b")),
+    ]
+    spans += [(MediumSpan(0, 2, "b"), MediumSpan(2, 2, "a")), (MediumSpan(20, 4, "a"),)]
     made = [
-        ((p, e, s if s and s[0].start < 16 else ()), Keys(p, e, tokens, s).full[1].hex())
+        ((p, e, s if s and s[0].start < 16 else ()), PrefixKeys(p, e, tokens, s).full[1].hex())
         for p in ATOMS
         for e in ATOMS
         for s in spans
@@ -98,7 +104,7 @@ def test_equal_keys_mean_equal_prompts(one: Any, other: Any) -> None:
         lambda: exact_key("p", "e", (1.0,), ()),  # type: ignore[arg-type]
         lambda: exact_key("p", "e", (), ("\ud800",)),
         lambda: exact_key(None, "e", (), ()),  # type: ignore[arg-type]
-        lambda: Keys("\ud800", "e", range(16)),
+        lambda: PrefixKeys("\ud800", "e", range(16)),
         lambda: digest_of(5),  # type: ignore[arg-type]
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.security.upstream import CHAT, MANY, PATHS, app_of, bearer, posted, send_to
 
 from dejakv.adopt.openai_body import own
-from dejakv.http.bodies import Limits
+from dejakv.http.bodies import BodyLimits
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_headers_of_bodies(headers, status):
 
 
 def test_a_body_that_grows_too_long_or_does_not_come():
-    app, upstream = app_of(limits=Limits(max_bytes=100, seconds=0.05))
+    app, upstream = app_of(limits=BodyLimits(max_bytes=100, seconds=0.05))
     status, _, read = send_to(app, CHAT, headers=bearer(b"alpha"), chunks=[b" " * 60] * 50)
     assert (status, read) == (413, 2)
     sent = []

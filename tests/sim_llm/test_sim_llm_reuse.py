@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.sim_llm.conftest import prompt
 
-from dejakv.blend.token_map import Donors
+from dejakv.blend.token_map import DonorTokens
 from dejakv.blend.top_layer import computed_rows, take_rows
 from dejakv.engines.transformers.top_layer import moved_rows
 from dejakv.errors import ConfigError, InputError, ModelError
@@ -47,7 +47,7 @@ def test_a_change_is_computed_with_the_map_and_overlooked_by_position(lckv, toke
     donor, text = prompt(), prompt((12, "w1"), (13, "w2"))
     model = LlamaForCausalLMWithKVReuse(lckv, tokenizer, matching=matching, tail=4)
     mine, theirs = (tuple(tokenizer(one)["input_ids"]) for one in (text, donor))
-    plan = take_rows(mine, Donors.of(theirs), matching, model.embed_tokens, tail=4)
+    plan = take_rows(mine, DonorTokens.of(theirs), matching, model.embed_tokens, tail=4)
     planned = set(computed_rows(plan).tolist())
     assert planned >= {36, 37, 38, 39}
     assert ({12, 13} <= planned) == sees_the_change

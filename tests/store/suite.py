@@ -8,29 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.identity import Span
-from dejakv.store.base import ROWS, Chunk, ChunkMeta, Tensor, joined
+from dejakv.identity import MediumSpan
+from dejakv.store.base import ROWS, ChunkMeta, StoredState, Tensor, joined
 from dejakv.store.budgets import now
-from dejakv.store.selection import DONORS, PROMPT, Purged, Selection
+from dejakv.store.selection import DONORS, PROMPT, PurgeResult, Selection
 from dejakv.store.store import Store
 from dejakv.testing.chunks import PREAMBLE, check_whole, deliveries, ids, make_chunk, prompt_chunk
-from dejakv.testing.stores import LONG, Ahead, StoreTests, told_by
+from dejakv.testing.stores import LONG, AheadClock, StoreTests, told_by
 
 
-def turns(count: int) -> list[Chunk]:
+def turns(count: int) -> list[StoredState]:
     """A conversation after the preamble: each prompt continues the one before by 20 tokens."""
     told = [token for turn in range(count) for token in range(100 * turn, 100 * turn + 20)]
     return [prompt_chunk((*PREAMBLE, *told[: 20 * turn])) for turn in range(1, count + 1)]
 
 
-def rows_chunk(name: str, *donors: str, prompt: str = "") -> Chunk:
+def rows_chunk(name: str, *donors: str, prompt: str = "") -> StoredState:
     """Rows that a blend of these donors computed."""
     about = {DONORS: list(donors), PROMPT: prompt}
     meta = ChunkMeta(name.ljust(40, "0"), "p", "e", (5, 6), "", "", kind=ROWS, metadata=about, generation=1)
-    return Chunk(meta, Tensor(np.ones((2, 1, 1, 2, 2), np.float32), "F32"))
+    return StoredState(meta, Tensor(np.ones((2, 1, 1, 2, 2), np.float32), "F32"))
 
 
-def tokens_found(store: Store, chunk: Chunk, *, whole: bool = True) -> int:
+def tokens_found(store: Store, chunk: StoredState, *, whole: bool = True) -> int:
     found = store.find("p", "e", chunk.meta.token_ids, chunk.meta.spans, whole=whole)
     return 0 if found is None else found[0].tokens
 
@@ -110,13 +110,13 @@ class WholeStoreTests(StoreTests):
 
     def test_pictures_are_part_of_a_prefix(self, store: Store) -> None:
         tokens = (*PREAMBLE, *([9] * 30), 1, 2, 3)
-        chunks = [prompt_chunk(tokens, spans=(Span(40, 30, digest * 32),)) for digest in ("ab", "cd")]
+        chunks = [prompt_chunk(tokens, spans=(MediumSpan(40, 30, digest * 32),)) for digest in ("ab", "cd")]
         for chunk in chunks:
             assert store.put(chunk)
         plain, asked, moved = (
             prompt_chunk(tokens),
             prompt_chunk((*tokens[:70], *range(20)), spans=chunks[0].meta.spans),
-            prompt_chunk(tokens, spans=(Span(41, 30, "ab" * 32),)),
+            prompt_chunk(tokens, spans=(MediumSpan(41, 30, "ab" * 32),)),
         )
         assert tokens_found(store, plain) == tokens_found(store, moved) == 40, "what is before the picture"
         assert tokens_found(store, asked) == 70, "the picture ends inside of a block"
@@ -145,7 +145,7 @@ class WholeStoreTests(StoreTests):
         check_whole(store, [chunk])
         assert store.stats("p").refused == {"parent": 1}
 
-    def test_an_expired_entry_is_found_by_no_call(self, store: Store, clock: Ahead) -> None:
+    def test_an_expired_entry_is_found_by_no_call(self, store: Store, clock: AheadClock) -> None:
         """It leaves with what no other prompt shares, and listeners are told."""
         brief = prompt_chunk((*PREAMBLE, *range(200, 230)), created=now(), ttl=60.0)
         longer = prompt_chunk((*brief.meta.token_ids, *range(300, 330)), created=now())
@@ -165,7 +165,7 @@ class WholeStoreTests(StoreTests):
         store.delete(longer.meta.id)
         assert store.stats().bytes == 0
 
-    def test_a_prompt_that_is_computed_anew_lives_anew(self, store: Store, clock: Ahead) -> None:
+    def test_a_prompt_that_is_computed_anew_lives_anew(self, store: Store, clock: AheadClock) -> None:
         tokens = (*PREAMBLE, *range(200, 230))
         assert store.put(prompt_chunk(tokens, created=now(), ttl=60.0))
         clock.seconds = 61
@@ -180,7 +180,7 @@ class WholeStoreTests(StoreTests):
         assert store.get(ahead.meta.id) is None, "another clock made it in the future"
         assert store.sweep() == 2
 
-    def test_what_prompts_share_leaves_in_the_time_of_each(self, store: Store, clock: Ahead) -> None:
+    def test_what_prompts_share_leaves_in_the_time_of_each(self, store: Store, clock: AheadClock) -> None:
         """No row of the shorter-lived one outlives it, and the longer-lived ones stay whole."""
         brief = prompt_chunk((*PREAMBLE, *range(200, 330)), created=now(), ttl=60.0)
         others = [
@@ -212,7 +212,7 @@ class WholeStoreTests(StoreTests):
         if evicted:
             assert store.delete(donor.meta.id)
         selection = Selection(donors=(donor.meta.id,))
-        assert store.purge(replace(selection, partition="another")) == Purged()
+        assert store.purge(replace(selection, partition="another")) == PurgeResult()
         before = store.purge(selection, dry_run=True)
         assert len(ids(store)) == 7 - evicted
         assert store.purge(selection) == before
@@ -222,7 +222,7 @@ class WholeStoreTests(StoreTests):
         assert ids(store) == {c.meta.id for c in (later, own, beside, foreign)} - gone
         check_whole(store, [beside])
         assert [store.get(id) for id in gone] == [None] * len(gone)
-        assert store.purge(selection) == Purged()
+        assert store.purge(selection) == PurgeResult()
 
     def test_prompts_that_share_with_a_purged_one_stay_whole(self, store: Store) -> None:
         """What is from the future is old."""

@@ -23,7 +23,7 @@ from dejakv.errors import StoreError
 from dejakv.store import Store, open_store
 from dejakv.store.base import joined
 from dejakv.store.remote import replicas
-from dejakv.store.remote.health import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from dejakv.store.remote.health import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker
 from dejakv.store.selection import Selection
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, make_chunk, prompt_chunk
 
@@ -140,9 +140,9 @@ def test_what_is_indexed_twice_at_once_stays(two: tuple[Store, Store], monkeypat
 
 
 def _keys(chunk: Any) -> tuple[Any, int, float]:
-    from dejakv.store.keys import Keys
+    from dejakv.store.keys import PrefixKeys
 
-    return Keys("p", "e", chunk.meta.token_ids), chunk.meta.num_tokens, 0.0
+    return PrefixKeys("p", "e", chunk.meta.token_ids), chunk.meta.num_tokens, 0.0
 
 
 def test_a_machine_follows_the_others_by_itself(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,7 +607,7 @@ def test_a_service_that_fails_is_left_alone_and_asked_again(bucket: str, s3_serv
 
 def test_pauses_grow_and_one_caller_tries_first() -> None:
     now = [0.0]
-    breaker = Breaker(lambda: now[0])
+    breaker = CircuitBreaker(lambda: now[0])
     for _ in range(FAILURES):
         assert breaker.allows()
         breaker.failed()

@@ -20,22 +20,22 @@ from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.base import LATE
 from dejakv.pipeline import Pipeline
 from dejakv.store import Store
-from dejakv.store.objects import Bytes, Memory, Missing
-from dejakv.store.remote.health import AT_ONCE, Link
-from dejakv.store.remote.tiers import Tiers
+from dejakv.store.objects import Bytes, MemoryObjects, ObjectMissing
+from dejakv.store.remote.health import AT_ONCE, LinkTiming
+from dejakv.store.remote.tiers import TieredObjects
 from dejakv.testing.chunks import check_whole, prompt_chunk
 
 LONG = range(600)
 
 
-class Far(Memory):
+class Far(MemoryObjects):
     """A service that answers reads, and removes, when it is told to."""
 
     shared = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.link = Link()
+        self.link = LinkTiming()
         self.answers, self.removing, self.removes = threading.Event(), threading.Event(), threading.Event()
         self.writing, self.writes = threading.Event(), threading.Event()
         self.writes.set()
@@ -73,7 +73,7 @@ def far() -> Iterator[Far]:
 
 
 def opened(far: Far, memory_bytes: int = 0) -> Any:
-    return closing(Store(Tiers(far, memory_bytes, "read"), background=False))
+    return closing(Store(TieredObjects(far, memory_bytes, "read"), background=False))
 
 
 def test_a_read_is_given_up_at_its_deadline_and_serves_the_next(far: Far) -> None:
@@ -105,7 +105,7 @@ def test_copies_that_leave_for_what_is_read_beside_them_are_not_read_again(far: 
 
 def test_what_was_removed_between_finding_and_reading_is_missing(far: Far) -> None:
     """A segment that the catalog has no size of any more is not read."""
-    with closing(Tiers(far, 0, "read")) as tiers, pytest.raises(Missing):
+    with closing(TieredObjects(far, 0, "read")) as tiers, pytest.raises(ObjectMissing):
         tiers.fetch({}, None)("removed")
 
 
@@ -141,9 +141,9 @@ def test_lookups_do_not_wait_while_rows_that_prompts_share_are_stored_anew(far: 
 def test_a_request_does_not_wait_for_a_removal(far: Far) -> None:
     chunk = prompt_chunk(LONG)
     far.answers.set()
-    with closing(Store(Tiers(far, 0, "read"))) as store:
+    with closing(Store(TieredObjects(far, 0, "read"))) as store:
         assert store.put(chunk)
-        Memory.delete(far, list(far.list()))  # by another machine
+        MemoryObjects.delete(far, list(far.list()))  # by another machine
         assert store.get(chunk.meta.id) is None
         assert far.removing.wait(60)
         far.removes.set()
@@ -151,7 +151,7 @@ def test_a_request_does_not_wait_for_a_removal(far: Far) -> None:
 
 def test_a_link_is_estimated_from_its_reads() -> None:
     now = [0.0]
-    link = Link(lambda: now[0])
+    link = LinkTiming(lambda: now[0])
     assert 0 < link.seconds(1, 1 << 30) < 0.01, "unknown: it is tried, with a deadline"
     link.read(1, 10, 0.01)
     for _ in range(3):
@@ -190,7 +190,7 @@ def test_state_that_comes_too_late_is_computed(far: Far, docs_engine: Any, asked
         again = pipeline.answer(wanted)
         assert (again.record.method, again.token_ids) == ("none", truth.token_ids)
         assert (len(far.asked), store.stats().late) == (known, 1), "not asked"
-        store._far._link = Link()
+        store._far._link = LinkTiming()
         far.answers.set()
         hit = pipeline.answer(wanted)
         assert hit.record.method == {"equal": "exact", "longer": "prefix", "copied": "blend"}[asked]
@@ -208,7 +208,7 @@ def test_encoder_and_fusion_outputs_have_deadlines(far: Far) -> None:
         assert fusion.save(states)
         with VisualKVCache(disk=store) as other:
             assert other.view("an encoder").lookup("ab" * 32) is None
-            store._far._link = Link()
+            store._far._link = LinkTiming()
             assert fusion.load("c", 0.05) is None
             assert store.stats().late == 2
             known = len(far.asked)

@@ -21,9 +21,9 @@ from dejakv.engines.vllm.settings import EncoderSettings
 from dejakv.errors import ConfigError, StoreError
 from dejakv.store import Store, open_store
 from dejakv.store.base import KV, NUMPY_DTYPES, Tensor
-from dejakv.store.keys import Keys, ends_of
+from dejakv.store.keys import PrefixKeys, ends_of
 from dejakv.store.remote import feed, health, replicas
-from dejakv.store.remote.bucket import Bucket
+from dejakv.store.remote.bucket import BucketObjects
 from dejakv.store.remote.health import FAILURES
 from dejakv.store.segment import described, encode
 from dejakv.store.selection import Selection
@@ -240,7 +240,7 @@ def test_a_listing_that_takes_long_comes_seldom(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(replicas, "FEED_SECONDS", 300.0)
     monkeypatch.setattr(replicas, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    follower = replicas.Follower(listed, lambda used: [], Silent())  # type: ignore[arg-type]
+    follower = replicas.ReplicaFollower(listed, lambda used: [], Silent())  # type: ignore[arg-type]
     try:
         while now[0] <= 100_000:
             ended.wait(0.01)
@@ -271,7 +271,7 @@ def test_machines_whose_feed_is_back_do_not_list_at_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(replicas, "LIST_SECONDS", 10.0)
     monkeypatch.setattr(replicas, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(replicas, "random", SimpleNamespace(uniform=uniform))
-    follower = replicas.Follower(listed, lambda used: [], Gaps())  # type: ignore[arg-type]
+    follower = replicas.ReplicaFollower(listed, lambda used: [], Gaps())  # type: ignore[arg-type]
     assert ended.wait(60)
     follower.close()
     assert drawn[:5] == [0.0, 1.2, 10.0, 1.2, 10.0]
@@ -341,13 +341,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted = Counter[str]()
 
     def count(name: str) -> None:
-        real = getattr(Bucket, name)
+        real = getattr(BucketObjects, name)
 
-        def counting(self: Bucket, *given: Any) -> Any:
+        def counting(self: BucketObjects, *given: Any) -> Any:
             counted[name] += 1
             return real(self, *given)
 
-        monkeypatch.setattr(Bucket, name, counting)
+        monkeypatch.setattr(BucketObjects, name, counting)
 
     for name in ("list", "head", "get"):
         count(name)
@@ -461,7 +461,7 @@ def test_a_forged_header_is_no_state(bucket: str, server: ValkeyServer) -> None:
         for name, (head, size) in headers.items():
             segment, dtype, shape, _ = described(lambda _, told=(head, size): told)
             if segment.kind == KV:
-                keys = Keys("q", "e", LONG)
+                keys = PrefixKeys("q", "e", LONG)
                 ends = ends_of(segment.start, segment.stop, ())
                 claimed = replace(segment, partition="q", prefix=keys.at(segment.start), keys=tuple(map(keys.at, ends)))
                 made, buffers = encode(claimed, Tensor(np.zeros(shape, NUMPY_DTYPES[dtype]), dtype))

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dejakv.store.base import Chunk
+from dejakv.store.base import StoredState
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 from dejakv.testing.chunks import make_chunk, same_bits
@@ -37,7 +37,7 @@ class StoreMachine(RuleBasedStateMachine):
         store.on_evict(self.told.add)
         return store
 
-    def held(self) -> dict[str, Chunk]:
+    def held(self) -> dict[str, StoredState]:
         return {chunk.meta.id: chunk for chunk, _ in self.model}
 
     def forget(self, ids: set[str]) -> None:

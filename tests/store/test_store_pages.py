@@ -8,26 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.store.base import Chunk, Tensor, joined
+from dejakv.store.base import StoredState, Tensor, joined
 from dejakv.store.budgets import now
 from dejakv.store.open import open_store
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
 from dejakv.testing.chunks import deliveries, prompt_chunk
-from dejakv.testing.stores import Ahead
+from dejakv.testing.stores import AheadClock
 
 BASE = tuple(range(1000, 1500))
 PAGES = [16, 24, 32, 128]
 
 
-def rows_of(chunk: Chunk) -> np.ndarray[Any, Any]:
+def rows_of(chunk: StoredState) -> np.ndarray[Any, Any]:
     """The rows of a chunk of single rows `[rows, bytes]`."""
     return (
         np.ascontiguousarray(np.moveaxis(chunk.tensor.data, 3, 0)).reshape(chunk.stop - chunk.first, -1).view(np.uint8)
     )
 
 
-def paged(chunk: Chunk, page: int) -> Chunk:
+def paged(chunk: StoredState, page: int) -> StoredState:
     """Its rows in pages, the last one with zeros behind them."""
     rows = rows_of(chunk)
     whole = np.zeros((-(-len(rows) // page) * page, rows.shape[1]), np.uint8)
@@ -35,7 +35,7 @@ def paged(chunk: Chunk, page: int) -> Chunk:
     return replace(chunk, tensor=Tensor(whole.reshape(1, 1, 1, -1, page * rows.shape[1]), "U8", page))
 
 
-def check_held(store: Store, chunk: Chunk, page: int) -> None:
+def check_held(store: Store, chunk: StoredState, page: int) -> None:
     """The store has all of a prompt, which `chunk` has in single rows, and each prefix of it to its last whole block at least."""
     rows = rows_of(chunk)
     held = store.get(chunk.meta.id)
@@ -58,7 +58,7 @@ def check_held(store: Store, chunk: Chunk, page: int) -> None:
 @pytest.mark.parametrize("disk", [False, True])
 def test_prompts_that_branch_are_whole(tmp_path: Path, page: int, disk: bool) -> None:
     """Wherever in a page they part, whole or in parts, after a restart without the catalog too; and no more is stored again than a page."""
-    rng, prompts = random.Random(page), list[Chunk]()
+    rng, prompts = random.Random(page), list[StoredState]()
     store = open_store(tmp_path / "store") if disk else Store()
     for number in range(12):
         shared = rng.choice([0, 40, 48, 64, 96, 250, 256, 300, *(one.meta.num_tokens for one in prompts)])
@@ -111,7 +111,7 @@ def test_no_byte_of_a_purged_prompt_is_left_in_a_page_of_others(tmp_path: Path, 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_prompts_share_of_pages_leaves_in_the_time_of_each(page: int) -> None:
-    clock = Ahead()
+    clock = AheadClock()
     store = Store(clock=clock, background=False)
     brief = prompt_chunk((*BASE[:200], 7), created=now(), ttl=60.0)
     long = prompt_chunk((*BASE[:100], *range(40)), created=now())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from dejakv.store import open_store
-from dejakv.store.base import INT8, Chunk, CorruptChunk, Tensor
+from dejakv.store.base import INT8, CorruptChunk, StoredState, Tensor
 from dejakv.store.segment import Segment, encode, opened, quantized
 from dejakv.store.selection import DONORS, Selection
 from dejakv.testing.chunks import ids, prompt_chunk
@@ -21,12 +21,12 @@ from dejakv.testing.chunks import ids, prompt_chunk
 NAME = "0" * 32
 
 
-def in_8_bits(tokens: Sequence[int] = range(40), **about: Any) -> Chunk:
+def in_8_bits(tokens: Sequence[int] = range(40), **about: Any) -> StoredState:
     """A prompt's state with other values in each row and channel."""
     chunk = prompt_chunk(tuple(tokens), kind=INT8, generation=1, **about)
     shape = (2, 3, 2, len(tokens), 64)
     values = np.random.default_rng(len(tokens)).standard_normal(shape, np.float32)
-    return Chunk(chunk.meta, Tensor(values, "F32"))
+    return StoredState(chunk.meta, Tensor(values, "F32"))
 
 
 def floats(tensor: Tensor) -> np.ndarray:
@@ -52,7 +52,7 @@ def test_no_entry_is_further_off_than_a_127th_of_the_largest_of_its_token_and_he
         else values.astype("<f4" if dtype == "F32" else "<f2")
     )
     given = Tensor(data, dtype)
-    chunk = Chunk(prompt_chunk(tuple(range(values.shape[3])), kind=INT8, generation=1).meta, given)
+    chunk = StoredState(prompt_chunk(tuple(range(values.shape[3])), kind=INT8, generation=1).meta, given)
     with closing(open_store(background=False)) as store:
         assert store.put(chunk)
         for _ in range(2):  # as it is read, and as it is known

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dejakv import open_store
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.store.budgets import Part, named_parts
+from dejakv.store.budgets import PartitionBudget, named_parts
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
 from dejakv.testing import make_chunk
@@ -178,4 +178,4 @@ def test_quotas_that_are_none(quotas: list[str], says: str) -> None:
 
 
 def test_a_name_may_have_any_sign() -> None:
-    assert named_parts(["a=b:c=5:6"]) == {"a=b:c": Part(5, 6)}
+    assert named_parts(["a=b:c=5:6"]) == {"a=b:c": PartitionBudget(5, 6)}

@@ -13,26 +13,26 @@ from safetensors import safe_open
 from tests.reliability import crash_program
 
 from dejakv.errors import StoreError
-from dejakv.identity import Span
+from dejakv.identity import MediumSpan
 from dejakv.store import Store, open_store, purge_folder
-from dejakv.store.base import ROWS, Chunk, CorruptChunk, Tensor
+from dejakv.store.base import ROWS, CorruptChunk, StoredState, Tensor
 from dejakv.store.catalog import Catalog, RecordRow
 from dejakv.store.keys import ends_of
-from dejakv.store.objects import Memory
+from dejakv.store.objects import MemoryObjects
 from dejakv.store.selection import DONORS, Selection
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, prompt_chunk
 
 LONG = tuple(range(1000, 2000))
-SPANS = (Span(5, 300, "ab" * 32),)
+SPANS = (MediumSpan(5, 300, "ab" * 32),)
 
 
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("segments/*/*"), key=lambda path: path.stat().st_mtime_ns)
 
 
-def rows(donor: Chunk) -> Chunk:
+def rows(donor: StoredState) -> StoredState:
     made = prompt_chunk((1, 2, 3), kind=ROWS, metadata={DONORS: [donor.meta.id]}, generation=2, position=7)
-    return Chunk(made.meta, made.tensor)
+    return StoredState(made.meta, made.tensor)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_flipped_bit_costs_what_needs_the_segment_and_no_more(store: Store, fo
 def test_a_file_that_changes_under_a_kept_map_is_a_counted_miss(store: Store, folder: Path, how: str) -> None:
     data = np.random.default_rng(0).standard_normal((2, 4, 8, 200, 64)).astype(np.float32)
     plain = prompt_chunk(LONG[:200])
-    chunk = Chunk(plain.meta, Tensor(data, "F32"))
+    chunk = StoredState(plain.meta, Tensor(data, "F32"))
     assert store.put(chunk)
     for _ in range(2):
         found = store.get(chunk.meta.id)
@@ -116,7 +116,7 @@ def test_a_kept_map_is_verified_once(store: Store, monkeypatch: pytest.MonkeyPat
     from dejakv.store import store as module
 
     data = np.zeros((2, 4, 8, 200, 64), np.float32)
-    chunk = Chunk(prompt_chunk(LONG[:200]).meta, Tensor(data, "F32"))
+    chunk = StoredState(prompt_chunk(LONG[:200]).meta, Tensor(data, "F32"))
     assert store.put(chunk)
     verified: list[str] = []
     opened = module.opened
@@ -279,7 +279,7 @@ def test_a_description_is_read_with_its_own_rows() -> None:
                 assert writer.put(meanwhile.pop())
             return found
 
-    catalog, objects, meanwhile = Between(None), Memory(), list[Chunk]()
+    catalog, objects, meanwhile = Between(None), MemoryObjects(), list[StoredState]()
     writer, reader = Store(objects, catalog), Store(objects, catalog)
     assert writer.put(crash_program.chunk_of(0, 0, 1))
     meanwhile.append(crash_program.chunk_of(0, 0, 2))

@@ -11,9 +11,9 @@ from tests.store.test_store_bucket import LONG, objects_of
 from tests.store.test_store_bucket import two as two
 
 from dejakv.store import Store, open_store
-from dejakv.store.objects import Missing
+from dejakv.store.objects import ObjectMissing
 from dejakv.store.open import purge_place
-from dejakv.store.remote.tombstones import KEPT_SECONDS, Tombstones
+from dejakv.store.remote.tombstones import KEPT_SECONDS, TombstoneSet
 from dejakv.store.selection import Selection
 from dejakv.testing.chunks import check_whole, ids, prompt_chunk
 
@@ -106,7 +106,7 @@ class Notes(dict[int, bytes]):
         try:
             return self[number]
         except KeyError as error:
-            raise Missing(str(number)) from error
+            raise ObjectMissing(str(number)) from error
 
     def write_note(self, number: int, body: bytes) -> bool:
         return number not in self and self.setdefault(number, body) is body
@@ -118,7 +118,7 @@ class Notes(dict[int, bytes]):
 
 def test_tombstones_outlive_uploads_and_the_last_one_keeps_the_count() -> None:
     notes, now = Notes(), [0.0]
-    one, other = (Tombstones(notes, lambda: now[0]) for _ in range(2))
+    one, other = (TombstoneSet(notes, lambda: now[0]) for _ in range(2))
     assert other.look() == []
     first, second = one.write(Selection("p")), one.write(Selection("q", "e", ("a",), media=frozenset({("q", "m")})))
     assert other.look() == [first, second]

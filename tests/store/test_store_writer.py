@@ -9,7 +9,7 @@ import pytest
 from tests.serving import until
 
 from dejakv.store.background import WriterStats
-from dejakv.store.base import Chunk
+from dejakv.store.base import StoredState
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 from dejakv.testing.chunks import make_chunk
@@ -22,7 +22,7 @@ class Gated(Store):
         super().__init__()
         self.opened, self.began = threading.Event(), threading.Event()
 
-    def put(self, chunk: Chunk) -> bool:
+    def put(self, chunk: StoredState) -> bool:
         self.began.set()
         assert self.opened.wait()
         return super().put(chunk)

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from tests.store.suite import WholeStoreTests
 
-from dejakv.store.base import Chunk, StoreStats, Tensor
+from dejakv.store.base import StoredState, StoreStats, Tensor
 from dejakv.store.budgets import Budget
 from dejakv.store.store import Store
 from dejakv.testing.stores import StoreTests
 
 
 class KeepsTheCallersArray(Store):
-    def put(self, chunk: Chunk) -> bool:
+    def put(self, chunk: StoredState) -> bool:
         view = chunk.tensor.data.view()
         view.flags.writeable = False
-        self.kept = Chunk(chunk.meta, Tensor(view, chunk.tensor.dtype))
+        self.kept = StoredState(chunk.meta, Tensor(view, chunk.tensor.dtype))
         return super().put(chunk)
 
-    def get(self, id: str) -> Chunk | None:
+    def get(self, id: str) -> StoredState | None:
         return self.kept
 
 
@@ -37,7 +37,7 @@ class NeverNotesAUse(Store):
 
 
 class ForgetsVectors(Store):
-    def put(self, chunk: Chunk) -> bool:
+    def put(self, chunk: StoredState) -> bool:
         return super().put(replace(chunk, meta=replace(chunk.meta, vectors={})))
 
 

@@ -2,31 +2,31 @@
 
 from typing import Any
 
-from dejakv.trust.draw import Draw
-from dejakv.trust.gate import Gate
-from dejakv.trust.ledger import Ledger
+from dejakv.trust.draw import HitDraw
+from dejakv.trust.gate import TrustGate
+from dejakv.trust.ledger import EvidenceLedger
 from dejakv.trust.rules import PILOT
 from dejakv.trust.settings import TrustSettings
 
 
-def gate_of(ledger: Ledger | None = None, *, chance: float = 0.0, **settings: Any) -> Gate:
+def gate_of(ledger: EvidenceLedger | None = None, *, chance: float = 0.0, **settings: Any) -> TrustGate:
     """A gate that draws `chance` each time: 0 labels every hit."""
-    return Gate(TrustSettings(**{"error_bound": 0.2, **settings}), ledger=ledger, random=lambda: chance)
+    return TrustGate(TrustSettings(**{"error_bound": 0.2, **settings}), ledger=ledger, random=lambda: chance)
 
 
-def hit(gate: Gate, risk: float = 0.5, partition: str = "a", **known: str) -> Draw:
+def hit(gate: TrustGate, risk: float = 0.5, partition: str = "a", **known: str) -> HitDraw:
     """One would-be hit of this risk."""
     asked = {"epoch": "e", "method": "adopt", "setting": "default", **known}
     return gate.draw(gate.class_of(partition, **asked), {"score": 1 - risk})
 
 
-def pilot(gate: Gate, partition: str = "a", **known: str) -> None:
+def pilot(gate: TrustGate, partition: str = "a", **known: str) -> None:
     """The hits that choose the rules: risks 0, .05 and so on."""
     for number in range(PILOT):
         hit(gate, number / PILOT, partition, **known)
 
 
-def teach(gate: Gate, labels: int, *, wrong: int = 0, risk: float = 0.0, partition: str = "a") -> list[Draw]:
+def teach(gate: TrustGate, labels: int, *, wrong: int = 0, risk: float = 0.0, partition: str = "a") -> list[HitDraw]:
     """Labels of as many hits, the wrong ones last. Returns the draws."""
     draws = [hit(gate, risk, partition) for _ in range(labels)]
     for number, draw in enumerate(draws):
@@ -34,7 +34,7 @@ def teach(gate: Gate, labels: int, *, wrong: int = 0, risk: float = 0.0, partiti
     return draws
 
 
-def opened(ledger: Ledger | None = None, **settings: Any) -> Gate:
+def opened(ledger: EvidenceLedger | None = None, **settings: Any) -> TrustGate:
     """A gate whose strictest rule alone is open for partition a, after 36 labels."""
     gate = gate_of(ledger, **settings)
     pilot(gate)

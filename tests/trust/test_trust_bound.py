@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from research.bound import replayed
 from scipy.stats import binom
 
-from dejakv.trust.evidence import State, Terms
+from dejakv.trust.evidence import ClassEvidence, EvidenceTerms
 from dejakv.trust.features import LATE_CUTOFFS
 from dejakv.trust.rules import LONG_TRY
 
@@ -20,8 +20,8 @@ ALPHA = 0.05
 MOST = int(binom.ppf(0.999, STREAMS, ALPHA))
 
 
-def terms(delta: float, explore: float = 1.0, audit: float = 0.02) -> Terms:
-    return Terms(delta, -np.log(ALPHA), explore, audit)
+def terms(delta: float, explore: float = 1.0, audit: float = 0.02) -> EvidenceTerms:
+    return EvidenceTerms(delta, -np.log(ALPHA), explore, audit)
 
 
 @pytest.mark.parametrize(("delta", "explore", "steps"), [(0.05, 1.0, 400), (0.2, 0.5, 250), (0.01, 1.0, 450)])
@@ -69,7 +69,7 @@ def test_many_streams_at_once_do_what_one_state_does(
     found = replayed(risks, wrong, asked, np.random.default_rng(seed), times, fixed)
     chances = np.random.default_rng(seed).random(risks.shape)
     for order in range(orders):
-        state = State().ruled(fixed) if fixed else State()
+        state = ClassEvidence().ruled(fixed) if fixed else ClassEvidence()
         for step in range(steps):
             risk, took = float(risks[order, step]), float(times[order, step])
             cutoff = most = -1.0

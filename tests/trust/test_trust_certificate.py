@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dejakv.errors import ConfigError
-from dejakv.trust.certificate import HOLDS, Certificate, Hit, rules_of
+from dejakv.trust.certificate import HOLDS, Certificate, CertifiedHit, rules_of
 from dejakv.trust.evidence import interval
 from dejakv.trust.rules import PILOT
 from dejakv.trust.settings import TrustSettings
@@ -27,13 +27,13 @@ FIXED: dict[str, Any] = {
 }
 
 
-def log_of(wrong: list[bool], seed: int = 0) -> list[Hit]:
+def log_of(wrong: list[bool], seed: int = 0) -> list[CertifiedHit]:
     """Hits of risks between 0 and 1, the wrong ones as given behind the pilot, and prompts of 100 tokens."""
     rng = random.Random(seed)
-    return [Hit(rng.random(), outcome, 100, {"seams": 1.0}) for outcome in [False] * PILOT + wrong]
+    return [CertifiedHit(rng.random(), outcome, 100, {"seams": 1.0}) for outcome in [False] * PILOT + wrong]
 
 
-def certified(hits: list[Hit], bound: float = 0.1, confidence: float = 0.95) -> Certificate:
+def certified(hits: list[CertifiedHit], bound: float = 0.1, confidence: float = 0.95) -> Certificate:
     asked = TrustSettings(error_bound=bound, confidence=confidence)
     return Certificate(error_bound=bound, confidence=confidence, **FIXED, **rules_of(hits, asked))
 
@@ -90,10 +90,10 @@ def test_a_certificate_of_other_rules_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_hits_that_choose_the_rules_are_no_evidence() -> None:
     """However many are wrong among them; and as few hits as they are open nothing."""
-    few = certified([Hit(0.5, False, 100, {})] * PILOT, bound=0.9)
+    few = certified([CertifiedHit(0.5, False, 100, {})] * PILOT, bound=0.9)
     assert (few.cutoff, few.rules) == (None, ())
     hits = log_of([False] * 200)
-    spoiled = [Hit(hit.risk, True, 100, {}) for hit in hits[:PILOT]] + hits[PILOT:]
+    spoiled = [CertifiedHit(hit.risk, True, 100, {}) for hit in hits[:PILOT]] + hits[PILOT:]
     assert certified(spoiled).cutoff == certified(hits).cutoff == 1.0
     assert certified(spoiled).counts["wrong"] == PILOT
     short, long = ([rule["cutoff"] for rule in certified(some).rules] for some in (hits[: PILOT + 1], hits))
@@ -101,7 +101,7 @@ def test_hits_that_choose_the_rules_are_no_evidence() -> None:
 
 
 def test_a_rule_opens_where_wrong_hits_have_a_higher_risk() -> None:
-    hits = [Hit(hit.risk, hit.risk > 0.5, hit.tokens, hit.features) for hit in log_of([False] * 600)]
+    hits = [CertifiedHit(hit.risk, hit.risk > 0.5, hit.tokens, hit.features) for hit in log_of([False] * 600)]
     made = certified(hits)
     assert made.cutoff is not None
     assert 0 < made.cutoff <= 0.6
@@ -123,7 +123,7 @@ def test_neither_longer_prompts_nor_higher_risks_are_served() -> None:
     made = certified(log_of([False] * 200))
     assert made.serves(0.5, 100)
     assert not made.serves(0.5, 101)
-    hits = [Hit(hit.risk, hit.risk > 0.5, hit.tokens, hit.features) for hit in log_of([False] * 600)]
+    hits = [CertifiedHit(hit.risk, hit.risk > 0.5, hit.tokens, hit.features) for hit in log_of([False] * 600)]
     strict = certified(hits)
     assert strict.cutoff is not None
     assert (strict.serves(strict.cutoff, 100), strict.serves(strict.cutoff + 1e-6, 100)) == (True, False)
@@ -135,8 +135,8 @@ def test_neither_longer_prompts_nor_higher_risks_are_served() -> None:
     [(200, 0, "holds"), (200, 100, "does not hold"), (20, 0, "too few hits"), (20, 3, "too few hits")],
 )
 def test_an_audit_says_what_a_later_log_says(hits: int, wrong: int, verdict: str) -> None:
-    later = [Hit(0.5, number < wrong, 100, {}) for number in range(hits)]
-    done = certified(log_of([False] * 200)).audit([*later, Hit(0.5, True, 101, {})])
+    later = [CertifiedHit(0.5, number < wrong, 100, {}) for number in range(hits)]
+    done = certified(log_of([False] * 200)).audit([*later, CertifiedHit(0.5, True, 101, {})])
     assert (done.verdict, done.hits, done.kept, done.wrong) == (verdict, hits + 1, hits, wrong)
 
 

@@ -9,17 +9,17 @@ import pytest
 
 from dejakv.errors import ConfigError, InputError
 from dejakv.request import Request
-from dejakv.trust.differs import Seen, differs_of
+from dejakv.trust.differs import ComparedAnswer, differs_of
 
 ASKED = Request("r", "prompt", "chunk")
 
 
-def seen(text: str = "", *ids: int, probabilities: Sequence[float] | None = None) -> Seen:
+def seen(text: str = "", *ids: int, probabilities: Sequence[float] | None = None) -> ComparedAnswer:
     logs = None if probabilities is None else np.log(np.array([probabilities], np.float32))
-    return Seen(text, ids, lambda _: logs)
+    return ComparedAnswer(text, ids, lambda _: logs)
 
 
-def wrong(differs: str, full: Seen, reused: Seen) -> bool:
+def wrong(differs: str, full: ComparedAnswer, reused: ComparedAnswer) -> bool:
     return differs_of(differs).wrong(ASKED, full, reused)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.decide.levels.base import Match
-from dejakv.decide.plan import Found, Plan
+from dejakv.decide.plan import DonorSearch, Plan
 from dejakv.store.base import ChunkMeta
 from dejakv.trust.features import LATE_BLEND, LATE_CUTOFFS, certainty, features_of, orders, risk_of
 from dejakv.trust.rules import LONG_TRY, PILOT, band_of, cutoffs_of
@@ -17,7 +17,7 @@ SHARE = st.floats(0, 1)
 def test_features_of_copied_text() -> None:
     donors = tuple(ChunkMeta(str(made), "", "e", (1, 2), "", "", generation=made) for made in (0, 2))
     plan = Plan("blend", donors, Match("0", "copied", 0.75), reused=60, kept=10)
-    known = features_of(plan, Found(plan.match, donors, copied=50, runs=((70, 20), (20, 30))), 100)
+    known = features_of(plan, DonorSearch(plan.match, donors, copied=50, runs=((70, 20), (20, 30))), 100)
     wanted = {"share_rows": 0.4, "score": 0.75, "generation": 2, "seams": 2, "longest_new": 0.2}
     assert known == pytest.approx(wanted)
 

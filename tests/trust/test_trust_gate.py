@@ -4,9 +4,9 @@ import pytest
 from tests.trust.gates import gate_of, hit, opened, pilot, teach
 
 from dejakv.errors import InputError
-from dejakv.trust.draw import MOST, MOST_AUDITS, Draw
+from dejakv.trust.draw import MOST, MOST_AUDITS, HitDraw
 from dejakv.trust.features import LATE_BLEND
-from dejakv.trust.gate import Gate
+from dejakv.trust.gate import TrustGate
 from dejakv.trust.rules import PILOT
 from dejakv.trust.settings import TrustSettings
 
@@ -153,7 +153,7 @@ def test_features_that_are_no_numbers_are_the_riskiest() -> None:
     assert (draw.risk, draw.served) == (1.0, False)
 
 
-def late(gate: Gate, margin: float, wrong: bool) -> Draw:
+def late(gate: TrustGate, margin: float, wrong: bool) -> HitDraw:
     """A hit of a late class, with its label if it is to have one."""
     cls = gate.class_of("p", "e", LATE_BLEND, "s")
     if gate.tries(cls, {}):
@@ -171,7 +171,7 @@ def late(gate: Gate, margin: float, wrong: bool) -> Draw:
 def test_a_risk_that_is_known_late_opens_rules_for_those_that_are_sure() -> None:
     """Half of the hits are unsure and wrong half of the time: no order that is known before would open any rule."""
     chance = random.Random(4)
-    gate = Gate(TrustSettings(error_bound=0.1, audit_share=0.5), random=chance.random)
+    gate = TrustGate(TrustSettings(error_bound=0.1, audit_share=0.5), random=chance.random)
     served: list[float] = []
     for _ in range(1500):
         margin = chance.choice([chance.uniform(0, 0.5), chance.uniform(1, 4)])
@@ -191,7 +191,7 @@ def test_a_risk_that_is_known_late_opens_rules_for_those_that_are_sure() -> None
 
 
 def test_a_try_that_failed_counts_for_every_rule_and_a_right_one_without_a_risk_for_none() -> None:
-    gate = Gate(TrustSettings(error_bound=0.1, audit_share=0.5))
+    gate = TrustGate(TrustSettings(error_bound=0.1, audit_share=0.5))
     for _ in range(PILOT):
         late(gate, 1.0, False)
     cls = gate.class_of("p", "e", LATE_BLEND, "s")
@@ -206,7 +206,7 @@ def test_a_try_that_failed_counts_for_every_rule_and_a_right_one_without_a_risk_
 
 def test_a_late_label_that_never_comes_counts_for_every_rule() -> None:
     """Its risk is known to nobody, and whoever keeps it back might know that it is a strict rule's."""
-    gate = Gate(TrustSettings(error_bound=0.1, audit_share=0.5))
+    gate = TrustGate(TrustSettings(error_bound=0.1, audit_share=0.5))
     for number in range(PILOT):
         late(gate, number / 4, False)
     cls = gate.class_of("p", "e", LATE_BLEND, "s")

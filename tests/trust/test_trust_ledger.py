@@ -13,21 +13,21 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.errors import StoreError
 from dejakv.store.claim import purge_folder
 from dejakv.store.open import open_store
-from dejakv.trust.draw import ClassKey, Draw
-from dejakv.trust.evidence import Counts, State, fingerprint
-from dejakv.trust.ledger import FILE, Ledger
+from dejakv.trust.draw import ClassKey, HitDraw
+from dejakv.trust.evidence import ClassEvidence, HitCounts, fingerprint
+from dejakv.trust.ledger import FILE, EvidenceLedger
 from dejakv.trust.settings import TrustSettings
 
 KEY = ClassKey("e", "blend", "default", "g")
 
 
-def one_more(state: State) -> State:
-    return state.counted(Counts(served=1))
+def one_more(state: ClassEvidence) -> ClassEvidence:
+    return state.counted(HitCounts(served=1))
 
 
-def test_a_label_is_counted_once(ledger: Ledger) -> None:
+def test_a_label_is_counted_once(ledger: EvidenceLedger) -> None:
     assert ledger.read(KEY) is None
-    draw = Draw(KEY, 0.5, id="1")
+    draw = HitDraw(KEY, 0.5, id="1")
     ledger.note(draw)
     for _ in range(2):
         ledger.change(KEY, one_more, labelled_draw=draw)
@@ -37,7 +37,7 @@ def test_a_label_is_counted_once(ledger: Ledger) -> None:
     assert known.counts.served == 2
 
 
-def test_classes_are_kept_apart_and_removed_by_model(ledger: Ledger) -> None:
+def test_classes_are_kept_apart_and_removed_by_model(ledger: EvidenceLedger) -> None:
     other = KEY._replace(epoch="f", group="h")
     for key in (KEY, other):
         ledger.change(key, one_more)
@@ -49,12 +49,12 @@ def test_classes_are_kept_apart_and_removed_by_model(ledger: Ledger) -> None:
 
 
 def test_a_gate_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
-    gate = opened(Ledger(tmp_path, "t"))
+    gate = opened(EvidenceLedger(tmp_path, "t"))
     gate._random = lambda: 0.99
     assert not hit(gate, 0.0).labelled, "it is counted when the gate is closed"
     audits = gate.report("a")
     gate.close()
-    again = gate_of(Ledger(tmp_path, "t"))
+    again = gate_of(EvidenceLedger(tmp_path, "t"))
     assert hit(again, 0.0).served
     assert again.report("a").explored == audits.explored == 36
     assert again.report("a").served == audits.served + 1 == 2
@@ -62,12 +62,12 @@ def test_a_gate_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
 
 
 def test_at_the_end_a_known_label_counts_as_it_is_and_an_awaited_one_as_wrong(tmp_path: Path) -> None:
-    gate = gate_of(Ledger(tmp_path, "t"))
+    gate = gate_of(EvidenceLedger(tmp_path, "t"))
     pilot(gate)
     _awaited, known = hit(gate), hit(gate)
     gate.learn(known, False)
     gate.close()
-    again = gate_of(Ledger(tmp_path, "t"))
+    again = gate_of(EvidenceLedger(tmp_path, "t"))
     report = again.report("a")
     assert (report.explored, report.explored_wrong) == (2, 1)
     again.close()
@@ -75,29 +75,29 @@ def test_at_the_end_a_known_label_counts_as_it_is_and_an_awaited_one_as_wrong(tm
 
 def test_evidence_of_other_terms_opens_nothing(tmp_path: Path) -> None:
     asked = TrustSettings(error_bound=0.2)
-    opened(Ledger(tmp_path, fingerprint(asked))).close()
+    opened(EvidenceLedger(tmp_path, fingerprint(asked))).close()
     for other in (
         TrustSettings(error_bound=0.1),
         TrustSettings(error_bound=0.2, confidence=0.9),
         TrustSettings(error_bound=0.2, differs="answer"),
         TrustSettings(error_bound=0.2, audit_share=0.1),
     ):
-        ledger = Ledger(tmp_path, fingerprint(other))
+        ledger = EvidenceLedger(tmp_path, fingerprint(other))
         assert ledger.classes() == []
         ledger.close()
-    ledger = Ledger(tmp_path, fingerprint(asked))
+    ledger = EvidenceLedger(tmp_path, fingerprint(asked))
     assert len(ledger.classes()) == 1
     ledger.close()
 
 
 def test_a_damaged_file_closes_the_gate_with_the_reason_and_stays(tmp_path: Path) -> None:
-    gate = opened(Ledger(tmp_path, "t"))
+    gate = opened(EvidenceLedger(tmp_path, "t"))
     waiting = hit(gate, 0.99)
     gate.close()
     file = tmp_path / FILE
     file.write_bytes(b"\0" * 100 + file.read_bytes()[100:])
     before = file.read_bytes()
-    gate = gate_of(Ledger(tmp_path, "t"))
+    gate = gate_of(EvidenceLedger(tmp_path, "t"))
     gate.learn(waiting, False)
     refused = hit(gate, 0.0)
     assert (refused.served, refused.labelled) == (False, False)
@@ -119,7 +119,7 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path, kind: str) -> None:
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("CREATE TABLE theirs (a)")
     elif kind == "newer":
-        opened(Ledger(tmp_path, "t")).close()
+        opened(EvidenceLedger(tmp_path, "t")).close()
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("PRAGMA user_version = 4")
     elif kind == "link":
@@ -128,7 +128,7 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path, kind: str) -> None:
     else:
         file.write_text("not a database, and long enough to be read as the header of one " * 20)
     before = file.read_bytes()
-    ledger = Ledger(tmp_path, "t")
+    ledger = EvidenceLedger(tmp_path, "t")
     with pytest.raises(StoreError, match="cannot be read or written"):
         ledger.change(KEY, one_more)
     ledger.close()
@@ -137,19 +137,19 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_evidence_of_an_earlier_version_begins_anew(tmp_path: Path, version: int) -> None:
-    ledger = Ledger(tmp_path, "t")
+    ledger = EvidenceLedger(tmp_path, "t")
     ledger.change(KEY, one_more)
     ledger.close()
     with closing(sqlite3.connect(tmp_path / FILE)) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
-    ledger = Ledger(tmp_path, "t")
+    ledger = EvidenceLedger(tmp_path, "t")
     assert ledger.read(KEY) is None
     ledger.close()
 
 
 def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="give one that you may write to"):
-        Ledger(tmp_path / "none")
+        EvidenceLedger(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_row_closes_the_gate_of_its_class(tmp_path: Path, damage: str) -> None:
-    opened(Ledger(tmp_path, "t")).close()
+    opened(EvidenceLedger(tmp_path, "t")).close()
     with closing(sqlite3.connect(tmp_path / FILE)) as connection:
         connection.execute(f"UPDATE classes SET state = {damage}")
         connection.commit()
-    gate = gate_of(Ledger(tmp_path, "t"))
+    gate = gate_of(EvidenceLedger(tmp_path, "t"))
     refused = hit(gate, 0.0)
     assert not refused.served
     assert "a row differs" in refused.reason
@@ -175,7 +175,7 @@ def test_a_damaged_row_closes_the_gate_of_its_class(tmp_path: Path, damage: str)
 
 
 def test_while_evidence_cannot_be_written_nothing_is_served_and_no_label_is_lost(tmp_path: Path) -> None:
-    gate = opened(Ledger(tmp_path, "t"), error_bound=0.3)
+    gate = opened(EvidenceLedger(tmp_path, "t"), error_bound=0.3)
     label = hit(gate, 0.0)
     assert label.served
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
@@ -192,7 +192,7 @@ def test_while_evidence_cannot_be_written_nothing_is_served_and_no_label_is_lost
 
 
 def test_what_one_process_learns_opens_the_gate_of_another(tmp_path: Path) -> None:
-    one, other = gate_of(Ledger(tmp_path, "t")), gate_of(Ledger(tmp_path, "t"))
+    one, other = gate_of(EvidenceLedger(tmp_path, "t")), gate_of(EvidenceLedger(tmp_path, "t"))
     pilot(one)
     assert not hit(other, 0.0).served
     teach(one, 30)
@@ -202,7 +202,7 @@ def test_what_one_process_learns_opens_the_gate_of_another(tmp_path: Path) -> No
 
 
 def test_a_child_of_fork_shares_the_folder_and_waits_for_no_label_of_its_parent(tmp_path: Path) -> None:
-    gate = gate_of(Ledger(tmp_path, "t"), error_bound=0.001)
+    gate = gate_of(EvidenceLedger(tmp_path, "t"), error_bound=0.001)
     pilot(gate)
     waiting = hit(gate)
     child = os.fork()
@@ -225,7 +225,7 @@ def test_a_child_of_fork_shares_the_folder_and_waits_for_no_label_of_its_parent(
 def test_evidence_goes_with_its_store(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     store = open_store(str(folder))
-    opened(Ledger(folder, "t")).close()
+    opened(EvidenceLedger(folder, "t")).close()
     store.close()
     (folder / "trust-3.sqlite").write_bytes(b"")
     open_store(str(folder)).close()
@@ -284,7 +284,7 @@ def test_processes_that_create_one_ledger_at_the_same_moment_all_learn(tmp_path:
 
 
 def test_a_process_that_lives_keeps_its_draws_and_a_killed_one_does_not(tmp_path: Path) -> None:
-    one, other = gate_of(Ledger(tmp_path, "t")), gate_of(Ledger(tmp_path, "t"))
+    one, other = gate_of(EvidenceLedger(tmp_path, "t")), gate_of(EvidenceLedger(tmp_path, "t"))
     pilot(one)
     draw = hit(one)
     hit(other)
@@ -296,7 +296,7 @@ def test_a_process_that_lives_keeps_its_draws_and_a_killed_one_does_not(tmp_path
         os._exit(0)
     os.waitpid(child, 0)
     other.close()  # with one draw that nobody told
-    third = gate_of(Ledger(tmp_path, "t"))
+    third = gate_of(EvidenceLedger(tmp_path, "t"))
     hit(third)
     report = third.report("a")
     assert (report.explored, report.explored_wrong) == (3, 2)
@@ -306,8 +306,8 @@ def test_a_process_that_lives_keeps_its_draws_and_a_killed_one_does_not(tmp_path
 
 
 def test_of_an_ended_process_all_is_known_that_its_label_needs(tmp_path: Path) -> None:
-    draw = Draw(KEY, 0.5, time=0.9, served=True, labelled=True, id="1", round="r", opened=2, warned=True)
-    ended, later = Ledger(tmp_path, "t"), Ledger(tmp_path, "t")
+    draw = HitDraw(KEY, 0.5, time=0.9, served=True, labelled=True, id="1", round="r", opened=2, warned=True)
+    ended, later = EvidenceLedger(tmp_path, "t"), EvidenceLedger(tmp_path, "t")
     ended.note(draw)
     assert later.missing() == []
     ended.close()
@@ -323,7 +323,7 @@ def _few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_few_classes")
-def test_old_models_and_classes_leave(ledger: Ledger) -> None:
+def test_old_models_and_classes_leave(ledger: EvidenceLedger) -> None:
     """What was changed longest ago goes first, and what is used stays."""
     for number in range(10):
         ledger.change(KEY._replace(group=str(number)), one_more)
@@ -334,16 +334,16 @@ def test_old_models_and_classes_leave(ledger: Ledger) -> None:
     assert ledger.read(KEY._replace(group="1")) is None
 
 
-def test_a_change_that_fails_changes_nothing(ledger: Ledger) -> None:
-    draw = Draw(KEY, 0.5, id="1")
+def test_a_change_that_fails_changes_nothing(ledger: EvidenceLedger) -> None:
+    draw = HitDraw(KEY, 0.5, id="1")
     ledger.note(draw)
     with pytest.raises(ZeroDivisionError):
-        ledger.change(KEY, lambda state: one_more(state).counted(Counts(served=1 // 0)), labelled_draw=draw)
+        ledger.change(KEY, lambda state: one_more(state).counted(HitCounts(served=1 // 0)), labelled_draw=draw)
     assert ledger.change(KEY, one_more, labelled_draw=draw).counts.served == 1
 
 
 def test_evidence_of_all_terms_is_listed_and_removed_for_the_operator(tmp_path: Path) -> None:
-    ledger, other = Ledger(tmp_path, "t"), Ledger(tmp_path, "u")
+    ledger, other = EvidenceLedger(tmp_path, "t"), EvidenceLedger(tmp_path, "u")
     other.change(KEY._replace(epoch="old"), one_more)
     for number in range(3):
         ledger.change(KEY._replace(epoch=f"e{number}"), one_more)

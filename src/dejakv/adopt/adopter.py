@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.plan import Ask, Decision
+from dejakv.decide.plan import Decision, ReuseRequest
 from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.errors import ConfigError, ModelError
 from dejakv.records import short
@@ -105,7 +105,7 @@ class Adopter:
         return self._store.stats().entries
 
     def _find(self, adopt_request: AdoptRequest) -> tuple[str, AdoptRecord]:
-        ask = Ask(
+        ask = ReuseRequest(
             "adopt",
             adopt_request.threshold,
             (adopt_request.donor,) if adopt_request.donor is not None else (),

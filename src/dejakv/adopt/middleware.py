@@ -26,7 +26,7 @@ from dejakv.adopt.routes import ADOPTING, CLIENT, audience
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
 from dejakv.http.asgi import UNBUFFERED, check_lengths, headers_of, replayed, route_path, with_length
-from dejakv.http.bodies import Limits, parse_json, read_body
+from dejakv.http.bodies import BodyLimits, parse_json, read_body
 from dejakv.http.errors import Receive, RefusedError, Scope, Send, refuse
 from dejakv.http.keys import OPERATOR, SECRET, VARIABLE, ApiKeys, key_of
 from dejakv.request import asks_no_store
@@ -47,7 +47,7 @@ class ServerMiddleware:
     Raises ConfigError for lists of keys without a key.
     """
 
-    def __init__(self, app: Any, api_keys: Sequence[str] | None = None, limits: Limits = Limits()) -> None:
+    def __init__(self, app: Any, api_keys: Sequence[str] | None = None, limits: BodyLimits = BodyLimits()) -> None:
         self.app = app
         operator = os.environ.get(OPERATOR)
         if api_keys is not None:
@@ -139,7 +139,11 @@ class AdoptMiddleware(ServerMiddleware):
     """
 
     def __init__(
-        self, app: Any, adopter: Adopter | None = None, api_keys: Sequence[str] | None = None, limits: Limits = Limits()
+        self,
+        app: Any,
+        adopter: Adopter | None = None,
+        api_keys: Sequence[str] | None = None,
+        limits: BodyLimits = BodyLimits(),
     ) -> None:
         values = json.loads(os.environ.get("DEJAKV_ADOPT") or "{}")
         if not isinstance(values, dict):
@@ -183,7 +187,7 @@ class AdoptMiddleware(ServerMiddleware):
         if body.get("prompt_logprobs") is not None:
             return None, AdoptRecord(reason="prompt_logprobs are of the very prompt that is sent")
         try:
-            choice = _Choice.model_validate(options)
+            choice = _AdoptionChoice.model_validate(options)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             return None, AdoptRecord(reason=f"{first['loc'][0]}: {first['msg']}")
@@ -227,7 +231,7 @@ class AdoptMiddleware(ServerMiddleware):
             log.exception("a prompt could not be remembered as a donor")
 
 
-class _Choice(BaseModel):
+class _AdoptionChoice(BaseModel):
     """A request's choices in `kv_transfer_params.dejakv`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

@@ -7,11 +7,11 @@ never used as exact: its recomputed tokens may serve later blends (`token_map.ne
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dejakv.blend.forced import Need, need
+from dejakv.blend.forced import ForcedTokens, need
 from dejakv.blend.maps import token_map
 from dejakv.blend.recomputed import count_of
 from dejakv.blend.settings import BlendConfig, too_dear
-from dejakv.blend.token_map import Donors, Embed, Ids, TokenMap, with_prefix
+from dejakv.blend.token_map import DonorTokens, Embed, Ids, TokenMap, with_prefix
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class BlendReport:
 
 def find(
     target: Ids,
-    donors: Donors,
+    donors: DonorTokens,
     embed: Embed,
     config: BlendConfig,
     ends: Ids | None,
     exact: Sequence[bool] = (),
     first: int = 0,
-) -> tuple[TokenMap, Need]:
+) -> tuple[TokenMap, ForcedTokens]:
     """Make the token map of one prompt and mark its forced tokens.
 
     ends   ids of tokens that end a sentence
@@ -66,7 +66,7 @@ def find(
     )
 
 
-def not_worth(config: BlendConfig, needed: Need) -> str:
+def not_worth(config: BlendConfig, needed: ForcedTokens) -> str:
     """Return the reason not to blend a prompt with these forced tokens; empty if blending pays.
 
     >>> import numpy as np

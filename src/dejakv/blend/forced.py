@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.blend.sentences import Segments, rarity, segments, weights_of
-from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs
+from dejakv.blend.sentences import Sentences, rarity, segments, weights_of
+from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs
 
 COPIED = 6
 """Common context (left counted double) from which text counts as copied."""
@@ -27,7 +27,7 @@ OPENING = 16
 
 
 @dataclass(frozen=True)
-class Need:
+class ForcedTokens:
     """Forced tokens of a prompt. Arrays are `[tokens]` bool.
 
     forced   recomputed whatever the share
@@ -51,14 +51,14 @@ class Need:
 
 def need(
     target: Ids,
-    donors: Donors,
+    donors: DonorTokens,
     donor_map: TokenMap,
     *,
     ends: Ids | None = None,
     tail: int | None = None,
     budget: float | None = None,
     exact: int = 0,
-) -> Need:
+) -> ForcedTokens:
     """Mark the forced tokens: every token that differs from its donor token, in new sentences also those that equal it by chance, and
     the rest of their sentences; copied runs of fewer than `SHORT` tokens; and the question.
 
@@ -103,11 +103,11 @@ def need(
     # Last: a long tail may reach into the exact prefix.
     forced[:exact] = False
     excluded[:exact] = True
-    return Need(forced, changed, rows, excluded, exact)
+    return ForcedTokens(forced, changed, rows, excluded, exact)
 
 
 def _affordable(
-    to_recompute: NDArray[np.bool_], edits: NDArray[np.bool_], new: NDArray[np.bool_], sentences: Segments, rows: int
+    to_recompute: NDArray[np.bool_], edits: NDArray[np.bool_], new: NDArray[np.bool_], sentences: Sentences, rows: int
 ) -> NDArray[np.bool_]:
     """Of the wanted rows those of the first sentences, by rank and then length, that `rows` rows pay for."""
     size = np.bincount(sentences.number[to_recompute], minlength=len(sentences))
@@ -122,14 +122,14 @@ def _affordable(
     return to_recompute & paid[sentences.number]
 
 
-def question_length(sentences: Segments, n: int) -> int:
+def question_length(sentences: Sentences, n: int) -> int:
     """Count the tokens from the start of the last sentence of at least 4 tokens to the end, at most 64."""
     long = np.flatnonzero(sentences.stops - sentences.starts >= 4)
     start = int(sentences.starts[long[-1]]) if long.size else 0
     return max(1, min(n - start, LONGEST_TAIL))
 
 
-def rest_of_sentence(changed: NDArray[np.bool_], sentences: Segments) -> NDArray[np.bool_]:
+def rest_of_sentence(changed: NDArray[np.bool_], sentences: Sentences) -> NDArray[np.bool_]:
     """Mark the changed tokens and, in each sentence, all tokens behind the first of them.
 
     >>> parts = segments(np.array([5, 1, 6, 7, 1]), ends=np.array([1]))
@@ -142,7 +142,7 @@ def rest_of_sentence(changed: NDArray[np.bool_], sentences: Segments) -> NDArray
     return index >= first[sentences.number]
 
 
-def _openings(donor_map: TokenMap, donors: Donors, donor_sentences: Segments) -> NDArray[np.bool_]:
+def _openings(donor_map: TokenMap, donors: DonorTokens, donor_sentences: Sentences) -> NDArray[np.bool_]:
     """A prompt's first token holds the attention sink: its state belongs to the first place and to no other, and no other
     belongs there. And the first sentence of a prompt (at most 16 tokens) was computed with next to nothing before it: moved
     behind other text, it is computed anew (LegoLink, arXiv 2410.15332, recomputes the first tokens of every chunk)."""
@@ -153,7 +153,7 @@ def _openings(donor_map: TokenMap, donors: Donors, donor_sentences: Segments) ->
 
 
 def _edits(
-    donor_map: TokenMap, differs: NDArray[np.bool_], donors: Donors, donor_sentences: Segments
+    donor_map: TokenMap, differs: NDArray[np.bool_], donors: DonorTokens, donor_sentences: Sentences
 ) -> NDArray[np.bool_]:
     """Tokens that differ although both neighbours were copied from one sentence, and tokens behind a deletion."""
     n = len(donor_map)
@@ -176,7 +176,7 @@ def _edits(
 
 
 def _foreign(
-    target: Ids, donors: Donors, donor_map: TokenMap, sentences: Segments, donor_sentences: Segments
+    target: Ids, donors: DonorTokens, donor_map: TokenMap, sentences: Sentences, donor_sentences: Sentences
 ) -> NDArray[np.bool_]:
     """Rare tokens whose equal was found in another sentence than most of their sentence was: "rome" from someone else's home."""
     weight = weights_of(target, *rarity(donors.ids, donor_sentences))
@@ -196,7 +196,7 @@ def _foreign(
 
 
 def _new_sentences(
-    target: Ids, donors: Donors, donor_map: TokenMap, sentences: Segments, donor_sentences: Segments
+    target: Ids, donors: DonorTokens, donor_map: TokenMap, sentences: Sentences, donor_sentences: Sentences
 ) -> NDArray[np.bool_]:
     """Which target sentences have no counterpart: too little of their weight was found in any one donor sentence."""
     weight = weights_of(target, *rarity(donors.ids, donor_sentences))

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.blend.sentences import Segments, counterparts, segments
+from dejakv.blend.sentences import Sentences, counterparts, segments
 from dejakv.blend.settings import MAPS
-from dejakv.blend.token_map import Donors, Embed, Ids, TokenMap, equal_runs
+from dejakv.blend.token_map import DonorTokens, Embed, Ids, TokenMap, equal_runs
 from dejakv.errors import ConfigError, InputError
 from dejakv.vectors.base import normalized
 
@@ -41,7 +41,7 @@ LONGEST_GAP = 8
 
 
 def token_map(
-    name: str, target: Sequence[int] | Ids, donors: Donors, embed: Embed, *, ends: Ids | None = None
+    name: str, target: Sequence[int] | Ids, donors: DonorTokens, embed: Embed, *, ends: Ids | None = None
 ) -> TokenMap:
     """Make the named map. `ends`: ids of tokens that end a sentence.
 
@@ -57,7 +57,7 @@ def token_map(
     return embedding_map(ids, donors, embed, hashed=name == "lsh")
 
 
-def embedding_map(target: Ids, donors: Donors, embed: Embed, *, hashed: bool = False) -> TokenMap:
+def embedding_map(target: Ids, donors: DonorTokens, embed: Embed, *, hashed: bool = False) -> TokenMap:
     """Map each token to its first equal, or to the donor token with the nearest input embedding, at any place. Media fit themselves alone.
 
     hashed  nearest by random hyperplanes: the fewest bits of a signature differ, and the similarity is cos(pi differing / bits). It
@@ -85,7 +85,7 @@ def embedding_map(target: Ids, donors: Donors, embed: Embed, *, hashed: bool = F
     return TokenMap(source[inverse], score[inverse], np.zeros(len(target), dtype=np.int64))
 
 
-def context_map(target: Ids, donors: Donors, embed: Embed, *, ends: Ids | None = None) -> TokenMap:
+def context_map(target: Ids, donors: DonorTokens, embed: Embed, *, ends: Ids | None = None) -> TokenMap:
     """Make the default map, see the module. `ends`: ids of tokens that end a sentence. 2,000 tokens take under 5 ms on one core."""
     padded_donors = _padded(donors)
     padded_target = np.concatenate([_sentinels(REACH, 1), target, _sentinels(REACH, 2)])
@@ -110,7 +110,7 @@ def _sentinels(count: int, salt: int) -> Ids:
 class _padded:
     """Donor ids with separators between donors: no window crosses from one into the next."""
 
-    def __init__(self, donors: Donors) -> None:
+    def __init__(self, donors: DonorTokens) -> None:
         parts: list[Ids] = []
         for number, (start, length) in enumerate(zip(donors.starts, donors.lengths, strict=True)):
             parts += [_sentinels(REACH, 2 * number + 3), donors.ids[start : start + length]]
@@ -122,7 +122,7 @@ class _padded:
         self.back[self.place] = np.arange(len(donors))
 
 
-class _Hashes:
+class _WindowHashes:
     """Hashes of all windows of one sequence: differences of a prefix sum, scaled to be free of the position."""
 
     def __init__(self, ids: Ids) -> None:
@@ -143,7 +143,7 @@ class _Hashes:
 
 def _copied(target: Ids, padded_target: Ids, padded_donors: _padded, source: Ids) -> None:
     """Step 1. Fills `source` with donor indices of tokens in copied text."""
-    hashes, donor_hashes = _Hashes(padded_target), _Hashes(padded_donors.ids)
+    hashes, donor_hashes = _WindowHashes(padded_target), _WindowHashes(padded_donors.ids)
     n, m = len(target), len(padded_donors.place)
     for before, after in LEVELS:
         todo = np.flatnonzero(source < 0)
@@ -176,7 +176,7 @@ def _copied(target: Ids, padded_target: Ids, padded_donors: _padded, source: Ids
         _extend(target, padded_donors, source)
 
 
-def _whole_sentences(target: Ids, donors: Donors, ends: Ids | None, source: Ids) -> None:
+def _whole_sentences(target: Ids, donors: DonorTokens, ends: Ids | None, source: Ids) -> None:
     """Sentences too short for a window, but equal to a donor's as a whole; of several the nearest place. It overrules what
     reached into such a sentence from its neighbours."""
     if (source >= 0).all():
@@ -227,7 +227,7 @@ def _extend(target: Ids, padded_donors: _padded, source: Ids) -> None:
         source[fill] = padded_donors.back[place[fill]]
 
 
-def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: Ids, unmatched: Ids) -> None:
+def _near(target: Ids, donors: DonorTokens, embed: Embed, ends: Ids | None, source: Ids, unmatched: Ids) -> None:
     """Steps 2 and 3 for the tokens `unmatched`."""
     n, m = len(target), len(donors)
     sentences, donor_sentences = segments(target, ends), segments(donors.ids, ends, donors.starts)
@@ -263,7 +263,7 @@ def _near(target: Ids, donors: Donors, embed: Embed, ends: Ids | None, source: I
 
 
 def _place_of(
-    target: Ids, donors: Donors, source: Ids, unmatched: Ids, sentences: Segments, donor_sentences: Segments
+    target: Ids, donors: DonorTokens, source: Ids, unmatched: Ids, sentences: Sentences, donor_sentences: Sentences
 ) -> tuple[Ids, Ids, Ids, NDArray[np.float32]]:
     """For each token: the donor range `[low, high)` it should come from, the place its copied neighbours point to (-1 where
     its sentence has no copied token), and what a position outside the range costs."""
@@ -325,7 +325,7 @@ def _cosines(ids: Ids, donor_ids: Ids, embed: Embed, window: Ids) -> NDArray[np.
     return table[row[:, None], column[window]]
 
 
-def _judged(target: Ids, donors: Donors, embed: Embed, source: Ids) -> TokenMap:
+def _judged(target: Ids, donors: DonorTokens, embed: Embed, source: Ids) -> TokenMap:
     """Similarity from the length of common context: equal tokens .6 to 1, others half their cosine."""
     equal = donors.ids[source] == target
     first, stop = equal_runs(target, donors, source)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs
+from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs
 
 REACH = 100.0
 """Tokens over which the difference fades."""
@@ -26,7 +26,7 @@ PIECE = 512
 
 
 @dataclass(frozen=True)
-class Correction:
+class OffsetCorrection:
     """For one piece: the rows `rest` move by `weights @ (difference of the rows anchors)`.
 
     rest     `[r]` rows of the prompt
@@ -40,7 +40,7 @@ class Correction:
     weights: Tensor
 
 
-def runs_of(target: Ids, donors: Donors, donor_map: TokenMap, exact: int = 0) -> Ids:
+def runs_of(target: Ids, donors: DonorTokens, donor_map: TokenMap, exact: int = 0) -> Ids:
     """Which rows tell of each other: the number of the copied run, in pieces of at most `PIECE` rows, that each row is part of,
     `[tokens]`; -1 for a row whose state is another token's (it tells nothing) and for the first `exact` (they need no
     correction)."""
@@ -52,7 +52,7 @@ def runs_of(target: Ids, donors: Donors, donor_map: TokenMap, exact: int = 0) ->
     return np.where(informative, number, -1)
 
 
-def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None = None) -> list[Correction]:
+def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None = None) -> list[OffsetCorrection]:
     """What the computed rows (`[rows]`, ascending) say about the others, for each piece that has both.
 
     runs     see `runs_of`
@@ -62,7 +62,7 @@ def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None
     is_computed = np.zeros(len(runs), dtype=bool)
     is_computed[rows] = True
     members = np.flatnonzero(runs >= 0)
-    correction_list: list[Correction] = []
+    correction_list: list[OffsetCorrection] = []
 
     for piece in np.split(members, np.flatnonzero(np.diff(runs[members])) + 1):
         anchors, rest = piece[is_computed[piece]], piece[~is_computed[piece]]
@@ -75,7 +75,7 @@ def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None
 
         anchor_places = np.searchsorted(rows, anchors)
         correction_list.append(
-            Correction(*(_tensor(part, computed.device) for part in (rest, anchors, anchor_places, weights)))
+            OffsetCorrection(*(_tensor(part, computed.device) for part in (rest, anchors, anchor_places, weights)))
         )
     return correction_list
 
@@ -90,14 +90,14 @@ def _covariance(row_places: Ids, column_places: Ids) -> NDArray[np.float64]:
     return np.exp(-np.abs(row_places[:, None] - column_places[None]) / REACH)
 
 
-def correct(state: Tensor, fresh: Tensor, correction_list: list[Correction]) -> None:
+def correct(state: Tensor, fresh: Tensor, correction_list: list[OffsetCorrection]) -> None:
     """Moves rows of `state` `[batch, kv_heads, tokens, head_dim]` in place. `fresh`: the same of the computed rows, in their order;
     `state` still has the donor's state there."""
     for part in correction_list:
         state.index_copy_(2, part.rest, corrected(state, fresh, part))
 
 
-def corrected(state: Tensor, fresh: Tensor, part: Correction) -> Tensor:
+def corrected(state: Tensor, fresh: Tensor, part: OffsetCorrection) -> Tensor:
     """What becomes of the rows `part.rest` of `state`: `[batch, kv_heads, r, head_dim]`. See `correct`."""
     # In half precision a difference of two near numbers has few digits left.
     shift = fresh.index_select(2, part.at).float() - state.index_select(2, part.anchors).float()

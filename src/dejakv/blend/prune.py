@@ -18,11 +18,11 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from dejakv.blend.attention_probe import AttentionProbe
 from dejakv.errors import InputError, ModelError
-from dejakv.settings import Positive, Within, check_fields
+from dejakv.settings import NumberRange, Positive, check_fields
 
 Policy = Literal["attention", "snapkv", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
-SomeShare = Annotated[float, Within(0, 1, above=True)]
+SomeShare = Annotated[float, NumberRange(0, 1, above=True)]
 _hooked: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models with the hooks of pruned decoding."""
 

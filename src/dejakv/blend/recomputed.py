@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dejakv.blend.forced import Need
+from dejakv.blend.forced import ForcedTokens
 from dejakv.blend.offsets import runs_of
 from dejakv.blend.settings import BlendConfig
-from dejakv.blend.token_map import Donors, Ids, TokenMap, equal_runs
+from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs
 
 NEAR = 30.0
 """Tokens over which the effect of a small change fades."""
@@ -51,7 +51,7 @@ def count_of(share: float, tokens: int, exact: int = 0) -> int:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class TextSurroundings:
     """The text before each token, compared with the text before its donor token.
 
     Behind an edit a prompt's tokens keep nearly all their context: their state is off near the edit and hardly elsewhere, each token by an
@@ -73,7 +73,7 @@ class Surroundings:
         return (self.changed + (1.0 - self.changed) * near).astype(np.float32)
 
 
-def surroundings_of(target: Ids, donors: Donors, donor_map: TokenMap) -> Surroundings:
+def surroundings_of(target: Ids, donors: DonorTokens, donor_map: TokenMap) -> TextSurroundings:
     """Compare the text before all tokens. The text before a donor that begins late in its prompt is unknown and counts as other text.
 
     >>> found = TokenMap(np.array([0, 1, 2, 3]), np.ones(4, np.float32), np.zeros(4, np.int64))
@@ -96,10 +96,10 @@ def surroundings_of(target: Ids, donors: Donors, donor_map: TokenMap) -> Surroun
             shared_before = np.count_nonzero(donor_places[:start] < place)
             # Nothing comes before it in both prompts: nothing has changed there.
             changed[start : stop[start]] = 1.0 - shared_before / max(start, place) if max(start, place) else 0.0
-    return Surroundings(changed, index - first)
+    return TextSurroundings(changed, index - first)
 
 
-def _in_place(target: Ids, donors: Donors, donor: int) -> Ids:
+def _in_place(target: Ids, donors: DonorTokens, donor: int) -> Ids:
     """Tokens of the target that stand at the same position in the donor's prompt."""
     begin = donors.starts[donor]
     position = donors.first[donor]
@@ -116,7 +116,7 @@ class RecomputePlan:
     similarity  `[tokens]` of the token map, in [0, 1]
     forced      `[tokens]` bool: recomputed whatever the share
     attention   `[tokens]`: the question's attention, which ranks tokens instead of similarity; None: similarity ranks
-    left        `[tokens]` bool: not to be chosen (see `Need`)
+    left        `[tokens]` bool: not to be chosen (see `ForcedTokens`)
     exact       tokens of the exact prefix; the share is of the others
     first       tokens before it are there already, and are not recomputed
     stop        tokens from it on are computed by somebody else; None: there are none
@@ -135,13 +135,13 @@ class RecomputePlan:
     stop: int | None = None
     exact: int = 0
     runs: Ids | None = None
-    around: Surroundings | None = None
+    around: TextSurroundings | None = None
     asks: bool = False
     choose: Choose = highest
 
     @classmethod
     def of(
-        cls, config: BlendConfig, target: Ids, donors: Donors, donor_map: TokenMap, needed: Need, device: torch.device | str = "cpu",
+        cls, config: BlendConfig, target: Ids, donors: DonorTokens, donor_map: TokenMap, needed: ForcedTokens, device: torch.device | str = "cpu",
         *, first: int = 0, stop: int | None = None, choose: Choose = highest,
     ) -> "RecomputePlan":  # fmt: skip
         """Make the plan of a prompt from its token map and forced tokens; the question's attention is added by the engine."""

@@ -27,7 +27,7 @@ FIXED = 16
 
 
 @dataclass(frozen=True)
-class Segments:
+class Sentences:
     """`number[i]` is token i's segment, `starts[s]` where segment s begins, `stops[s]` where it ends (exclusive)."""
 
     number: Ids
@@ -38,7 +38,7 @@ class Segments:
         return len(self.starts)
 
 
-def segments(ids: Ids, ends: Ids | None, breaks: tuple[int, ...] = ()) -> Segments:
+def segments(ids: Ids, ends: Ids | None, breaks: tuple[int, ...] = ()) -> Sentences:
     """Cut behind every token in `ends` (and before every index in `breaks`); runs of ends stay together.
 
     >>> segments(np.array([7, 8, 1, 9, 1, 1, 5]), ends=np.array([1])).starts.tolist()
@@ -54,10 +54,10 @@ def segments(ids: Ids, ends: Ids | None, breaks: tuple[int, ...] = ()) -> Segmen
         cut[0] = True
     cut[list(breaks)] = True
     starts = np.flatnonzero(cut)
-    return Segments(np.cumsum(cut) - 1, starts, np.append(starts[1:], n))
+    return Sentences(np.cumsum(cut) - 1, starts, np.append(starts[1:], n))
 
 
-def rarity(ids: Ids, sentences: Segments) -> tuple[Ids, NDArray[np.float32]]:
+def rarity(ids: Ids, sentences: Sentences) -> tuple[Ids, NDArray[np.float32]]:
     """Compute inverse document frequencies over segments: unique ids, and the weight log((S + 1) / df) of each."""
     unique_ids, inverse = np.unique(ids, return_inverse=True)
     pairs = np.unique(inverse.astype(np.int64) * len(sentences) + sentences.number)
@@ -71,11 +71,11 @@ def weights_of(ids: Ids, unique_ids: Ids, weight: NDArray[np.float32]) -> NDArra
     return np.where(unique_ids[slots] == ids, weight[slots], weight.max()).astype(np.float32)
 
 
-def resemblance(target: Ids, sentences: Segments, donor: Ids, donor_sentences: Segments) -> NDArray[np.float32]:
+def resemblance(target: Ids, sentences: Sentences, donor: Ids, donor_sentences: Sentences) -> NDArray[np.float32]:
     """Cosine of rarity-weighted bags of ids, `[target segments, donor segments]`."""
     unique_ids, weight = rarity(donor, donor_sentences)
 
-    def bags(ids: Ids, parts: Segments) -> NDArray[np.float32]:
+    def bags(ids: Ids, parts: Sentences) -> NDArray[np.float32]:
         slots = np.minimum(np.searchsorted(unique_ids, ids), unique_ids.size - 1)
         hit = unique_ids[slots] == ids
         bag = np.zeros((len(parts), unique_ids.size), dtype=np.float32)
@@ -93,7 +93,7 @@ different things share more tokens than two wordings of one thing."""
 
 
 def counterparts(
-    target: Ids, sentences: Segments, donor: Ids, donor_sentences: Segments, source: Ids
+    target: Ids, sentences: Sentences, donor: Ids, donor_sentences: Sentences, source: Ids
 ) -> tuple[Ids, NDArray[np.float32]]:
     """For each target segment its donor segment and how alike the two are: the best path through `resemblance`, where
     keeping the donor's order is worth `IN_ORDER` a step. `source`: places of copied tokens (-1 for others), which decide

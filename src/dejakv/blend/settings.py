@@ -33,7 +33,7 @@ TOP_LAYER_TAIL = 32
 
 
 @dataclass(frozen=True)
-class Quality:
+class BlendQualitySettings:
     """A ranking of tokens, and the share of them to recompute. Changed tokens are recomputed in every quality, beyond the share too."""
 
     selector: BlendSelector
@@ -44,20 +44,22 @@ class Quality:
         return f"rows {_REVISION}, {self.selector}, share {self.share:g}"
 
 
-_QUALITIES: dict[BlendQuality, Quality] = {
+_QUALITIES: dict[BlendQuality, BlendQualitySettings] = {
     # About half of the default's divergence where passages moved.
-    "strict": Quality("prophet", 0.4),
+    "strict": BlendQualitySettings("prophet", 0.4),
     # Tokens that the question attends to, or next to an edit, and offsets for the rest: where passages moved, a quarter of the
     # divergence of CacheBlend's or EPIC's choice at this share.
-    "default": Quality("prophet", 0.2),
+    "default": BlendQualitySettings("prophet", 0.2),
     # Changed tokens and the question, nothing else: fastest, and good only for prompts whose passages stay in place.
-    "loose": Quality("similarity", 0.0),
+    "loose": BlendQualitySettings("similarity", 0.0),
 }
-QUALITIES: Mapping[BlendQuality, Quality] = MappingProxyType(_QUALITIES)
+QUALITIES: Mapping[BlendQuality, BlendQualitySettings] = MappingProxyType(_QUALITIES)
 DEFAULT: BlendQuality = "default"
 
 
-def quality_of(name: BlendQuality, selector: BlendSelector | None = None, share: float | None = None) -> Quality:
+def quality_of(
+    name: BlendQuality, selector: BlendSelector | None = None, share: float | None = None
+) -> BlendQualitySettings:
     """Return the named quality, with its selector or share replaced.
 
     >>> quality_of("default", share=0.3)

@@ -15,7 +15,7 @@ Embed = Callable[[Any], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class Donors:
+class DonorTokens:
     """The token ids of one or more donors, one behind the other.
 
     starts  index in `ids` of each donor's first token
@@ -31,7 +31,7 @@ class Donors:
     first: tuple[int, ...]
 
     @classmethod
-    def of(cls, *donors: Sequence[int] | Ids, first: Sequence[int] = ()) -> "Donors":
+    def of(cls, *donors: Sequence[int] | Ids, first: Sequence[int] = ()) -> "DonorTokens":
         """Join donors; `first`: 0 for all if it is empty. Raises: InputError without donors or with an empty one."""
         if not donors or any(len(donor) == 0 for donor in donors):
             raise InputError("a token map needs donors of at least one token each")
@@ -88,7 +88,7 @@ class Donors:
 class TokenMap:
     """The donor token of each token of a prompt.
 
-    source      `[n]` index into `Donors.ids` for every target token
+    source      `[n]` index into `DonorTokens.ids` for every target token
     similarity  `[n]` in [0, 1]: how well it fits; low values are recomputed first
     context     `[n]` tokens of common context around the match (left counted double), 0 where the map does not know
     """
@@ -111,7 +111,7 @@ def stretches(marked: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def equal_runs(target: Ids, donors: Donors, source: Ids) -> tuple[Ids, Ids]:
+def equal_runs(target: Ids, donors: DonorTokens, source: Ids) -> tuple[Ids, Ids]:
     """Return, for each target token, first and stop of its copied run: tokens that equal consecutive tokens of one donor. A token that
     differs from its donor token is a run of its own.
 
@@ -136,7 +136,7 @@ def equal_runs(target: Ids, donors: Donors, source: Ids) -> tuple[Ids, Ids]:
     return first, stop
 
 
-def with_prefix(donor_map: TokenMap, target: Ids, donors: Donors, exact: Sequence[bool]) -> tuple[TokenMap, int]:
+def with_prefix(donor_map: TokenMap, target: Ids, donors: DonorTokens, exact: Sequence[bool]) -> tuple[TokenMap, int]:
     """Return the map with the longest exact prefix taken from its donor, and the length of that prefix. At least the last token is
     left out, whose state gives the answer.
 
@@ -164,7 +164,7 @@ def with_prefix(donor_map: TokenMap, target: Ids, donors: Donors, exact: Sequenc
     return replace(donor_map, source=source, similarity=similarity, context=context), prefix_tokens
 
 
-def new_text(target: Ids, donors: Donors, donor_map: TokenMap, min_length: int) -> NDArray[np.bool_]:
+def new_text(target: Ids, donors: DonorTokens, donor_map: TokenMap, min_length: int) -> NDArray[np.bool_]:
     """Mark tokens outside copied runs of at least `min_length` tokens, which the donors already serve. Media (negative ids) are never new.
 
     >>> found = TokenMap(np.array([0, 1, 2]), np.ones(3, np.float32), np.zeros(3, np.int64))

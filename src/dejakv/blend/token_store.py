@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import exact_key
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
 from dejakv.vectors.base import normalized
 
 
@@ -28,7 +28,7 @@ class CacheItem:
     embedding  mean of the input embeddings at length 1, `[hidden]`, to compare prompts by
     """
 
-    chunk: Chunk
+    chunk: StoredState
     embedding: NDArray[np.float32] = field(repr=False)
 
     @property
@@ -46,7 +46,7 @@ def make_item(engine: Any, prepared: Prepared, kv: Tensor) -> CacheItem:
         )
     key = exact_key(request.partition, engine.epoch, ids, ())
     meta = ChunkMeta(key, request.partition, engine.epoch, ids, request.prompt, request.chunk, nbytes=kv.nbytes)
-    return CacheItem(Chunk(meta, kv), normalized(engine.embed_tokens(ids).mean(0)))
+    return CacheItem(StoredState(meta, kv), normalized(engine.embed_tokens(ids).mean(0)))
 
 
 class LRUCacheStore:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dejakv.blend.maps import token_map
 from dejakv.blend.settings import TOP_LAYER_TAIL
-from dejakv.blend.token_map import Donors, Embed, Ids, with_prefix
+from dejakv.blend.token_map import DonorTokens, Embed, Ids, with_prefix
 from dejakv.errors import ConfigError
 from dejakv.settings import MAX_SHARE, Positive, Share, check_fields
 
@@ -46,14 +46,14 @@ def computed_rows(source: Ids) -> Ids:
 
 def take_rows(
     target: Sequence[int],
-    donors: Donors,
+    donors: DonorTokens,
     matching: str,
     embed: Embed,
     *,
     tail: int = TOP_LAYER_TAIL,
     ends: NDArray[np.int64] | None = None,
 ) -> Ids:
-    """For each row of a prompt the index into `Donors.ids` of its donor row, `[n]`; -1: computed. Raises: ConfigError for another
+    """For each row of a prompt the index into `DonorTokens.ids` of its donor row, `[n]`; -1: computed. Raises: ConfigError for another
     `matching` or a `tail` below 1.
 
     matching  `position`: row i takes the first donor's row i, whatever its token, as in Sim-LLM. `map`: equal tokens in common context,

@@ -82,14 +82,14 @@ def purge_command(
     from dejakv.settings import in_bucket
     from dejakv.store.claim import FORMAT, purge_folder
     from dejakv.store.open import open_found, stores_in
-    from dejakv.store.selection import Purged, Selection
+    from dejakv.store.selection import PurgeResult, Selection
 
     selection = Selection(partition, epoch, tuple(donor or ()), older_than)
     if selection == Selection() and not everything:
         raise ConfigError("nothing is selected: give --partition, --epoch, --donor or --older-than, or --all")
 
     check_bucket(next(filter(in_bucket, store), store[0]), feed=feed)
-    purged = Purged()
+    purged = PurgeResult()
     with ExitStack() as stack:
         # All of them are opened before anything is removed: one that is no cache is a mistake in the command.
         places = {place: format for address in store for place, format in stores_in(address).items()}
@@ -121,11 +121,11 @@ def evidence_command(
 
     from dejakv.errors import ConfigError
     from dejakv.settings import in_bucket
-    from dejakv.trust.ledger import FILE, Ledger
+    from dejakv.trust.ledger import FILE, EvidenceLedger
 
     if in_bucket(store) or not (Path(store) / FILE).is_file():
         raise ConfigError(f"{store} has no evidence: give the folder of a cache that was used with --error-bound")
-    with closing(Ledger(store)) as ledger:
+    with closing(EvidenceLedger(store)) as ledger:
         if remove:
             echo(f"removed the evidence of {counted(ledger.remove(epoch=epoch), 'kind')} of hits")
             return

@@ -64,9 +64,9 @@ def estimate_command(
     if ray is not None:
         from functools import partial
 
-        from dejakv.experiments.on_ray import Cluster, RequestsOn
+        from dejakv.experiments.on_ray import RayCluster, RequestsOn
 
-        reading = partial(RequestsOn, Cluster.connect(ray))
+        reading = partial(RequestsOn, RayCluster.connect(ray))
     if output is not None:
         refuse_existing(output / "estimate.json", "the estimate")
         make_folder(output)

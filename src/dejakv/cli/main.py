@@ -63,11 +63,11 @@ _ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/]+:\d+")
 _OPTIONS: dict[str, Any] = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
 
-class _Stopped(Exception):
+class _CommandInterrupted(Exception):
     """Ctrl-C in a command. typer would turn a KeyboardInterrupt into an exit without a word."""
 
 
-class _Commands(TyperGroup):
+class _CommandGroup(TyperGroup):
     """Commands by name, with an interrupt passed on by typer."""
 
     _listing = False
@@ -117,10 +117,10 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
-            raise _Stopped from interrupt
+            raise _CommandInterrupted from interrupt
 
 
-typer_app = typer.Typer(name="dejakv", cls=_Commands, add_completion=False, pretty_exceptions_enable=False)
+typer_app = typer.Typer(name="dejakv", cls=_CommandGroup, add_completion=False, pretty_exceptions_enable=False)
 
 # click's UsageError. typer does not export it, and later releases of typer bundle click.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -161,7 +161,7 @@ def app() -> None:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "dejakv"
         _fail(f"{error.format_message().rstrip('.')}; see {command} --help")
-    except (typer.Abort, _Stopped):
+    except (typer.Abort, _CommandInterrupted):
         _fail("stopped", 130)
     else:
         sys.exit(status if isinstance(status, int) else 0)

@@ -24,12 +24,12 @@ def list_command() -> None:
     """List bundled and fetched models with description, size and state."""
     from rich.console import Console
 
-    from dejakv.experiments.table import Sheet
+    from dejakv.experiments.table import TextTable
     from dejakv.models import available, fetched
 
     all_models = [*available(), *fetched()]
     rows = [[model.name, model.about, f"{model.nbytes / 1e6:.1f} MB", model.state] for model in all_models]
-    Console().print(Sheet("", ("name", "what it is", "size", "state"), rows).printed())
+    Console().print(TextTable("", ("name", "what it is", "size", "state"), rows).printed())
     if all_models[0].state != "bundled":
         echo(
             "docs-lm, docs-lckv and shapes-vlm come with the package dejakv-models (extra models), which is not installed"

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from dejakv.errors import printable
-from dejakv.experiments.summary import Progress, Row
+from dejakv.experiments.summary import RunProgress, SampleRow
 
 LOG_SECONDS = 10.0
 
@@ -20,19 +20,19 @@ LOG_SECONDS = 10.0
 @contextmanager
 def watching(
     console: Console, *, log_samples: bool = False, seconds: float = LOG_SECONDS, counts: str = "samples"
-) -> Generator[Progress, None, None]:
+) -> Generator[RunProgress, None, None]:
     """Make a progress display on the console, updated at most every `seconds` in a stage. `counts`: noun of the counted units."""
     if not console.is_terminal:
-        yield _Lines(console, log_samples, seconds, counts)
+        yield _ProgressLines(console, log_samples, seconds, counts)
         return
 
     first, last = TextColumn("{task.description}"), TextColumn("{task.fields[means]}")
     columns = (first, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), last)
     with Bars(*columns, console=console, transient=True) as bars:
-        yield _Bar(console, log_samples, bars)
+        yield _ProgressBar(console, log_samples, bars)
 
 
-class _Means(Progress):
+class _ArmMeans(RunProgress):
     """Mean time to first token of each arm in a stage; prints samples if asked to."""
 
     def __init__(self, console: Console, log_samples: bool) -> None:
@@ -42,7 +42,7 @@ class _Means(Progress):
     def stage(self, text: str) -> None:
         self._times.clear()
 
-    def sample(self, done: int, total: int, row: Row | None) -> None:
+    def sample(self, done: int, total: int, row: SampleRow | None) -> None:
         if row is not None:
             for name, outcome in row.arms.items():
                 self._times[name].append(outcome.record.ttft_ms)
@@ -59,7 +59,7 @@ class _Means(Progress):
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-class _Bar(_Means):
+class _ProgressBar(_ArmMeans):
     """A bar for the stage under way, its remaining time and the means."""
 
     def __init__(self, console: Console, log_samples: bool, bars: Bars) -> None:
@@ -73,13 +73,13 @@ class _Bar(_Means):
             self._bars.remove_task(self._stage)
         self._stage = self._bars.add_task(escape(printable(text)), total=None, means="")
 
-    def sample(self, done: int, total: int, row: Row | None) -> None:
+    def sample(self, done: int, total: int, row: SampleRow | None) -> None:
         super().sample(done, total, row)
         if self._stage is not None:
             self._bars.update(self._stage, completed=done, total=total, means=self.means)
 
 
-class _Lines(_Means):
+class _ProgressLines(_ArmMeans):
     """Prints each stage, how far it is and the means."""
 
     def __init__(self, console: Console, log_samples: bool, seconds: float, counts: str) -> None:
@@ -94,7 +94,7 @@ class _Lines(_Means):
         if text:
             self._print(text)
 
-    def sample(self, done: int, total: int, row: Row | None) -> None:
+    def sample(self, done: int, total: int, row: SampleRow | None) -> None:
         super().sample(done, total, row)
         now = time.monotonic()
         if self._first is None:
@@ -109,7 +109,7 @@ class _Lines(_Means):
             self._print(f"{text}; {self.means}" if self.means else text)
 
 
-def line_of(row: Row) -> str:
+def line_of(row: SampleRow) -> str:
     """`[id] hit (embedding:prompt) | latency=0.032s | answer match=True | exact_text=miss, ...`, and the reason for unused state."""
     if row.error:
         return f"[{row.sample_id}] could not run: {row.error}"

@@ -90,9 +90,9 @@ def _run(
         if ray is None:
             result = run(settings, watch, resume=resume)
         else:
-            from dejakv.experiments.on_ray import Cluster, run_on
+            from dejakv.experiments.on_ray import RayCluster, run_on
 
-            result = run_on(Cluster.connect(ray), settings, watch, workers=ray_workers, resume=resume)
+            result = run_on(RayCluster.connect(ray), settings, watch, workers=ray_workers, resume=resume)
     if result.earlier:
         echo(f"the run in {result.output} is finished, and was not measured again: {REMEDY} to do that", err=True)
     if brief and "arms" in result.summary:

@@ -51,9 +51,9 @@ def sweep_command(
         spec = sweeps.ablation(model or ["shapes-vlm"], dims, preset=preset, max_samples=max_samples)
     in_turn = None
     if ray is not None:
-        from dejakv.experiments.on_ray import Cluster, experiments_on
+        from dejakv.experiments.on_ray import RayCluster, experiments_on
 
-        in_turn = experiments_on(Cluster.connect(ray))
+        in_turn = experiments_on(RayCluster.connect(ray))
     with watching(Console(stderr=True), counts="experiments" if ray else "samples") as watch:
         lines = sweeps.sweep(
             spec, log_file, samples_dir, resume=resume, purge=purge_cache_between_runs, watch=watch, lines=in_turn

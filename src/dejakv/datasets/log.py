@@ -47,7 +47,7 @@ _HEADER = re.compile(r'"?[A-Za-z_][\w .()-]*"?([,;\t]"?[A-Za-z_][\w .()-]*"?)+\s
 
 
 @dataclass
-class Log:
+class RequestLog:
     """A file of requests, or a part of one.
 
     image_root  folder of the pictures that JSON lines name; None: they are left out
@@ -154,16 +154,16 @@ class Log:
             )
         return sentences
 
-    def parts(self, size: int) -> "list[Log]":
+    def parts(self, size: int) -> "list[RequestLog]":
         """The file in parts of at least `size` bytes, cut at ends of lines; one part if it is not a file of lines."""
         with self.path.open("rb") as file:
             if _shape(file.read(4096)) != "lines":
                 return [self]
             file.seek(0)
-            log_parts, begin, first = list[Log](), 0, 1
+            log_parts, begin, first = list[RequestLog](), 0, 1
             # readline completes the last line, so that none is cut in two.
             while piece := file.read(size) + file.readline():
-                log_parts.append(Log(self.path, self.image_root, begin, begin + len(piece), first))
+                log_parts.append(RequestLog(self.path, self.image_root, begin, begin + len(piece), first))
                 begin += len(piece)
                 # Lines end with LF, CR or both, as when the part is read.
                 first += piece.count(b"\n") + piece.count(b"\r") - piece.count(b"\r\n")

@@ -61,7 +61,7 @@ _LEAST = 100
 
 
 @dataclass(frozen=True)
-class Message:
+class LoggedMessage:
     """One message as a model reads it. `tool`: it is a tool's result. `edits`: the number (from 0) of the earlier message that
     it replaces, because the user changed it."""
 
@@ -71,7 +71,7 @@ class Message:
     edits: int | None = None
 
 
-def read_messages(record: Mapping[str, Any], where: str) -> list[Message]:
+def read_messages(record: Mapping[str, Any], where: str) -> list[LoggedMessage]:
     """The messages of one logged conversation. `where` is its place, for error messages.
 
     Accepted are `messages` (OpenAI's form), `traj` (tau-bench), `history` or `trajectory` (SWE-agent), `conversations`
@@ -92,7 +92,7 @@ def read_messages(record: Mapping[str, Any], where: str) -> list[Message]:
     return messages
 
 
-def read_request(record: Mapping[str, Any], where: str, left_out: set[str] | None = None) -> tuple[Message, ...]:
+def read_request(record: Mapping[str, Any], where: str, left_out: set[str] | None = None) -> tuple[LoggedMessage, ...]:
     """The messages of one logged request, which ends with a user's or a tool's message. The first one has its system texts and tools.
 
     left_out  takes the names of what the model may have read and the messages lack
@@ -102,7 +102,7 @@ def read_request(record: Mapping[str, Any], where: str, left_out: set[str] | Non
     messages = _found(record, where, set() if left_out is None else left_out, question=True)
     conversation = merged(message for message in messages if message.edits is None)
     if conversation and conversation[-1].role == "system":  # a reminder behind the conversation, or instructions alone
-        conversation = merged((*conversation[:-1], Message("user", conversation[-1].text)))
+        conversation = merged((*conversation[:-1], LoggedMessage("user", conversation[-1].text)))
     if not conversation or conversation[-1].role != "user":
         raise DatasetError(
             f"{where}: a request must end with a user's or a tool's message: to replay conversations with answers, give --dataset sessions"
@@ -157,7 +157,7 @@ def _words(value: Any) -> int:
     return sum(map(_words, value)) if isinstance(value, list) else 0
 
 
-def _found(record: Mapping[str, Any], where: str, left_out: set[str], *, question: bool = False) -> list[Message]:
+def _found(record: Mapping[str, Any], where: str, left_out: set[str], *, question: bool = False) -> list[LoggedMessage]:
     """System texts, tools and messages of a conversation. An edit names a message by its number, without edits, among all of them.
 
     question  whether a question without messages is a conversation
@@ -175,13 +175,13 @@ def _found(record: Mapping[str, Any], where: str, left_out: set[str], *, questio
             "objects with 'role' and 'content'"
         )
 
-    conversation, numbers = list[Message](), list[int]()  # of an item, that of its first message
+    conversation, numbers = list[LoggedMessage](), list[int]()  # of an item, that of its first message
     for item, place in items:
         messages = list(_messages(item, place, tools, left_out))
         if messages and (edits := messages[0].edits) is not None:
             # An edit counts the log's items, and one item may have become several messages.
             in_range = 0 <= edits < len(numbers)
-            conversation.append(Message("user", messages[0].text, edits=numbers[edits] if in_range else edits))
+            conversation.append(LoggedMessage("user", messages[0].text, edits=numbers[edits] if in_range else edits))
         else:
             numbers.append(sum(message.edits is None for message in conversation))
             conversation += messages
@@ -189,10 +189,10 @@ def _found(record: Mapping[str, Any], where: str, left_out: set[str], *, questio
     begin = next((place for place, message in enumerate(conversation) if message.role != "system"), len(conversation))
     system_texts = {message.text for message in conversation[:begin]}
     # A log may have it twice: as a field and as the first message.
-    first = [Message("system", text) for text in heads if text not in system_texts]
+    first = [LoggedMessage("system", text) for text in heads if text not in system_texts]
 
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    behind = [Message("system", f"<tools>\n{listed}\n</tools>")] if tools else []
+    behind = [LoggedMessage("system", f"<tools>\n{listed}\n</tools>")] if tools else []
     # System texts and tools now stand before them, so the numbers in edits move.
     conversation = [
         message
@@ -237,9 +237,9 @@ def _items(record: Mapping[str, Any], where: str, question: bool) -> Iterator[tu
         yield {"role": "user", "content": question_text}, where
 
 
-def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> Iterator[Message]:
+def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> Iterator[LoggedMessage]:
     """The messages of an item: tools' results are messages of their own, definitions of tools go into `tools`."""
-    if isinstance(item, Message):
+    if isinstance(item, LoggedMessage):
         yield item
         return
     if not isinstance(item, dict):
@@ -250,7 +250,7 @@ def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> It
             raise DatasetError(
                 f"{where}: give the number of an earlier message as 'edit', and its new text as 'content'"
             )
-        yield Message("user", item["content"], edits=item["edit"])
+        yield LoggedMessage("user", item["content"], edits=item["edit"])
         return
 
     item = _flat(item)
@@ -300,7 +300,7 @@ def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> It
         if kind == "result" and name not in _TOOLS:
             # Text before a result stays before it, as a message of its own.
             if any(texts):
-                yield Message(_ROLES[name], joined(texts))
+                yield LoggedMessage(_ROLES[name], joined(texts))
             yield _tool(text)
             texts, results = [], True
         elif kind != "tool":
@@ -309,7 +309,7 @@ def _messages(item: Any, where: str, tools: list[Any], left_out: set[str]) -> It
     if name in _TOOLS:
         yield _tool(joined(texts))
     elif any(texts) or not results:
-        yield Message(_ROLES[name], joined(texts))
+        yield LoggedMessage(_ROLES[name], joined(texts))
 
 
 def _flat(item: dict[str, Any]) -> dict[str, Any]:
@@ -339,11 +339,11 @@ def _calls(item: Mapping[str, Any]) -> list[Any]:
     return calls if isinstance(calls, list) else [calls]
 
 
-def _tool(text: str) -> Message:
-    return Message("user", f"<tool_response>\n{text}\n</tool_response>", tool=True)
+def _tool(text: str) -> LoggedMessage:
+    return LoggedMessage("user", f"<tool_response>\n{text}\n</tool_response>", tool=True)
 
 
-def _step(step: Any, where: str) -> Iterator[Message]:
+def _step(step: Any, where: str) -> Iterator[LoggedMessage]:
     """Yield the messages of a step of SWE-agent's `trajectory`: the response or action, then the observation."""
     if not isinstance(step, dict):
         raise DatasetError(f"{where}: a step of 'trajectory' is not an object: give steps as SWE-agent writes them")
@@ -352,19 +352,19 @@ def _step(step: Any, where: str) -> Iterator[Message]:
     response = response or str(step.get("thought") or "")
     # A response usually has the action in it, which is not said twice.
     parts = (response,) if response and action in response else (response, action)
-    yield Message("assistant", "\n".join(part for part in parts if part))
+    yield LoggedMessage("assistant", "\n".join(part for part in parts if part))
     yield _tool(str(step.get("observation") or ""))
 
 
-def merged(messages: Iterable[Message]) -> tuple[Message, ...]:
+def merged(messages: Iterable[LoggedMessage]) -> tuple[LoggedMessage, ...]:
     """The same conversation with adjacent messages of the same role joined and empty ones left out, as strict templates require."""
-    out: list[Message] = []
+    out: list[LoggedMessage] = []
     for message in messages:
         if not message.text.strip():
             continue
         if out and out[-1].role == message.role:
             between = "\n" if message.role == "assistant" and message.text.startswith("<tool_call>") else "\n\n"
-            out[-1] = Message(message.role, f"{out[-1].text}{between}{message.text}")
+            out[-1] = LoggedMessage(message.role, f"{out[-1].text}{between}{message.text}")
         else:
             out.append(message)
 

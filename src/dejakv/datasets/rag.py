@@ -38,7 +38,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Question:
+class RagQuestion:
     """A question, its answer if known, and its topic. `retrieved`: its own passages, best first."""
 
     text: str
@@ -48,15 +48,15 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class PassageCorpus:
     """Passages to search and questions to ask. `recorded`: the questions are a log, and their order is kept."""
 
     passages: tuple[Passage, ...]
-    questions: tuple[Question, ...]
+    questions: tuple[RagQuestion, ...]
     recorded: bool = False
 
 
-def read_corpus(path: str | Path) -> Corpus:
+def read_corpus(path: str | Path) -> PassageCorpus:
     """The corpus at a path, in any of the formats. Raises: DatasetError naming the line or key that does not fit."""
     source = Path(path).expanduser()
     if source.is_dir():
@@ -69,9 +69,9 @@ def read_corpus(path: str | Path) -> Corpus:
     return _checked(source, *_lines(source), recorded=True)
 
 
-def _squad(file: Path) -> Corpus:
+def _squad(file: Path) -> PassageCorpus:
     passages: list[Passage] = []
-    questions: list[Question] = []
+    questions: list[RagQuestion] = []
     try:
         for article in json.loads(file.read_text(encoding="utf-8-sig"))["data"]:
             title = str(article.get("title", ""))
@@ -79,22 +79,24 @@ def _squad(file: Path) -> Corpus:
                 passages.append(Passage(title, paragraph["context"]))
                 for qa_item in paragraph["qas"]:
                     answers = qa_item.get("answers") or [{"text": None}]
-                    questions.append(Question(qa_item["question"], answers[0]["text"], title))
+                    questions.append(RagQuestion(qa_item["question"], answers[0]["text"], title))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise DatasetError(f"{file.name} is not in SQuAD's format ({error!r}): give {FORMS}") from error
 
     return _checked(file, passages, questions)
 
 
-def _lines(file: Path) -> tuple[list[Passage], list[Question]]:
+def _lines(file: Path) -> tuple[list[Passage], list[RagQuestion]]:
     passages: list[Passage] = []
-    questions: list[Question] = []
+    questions: list[RagQuestion] = []
     for where, record in json_lines(file):
         text = record.get("passage", record.get("text"))
         if isinstance(record.get("question"), str):
             answer = record.get("answer")
             retrieved = tuple(_passage(item, where) for item in record.get("passages") or ())
-            questions.append(Question(record["question"], None if answer is None else str(answer), retrieved=retrieved))
+            questions.append(
+                RagQuestion(record["question"], None if answer is None else str(answer), retrieved=retrieved)
+            )
         elif isinstance(text, str):
             passages.append(Passage(str(record.get("title", "")), text))
         else:
@@ -112,7 +114,7 @@ def _passage(item: Any, where: str) -> Passage:
     return Passage(str(item.get("title", "")) if isinstance(item, dict) else "", text)
 
 
-def _folder(folder: Path) -> Corpus:
+def _folder(folder: Path) -> PassageCorpus:
     passages: list[Passage] = []
     for file in sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXTS and path.is_file()):
         title = file.relative_to(folder).as_posix()
@@ -137,22 +139,24 @@ def _pieces(text: str) -> Iterator[str]:
         yield piece
 
 
-def go_on(passage: Passage) -> Iterator[Question]:
+def go_on(passage: Passage) -> Iterator[RagQuestion]:
     """Questions generated from a passage by a rule: how its longer sentences continue."""
     for sentence in re.split(r"(?<=[.!?])\s+", " ".join(passage.text.split())):
         words = sentence.split()
         if 10 <= len(words) <= 40:
             half = len(words) // 2
             question_text = f'How does this sentence go on in the texts: "{" ".join(words[:half])}"?'
-            yield Question(question_text, " ".join(words[half:]), passage.title)
+            yield RagQuestion(question_text, " ".join(words[half:]), passage.title)
 
 
-def _checked(source: Path, passages: list[Passage], questions: list[Question], recorded: bool = False) -> Corpus:
+def _checked(
+    source: Path, passages: list[Passage], questions: list[RagQuestion], recorded: bool = False
+) -> PassageCorpus:
     if not questions:
         raise DatasetError(f"{source.name} has no question: give {FORMS}")
     if not passages and not all(question.retrieved for question in questions):
         raise DatasetError(f"{source.name} has no passage: give {FORMS}")
-    return Corpus(tuple(passages), tuple(questions), recorded)
+    return PassageCorpus(tuple(passages), tuple(questions), recorded)
 
 
 MODULES = (
@@ -164,10 +168,10 @@ LEAST, MOST = 150, 1_100
 """Characters of a documentation string: shorter ones say little, longer ones are cut."""
 
 
-def docs_corpus() -> Corpus:
+def docs_corpus() -> PassageCorpus:
     """One passage for each documented class and function. Every answer is in the passage that its question is about."""
     passages: list[Passage] = []
-    questions: list[Question] = []
+    questions: list[RagQuestion] = []
     for module in MODULES:
         for item in read_package(module).objects:
             if len(item.doc) < LEAST or item.short.startswith("_"):
@@ -180,16 +184,16 @@ def docs_corpus() -> Corpus:
             passages.append(Passage(name, f"{head}, {item.kind} of the module {module}\n{cut(item.doc, MOST)}"))
             questions += _questions(module, name, item, defaults)
 
-    return Corpus(tuple(passages), tuple(questions))
+    return PassageCorpus(tuple(passages), tuple(questions))
 
 
-def _questions(module: str, name: str, item: CodeObject, defaults: dict[str, str]) -> Iterator[Question]:
+def _questions(module: str, name: str, item: CodeObject, defaults: dict[str, str]) -> Iterator[RagQuestion]:
     first = " ".join(item.doc.split()).partition(". ")[0]
-    yield Question(f'Which {item.kind} does this describe: "{first[:160]}"?', name, module)
+    yield RagQuestion(f'Which {item.kind} does this describe: "{first[:160]}"?', name, module)
     for parameter, value in defaults.items():
         if value:
             question_text = f"What is the default value of the parameter {parameter} of {name}?"
-            yield Question(question_text, value, module)
+            yield RagQuestion(question_text, value, module)
 
 
 def _defaults(item: CodeObject) -> Iterator[tuple[str, str]]:
@@ -232,7 +236,7 @@ class RagDataset:
         if passages < 1:
             raise ConfigError(f"--passages {passages}: give 1 or more")
 
-        self.corpus: Corpus = docs_corpus() if path is None else read_corpus(path)
+        self.corpus: PassageCorpus = docs_corpus() if path is None else read_corpus(path)
         self.seed, self.passages, self.order = seed, passages, order
         self._retriever: Any = _index(self.corpus.passages) if self.corpus.passages else None
 
@@ -253,7 +257,7 @@ class RagDataset:
                 scored=False,
             )
 
-    def _arranged(self, number: int, question: Question) -> Sequence[Passage]:
+    def _arranged(self, number: int, question: RagQuestion) -> Sequence[Passage]:
         if question.retrieved:
             places, candidates = list(range(len(question.retrieved)))[: self.passages], question.retrieved
         else:
@@ -272,10 +276,10 @@ class RagDataset:
         return [int(place) for place in (-scores).argsort(kind="stable")[: self.passages]]
 
 
-def traffic(questions: Sequence[Question], seed: int) -> Iterator[Question]:
+def traffic(questions: Sequence[RagQuestion], seed: int) -> Iterator[RagQuestion]:
     """Every question once, popular topics first and more often: topics are drawn with weight 1/n, in an order given by the seed."""
     rng = random.Random(f"rag/{seed}")
-    topics: dict[str, list[Question]] = {}
+    topics: dict[str, list[RagQuestion]] = {}
     for question in questions:
         topics.setdefault(question.topic, []).append(question)
     remaining = list(topics.values())

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from dejakv.datasets.base import Dataset, Sample
 from dejakv.datasets.files import FolderDataset
 from dejakv.datasets.gqa import open_gqa
-from dejakv.datasets.log import Log
+from dejakv.datasets.log import RequestLog
 from dejakv.errors import DatasetError
 from dejakv.models.table import shipped
 from dejakv.settings import made_by
@@ -79,7 +79,7 @@ def open_dataset(
         raise DatasetError(f"this data set needs {source_kind}: give it with --dataset-path")
     if name == "folder":
         return FolderDataset(path)
-    return Log(Path(path), Path(options.image_root or Path(path).parent))
+    return RequestLog(Path(path), Path(options.image_root or Path(path).parent))
 
 
 def samples(dataset: Dataset, max_samples: int | None = None, shuffle_seed: int | None = None) -> Iterator[Sample]:

@@ -42,7 +42,7 @@ class CodeObject:
 
 
 @dataclass(frozen=True)
-class Package:
+class SourcePackage:
     """A package's name, its source files in order, and its classes and functions in the order of files and lines."""
 
     name: str
@@ -50,7 +50,7 @@ class Package:
     objects: tuple[CodeObject, ...]
 
 
-def read_package(name_or_folder: str) -> Package:
+def read_package(name_or_folder: str) -> SourcePackage:
     """A package by its importable name (`email`, `xml.dom`) or by the folder of its source. Tests in it are left out.
 
     Raises: DatasetError for a package that is not installed, or has no Python source.
@@ -69,7 +69,7 @@ def read_package(name_or_folder: str) -> Package:
         )
 
     files = tuple(path.relative_to(base).as_posix() for path in paths)
-    return Package(root.stem if root.is_file() else root.name, files, tuple(objects))
+    return SourcePackage(root.stem if root.is_file() else root.name, files, tuple(objects))
 
 
 def _folder(name: str) -> Path:
@@ -156,7 +156,7 @@ class RepoDataset:
     """
 
     def __init__(self, path: str | None = None, seed: int = 0) -> None:
-        self.package: Package = read_package(path or DEFAULT_PACKAGE)
+        self.package: SourcePackage = read_package(path or DEFAULT_PACKAGE)
         self.seed = seed
 
     def __iter__(self) -> Iterator[Sample]:

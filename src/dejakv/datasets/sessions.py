@@ -13,7 +13,7 @@ from typing import Any
 
 from dejakv.datasets.base import Sample
 from dejakv.datasets.files import json_lines, read_json
-from dejakv.datasets.messages import Message, merged, read_messages
+from dejakv.datasets.messages import LoggedMessage, merged, read_messages
 from dejakv.errors import ConfigError, DatasetError
 
 AT_ONCE = 4
@@ -38,7 +38,7 @@ class SessionsDataset:
         if window < 0 or (compact_tools or 0) < 0:
             raise ConfigError(f"--window {window} and --compact-tools {compact_tools}: give 0 or more")
         self.seed, self.window, self.compact_tools = seed, window, compact_tools
-        self.sessions: Sequence[Sequence[Message]] = [read_messages(r, where) for where, r in _records(path)]
+        self.sessions: Sequence[Sequence[LoggedMessage]] = [read_messages(r, where) for where, r in _records(path)]
         if not self.sessions:
             raise DatasetError(f"{path} is empty: give a file with conversations")
 
@@ -47,7 +47,7 @@ class SessionsDataset:
         waiting = [(number, enumerate(self._calls(session))) for number, session in enumerate(self.sessions)]
         rng.shuffle(waiting)
 
-        going: list[tuple[int, Iterator[tuple[int, tuple[tuple[Message, ...], str]]]]] = []
+        going: list[tuple[int, Iterator[tuple[int, tuple[tuple[LoggedMessage, ...], str]]]]] = []
         while waiting or going:
             while waiting and len(going) < AT_ONCE:
                 going.append(waiting.pop())
@@ -66,9 +66,9 @@ class SessionsDataset:
                     fields={"session": session, "recorded": recorded},
                 )
 
-    def _calls(self, session: Sequence[Message]) -> Iterator[tuple[tuple[Message, ...], str]]:
+    def _calls(self, session: Sequence[LoggedMessage]) -> Iterator[tuple[tuple[LoggedMessage, ...], str]]:
         """The history before each model call, and the model's answer."""
-        history: list[Message] = []
+        history: list[LoggedMessage] = []
         for message in session:
             if message.edits is not None:
                 history[message.edits] = replace(history[message.edits], text=message.text)
@@ -82,7 +82,7 @@ class SessionsDataset:
             history.append(message)
 
 
-def compacted(history: Sequence[Message], keep: int | None) -> list[Message]:
+def compacted(history: Sequence[LoggedMessage], keep: int | None) -> list[LoggedMessage]:
     """The history with a line on its length in place of each tool result but the last `keep`."""
     results = [place for place, message in enumerate(history) if message.tool]
     # results[:-0] is empty, so that keeping none is a case of its own.
@@ -91,7 +91,7 @@ def compacted(history: Sequence[Message], keep: int | None) -> list[Message]:
     return [replace(m, text=line.format(len(m.text))) if place in old else m for place, m in enumerate(history)]
 
 
-def windowed(history: Sequence[Message], window: int) -> list[Message]:
+def windowed(history: Sequence[LoggedMessage], window: int) -> list[LoggedMessage]:
     """The system messages at the beginning and the last `window` messages (0: all), starting with a user's."""
     start = next((place for place, message in enumerate(history) if message.role != "system"), len(history))
     tail = list(history[start:])

@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from dejakv import __version__
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.plan import Decision, Method, Observer, Plan, Trial
+from dejakv.decide.plan import BoundTrial, Decision, Method, Observer, Plan
 from dejakv.decide.queue import SettlingQueue
 from dejakv.errors import ConfigError
 from dejakv.request import Prepared
 from dejakv.trust.certificate import Certificate
-from dejakv.trust.differs import Seen
-from dejakv.trust.draw import Draw
+from dejakv.trust.differs import ComparedAnswer
+from dejakv.trust.draw import HitDraw
 from dejakv.trust.features import LATE_BLEND, TIME_SHARE, certainty, features_of, orders, risk_of
-from dejakv.trust.gate import Gate
+from dejakv.trust.gate import TrustGate
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class ErrorBound(Observer):
     queue   of would-be hits to label; None: the caller handles the draws
     """
 
-    def __init__(self, gate: Gate, config: SemanticCacheConfig, queue: SettlingQueue | None = None) -> None:
+    def __init__(self, gate: TrustGate, config: SemanticCacheConfig, queue: SettlingQueue | None = None) -> None:
         self._gate = gate
         self._config = config
         self._queue = queue
@@ -59,7 +59,7 @@ class ErrorBound(Observer):
             features[TIME_SHARE] = tried / exact if tried is not None and exact else 0.0
         if late and self._gate.tries(cls, features):
             # `accept` fills it in during the run: the decision itself is frozen.
-            trial = Trial(plan)
+            trial = BoundTrial(plan)
             decision = replace(decision, trial=trial)
 
             def accept(logs: NDArray[np.float32]) -> str:
@@ -70,7 +70,7 @@ class ErrorBound(Observer):
             return replace(decision, plans=(replace(plan, accept=accept), *decision.plans[1:]))
 
         draw = self._gate.draw(cls, features, late=late)
-        decision = replace(decision, trial=Trial(plan, draw))
+        decision = replace(decision, trial=BoundTrial(plan, draw))
         if not draw.served:
             decision = decision.without(f"{BOUND}: {draw.reason}")
         self._note(draw, prepared, decision)
@@ -82,10 +82,10 @@ class ErrorBound(Observer):
         if trial is not None and trial.draw is not None and queue is not None and queue.differs is not None:
             sampling = prepared.request.sampling
             compared = sampling.greedy and sampling.num_beams == 1 and not queue.differs.logits  # holds no state
-            answer = Seen(ran.text, ran.token_ids) if compared else None
+            answer = ComparedAnswer(ran.text, ran.token_ids) if compared else None
             queue.answered(trial.draw, answer, approximate=plan.approximate)
 
-    def _note(self, draw: Draw, prepared: Prepared, decision: Decision) -> None:
+    def _note(self, draw: HitDraw, prepared: Prepared, decision: Decision) -> None:
         """Queue the label, before a token is seen."""
         if self._queue is not None:
             self._queue.label(draw, prepared.request, prepared.epoch, decision)
@@ -104,7 +104,7 @@ def setting_of(method: Method, config: SemanticCacheConfig) -> str:
     return ", ".join(terms)
 
 
-class Certified(Observer):
+class CertifiedObserver(Observer):
     """Keeps to the certificate of a config. One that cannot be used, or is of another bound or setting, withholds every approximate
     plan, and so does one of another epoch: the log says it once, and each request has the reason."""
 

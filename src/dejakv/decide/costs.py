@@ -13,7 +13,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Costs:
+class ReuseCosts:
     """Constants of one model on one machine, in seconds.
 
     row          one token in all layers, without attention to other tokens
@@ -64,7 +64,7 @@ class Costs:
         spare_seconds = seconds - self.blending(0, tokens, loaded)
         return spare_seconds / self.rows(1, tokens) if self.row or self.pair else float(tokens)
 
-    def fixed(self, constants: tuple[float, ...]) -> "Costs":
+    def fixed(self, constants: tuple[float, ...]) -> "ReuseCosts":
         """Copy with `row, pair, byte, blend` from a setting."""
         row, pair, byte, blend = constants
         return replace(self, row=row, pair=pair, byte=byte, blend=blend)
@@ -77,7 +77,7 @@ BEGINNINGS = 3
 """Observations that a rate's first value counts for: one slow request at the start changes nothing."""
 
 
-class Rate:
+class RunningMedian:
     """Running median of the latest observations, robust against a stall of the machine.
 
     Lock-free: its lists are replaced, never changed; two threads at once may lose one observation.
@@ -125,7 +125,7 @@ LEAST_SECONDS = 0.05
 LEAST_BYTES = 1 << 20
 
 MASKED = 1.3
-"""`Costs.masked` of torch's attention on a CPU, in pieces (`hidden_keys`): 1.2 to 1.5 on SmolLM2's heads with 1,300 tokens."""
+"""`ReuseCosts.masked` of torch's attention on a CPU, in pieces (`hidden_keys`): 1.2 to 1.5 on SmolLM2's heads with 1,300 tokens."""
 
 
 class CostMeter:
@@ -137,20 +137,20 @@ class CostMeter:
     Until `time` is called, costs are counted as if all machines were equally fast and only rows took time.
     """
 
-    def __init__(self, shape: Costs, forward: Callable[[int], object] | None) -> None:
+    def __init__(self, shape: ReuseCosts, forward: Callable[[int], object] | None) -> None:
         self.shape = shape
         self.timed = False
         self._forward = forward
-        self._operation, self._byte, self._blend = Rate(COUNTED), Rate(0.0), Rate(BLEND_ROWS)
+        self._operation, self._byte, self._blend = RunningMedian(COUNTED), RunningMedian(0.0), RunningMedian(BLEND_ROWS)
 
     def time(self) -> None:
         """Time the model and the memory, once; takes a fraction of a second."""
         if not self.timed and self._forward is not None:
-            self._operation = Rate(self._of_operation(self._forward))
-            self._byte = Rate(COPIES * _copy_seconds())
+            self._operation = RunningMedian(self._of_operation(self._forward))
+            self._byte = RunningMedian(COPIES * _copy_seconds())
         self.timed = True
 
-    def costs(self) -> Costs:
+    def costs(self) -> ReuseCosts:
         operation, shape = self._operation.value, self.shape
         row, pair = operation * shape.row, operation * shape.pair
         return replace(shape, row=row, pair=pair, byte=self._byte.value, blend=row * self._blend.value)

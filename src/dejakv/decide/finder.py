@@ -14,13 +14,13 @@ from itertools import takewhile
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.copied.fingerprints import RUN, overlap, with_media
 from dejakv.decide.copied.search import CopiedText, fingerprints_of
-from dejakv.decide.costs import Costs
+from dejakv.decide.costs import ReuseCosts
 from dejakv.decide.counts import PartitionCounts
 from dejakv.decide.guards.base import Guard, Verdict, judge
 from dejakv.decide.guards.lexical import QUESTION
 from dejakv.decide.levels.base import Level, Match, Query, Status, Vectors
 from dejakv.decide.levels.exact import ExactTextCache
-from dejakv.decide.plan import COPIED, FULL, Ask, Decision, Found, Method, choose, serves_blends, settled
+from dejakv.decide.plan import COPIED, FULL, Decision, DonorSearch, Method, ReuseRequest, choose, serves_blends, settled
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of, exact_key, media_key
 from dejakv.request import Prepared, Request
@@ -63,7 +63,7 @@ class EpochPrefixes:
         return prefix_hit[0].tokens if prefix_hit is not None else 0
 
 
-class Finder:
+class DonorFinder:
     """Levels, guards and plans over one store. Thread-safe; partitions and epochs never see each other.
 
     Levels and the index of copied text run under its lock; encoders and guards without it.
@@ -98,14 +98,14 @@ class Finder:
         self._lock = fork_safe_rlock()  # again where the store tells of an entry that left while it is read
         self.counts = PartitionCounts(self._lock)
         # Of copied text nobody pays for an index before a piecewise method is asked for.
-        at_once = self.config.copied_text and Ask(self.config.reuse).piecewise
+        at_once = self.config.copied_text and ReuseRequest(self.config.reuse).piecewise
         self._copied = CopiedText(store) if at_once else None
         self._threads: list[threading.Thread] = []
         self._fillings = 0
         self._left: set[str] = set()  # from the store, while it is indexed
         self._stopped = False
 
-    def decide(self, prepared: Prepared, ask: Ask, *, costs: Costs | None = None) -> Decision:
+    def decide(self, prepared: Prepared, ask: ReuseRequest, *, costs: ReuseCosts | None = None) -> Decision:
         """Decide how to run a prompt with state of `prepared.epoch`.
 
         costs  of computing and loading in the engine; None: unknown, and the plan with most reuse runs
@@ -148,14 +148,16 @@ class Finder:
         seconds = time.perf_counter() - began
         return Decision(entry, ask, plans, donor_search, query, settled(statuses, plans[0]), seconds, considered)
 
-    def exactly(self, prepared: Prepared, *, costs: Costs | None = None) -> Decision:
+    def exactly(self, prepared: Prepared, *, costs: ReuseCosts | None = None) -> Decision:
         """Decide how to compute a prompt exactly, without comparison."""
-        return self.decide(prepared, Ask(levels=False), costs=costs)
+        return self.decide(prepared, ReuseRequest(levels=False), costs=costs)
 
     def fully(self, prepared: Prepared, reason: str) -> Decision:
         """Decide to compute a prompt in full, without a lookup."""
         entry, query = self._asked(prepared)
-        return Decision(entry, Ask("off", no_store=True), (replace(FULL, reason=reason),), Found(), query, {})
+        return Decision(
+            entry, ReuseRequest("off", no_store=True), (replace(FULL, reason=reason),), DonorSearch(), query, {}
+        )
 
     def fill(self) -> None:
         """Make all stored chunks findable."""
@@ -326,8 +328,13 @@ class Finder:
         return entry, query
 
     def _find(
-        self, query: Query, exact_meta: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
-    ) -> Found:
+        self,
+        query: Query,
+        exact_meta: ChunkMeta | None,
+        prepared: Prepared,
+        ask: ReuseRequest,
+        statuses: dict[str, Status],
+    ) -> DonorSearch:
         """Find donors; `exact_meta`: the prompt's own state, preferred to any other."""
         if exact_meta is not None and self._fillings:
             self._add(exact_meta, self._exact)  # stored, but perhaps not indexed yet
@@ -339,20 +346,20 @@ class Finder:
             if copied.match is not None:
                 statuses.update(skipped(self.levels))
                 return copied
-        return self._alike(query, exact_meta, prepared, ask, statuses) if ask.levels else Found()
+        return self._alike(query, exact_meta, prepared, ask, statuses) if ask.levels else DonorSearch()
 
-    def _named(self, ask: Ask, exact_meta: ChunkMeta | None, prepared: Prepared) -> Found:
+    def _named(self, ask: ReuseRequest, exact_meta: ChunkMeta | None, prepared: Prepared) -> DonorSearch:
         """Donors named by the caller, or the prompt's own state."""
         if exact_meta is not None:
-            return Found(Match(exact_meta.id, "exact_text", 1.0), (exact_meta,))
+            return DonorSearch(Match(exact_meta.id, "exact_text", 1.0), (exact_meta,))
         named = dict.fromkeys(ask.named)
         donors = self._donors(named, prepared, ask)[: ask.most_donors(self.config)]
         unknown = Verdict("reject", NAMED, "a donor that the request names is not known in its partition")
 
         strange = sum(self._known(id, prepared, ask.method) is None for id in named)
-        return Found(Match(donors[0].id, NAMED, 1.0) if donors else None, donors, verdicts=(unknown,) * strange)
+        return DonorSearch(Match(donors[0].id, NAMED, 1.0) if donors else None, donors, verdicts=(unknown,) * strange)
 
-    def _copied_text(self, prepared: Prepared, ask: Ask) -> Found:
+    def _copied_text(self, prepared: Prepared, ask: ReuseRequest) -> DonorSearch:
         """Donors of the prompt's text, largest share first; none if they cover too little."""
         with self._lock:
             # Under the lock: of two first requests one alone fills the index.
@@ -369,14 +376,19 @@ class Finder:
         runs = tuple((run.start, run.length) for run in cover.runs if run.donor in used)
         covered_tokens = sum(length for _, length in runs)
         if not donors or covered_tokens < max(LEAST_COPIED, ask.threshold or 0.0) * cover.tokens:
-            return Found()
-        return Found(
+            return DonorSearch()
+        return DonorSearch(
             Match(donors[0].id, COPIED, covered_tokens / cover.tokens), donors, copied=covered_tokens, runs=runs
         )
 
     def _alike(
-        self, query: Query, exact_meta: ChunkMeta | None, prepared: Prepared, ask: Ask, statuses: dict[str, Status]
-    ) -> Found:
+        self,
+        query: Query,
+        exact_meta: ChunkMeta | None,
+        prepared: Prepared,
+        ask: ReuseRequest,
+        statuses: dict[str, Status],
+    ) -> DonorSearch:
         """Donors of the first level with an accepted one. Raises: ConfigError for a level with wrong settings."""
         match: Match | None = None
         donors: list[ChunkMeta] = []
@@ -419,9 +431,11 @@ class Finder:
                 break
             # The level had candidates, and the guards accepted none of them.
             statuses.update({name: "miss" for name, status in search.statuses.items() if status == "hit"})
-        return Found(match, tuple(donors), verdicts=tuple(verdicts))
+        return DonorSearch(match, tuple(donors), verdicts=tuple(verdicts))
 
-    def _estimated(self, donor_search: Found, prepared: Prepared, ask: Ask, *, exactly: bool) -> Found:
+    def _estimated(
+        self, donor_search: DonorSearch, prepared: Prepared, ask: ReuseRequest, *, exactly: bool
+    ) -> DonorSearch:
         """Add the donors' runs, as short as the method takes them; none for a token map without runs.
 
         exactly  False: verified runs suffice, the engine examines other donors
@@ -441,7 +455,7 @@ class Finder:
         short_runs = overlap(target, donor_tokens, PAIR if ask.method == "top_layer" else RUN)
         return replace(donor_search, held=short_runs, runs=donor_search.runs or short_runs)
 
-    def _donors(self, ids: Iterable[str], prepared: Prepared, ask: Ask) -> tuple[ChunkMeta, ...]:
+    def _donors(self, ids: Iterable[str], prepared: Prepared, ask: ReuseRequest) -> tuple[ChunkMeta, ...]:
         """Chunks that may serve the request."""
         metas = (self._known(id, prepared, ask.method) for id in ids)
         return tuple(meta for meta in metas if meta is not None and serves_blends(meta, self.config))

@@ -17,9 +17,9 @@ from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError
 from dejakv.identity import BLOCK_TOKENS, DEFAULT_PARTITION
-from dejakv.request import Frame, Request, check_parts
+from dejakv.request import PartFrame, Request, check_parts
 from dejakv.store.forks import fork_safe_lock
-from dejakv.store.keys import Keys
+from dejakv.store.keys import PrefixKeys
 
 BEGINNING = 256
 """First characters of a part, which decide whether it may come next."""
@@ -33,7 +33,7 @@ BORDER = BLOCK_TOKENS + 2
 """Tokens at the end of a known opening that may not be found: a part of a block, and tokens across the border."""
 
 
-class Prefixes(Protocol):
+class PrefixMemory(Protocol):
     """Memory of earlier prompts."""
 
     def held(self, token_ids: Sequence[int], partition: str) -> int:
@@ -42,7 +42,7 @@ class Prefixes(Protocol):
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class PartArrangement:
     """A prompt in the chosen order.
 
     order    given places of the parts: `(2, 0, 1)` begins with the third
@@ -70,14 +70,14 @@ class Arrangement:
 
 def arrange(
     parts: Sequence[str],
-    cache: Prefixes,
+    cache: PrefixMemory,
     *,
     tokenize: Tokenize,
     before: str = "",
     after: str = "",
     between: str = "\n\n",
     partition: str = DEFAULT_PARTITION,
-) -> Arrangement:
+) -> PartArrangement:
     """Order `parts` for the longest prefix computed before.
 
     Greedy: each next part lengthens the prefix most, ties to the first. The given order stays unless the prefix grows.
@@ -89,10 +89,10 @@ def arrange(
     Tokenizes the beginnings of n parts if nothing was seen before; at most n (n + 1) openings. Parts of fewer than 16 tokens are ignored.
     Raises: InputError for no parts, an empty one, or one given twice.
     """
-    return arranged(Frame(before, between, after, check_parts(parts)), cache, tokenize, partition)
+    return arranged(PartFrame(before, between, after, check_parts(parts)), cache, tokenize, partition)
 
 
-def arranged(frame: Frame, cache: Prefixes, tokenize: Tokenize, partition: str) -> Arrangement:
+def arranged(frame: PartFrame, cache: PrefixMemory, tokenize: Tokenize, partition: str) -> PartArrangement:
     """`arrange` for the parts of a prompt."""
     began = time.perf_counter()
     initial_order = tuple(range(len(frame.parts)))
@@ -103,7 +103,7 @@ def arranged(frame: Frame, cache: Prefixes, tokenize: Tokenize, partition: str) 
 
     prompt = frame.prompt(initial_order)
     cached_tokens, tokens = found(prompt)
-    best = Arrangement(initial_order, prompt, cached_tokens, cached_tokens, tokens)
+    best = PartArrangement(initial_order, prompt, cached_tokens, cached_tokens, tokens)
     # Parts never seen follow in the order given.
     order = tuple(dict.fromkeys((*_greedy(frame, found), *initial_order)))
     if order != initial_order:
@@ -111,11 +111,11 @@ def arranged(frame: Frame, cache: Prefixes, tokenize: Tokenize, partition: str) 
         longer, tokens = found(prompt)
         # A block at least: less is noise of the border, and another order costs answers.
         if longer >= cached_tokens + BLOCK_TOKENS:
-            best = Arrangement(order, prompt, longer, cached_tokens, tokens)
+            best = PartArrangement(order, prompt, longer, cached_tokens, tokens)
     return replace(best, seconds=time.perf_counter() - began)
 
 
-def _greedy(frame: Frame, measure: Callable[[str], tuple[int, int]]) -> list[int]:
+def _greedy(frame: PartFrame, measure: Callable[[str], tuple[int, int]]) -> list[int]:
     """Parts computed before, in order; the last perhaps in part."""
     chosen: list[int] = []
     remaining = list(range(len(frame.parts)))
@@ -141,7 +141,7 @@ def _greedy(frame: Frame, measure: Callable[[str], tuple[int, int]]) -> list[int
     return chosen
 
 
-def _begins(frame: Frame, chosen: Sequence[int], number: int, measure: Callable[[str], tuple[int, int]]) -> int:
+def _begins(frame: PartFrame, chosen: Sequence[int], number: int, measure: Callable[[str], tuple[int, int]]) -> int:
     """Tokens found with the beginning of a part behind the chosen ones, enough to tell most parts apart."""
     opening = frame.opening([*chosen, number])
     return measure(opening[: len(opening) - max(0, len(frame.parts[number]) - BEGINNING)])[0]
@@ -178,4 +178,4 @@ class SeenPrompts:
 
 
 def _blocks(token_ids: Sequence[int], partition: str) -> list[bytes]:
-    return Keys(partition, "", token_ids).full[1:]
+    return PrefixKeys(partition, "", token_ids).full[1:]

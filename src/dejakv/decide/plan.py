@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from dejakv.config import ReuseMethod, SemanticCacheConfig
 from dejakv.decide.answers import AnswerKey, KeptAnswer, answer_key, kept_answer
-from dejakv.decide.costs import Costs
+from dejakv.decide.costs import ReuseCosts
 from dejakv.decide.guards.base import Verdict
 from dejakv.decide.levels.base import Match, Query, Status
 from dejakv.identity import BLOCK_TOKENS
 from dejakv.request import Prepared, Request, ReuseMode, reusable
 from dejakv.settings import MAX_SHARE
 from dejakv.store.base import INT8, KV, ROWS, ChunkMeta, PrefixHit, Rows
-from dejakv.trust.draw import Draw
+from dejakv.trust.draw import HitDraw
 
 Method = Literal["none", "prefix", "exact", "adopt", "blend", "top_layer"]
 
@@ -47,7 +47,7 @@ Accept = Callable[[NDArray[np.float32]], str]
 
 
 @dataclass(frozen=True)
-class Ask:
+class ReuseRequest:
     """Reuse allowed for a request.
 
     mode       `off` reuses only exact prefixes, without comparison; others: see `ReuseMethod`
@@ -72,7 +72,7 @@ class Ask:
     @classmethod
     def of(
         cls, request: Request, config: SemanticCacheConfig, *, donors: int | None = None, generation: str = ""
-    ) -> "Ask":
+    ) -> "ReuseRequest":
         """The request's own choice, else the cache's. `generation`: see `Engine.generation`."""
         mode = request.reuse or config.reuse
         answers = answer_key(request.sampling, generation) if config.answers == "keep" and mode != "off" else None
@@ -94,7 +94,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Found:
+class DonorSearch:
     """Donors and an exact prefix.
 
     match     best accepted donor; `donors`: its description first, more only for blend
@@ -209,11 +209,11 @@ FULL = Plan("none")
 
 
 @dataclass
-class Trial:
+class BoundTrial:
     """An approximate plan under an error bound. `draw`: whether to serve and to label it; None until its first token is known."""
 
     plan: Plan
-    draw: Draw | None = None
+    draw: HitDraw | None = None
 
 
 @dataclass(frozen=True)
@@ -229,14 +229,14 @@ class Decision:
     """
 
     entry: ChunkMeta
-    ask: Ask
+    ask: ReuseRequest
     plans: tuple[Plan, ...]
-    found: Found
+    found: DonorSearch
     query: Query
     statuses: Mapping[str, Status]
     seconds: float = 0.0
     considered: tuple[Plan, ...] = ()
-    trial: Trial | None = None
+    trial: BoundTrial | None = None
 
     @property
     def key(self) -> str:
@@ -307,12 +307,12 @@ class Observer:
 
 def choose(
     tokens: int,
-    donor_search: Found,
-    ask: Ask,
+    donor_search: DonorSearch,
+    ask: ReuseRequest,
     config: SemanticCacheConfig,
     *,
     same: bool = False,
-    costs: Costs | None = None,
+    costs: ReuseCosts | None = None,
     piece: int = 1,
     read_seconds: Away = lambda id, rows: 0.0,
 ) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
@@ -409,7 +409,7 @@ def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int) -> str:
     return ""
 
 
-def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: Costs | None) -> float:
+def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: ReuseCosts | None) -> float:
     """Maximum share of rows, the mean over layers, in [0, 1]; beyond it the exact plan is cheaper or `min_gain` is missed."""
     rows = float(tokens - exact.reused - min_gain)
     if costs is not None:
@@ -452,7 +452,7 @@ def _cheapest(plans: Sequence[Plan]) -> Plan:
     return min(plans, key=lambda plan: plan.seconds or 0.0)
 
 
-def _exact_plans(tokens: int, donor_search: Found, costs: Costs | None, piece: int) -> list[Plan]:
+def _exact_plans(tokens: int, donor_search: DonorSearch, costs: ReuseCosts | None, piece: int) -> list[Plan]:
     """Plans in full and behind the exact prefix. `piece`: see `Prepared`."""
     behind: list[Plan] = []
     if donor_search.prefix is not None:
@@ -465,7 +465,12 @@ def _exact_plans(tokens: int, donor_search: Found, costs: Costs | None, piece: i
 
 
 def _approximate_plans(
-    tokens: int, donor_search: Found, ask: Ask, config: SemanticCacheConfig, costs: Costs | None, piece: int
+    tokens: int,
+    donor_search: DonorSearch,
+    ask: ReuseRequest,
+    config: SemanticCacheConfig,
+    costs: ReuseCosts | None,
+    piece: int,
 ) -> Iterator[Plan]:
     """Plans with the donors, by the method asked for. Arguments: see `choose`."""
     donors = donor_search.donors
@@ -497,19 +502,24 @@ def _approximate_plans(
             yield _blend(tokens, donor_search, (*donors[: max_donors - 1], prefix), prefix_tokens, costs, share)
 
 
-def _nothing(costs: Costs | None) -> float | None:
+def _nothing(costs: ReuseCosts | None) -> float | None:
     """Seconds of a plan that runs nothing."""
     return None if costs is None else 0.0
 
 
 def _blend(
-    tokens: int, donor_search: Found, donors: Sequence[ChunkMeta], prefix_tokens: int, costs: Costs | None, share: float
+    tokens: int,
+    donor_search: DonorSearch,
+    donors: Sequence[ChunkMeta],
+    prefix_tokens: int,
+    costs: ReuseCosts | None,
+    share: float,
 ) -> Plan:
     # At least one row: the last one gives the answer.
     rows = max(1, round((tokens - prefix_tokens) * share), donor_search.new(tokens, prefix_tokens))
     return _priced(Plan("blend", tuple(donors), donor_search.match, tokens - rows, kept=prefix_tokens), tokens, costs)
 
 
-def _priced(plan: Plan, tokens: int, costs: Costs | None) -> Plan:
+def _priced(plan: Plan, tokens: int, costs: ReuseCosts | None) -> Plan:
     rows = tokens - plan.reused
     return replace(plan, seconds=costs.blending(rows, tokens, plan.loaded(tokens))) if costs else plan

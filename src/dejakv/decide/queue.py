@@ -8,9 +8,9 @@ from dejakv.decide.plan import Decision
 from dejakv.request import Request, Sampling
 from dejakv.store.budgets import now
 from dejakv.store.forks import fork_safe_lock
-from dejakv.trust.differs import Differs, Seen
-from dejakv.trust.draw import Draw
-from dejakv.trust.gate import Gate
+from dejakv.trust.differs import AnswerComparison, ComparedAnswer
+from dejakv.trust.draw import HitDraw
+from dejakv.trust.gate import TrustGate
 
 MOST_LABELS, MOST_PROMOTIONS = 256, 64
 """Most would-be hits waiting for a label, and most prompts waiting for exact computation."""
@@ -23,7 +23,7 @@ PREFILL = Sampling(max_new_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promotion:
+class PromotionTask:
     """An approximately answered prompt, by its exact key.
 
     epoch  of the model that answered it
@@ -44,16 +44,16 @@ class Promotion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Label(Promotion):
+class LabelTask(PromotionTask):
     """A would-be hit to label by running the other way, by the id of its draw. A *shadow* was answered in full, an *audit* approximately.
 
     decision  of the request
     answer    given answer, if it is one of the two to compare; None: both must run
     """
 
-    draw: Draw
+    draw: HitDraw
     decision: Decision
-    answer: Seen | None = None
+    answer: ComparedAnswer | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class QueueCounts:
     dropped: int = 0
 
 
-W = TypeVar("W", bound=Promotion)
+W = TypeVar("W", bound=PromotionTask)
 
 
 class SettlingQueue:
@@ -78,25 +78,25 @@ class SettlingQueue:
     Promotions are taken newest first and dropped oldest first; a dropped prompt stays approximate until it comes again.
     """
 
-    def __init__(self, gate: Gate | None = None, differs: Differs | None = None) -> None:
+    def __init__(self, gate: TrustGate | None = None, differs: AnswerComparison | None = None) -> None:
         self.gate = gate
         self.differs = differs
         self.closed = False
         """Whether nothing is to be labelled any more."""
-        self._labels: dict[str, Label] = {}
-        self._promotions: dict[str, Promotion] = {}
+        self._labels: dict[str, LabelTask] = {}
+        self._promotions: dict[str, PromotionTask] = {}
         self._dropped = 0
         self._removals: list[str | None] = []
         self._lock = fork_safe_lock()
 
-    def label(self, draw: Draw, request: Request, epoch: str, decision: Decision) -> None:
+    def label(self, draw: HitDraw, request: Request, epoch: str, decision: Decision) -> None:
         """Queue a draw's label before its request runs, so that a client leaving at its answer changes nothing."""
         if not draw.labelled:
             return
 
-        label = Label(key=draw.id, request=request, epoch=epoch, came=now(), draw=draw, decision=decision)
+        label = LabelTask(key=draw.id, request=request, epoch=epoch, came=now(), draw=draw, decision=decision)
         waiting = self._labels
-        lost: list[Label] = []
+        lost: list[LabelTask] = []
         with self._lock:
             if self.closed:
                 lost = [label]
@@ -109,7 +109,7 @@ class SettlingQueue:
         # Outside of the lock: the gate takes its own, and writes to the ledger.
         self._lose(lost)
 
-    def answered(self, draw: Draw, answer: Seen | None, *, approximate: bool) -> None:
+    def answered(self, draw: HitDraw, answer: ComparedAnswer | None, *, approximate: bool) -> None:
         """Add the answer to a label, None if both answers must run. `approximate`: how it was made; a served plan that ended exactly
         gives no label.
         """
@@ -126,18 +126,18 @@ class SettlingQueue:
             [replace(label, draw=replace(draw, served=False))]
         )  # nothing approximate was served that could be wrong
 
-    def take_label(self) -> Label | None:
+    def take_label(self) -> LabelTask | None:
         """Remove and return the oldest label, None without. Its taker calls `learn` or `lose`."""
         with self._lock:
             return self._labels.pop(next(iter(self._labels))) if self._labels else None
 
-    def learn(self, label: Label, wrong: bool, tried: Mapping[str, float] | None = None) -> None:
+    def learn(self, label: LabelTask, wrong: bool, tried: Mapping[str, float] | None = None) -> None:
         """Learn the outcome of a taken label. `tried`: features of its plan's run, for a late draw."""
         assert self.gate is not None
         self.gate.learn(label.draw, wrong, tried)
 
-    def lose(self, label: Label) -> None:
-        """Give up a taken label, for a reason independent of its outcome: see `Gate.lost`."""
+    def lose(self, label: LabelTask) -> None:
+        """Give up a taken label, for a reason independent of its outcome: see `TrustGate.lost`."""
         assert self.gate is not None
         self.gate.lost(label.draw)
 
@@ -150,12 +150,14 @@ class SettlingQueue:
         with self._lock:
             # Removed first, so that it moves to the end, the newest place.
             waiting.pop(entry.id, None)
-            waiting[entry.id] = Promotion(key=entry.id, request=request, epoch=entry.epoch, came=now(), ttl=entry.ttl)
+            waiting[entry.id] = PromotionTask(
+                key=entry.id, request=request, epoch=entry.epoch, came=now(), ttl=entry.ttl
+            )
             while _full(waiting, MOST_PROMOTIONS):
                 del waiting[next(iter(waiting))]
                 self._dropped += 1
 
-    def take_promotion(self) -> Promotion | None:
+    def take_promotion(self) -> PromotionTask | None:
         """Remove and return the newest promotion, None without. Its request keeps the rest of its `ttl`."""
         with self._lock:
             while self._promotions:
@@ -204,12 +206,12 @@ class SettlingQueue:
     def __len__(self) -> int:
         return len(self._labels) + len(self._promotions)
 
-    def _lose(self, labels: Sequence[Label]) -> None:
+    def _lose(self, labels: Sequence[LabelTask]) -> None:
         for label in labels:
             self.lose(label)
 
 
-def _full(waiting: Mapping[str, Promotion], max_items: int) -> bool:
+def _full(waiting: Mapping[str, PromotionTask], max_items: int) -> bool:
     return len(waiting) > max_items or sum(item.nbytes for item in waiting.values()) > MOST_BYTES
 
 

@@ -28,16 +28,16 @@ from dejakv.encoder_cache.outputs import (
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import InputError
 from dejakv.request import kept_for, nothing_is_kept
-from dejakv.store.budgets import NoRoom, Parts, PolicyName, is_older, shortest
+from dejakv.store.budgets import NoRoom, PartitionBudgets, PolicyName, is_older, shortest
 from dejakv.store.budgets import now as clock
 from dejakv.store.memory import MemoryTier
-from dejakv.store.selection import Purged, Selection
+from dejakv.store.selection import PurgeResult, Selection
 from dejakv.store.store import Store
 
 logger = logging.getLogger(__name__)
 
 
-class _Interrupted(Exception):
+class _EncoderInterrupted(Exception):
     """The encoder's result is unknown: start again."""
 
 
@@ -65,7 +65,7 @@ def _label(key: Key) -> str:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class OutputRequest:
     """A wanted output, and its labels in case it must be computed."""
 
     key: Key
@@ -81,7 +81,7 @@ class QueueingController:
         return 0
 
 
-class Registry:
+class OutputRegistry:
     """Encoder outputs in memory and on disk, by key. Thread-safe. Keys hold the partition: nothing is found, counted or cleared across
     partitions.
 
@@ -91,7 +91,7 @@ class Registry:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: PartitionBudgets,
         policy: PolicyName,
         disk: Store | None,
         controller: QueueingController | None,
@@ -115,7 +115,7 @@ class Registry:
         with self._lock:
             return self._hit(key)
 
-    def recall(self, request: Wanted) -> VisualEmbeddingBlock | None:
+    def recall(self, request: OutputRequest) -> VisualEmbeddingBlock | None:
         """Load the block from disk into memory, counted as a hit; None, counted as a miss, without one."""
         block = self._from_disk(request)
         with self._lock:
@@ -126,7 +126,7 @@ class Registry:
                 self._served(request.key, block)
         return block
 
-    def wait_until_there(self, request: Wanted, timeout_s: float, poll_s: float) -> VisualEmbeddingBlock | None:
+    def wait_until_there(self, request: OutputRequest, timeout_s: float, poll_s: float) -> VisualEmbeddingBlock | None:
         """The block as soon as this process or (through the disk) another one has it; None after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -139,7 +139,7 @@ class Registry:
                 return self.recall(request)
             time.sleep(poll_s)
 
-    def keep(self, request: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock | None:
+    def keep(self, request: OutputRequest, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock | None:
         """Stores the embedding; None if it was refused. Raises InputError for anything that is not an embedding."""
         block = self._block(request, embedding, seconds)
         if nothing_is_kept():
@@ -147,7 +147,7 @@ class Registry:
         with self._lock:
             return block if self._keep(request.key, block) else None
 
-    def encoded(self, request: Wanted, compute: Callable[[], Any]) -> VisualEmbeddingBlock:
+    def encoded(self, request: OutputRequest, compute: Callable[[], Any]) -> VisualEmbeddingBlock:
         """The block, computed on this thread if it is missing and nobody else computes it. Raises: the encoder's error; InputError if
         `compute` asks the cache for its own key."""
         while True:
@@ -172,7 +172,7 @@ class Registry:
 
             try:
                 block = run.result()
-            except _Interrupted:
+            except _EncoderInterrupted:
                 continue
             finally:
                 with self._lock:
@@ -196,7 +196,7 @@ class Registry:
         with self._lock:
             return self._held(key) is not None and self._in(key[0]).drop(key)
 
-    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> PurgeResult:
         """Drops selected entries for good, in memory and on disk; what was dropped, or with `dry_run` would be. An output in both
         counts once. Outputs of selected runs in progress are delivered but not kept.
 
@@ -208,9 +208,11 @@ class Registry:
             dropped_bytes = self._drop(lambda key, born: selection.takes_output(key, born, now), now, dry_run=dry_run)
 
         # Outside of the lock: the disk may be slow.
-        purged = self.disk.purge(selection, dry_run=dry_run) if self.disk is not None else Purged()
+        purged = self.disk.purge(selection, dry_run=dry_run) if self.disk is not None else PurgeResult()
         memory_only = [size for id, size in dropped_bytes.items() if id not in purged.ids]
-        return purged + Purged(encoder_outputs=len(memory_only), bytes=sum(memory_only), ids=frozenset(dropped_bytes))
+        return purged + PurgeResult(
+            encoder_outputs=len(memory_only), bytes=sum(memory_only), ids=frozenset(dropped_bytes)
+        )
 
     def recommended(self, partition: str, is_recommended: bool) -> None:
         """Counts a recommendation of DP mode."""
@@ -327,7 +329,7 @@ class Registry:
             self._use(run.key)
         return block
 
-    def _lead(self, run: EncoderRun, request: Wanted, compute: Callable[[], Any]) -> None:
+    def _lead(self, run: EncoderRun, request: OutputRequest, compute: Callable[[], Any]) -> None:
         """Takes the output from the disk, or else runs the encoder, and ends the run. It passes an encoder's error on; only an
         interruption of this thread is raised here."""
         token = _leading.set((*_leading.get(), run))
@@ -348,7 +350,7 @@ class Registry:
             if not run.done():
                 with self._lock:
                     self._forget(run)
-                run.set_exception(_Interrupted())
+                run.set_exception(_EncoderInterrupted())
 
     def _end(self, run: EncoderRun, block: VisualEmbeddingBlock, *, recalled: bool = False) -> None:
         with self._lock:
@@ -376,7 +378,7 @@ class Registry:
         if self._runs.get(run.key) is run:
             del self._runs[run.key]
 
-    def _from_disk(self, request: Wanted) -> VisualEmbeddingBlock | None:
+    def _from_disk(self, request: OutputRequest) -> VisualEmbeddingBlock | None:
         if self.disk is None:
             return None
         block, corrupt = load(self.disk, request.key)
@@ -392,7 +394,7 @@ class Registry:
             save(self.disk, key, block)
         return self._hold(key, block)
 
-    def _block(self, request: Wanted, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock:
+    def _block(self, request: OutputRequest, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock:
         check_embedding(embedding, finite=self._check_finite)
         embedding = owned(embedding)
         if seconds is not None and not seconds >= 0:

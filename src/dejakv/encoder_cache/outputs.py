@@ -8,7 +8,7 @@ from dejakv.encoder_cache.arrays import describe, from_raw, is_array, is_finite,
 from dejakv.errors import InputError
 from dejakv.identity import digest_of
 from dejakv.request import Modality
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import ChunkMeta, StoredState
 from dejakv.store.store import Store
 
 Resolution = tuple[int, int]
@@ -108,7 +108,7 @@ def load(store: Store, key: Key) -> tuple[VisualEmbeddingBlock | None, bool]:
         return None, True
 
 
-def _block_of(chunk: Chunk) -> VisualEmbeddingBlock:
+def _block_of(chunk: StoredState) -> VisualEmbeddingBlock:
     metadata = chunk.meta.metadata
     embedding = from_raw(chunk.tensor, metadata)
     return VisualEmbeddingBlock(

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
-from dejakv.encoder_cache.encode_once import QueueingController, Registry, Wanted
+from dejakv.encoder_cache.encode_once import OutputRegistry, OutputRequest, QueueingController
 from dejakv.encoder_cache.outputs import Key, Resolution, VisualEmbeddingBlock, check_key
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import check_partition
 from dejakv.request import DEFAULT_PARTITION
-from dejakv.store.budgets import Parts, PolicyName
+from dejakv.store.budgets import PartitionBudgets, PolicyName
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 
@@ -105,7 +105,7 @@ class EncoderView:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: OutputRegistry,
         encoder_epoch: str,
         partition: str,
     ) -> None:
@@ -121,7 +121,7 @@ class EncoderView:
     def lookup(self, content_hash: str, modality: str = "image") -> VisualEmbeddingBlock | None:
         """The block, from memory or disk, or None. Never runs an encoder and never waits for one."""
         key = self._key(content_hash, modality)
-        return self._registry.take(key) or self._registry.recall(Wanted(key))
+        return self._registry.take(key) or self._registry.recall(OutputRequest(key))
 
     def wait_for(
         self, content_hash: str, modality: str = "image", timeout_s: float = 30.0, poll_s: float = 0.005
@@ -130,7 +130,7 @@ class EncoderView:
 
         For readers that have no encoder (disaggregated serving). Counted once: as a hit or a miss.
         """
-        return self._registry.wait_until_there(Wanted(self._key(content_hash, modality)), timeout_s, poll_s)
+        return self._registry.wait_until_there(OutputRequest(self._key(content_hash, modality)), timeout_s, poll_s)
 
     def store(
         self,
@@ -147,7 +147,7 @@ class EncoderView:
         leaves no room), and then nothing has changed. `encoder_seconds` is the time of the computation.
         Raises InputError for an embedding that is not 2-D or 3-D, is empty, or has NaN or infinite values.
         """
-        request = Wanted(self._key(content_hash, modality), resolution, encoder_model)
+        request = OutputRequest(self._key(content_hash, modality), resolution, encoder_model)
         return self._registry.keep(request, embedding, encoder_seconds)
 
     def get_or_compute(
@@ -219,14 +219,14 @@ class EncoderView:
     def _encoded(
         self, content_hash: str, modality: str, compute: Callable[[], Any], resolution: Resolution | None
     ) -> VisualEmbeddingBlock:
-        return self._registry.encoded(Wanted(self._key(content_hash, modality), resolution), compute)
+        return self._registry.encoded(OutputRequest(self._key(content_hash, modality), resolution), compute)
 
     def _key(self, content_hash: str, modality: str) -> Key:
         check_key(modality, content_hash)
         return (self.partition, self.encoder_epoch, modality, content_hash)
 
 
-class VisualKVCache(Registry, EncoderView):
+class VisualKVCache(OutputRegistry, EncoderView):
     """One registry of encoder outputs, one budget, several views. Thread-safe.
 
     It is itself the view of a program with one encoder and one tenant (`encoder_epoch=""`, the default partition). Engines use
@@ -266,7 +266,7 @@ class VisualKVCache(Registry, EncoderView):
         feed: str | None = None,
         check_finite: bool = True,
         ttl: float = 0.0,
-        parts: Parts | None = None,
+        parts: PartitionBudgets | None = None,
     ) -> None:
         if max_entries < 1 or max_vram_bytes < 1:
             raise ConfigError(
@@ -283,8 +283,8 @@ class VisualKVCache(Registry, EncoderView):
 
         if disk is not None and not isinstance(disk, Store):
             disk = open_store(disk, max_bytes=disk_bytes, queue=_QUEUE, feed=feed)
-        budget = (parts or Parts()).scaled(max_vram_bytes, max_entries)
-        Registry.__init__(self, budget, policy, disk, queueing_controller, check_finite=check_finite, ttl=ttl)
+        budget = (parts or PartitionBudgets()).scaled(max_vram_bytes, max_entries)
+        OutputRegistry.__init__(self, budget, policy, disk, queueing_controller, check_finite=check_finite, ttl=ttl)
         EncoderView.__init__(self, self, "", DEFAULT_PARTITION)
 
     def view(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.config import ReuseMethod, SemanticCacheConfig
-from dejakv.decide.costs import Costs
+from dejakv.decide.costs import ReuseCosts
 from dejakv.decide.plan import FULL as FULL
 from dejakv.decide.plan import PIECEWISE as PIECEWISE
 from dejakv.decide.plan import Accept as Accept
@@ -17,7 +17,7 @@ from dejakv.decide.plan import Plan as Plan
 from dejakv.errors import ModelError
 from dejakv.request import Media, Request
 from dejakv.request import Prepared as Prepared
-from dejakv.store.base import Chunk, ChunkMeta, Rows, Tensor
+from dejakv.store.base import ChunkMeta, Rows, StoredState, Tensor
 from dejakv.store.store import Store
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ class Donor(Protocol):
     @property
     def meta(self) -> ChunkMeta: ...
 
-    def read(self, rows: Rows) -> Sequence[Chunk] | None:
+    def read(self, rows: Rows) -> Sequence[StoredState] | None:
         """Chunks with at least these rows, each from its `first` on; None if unreadable."""
         ...
 
-    def whole(self) -> Chunk | None:
+    def whole(self) -> StoredState | None:
         """All rows in one chunk; None if unreadable."""
         ...
 
@@ -66,10 +66,10 @@ class StoredDonor:
     meta: ChunkMeta
     until: float | None = None
 
-    def read(self, rows: Rows) -> Sequence[Chunk] | None:
+    def read(self, rows: Rows) -> Sequence[StoredState] | None:
         return self.store.get_parts(self.meta.id, rows, self.until)
 
-    def whole(self) -> Chunk | None:
+    def whole(self) -> StoredState | None:
         return self.store.get(self.meta.id, self.until)
 
 
@@ -80,7 +80,7 @@ class ComputedRows:
     runs        first and stop of each run in the prompt, without parts of pictures
     donors      ids of the chunks that the rows attended to
     generation  1 + the largest generation of these
-    capture     returns K and V of the prompt's rows first..stop as one stacked tensor (see `Chunk`), None if unsupported;
+    capture     returns K and V of the prompt's rows first..stop as one stacked tensor (see `StoredState`), None if unsupported;
                 costs a copy: call it after the answer
     """
 
@@ -98,7 +98,7 @@ class Completion:
     computed_tokens  prompt tokens (rows) through the decoder; for blend the mean over layers, rounded up
     encoder_runs     pictures through the vision tower
     ttft_s, latency_s  seconds from the run's begin to the first and to the last token
-    capture          returns the prompt's whole KV as one stacked tensor (see `Chunk`), None if unsupported;
+    capture          returns the prompt's whole KV as one stacked tensor (see `StoredState`), None if unsupported;
                      costs a copy: call it after the answer
     approximate      decoded from less than the prompt's whole state (pruning); `capture` still returns the whole
     rows             rows for later blends, None without a blend
@@ -239,7 +239,7 @@ class Engine:
         """Why top-layer state of similar prompts is unsupported; empty if it is supported."""
         return f"the engine {self.name} has no top_layer: use the transformers engine"
 
-    def costs(self, *, timed: bool = True) -> Costs | None:
+    def costs(self, *, timed: bool = True) -> ReuseCosts | None:
         """Current constants, measured at the first call and corrected by requests; None: unknown, and the plan with most reuse runs.
 
         timed  False runs nothing: until measured, costs are counted from the model's shape

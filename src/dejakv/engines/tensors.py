@@ -15,7 +15,7 @@ NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", tor
 _HELD = {"F32": np.float32, "BF16": np.uint16, "F16": np.float16, "U8": np.uint8}
 
 
-class _Borrowed:
+class _BorrowedArray:
     """A read-only array's memory, offered as if it could be written to: torch knows no read-only tensors."""
 
     def __init__(self, array: NDArray[Any]) -> None:
@@ -56,7 +56,7 @@ def borrowed(tensor: Tensor) -> torch.Tensor:
         raise ModelError(f"a state of dtype {tensor.dtype} held as {data.dtype} is unknown: clear the cache directory")
     # A memory map is read-only, and torch.from_numpy warns of read-only arrays.
     if not data.flags.writeable and data.size:
-        data = np.asarray(_Borrowed(data))
+        data = np.asarray(_BorrowedArray(data))
 
     if tensor.dtype == "BF16":
         return torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)

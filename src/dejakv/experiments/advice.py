@@ -6,7 +6,7 @@ from typing import Any
 from dejakv.errors import counted
 from dejakv.experiments import savings
 from dejakv.experiments.plain_words import estimated, figure, interval, share
-from dejakv.experiments.table import Block, Sheet
+from dejakv.experiments.table import Block, TextTable
 
 DONORS = {"exact": "equal prompts", "exact_text": "equal texts", "semantic_text": "similar texts"}
 
@@ -105,7 +105,7 @@ def parts(result: Mapping[str, Any]) -> list[Block]:
     return [f"{read}{token_source}", *savings.sheets(result), *_in_plain_words(result)]
 
 
-def settings_sheet(result: Mapping[str, Any]) -> Sheet:
+def settings_sheet(result: Mapping[str, Any]) -> TextTable:
     """A row a setting: hits, false hits and tokens saved."""
     rows = [
         [
@@ -117,7 +117,7 @@ def settings_sheet(result: Mapping[str, Any]) -> Sheet:
     ]  # fmt: skip
 
     columns = ("donors", "least cosine", "words", "hit rate", "false of judged", "tokens saved")
-    return Sheet("each similar prompt answered as its donor", columns, rows)
+    return TextTable("each similar prompt answered as its donor", columns, rows)
 
 
 def _in_plain_words(result: Mapping[str, Any]) -> list[str]:

@@ -17,12 +17,12 @@ from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError
 from dejakv.experiments.compare import check_ran, close_all, opened, pipeline_for, serve_all
 from dejakv.experiments.run import cache_folder, chosen_samples
-from dejakv.experiments.samples import Prompter
+from dejakv.experiments.samples import SamplePrompter
 from dejakv.experiments.settings import RunSettings, settings_of
-from dejakv.experiments.summary import Outcome, Progress, Row
+from dejakv.experiments.summary import ArmOutcome, RunProgress, SampleRow
 from dejakv.request import Prepared, Request
-from dejakv.trust.certificate import NO_BOUND, Audit, Certificate, Hit, rules_of
-from dejakv.trust.differs import Differs, Seen, differs_of
+from dejakv.trust.certificate import NO_BOUND, Certificate, CertificateAudit, CertifiedHit, rules_of
+from dejakv.trust.differs import AnswerComparison, ComparedAnswer, differs_of
 from dejakv.trust.features import features_of, risk_of
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def data_of(log: str) -> dict[str, Any]:
     return {"dataset": "log", "dataset_path": log}
 
 
-def certify(settings: RunSettings, watch: Progress | None = None, engine: Any = None) -> Certificate:
+def certify(settings: RunSettings, watch: RunProgress | None = None, engine: Any = None) -> Certificate:
     """Run the log of the settings, and certify what the evidence opens under `settings.cache.error_bound`.
 
     Raises: ConfigError without a bound, DatasetError for a log without prompts, ModelError, InputError where nothing could run.
@@ -65,7 +65,7 @@ def certify(settings: RunSettings, watch: Progress | None = None, engine: Any = 
     if cache_config.error_bound is None:
         raise ConfigError(NO_BOUND)
 
-    epoch, hits, ran = _ran(_fixed(settings), watch or Progress(), engine)
+    epoch, hits, ran = _ran(_fixed(settings), watch or RunProgress(), engine)
     rules = rules_of(hits, cache_config)
     # The rules' counts join the log's; what is left of them are the certificate's fields.
     counts = {**ran, **rules.pop("counts")}
@@ -88,13 +88,13 @@ def certify(settings: RunSettings, watch: Progress | None = None, engine: Any = 
 
 
 def audit(
-    certificate: Certificate, overrides: Mapping[str, Any], watch: Progress | None = None, engine: Any = None
-) -> Audit:
+    certificate: Certificate, overrides: Mapping[str, Any], watch: RunProgress | None = None, engine: Any = None
+) -> CertificateAudit:
     """Run a later log with a certificate's settings, overridden by `overrides` (`RunSettings.named`), and compare.
 
     Raises: ConfigError for another model or engine than the certificate's; the errors of `certify`.
     """
-    epoch, hits, _ = _ran(_fixed(settings_of({**certificate.settings, **overrides})), watch or Progress(), engine)
+    epoch, hits, _ = _ran(_fixed(settings_of({**certificate.settings, **overrides})), watch or RunProgress(), engine)
     # After the run, since the epoch is that of the loaded model and no setting tells it.
     if epoch != certificate.epoch:
         raise ConfigError(
@@ -105,7 +105,7 @@ def audit(
     return certificate.audit(hits)
 
 
-class _Plans(Observer):
+class _PlanObserver(Observer):
     """Notes the approximate plan of each request, by its id: risk, tokens and features."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class _Plans(Observer):
         return decision
 
 
-def _ran(settings: RunSettings, watch: Progress, engine: Any) -> tuple[str, list[Hit], dict[str, int]]:
+def _ran(settings: RunSettings, watch: RunProgress, engine: Any) -> tuple[str, list[CertifiedHit], dict[str, int]]:
     """Reads the log and runs it (`_both_ways`)."""
     settings, read = chosen_samples(settings)
     chosen = [replace(sample, id=f"request-{number}") for number, sample in enumerate(read)]  # a log may repeat its ids
@@ -134,11 +134,11 @@ def _ran(settings: RunSettings, watch: Progress, engine: Any) -> tuple[str, list
 
 
 def _both_ways(
-    settings: RunSettings, chosen: Sequence[Sample], watch: Progress, engine: Any
-) -> tuple[str, list[Hit], dict[str, int]]:
+    settings: RunSettings, chosen: Sequence[Sample], watch: RunProgress, engine: Any
+) -> tuple[str, list[CertifiedHit], dict[str, int]]:
     """Every request with reuse and in full, in one process: the epoch, the hits, and how many `requests` there were and were `not_run`.
     A hit is a request whose answer was approximate."""
-    prompter, plans = Prompter.of(settings, open_templates(settings)), _Plans()
+    prompter, plans = SamplePrompter.of(settings, open_templates(settings)), _PlanObserver()
     with cache_folder(settings) as inside:
         pipelines = {arm: pipeline_for(arm, engine, inside.cache) for arm in ("cache", "none")}
         cache = pipelines["cache"].cache
@@ -153,16 +153,16 @@ def _both_ways(
         watch.stage(f"stopped after {len(rows)} of {len(chosen)} requests: the certificate is of these")
     not_run = {row.sample_id: row.error for row in rows if row.error}
     check_ran(not_run, len(rows))
-    differs, hits = differs_of(settings.cache.differs), list[Hit]()
+    differs, hits = differs_of(settings.cache.differs), list[CertifiedHit]()
     for sample, row in zip(chosen, rows, strict=False):  # an interrupt leaves samples without a row
         if not row.error and row.arms["cache"].record.approximate:
             risk, tokens, features = plans.found[sample.id]
-            hits.append(Hit(risk, _wrong(differs, prompter.request(sample), row), tokens, features))
+            hits.append(CertifiedHit(risk, _wrong(differs, prompter.request(sample), row), tokens, features))
 
     return engine.epoch, hits, {"requests": len(rows), "not_run": len(not_run)}
 
 
-def _wrong(differs: Differs, request: Request, row: Row) -> bool:
+def _wrong(differs: AnswerComparison, request: Request, row: SampleRow) -> bool:
     """Whether the reused answer is wrong. A function that raises says so, as it does under an error bound."""
     try:
         return bool(differs.wrong(request, _seen(row.arms["none"]), _seen(row.arms["cache"])))
@@ -171,8 +171,8 @@ def _wrong(differs: Differs, request: Request, row: Row) -> bool:
         return True
 
 
-def _seen(outcome: Outcome) -> Seen:
-    return Seen(outcome.text, () if outcome.first_token is None else (outcome.first_token,))
+def _seen(outcome: ArmOutcome) -> ComparedAnswer:
+    return ComparedAnswer(outcome.text, () if outcome.first_token is None else (outcome.first_token,))
 
 
 def _fixed(settings: RunSettings) -> RunSettings:

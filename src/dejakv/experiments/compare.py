@@ -11,10 +11,10 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
 from dejakv.engines.open import open_engine
 from dejakv.errors import InputError
-from dejakv.experiments.samples import Prompter
+from dejakv.experiments.samples import SamplePrompter
 from dejakv.experiments.samples_log import SamplesLog
 from dejakv.experiments.settings import Arm, RunSettings
-from dejakv.experiments.summary import STEPS, Outcome, Progress, Row, exact_of, fidelity
+from dejakv.experiments.summary import STEPS, ArmOutcome, RunProgress, SampleRow, exact_of, fidelity
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.counters import FAILED_WRITES
@@ -66,10 +66,10 @@ def sizes_of(cache: HierarchicalCache, engine: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparisonResult:
     """The finished rows, the sizes of the cache, and whether the run was interrupted before its last sample."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SampleRow, ...]
     sizes: dict[str, Any]
     stopped: bool = False
 
@@ -78,10 +78,10 @@ def compare(
     settings: RunSettings,
     chosen: Sequence[Sample],
     engine: Any,
-    prompter: Prompter,
-    watch: Progress,
+    prompter: SamplePrompter,
+    watch: RunProgress,
     log: SamplesLog | None = None,
-) -> Compared:
+) -> ComparisonResult:
     """Serves every sample in every arm of the settings, as `serve_all` does."""
     live = settings.cache_mode == "live"
     arms: list[Arm] = [arm for arm in settings.arms if live or arm != "cache"]
@@ -99,7 +99,7 @@ def compare(
         sizes = {**sizes_of(cache, pipelines["cache"].engine), "started_with_chunks": started_with}
 
     close_all(pipelines)
-    return Compared(rows, sizes, stopped)
+    return ComparisonResult(rows, sizes, stopped)
 
 
 def sampling_of(settings: RunSettings) -> Sampling:
@@ -112,10 +112,10 @@ def serve_all(
     chosen: Sequence[Sample],
     settings: RunSettings,
     engine: Any,
-    prompter: Prompter,
-    watch: Progress,
+    prompter: SamplePrompter,
+    watch: RunProgress,
     log: SamplesLog | None = None,
-) -> tuple[tuple[Row, ...], bool]:
+) -> tuple[tuple[SampleRow, ...], bool]:
     """Every sample through every pipeline: the rows, and whether an interrupt (Ctrl-C) ended it before the last sample.
 
     A sample that cannot run (InputError) is a row with its reason, and the others go on.
@@ -144,7 +144,7 @@ def serve_all(
                 request = prompter.request(sample, sampling)
                 row = _serve(pipelines, sample, request, first=number)
             except InputError as error:
-                row = Row(sample.id, sample.question, sample.answer, scored=sample.scored, error=str(error))
+                row = SampleRow(sample.id, sample.question, sample.answer, scored=sample.scored, error=str(error))
             rows.append(row)
             if log is not None:
                 log.append(row)
@@ -155,7 +155,7 @@ def serve_all(
     return tuple(rows), False
 
 
-def _warm_up(engine: Any, chosen: Sequence[Sample], prompter: Prompter, sampling: Sampling) -> None:
+def _warm_up(engine: Any, chosen: Sequence[Sample], prompter: SamplePrompter, sampling: Sampling) -> None:
     """Runs the first sample that can run, outside of all figures."""
     for sample in chosen:
         with suppress(InputError):
@@ -177,7 +177,7 @@ def close_all(pipelines: Mapping[str, Pipeline]) -> None:
             pipeline.cache.close()
 
 
-def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, *, first: int) -> Row:
+def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, *, first: int) -> SampleRow:
     """One sample in all arms. Another arm goes first each time, so that none always profits from warm memory caches, and their order
     turns round, since an arm stores while the next one runs: nobody waits for it."""
     names = list(pipelines)
@@ -191,18 +191,18 @@ def _serve(pipelines: Mapping[str, Pipeline], sample: Sample, request: Request, 
     # Teacher forcing: each arm is scored along the full answer's tokens and not its own.
     tokens = full.token_ids[:STEPS] if full is not None else ()
     full_logprobs = full.completion.continued(tokens) if full is not None else None
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, ArmOutcome] = {}
     for name in names:
         answer = answers[name]
         answer_fidelity = fidelity(
             full_logprobs, answer.completion.continued(tokens) if full_logprobs is not None else None
         )
         start = answer.token_ids[0] if answer.token_ids else None
-        outcomes[name] = Outcome(
+        outcomes[name] = ArmOutcome(
             answer.record, answer.text, answer.cached_answer, start, answer_fidelity, donors_of(answer)
         )
 
-    return Row(sample.id, sample.question, sample.answer, outcomes, sample.scored)
+    return SampleRow(sample.id, sample.question, sample.answer, outcomes, sample.scored)
 
 
 def donors_of(answer: Answer) -> tuple[str, ...]:
@@ -217,7 +217,7 @@ def donors_of(answer: Answer) -> tuple[str, ...]:
     )
 
 
-def replay(pipeline: Pipeline, request: Request, earlier_outcome: Outcome | None) -> None:
+def replay(pipeline: Pipeline, request: Request, earlier_outcome: ArmOutcome | None) -> None:
     """Serve a prompt of an earlier run again, to give cache and error bound the same content; one token where no label needs more.
 
     earlier_outcome  its outcome, None: unknown. A prompt answered exactly, for whatever reason, is so again; a bound draws as it drew
@@ -248,7 +248,11 @@ def _idle(pipeline: Pipeline) -> None:
 
 
 def rounded(
-    settings: RunSettings, chosen: Sequence[Sample], rows: Sequence[Row], prompter: Prompter, watch: Progress
+    settings: RunSettings,
+    chosen: Sequence[Sample],
+    rows: Sequence[SampleRow],
+    prompter: SamplePrompter,
+    watch: RunProgress,
 ) -> dict[str, int] | None:
     """How many exact answers of the first `settings.rounding` samples bf16 gives too, without reuse; None if none was asked for."""
     judged = [(sample, row.exact) for sample, row in zip(chosen, rows, strict=False) if row.exact is not None]

@@ -20,9 +20,9 @@ from dejakv.cache import HierarchicalCache, check_top_layer
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
 from dejakv.datasets.entries import LIMITS, OTHER, Entry
-from dejakv.datasets.log import Log
+from dejakv.datasets.log import RequestLog
 from dejakv.datasets.registry import KNOWN, begin, told
-from dejakv.decide.costs import Costs
+from dejakv.decide.costs import ReuseCosts
 from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.semantic import SemanticTextCache
@@ -32,11 +32,11 @@ from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError, InputError
 from dejakv.experiments.advice import recommend, worth
 from dejakv.experiments.compare import check_ran, opened
-from dejakv.experiments.samples import Prompter, model_is_missing, read_samples
-from dejakv.experiments.savings import Savings
+from dejakv.experiments.samples import SamplePrompter, model_is_missing, read_samples
+from dejakv.experiments.savings import SavingsCounter
 from dejakv.experiments.settings import RunSettings, run_command_of
-from dejakv.experiments.shares import Shares, tokenized
-from dejakv.experiments.summary import Progress, by_count, same, wilson
+from dejakv.experiments.shares import TokenShares, tokenized
+from dejakv.experiments.summary import RunProgress, by_count, same, wilson
 from dejakv.models import RECIPES
 from dejakv.pipeline import Pipeline
 from dejakv.request import Sampling
@@ -52,7 +52,7 @@ SAMPLE = "sample"
 
 
 @dataclass(frozen=True)
-class Asked:
+class EstimatedPrompt:
     """A prompt as tokens, and its right answer if it is known."""
 
     prepared: Prepared
@@ -71,10 +71,10 @@ def estimate(
     max_samples: int = 2000,
     min_gain: int = SemanticCacheConfig.min_gain,
     timed: bool = False,
-    watch: Progress | None = None,
-    reading: "Callable[[Log | None, RunSettings, str | None, Progress], Requests] | None" = None,
+    watch: RunProgress | None = None,
+    reading: "Callable[[RequestLog | None, RunSettings, str | None, RunProgress], RequestStream] | None" = None,
 ) -> dict[str, Any]:
-    """The figures of `estimate.json`: what occurred before and what that saves (`Savings.figures`), a row for each setting that answers
+    """The figures of `estimate.json`: what occurred before and what that saves (`SavingsCounter.figures`), a row for each setting that answers
     prompts as their donors (see `tally`), and `recommended` of these (see `advice.recommend`).
 
     log            file of requests (`datasets.log`), the name of a data set, or `sample`: a log that comes with the package
@@ -82,7 +82,7 @@ def estimate(
     label_with     model whose answers are taken as right, instead of those in the log
     raw_prompts    `prompt` is read as it stands, without the model's chat template
     timed          load the model, and tell seconds on this machine and bytes of state
-    reading        reads and counts the requests; None: `Requests`, in this process
+    reading        reads and counts the requests; None: `RequestStream`, in this process
 
     Raises: DatasetError, ConfigError, InputError, ModelError, each naming what to change.
     """
@@ -91,7 +91,7 @@ def estimate(
             f"--max-false-hits {shown(max_false_hits)}: give a share above 0, up to 1 (0.01 is one in a hundred)"
         )
 
-    watch = watch or Progress()
+    watch = watch or RunProgress()
     if str(log) == SAMPLE and not Path(log).exists():
         log = str(files("dejakv.datasets").joinpath(f"{SAMPLE}.jsonl"))
     # A file that is called like a data set is the file.
@@ -104,9 +104,9 @@ def estimate(
         max_samples=max_samples,
         **data,
     )
-    file = None if named else Log(Path(log))
+    file = None if named else RequestLog(Path(log))
     watch.stage("reading")
-    request_stream = (reading or Requests)(file, settings, label_with, watch)
+    request_stream = (reading or RequestStream)(file, settings, label_with, watch)
     if not request_stream.count:
         raise DatasetError(f"the log {Path(log).name!r} has no prompts: {_without_prompts(file)}")
 
@@ -162,7 +162,7 @@ def estimate(
     }
 
 
-def _without_prompts(file: Log | None) -> str:
+def _without_prompts(file: RequestLog | None) -> str:
     """Why a log has none, and what to give instead."""
     if file is None or not (file.unread or file.skipped):
         return "give a file with one request a line"
@@ -172,17 +172,19 @@ def _without_prompts(file: Log | None) -> str:
     return "; ".join(reasons)
 
 
-class Requests:
+class RequestStream:
     """The requests of a log or a data set, in the order of their arrival.
 
     count     of all requests; `texts`: of those with text, `labelled`: of those with a right answer
     more      whether further requests were left out
-    savings   their `Savings`
+    savings   their `SavingsCounter`
 
     Raises: as `estimate`.
     """
 
-    def __init__(self, file: Log | None, settings: RunSettings, label_with: str | None, watch: Progress) -> None:
+    def __init__(
+        self, file: RequestLog | None, settings: RunSettings, label_with: str | None, watch: RunProgress
+    ) -> None:
         if file is not None:
             entry_source = file.entries()
         else:
@@ -198,7 +200,7 @@ class Requests:
         if label_with is not None and samples:
             samples = labelled_by(label_with, samples, watch, raw_prompts=settings.raw_prompts)
         prepared = asked_of(samples, settings)
-        self.count, self.savings, self._asked = len(entries), Savings(), list[Asked]()
+        self.count, self.savings, self._asked = len(entries), SavingsCounter(), list[EstimatedPrompt]()
         for number, entry in enumerate(entries, 1):
             if entry.sample is None:
                 self.savings.add_trace(entry)
@@ -212,7 +214,7 @@ class Requests:
         self.labelled = sum(prompt.answer is not None for prompt in self._asked)
 
     def tallies(
-        self, tries: Sequence[SemanticCacheConfig], encoder: TextEncoder | None, watch: Progress
+        self, tries: Sequence[SemanticCacheConfig], encoder: TextEncoder | None, watch: RunProgress
     ) -> list[Counter[str]]:
         """The counts of each setting to try (`tally`); similar texts are compared with an encoder alone."""
         encoder = once(encoder) if encoder is not None else None
@@ -223,13 +225,15 @@ class Requests:
         return counts_by_setting
 
 
-def asked_of(samples: Iterable[Sample], settings: RunSettings) -> Iterator[Asked]:
+def asked_of(samples: Iterable[Sample], settings: RunSettings) -> Iterator[EstimatedPrompt]:
     """The samples as tokens. Raises: as `tokenized`."""
     for sample, prepared in tokenized(samples, settings):
-        yield Asked(replace(prepared, epoch=_EPOCH), sample.answer)
+        yield EstimatedPrompt(replace(prepared, epoch=_EPOCH), sample.answer)
 
 
-def labelled_by(model: str, samples: Sequence[Sample], watch: Progress, *, raw_prompts: bool = False) -> list[Sample]:
+def labelled_by(
+    model: str, samples: Sequence[Sample], watch: RunProgress, *, raw_prompts: bool = False
+) -> list[Sample]:
     """The samples with the model's greedy answers, computed in full, as their right ones; None where it cannot read the prompt.
 
     Raises: ModelError for a model that cannot be loaded.
@@ -237,7 +241,7 @@ def labelled_by(model: str, samples: Sequence[Sample], watch: Progress, *, raw_p
     settings = RunSettings(model=model)
     watch.stage(f"loading {model}")
     with opened(settings) as engine:
-        prompter = Prompter(open_templates(settings), raw=raw_prompts)
+        prompter = SamplePrompter(open_templates(settings), raw=raw_prompts)
         pipeline = Pipeline(engine)
         sampling = Sampling()
         answers: dict[str, str | None] = {}
@@ -273,7 +277,9 @@ def settings_to_try(min_gain: int, similar: bool = True) -> Iterator[SemanticCac
             yield replace(adopting, semantic_text=True, similarity_threshold=threshold, lexical_guard=guard)
 
 
-def tally(prompts: Sequence[Asked], config: SemanticCacheConfig, encoder: TextEncoder | None = None) -> Counter[str]:
+def tally(
+    prompts: Sequence[EstimatedPrompt], config: SemanticCacheConfig, encoder: TextEncoder | None = None
+) -> Counter[str]:
     """The counts of a setting over the whole log, in its order, which add up over partitions.
 
     prompts, exact  requests, and those that are equal to an earlier one, which are always right
@@ -322,7 +328,7 @@ class LookUps:
         self._answers: dict[str, str | None] = {}
 
     def look_up(
-        self, prepared: Prepared, answer: str | None, costs: Costs | None = None
+        self, prepared: Prepared, answer: str | None, costs: ReuseCosts | None = None
     ) -> tuple[Decision, bool | None]:
         """Return the decision, and whether the donor's question has the same right answer; None if one of the two is unknown, or the plan
         does not give the donor's answer. Makes the prompt a donor for the next ones."""
@@ -355,13 +361,13 @@ def _marked(marks: Sequence[bool | None]) -> dict[str, Any]:
 
 
 def dry_run(
-    settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: Prompter, watch: Progress
+    settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: SamplePrompter, watch: RunProgress
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and one line a sample. Only the tokenizer, the embedding table and the tower are used."""
     config = replace(settings.cache, error_bound=None)  # nothing runs from which a gate could learn
     check_top_layer(engine, config)
     cache = build_cache(config, engine, store=open_store(), background=False)  # it stores no state
-    lookups, shares = LookUps(cache), Shares()
+    lookups, shares = LookUps(cache), TokenShares()
     lines: list[dict[str, Any]] = []
     not_run: dict[str, str] = {}
     watch.stage(f"{settings.dataset}, dry run")

@@ -21,18 +21,18 @@ import numpy as np
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
 from dejakv.datasets.entries import Entry, Skipped
-from dejakv.datasets.log import Log
+from dejakv.datasets.log import RequestLog
 from dejakv.errors import ConfigError, DejaKVError, InputError, MissingExtraError
 from dejakv.experiments.compare import check_ran
-from dejakv.experiments.estimate import Asked, Requests, asked_of, labelled_by, tally
+from dejakv.experiments.estimate import EstimatedPrompt, RequestStream, asked_of, labelled_by, tally
 from dejakv.experiments.output import write_run
 from dejakv.experiments.run import RunResult, chosen_samples, label, output_locked, run_chosen
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
-from dejakv.experiments.savings import Savings
+from dejakv.experiments.savings import SavingsCounter
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import shares_of, tokenized
-from dejakv.experiments.summary import Progress, Row, summarize
-from dejakv.experiments.sweep import Experiment, failed, ran
+from dejakv.experiments.summary import RunProgress, SampleRow, summarize
+from dejakv.experiments.sweep import SweepExperiment, failed, ran
 from dejakv.settings import is_memory
 from dejakv.vectors.base import TextEncoder
 from dejakv.vectors.text import ModelTextEncoder, text_encoder, varying_part
@@ -45,7 +45,7 @@ ROWS = 256
 
 
 @dataclass(frozen=True)
-class Cluster:
+class RayCluster:
     """A cluster of Ray that this process is connected to."""
 
     cpus: int
@@ -53,7 +53,7 @@ class Cluster:
     machines: int
 
     @classmethod
-    def connect(cls, address: str) -> "Cluster":
+    def connect(cls, address: str) -> "RayCluster":
         """Connects, once a process. `address`: `local` starts a cluster of this machine; `auto`, HOST:PORT or ray://HOST:PORT is one that runs.
 
         Raises: MissingExtraError without Ray, ConfigError if nothing answers there.
@@ -134,10 +134,12 @@ def _raised(numbered_result: tuple[int, Any]) -> tuple[int, Any]:
     return numbered_result
 
 
-def experiments_on(cluster: Cluster) -> Callable[[Sequence[Experiment], bool, Progress], Iterator[dict[str, Any]]]:
+def experiments_on(
+    cluster: RayCluster,
+) -> Callable[[Sequence[SweepExperiment], bool, RunProgress], Iterator[dict[str, Any]]]:
     """For `sweep(lines=...)`: a task for each experiment; lines come as experiments end."""
 
-    def lines(waiting: Sequence[Experiment], purge: bool, watch: Progress) -> Iterator[dict[str, Any]]:
+    def lines(waiting: Sequence[SweepExperiment], purge: bool, watch: RunProgress) -> Iterator[dict[str, Any]]:
         watch.stage(f"{len(waiting)} experiments on Ray")
         for number, (place, line) in enumerate(cluster.each(ran, [(experiment, purge) for experiment in waiting]), 1):
             yield failed(waiting[place], str(line)) if isinstance(line, DejaKVError) else line
@@ -147,7 +149,7 @@ def experiments_on(cluster: Cluster) -> Callable[[Sequence[Experiment], bool, Pr
 
 
 def run_on(
-    cluster: Cluster, settings: RunSettings, watch: Progress, *, workers: int = 0, resume: bool = False
+    cluster: RayCluster, settings: RunSettings, watch: RunProgress, *, workers: int = 0, resume: bool = False
 ) -> RunResult:
     """Runs a comparison on workers that share one store, as servers behind a balancer: sample i is of worker i modulo `workers`, and what one
     stores the others find. Prefix caching is each worker's own. Rows are merged in the order of the samples.
@@ -171,7 +173,7 @@ def run_on(
             (replace(shared, output=str(Path(output, f"worker-{n}")) if output else None), chosen[n::workers])
             for n in range(workers)
         ]
-        part = partial(run_chosen, watch=Progress(), resume=resume)
+        part = partial(run_chosen, watch=RunProgress(), resume=resume)
         results: list[RunResult] = cluster.all(part, parts, max(1, cluster.cpus // workers))
         # Undo the split by turns, so that rows stand in the order of the samples.
         rows = [results[place % workers].rows[place // workers] for place in range(len(chosen))]
@@ -180,7 +182,7 @@ def run_on(
         return _merged(settings, chosen, rows, results)
 
 
-def _check(settings: RunSettings, cluster: Cluster) -> None:
+def _check(settings: RunSettings, cluster: RayCluster) -> None:
     store = settings.cache.store
     if settings.cache_mode == "dry-run":
         raise ConfigError(
@@ -199,7 +201,7 @@ def _check(settings: RunSettings, cluster: Cluster) -> None:
 
 
 def _merged(
-    settings: RunSettings, chosen: Sequence[Sample], rows: Sequence[Row], results: Sequence[RunResult]
+    settings: RunSettings, chosen: Sequence[Sample], rows: Sequence[SampleRow], results: Sequence[RunResult]
 ) -> RunResult:
     """Writes and returns the run of all workers."""
     each = [result.summary for result in results]
@@ -241,12 +243,17 @@ def _sizes(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return sizes
 
 
-class RequestsOn(Requests):
+class RequestsOn(RequestStream):
     """The requests of a log, read and counted on a cluster: as `estimate.Requests`. Ray Data reads the file in parts; tenants share nothing,
     so each is counted by one task, and every setting by a task of its own. The order of arrival is that of one process."""
 
     def __init__(
-        self, cluster: Cluster, file: Log | None, settings: RunSettings, label_with: str | None, watch: Progress
+        self,
+        cluster: RayCluster,
+        file: RequestLog | None,
+        settings: RunSettings,
+        label_with: str | None,
+        watch: RunProgress,
     ) -> None:
         import ray.data
 
@@ -284,10 +291,10 @@ class RequestsOn(Requests):
         self._blocks = data.to_arrow_refs()
         tenants = _balanced(Counter(line[3] for line in used), cluster.cpus)
         self._taken = [(tenant_group, last, by_time, *self._blocks) for tenant_group in tenants]
-        self.savings = sum(cluster.all(_savings, self._taken, model=False), Savings())
+        self.savings = sum(cluster.all(_savings, self._taken, model=False), SavingsCounter())
 
     def tallies(
-        self, tries: Sequence[SemanticCacheConfig], encoder: TextEncoder | None, watch: Progress
+        self, tries: Sequence[SemanticCacheConfig], encoder: TextEncoder | None, watch: RunProgress
     ) -> list[Counter[str]]:
         """As `estimate.Requests.tallies`."""
         import ray
@@ -333,7 +340,7 @@ def _read(batch: Mapping[str, Any], settings: RunSettings, label_with: str | Non
             yield {name: list(column) for name, column in zip((*_LIGHT, "entry", "asked"), block, strict=True)}
 
 
-def _rows(part: Log, settings: RunSettings, label_with: str | None) -> Iterator[tuple[Any, ...]]:
+def _rows(part: RequestLog, settings: RunSettings, label_with: str | None) -> Iterator[tuple[Any, ...]]:
     lines = list(part.read())
     samples = [
         line_content.sample
@@ -344,7 +351,7 @@ def _rows(part: Log, settings: RunSettings, label_with: str | None) -> Iterator[
     place = part.first
     try:
         if label_with is not None:
-            samples = labelled_by(label_with, samples, Progress(), raw_prompts=settings.raw_prompts)
+            samples = labelled_by(label_with, samples, RunProgress(), raw_prompts=settings.raw_prompts)
         prompts = asked_of(samples, settings)
         for place, line_content in lines:
             if not isinstance(line_content, Entry):
@@ -381,9 +388,9 @@ def _balanced(requests: Mapping[str, int], tasks: int) -> list[list[str]]:
     return [names for _, _, names in lists]
 
 
-def _taken(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> list[tuple[Entry, Asked | None]]:
+def _taken(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> list[tuple[Entry, EstimatedPrompt | None]]:
     """These tenants' requests in the order of their arrival."""
-    requests: list[tuple[Entry, Asked | None]] = []
+    requests: list[tuple[Entry, EstimatedPrompt | None]] = []
     tenant_names = set(tenants)
     for block in blocks:
         lines = enumerate(zip(*(block[name].to_pylist() for name in ("kind", "tenant", "place")), strict=True))
@@ -397,12 +404,12 @@ def _taken(tenants: list[str], last: float, by_time: bool, *blocks: Any) -> list
     return sorted(requests, key=lambda one: ((one[0].time or 0.0) if by_time else 0.0, one[0].place))
 
 
-def _savings(*task_arguments: Any) -> Savings:
-    savings = Savings()
+def _savings(*task_arguments: Any) -> SavingsCounter:
+    savings = SavingsCounter()
     for entry, prompt in _taken(*task_arguments):
         savings.add_trace(entry) if prompt is None else savings.add(prompt.prepared.token_ids, entry)
     # A sum has counts alone: the hashes that counting needed would be pickled too.
-    return Savings() + savings
+    return SavingsCounter() + savings
 
 
 def _texts(*task_arguments: Any) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dejakv.build import check_config, check_encoders
 from dejakv.datasets.base import Sample
-from dejakv.datasets.log import Log
+from dejakv.datasets.log import RequestLog
 from dejakv.datasets.registry import begin, told
 from dejakv.engines.open import hidden_size, open_templates, takes_pictures
 from dejakv.errors import ConfigError, DatasetError, ModelError
@@ -18,7 +18,7 @@ from dejakv.experiments.estimate import dry_run
 from dejakv.experiments.machine import measured
 from dejakv.experiments.output import locked, run_folder, write_run
 from dejakv.experiments.samples import (
-    Prompter,
+    SamplePrompter,
     chunk_of,
     missing,
     opened_dataset,
@@ -29,7 +29,7 @@ from dejakv.experiments.samples import (
 from dejakv.experiments.samples_log import SamplesLog, earlier_run
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.shares import shares_of
-from dejakv.experiments.summary import Progress, Row, summarize
+from dejakv.experiments.summary import RunProgress, SampleRow, summarize
 from dejakv.models import resolve
 from dejakv.vectors.image import ROOT_VARIABLES, image_roots
 
@@ -40,13 +40,15 @@ class RunResult:
     `earlier`: nothing was measured, it is the finished run that was in the folder."""
 
     summary: dict[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[SampleRow, ...]
     output: Path | None
     stopped: bool = False
     earlier: bool = False
 
 
-def run(settings: RunSettings, watch: Progress | None = None, engine: Any = None, *, resume: bool = False) -> RunResult:
+def run(
+    settings: RunSettings, watch: RunProgress | None = None, engine: Any = None, *, resume: bool = False
+) -> RunResult:
     """Runs the comparison (or the dry run). With an output folder, `samples.jsonl` grows with each finished sample, and
     `summary.json` follows at the end, also after an interrupt.
 
@@ -60,7 +62,7 @@ def run(settings: RunSettings, watch: Progress | None = None, engine: Any = None
         # A missing model is told before the data set is read, which may take long.
         resolve(settings.model)
     settings, chosen = chosen_samples(settings, resume)
-    return run_chosen(settings, chosen, watch or Progress(), engine, resume=resume)
+    return run_chosen(settings, chosen, watch or RunProgress(), engine, resume=resume)
 
 
 def chosen_samples(settings: RunSettings, resume: bool = False) -> tuple[RunSettings, tuple[Sample, ...]]:
@@ -74,20 +76,20 @@ def chosen_samples(settings: RunSettings, resume: bool = False) -> tuple[RunSett
     check_config(settings.cache)
     dataset = opened_dataset(settings)
     read, more = begin(read_samples(settings, beyond=1, dataset=dataset), settings.max_samples)
-    left_out = dataset.left_out if isinstance(dataset, Log) else []
+    left_out = dataset.left_out if isinstance(dataset, RequestLog) else []
     chosen = repeated(read, settings.repeat)
     if not chosen:
         why = "; ".join(left_out) or "check --dataset-path and --split"
         raise DatasetError(f"the data set {settings.dataset!r} has no samples: {why}")
     for sample in chosen:
         chunk_of(sample, settings.chunk_source, "")
-    Prompter(template=settings.prompt_template)
+    SamplePrompter(template=settings.prompt_template)
     read_of = told(settings.dataset_path, len(read), more)
     return replace(settings, implied=(*settings.implied, *read_of, *left_out)), chosen
 
 
 def run_chosen(
-    settings: RunSettings, chosen: Sequence[Sample], watch: Progress, engine: Any = None, *, resume: bool = False
+    settings: RunSettings, chosen: Sequence[Sample], watch: RunProgress, engine: Any = None, *, resume: bool = False
 ) -> RunResult:
     """Runs these samples. Raises: as `run`."""
     with output_locked(settings):  # before the work, not after it
@@ -120,8 +122,8 @@ def output_locked(settings: RunSettings) -> Iterator[None]:
         yield
 
 
-def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: Progress) -> RunResult:
-    prompter = Prompter.of(settings, open_templates(settings))
+def _run(settings: RunSettings, chosen: Sequence[Sample], engine: Any, watch: RunProgress) -> RunResult:
+    prompter = SamplePrompter.of(settings, open_templates(settings))
     if settings.cache_mode == "dry-run":
         summary, lines = dry_run(settings, chosen, engine, prompter, watch)
         label(summary, settings, chosen)

@@ -22,7 +22,7 @@ from dejakv.vectors.image import image_id, image_roots, pictures_of
 PLAIN_TEMPLATE = "{context}Question: {question}\nAnswer:"
 
 
-class Prompter:
+class SamplePrompter:
     """Renders samples for one model.
 
     templates  processor or tokenizer with the chat template; None for plain text
@@ -49,7 +49,7 @@ class Prompter:
                 ) from error
 
     @classmethod
-    def of(cls, settings: RunSettings, templates: Any) -> "Prompter":
+    def of(cls, settings: RunSettings, templates: Any) -> "SamplePrompter":
         """The one of a run."""
         return cls(templates, settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts)
 

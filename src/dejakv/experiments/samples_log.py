@@ -11,7 +11,7 @@ from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, OutputError
 from dejakv.experiments.output import SAMPLES, SETTINGS, SIGNED, SUMMARY, read_object, replace_file, run_folder
 from dejakv.experiments.settings import RunSettings, settings_of
-from dejakv.experiments.summary import Row
+from dejakv.experiments.summary import SampleRow
 
 _FREE = ("output", "implied", SIGNED)
 """Settings that may differ between a run and its resumption, or follow from others."""
@@ -50,7 +50,7 @@ class SamplesLog:
                 f"--output {str(folder)!r} cannot be written ({error.strerror}): give a folder you may write to"
             ) from error
 
-    def append(self, row: Row) -> None:
+    def append(self, row: SampleRow) -> None:
         """Writes a finished sample. Raises: OutputError if the disk is full; a part of the line is dropped by `resume`."""
         unwritten = (json.dumps(row.as_dict()) + "\n").encode()
         try:
@@ -67,9 +67,9 @@ class SamplesLog:
         """Closes the file; nothing can be appended afterwards."""
         self._file.close()
 
-    def _finished(self, folder: Path, named_settings: Mapping[str, Any], chosen: Sequence[Sample]) -> list[Row]:
+    def _finished(self, folder: Path, named_settings: Mapping[str, Any], chosen: Sequence[Sample]) -> list[SampleRow]:
         check_same(folder, named_settings)
-        rows: list[Row] = []
+        rows: list[SampleRow] = []
         complete_bytes = 0
 
         with self._path.open("rb") as file:
@@ -77,7 +77,7 @@ class SamplesLog:
                 if not line.endswith(b"\n"):
                     break  # a complete sample without a line end would share a line with the next one
                 try:
-                    row = Row.from_dict(json.loads(line))
+                    row = SampleRow.from_dict(json.loads(line))
                 except (ValueError, KeyError, TypeError, AttributeError):
                     break  # a partial line, from a killed run
                 if len(rows) >= len(chosen) or row.sample_id != chosen[len(rows)].id:
@@ -156,12 +156,12 @@ def finished_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def finished_rows(folder: Path) -> tuple[Row, ...]:
+def finished_rows(folder: Path) -> tuple[SampleRow, ...]:
     """The rows of a live run. Raises: ConfigError if `samples.jsonl` is missing or of another kind."""
     path = folder / SAMPLES
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        return tuple([Row.from_dict(json.loads(line)) for line in lines])
+        return tuple([SampleRow.from_dict(json.loads(line)) for line in lines])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} cannot be read as the samples of a live run ({type(error).__name__}: {error}): give a run's own folder"
@@ -170,7 +170,7 @@ def finished_rows(folder: Path) -> tuple[Row, ...]:
 
 def earlier_run(
     settings: RunSettings, chosen: Sequence[Sample], *, resume: bool
-) -> tuple[dict[str, Any], tuple[Row, ...]] | None:
+) -> tuple[dict[str, Any], tuple[SampleRow, ...]] | None:
     """Summary and rows of the finished run of these settings and samples that is in the output folder. None if nothing
     is lost there: no run, one without a finished sample, a dry run, which measures nothing, and with `resume` a stopped one.
 

@@ -16,11 +16,11 @@ import numpy as np
 from dejakv.blend.recomputed import count_of
 from dejakv.blend.settings import QUALITIES
 from dejakv.datasets.entries import MOONCAKE_BLOCK, Entry
-from dejakv.decide.costs import Costs
+from dejakv.decide.costs import ReuseCosts
 from dejakv.errors import counted
 from dejakv.experiments.plain_words import share
-from dejakv.experiments.shares import Share, Shares
-from dejakv.experiments.table import Sheet
+from dejakv.experiments.shares import TokenShare, TokenShares
+from dejakv.experiments.table import TextTable
 from dejakv.request import DEFAULT_PARTITION
 
 QUARTERS = 4
@@ -29,21 +29,21 @@ MOST_TENANTS = 5
 
 
 @dataclass
-class Savings:
+class SavingsCounter:
     """Counts requests in the order of their arrival; tenants share nothing.
 
     whole_text      whether the tokens themselves are known, and not prefix blocks or lengths alone
     prefixes_known  whether at least prefix blocks are
     """
 
-    shares: Shares = field(default_factory=Shares)
+    shares: TokenShares = field(default_factory=TokenShares)
     whole_text: bool = True
     prefixes_known: bool = True
-    quarters: list[Share] = field(default_factory=lambda: [Share()] * QUARTERS)
-    by_tenant: defaultdict[str, Share] = field(default_factory=lambda: defaultdict[str, Share](Share))
-    by_hour: defaultdict[int, Share] = field(default_factory=lambda: defaultdict[int, Share](Share))
+    quarters: list[TokenShare] = field(default_factory=lambda: [TokenShare()] * QUARTERS)
+    by_tenant: defaultdict[str, TokenShare] = field(default_factory=lambda: defaultdict[str, TokenShare](TokenShare))
+    by_hour: defaultdict[int, TokenShare] = field(default_factory=lambda: defaultdict[int, TokenShare](TokenShare))
     arrivals: Counter[int] = field(default_factory=Counter[int])
-    _each: list[Share] = field(default_factory=list[Share])
+    _each: list[TokenShare] = field(default_factory=list[TokenShare])
     _whole: set[int] = field(default_factory=set[int])
     _blocks: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict[str, set[int]](set))
 
@@ -55,7 +55,7 @@ class Savings:
         ends = np.linspace(0, len(covered), QUARTERS + 1).astype(int)
         for number, (begin, end) in enumerate(pairwise(ends)):
             marked = (int(np.count_nonzero(marks[begin:end])) for marks in (prefix, covered))
-            self.quarters[number] += Share(int(end - begin), *marked)
+            self.quarters[number] += TokenShare(int(end - begin), *marked)
         # Hashes and not prompts: what is remembered of a long log must fit into memory.
         whole = hash((entry.tenant, *ids))
         repeats_whole, _ = whole in self._whole, self._whole.add(whole)
@@ -74,11 +74,11 @@ class Savings:
         seen.update(entry.blocks)
         # The last token is always computed: the answer begins with its logits.
         prefix = max(0, min(prefix_blocks * MOONCAKE_BLOCK, entry.tokens - 1))
-        token_share = Share(entry.tokens, prefix, prefix)
+        token_share = TokenShare(entry.tokens, prefix, prefix)
         self.shares.total += token_share
         self._add(token_share, entry)
 
-    def _add(self, token_share: Share, entry: Entry) -> None:
+    def _add(self, token_share: TokenShare, entry: Entry) -> None:
         self._each.append(token_share)
         if entry.tenant:
             self.by_tenant[entry.tenant] += token_share
@@ -86,10 +86,10 @@ class Savings:
             self.by_hour[datetime.datetime.fromtimestamp(entry.time, datetime.UTC).hour] += token_share
             self.arrivals[int(entry.time // 60)] += 1
 
-    def __add__(self, other: "Savings") -> "Savings":
+    def __add__(self, other: "SavingsCounter") -> "SavingsCounter":
         """The counts of two streams that share nothing; no request can be added to them."""
-        return Savings(
-            Shares(self.shares.total + other.shares.total),
+        return SavingsCounter(
+            TokenShares(self.shares.total + other.shares.total),
             self.whole_text and other.whole_text,
             self.prefixes_known and other.prefixes_known,
             [quarter + other_quarter for quarter, other_quarter in zip(self.quarters, other.quarters, strict=True)],
@@ -99,7 +99,7 @@ class Savings:
             self._each + other._each,
         )
 
-    def figures(self, costs: Costs | None = None) -> dict[str, Any]:
+    def figures(self, costs: ReuseCosts | None = None) -> dict[str, Any]:
         """As JSON: tokens of all prompts, those in prefixes and anywhere, and their shares; the same tokens by `quarters`, `by_tenant` and
         `by_hour`; `computed` tokens of all, and with `costs` `seconds` of a request's prefill, by way of reuse; `store_bytes` of all distinct state; `arrivals` a minute.
         What the log does not tell is None, and a way of reuse of which nothing is known is missing."""
@@ -135,12 +135,12 @@ class Savings:
 
         return figures
 
-    def _known(self, part: Share) -> dict[str, int | None]:
+    def _known(self, part: TokenShare) -> dict[str, int | None]:
         """The counts of a part, None for what the log does not tell."""
         prefix, anywhere = self.prefixes_known or None, self.whole_text or None
         return {"tokens": part.tokens, "prefix": prefix and part.prefix, "anywhere": anywhere and part.anywhere}
 
-    def _seconds(self, way: str, rows: Sequence[int], costs: Costs) -> float:
+    def _seconds(self, way: str, rows: Sequence[int], costs: ReuseCosts) -> float:
         """Mean seconds of a request's prefill. Each takes the fastest of its plans, as the planner does."""
         times: list[float] = []
         for request_share, computed in zip(self._each, rows, strict=True):
@@ -157,11 +157,13 @@ class Savings:
 K = TypeVar("K")
 
 
-def _summed(first: Mapping[K, Share], second: Mapping[K, Share]) -> defaultdict[K, Share]:
-    return defaultdict(Share, {key: first.get(key, Share()) + second.get(key, Share()) for key in {**first, **second}})
+def _summed(first: Mapping[K, TokenShare], second: Mapping[K, TokenShare]) -> defaultdict[K, TokenShare]:
+    return defaultdict(
+        TokenShare, {key: first.get(key, TokenShare()) + second.get(key, TokenShare()) for key in {**first, **second}}
+    )
 
 
-def _blended(request_share: Share, quality_share: float) -> int:
+def _blended(request_share: TokenShare, quality_share: float) -> int:
     """Tokens of a blend: what is new, and at least its share of those behind the exact prefix."""
     return max(
         request_share.tokens - request_share.anywhere,
@@ -172,7 +174,7 @@ def _blended(request_share: Share, quality_share: float) -> int:
     )
 
 
-def sheets(figures: Mapping[str, Any]) -> list[Sheet]:
+def sheets(figures: Mapping[str, Any]) -> list[TextTable]:
     """Tables of an estimate's savings: where tokens stood, and what each way of reuse would compute."""
     total, prefix, anywhere = max(1, figures["prompt_tokens"]), figures["tokens_prefix"], figures["tokens_anywhere"]
     elsewhere = anywhere - prefix if figures["whole_text"] else None
@@ -189,7 +191,7 @@ def sheets(figures: Mapping[str, Any]) -> list[Sheet]:
 
     columns = ("reuse", "tokens computed", *(("seconds to prefill a request",) if seconds else ()))
     stood = [(name, "unknown" if part is None else share(part / total), note) for name, part, note in where]
-    return [Sheet("", ("tokens", "share", ""), stood), Sheet("", columns, ways)]
+    return [TextTable("", ("tokens", "share", ""), stood), TextTable("", columns, ways)]
 
 
 def in_words(figures: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from dejakv.datasets.registry import OPTIONS, check_name
 from dejakv.engines.open import ModelChoice
 from dejakv.errors import ConfigError, command
 from dejakv.models import names
-from dejakv.settings import AnyPath, Count, Folder, Positive, Within, from_mapping, from_text, kinds_of, shown
+from dejakv.settings import AnyPath, Count, Folder, NumberRange, Positive, from_mapping, from_text, kinds_of, shown
 from dejakv.trust.settings import TrustSettings
 
 SHARES_MODEL = "smollm2-135m"
@@ -125,7 +125,7 @@ class RunSettings(ModelChoice):
     cache_mode: CacheMode = "live"
     arms: tuple[Arm, ...] = ARMS
     max_new_tokens: Positive = 16
-    temperature: Annotated[float, Within(0)] = 0.0
+    temperature: Annotated[float, NumberRange(0)] = 0.0
     seed: int = 0
     repeat: Positive = 1
     rounding: Count = 0

@@ -15,9 +15,9 @@ from dejakv.decide.copied.fingerprints import Hashes, run_hashes, with_media
 from dejakv.decide.part_order import SeenPrompts, arranged
 from dejakv.engines.base import Prepared
 from dejakv.errors import InputError
-from dejakv.experiments.samples import Prompter, tokenizer_of
+from dejakv.experiments.samples import SamplePrompter, tokenizer_of
 from dejakv.experiments.settings import RunSettings
-from dejakv.identity import Span
+from dejakv.identity import MediumSpan
 from dejakv.request import DEFAULT_PARTITION
 
 BLOCK = 16
@@ -28,7 +28,7 @@ RUN = 32
 
 
 @dataclass(frozen=True)
-class Share:
+class TokenShare:
     """Tokens of one prompt or of many, and how many of them were in earlier prompts of the same partition.
 
     prefix    in blocks of 16 from the beginning, as an unlimited prefix cache finds them
@@ -39,8 +39,8 @@ class Share:
     prefix: int = 0
     anywhere: int = 0
 
-    def __add__(self, other: "Share") -> "Share":
-        return Share(self.tokens + other.tokens, self.prefix + other.prefix, self.anywhere + other.anywhere)
+    def __add__(self, other: "TokenShare") -> "TokenShare":
+        return TokenShare(self.tokens + other.tokens, self.prefix + other.prefix, self.anywhere + other.anywhere)
 
     @property
     def share_prefix(self) -> float:
@@ -53,25 +53,27 @@ class Share:
         return self.anywhere / self.tokens if self.tokens else 0.0
 
 
-class Shares:
+class TokenShares:
     """Measures prompts one after the other; `total` is the sum so far.
 
     About three milliseconds for a prompt of 2,000 tokens, and 8 bytes for each remembered token.
     """
 
-    def __init__(self, total: Share = Share()) -> None:
+    def __init__(self, total: TokenShare = TokenShare()) -> None:
         self.total = total
         self._blocks: dict[str, set[int]] = {}
         self._runs: dict[str, _HashSet] = {}
 
-    def add(self, ids: Sequence[int], partition: str = DEFAULT_PARTITION, spans: Sequence[Span] = ()) -> Share:
+    def add(
+        self, ids: Sequence[int], partition: str = DEFAULT_PARTITION, spans: Sequence[MediumSpan] = ()
+    ) -> TokenShare:
         """Counts one prompt against the earlier ones of its partition, and remembers it. As when a prompt is served, its last
         token never counts as found: it is computed for the answer. A picture's tokens are equal where the pictures are."""
         return self.add_by_place(ids, partition, spans)[0]
 
     def add_by_place(
-        self, ids: Sequence[int], partition: str = DEFAULT_PARTITION, spans: Sequence[Span] = ()
-    ) -> tuple[Share, NDArray[np.bool_]]:
+        self, ids: Sequence[int], partition: str = DEFAULT_PARTITION, spans: Sequence[MediumSpan] = ()
+    ) -> tuple[TokenShare, NDArray[np.bool_]]:
         """As `add`; also which tokens stand anywhere in earlier prompts."""
         tokens = with_media(ids, spans)
         prefix = self._prefix(tokens, self._blocks.setdefault(partition, set()))
@@ -80,7 +82,7 @@ class Shares:
         # The last token is computed for the answer, wherever it stood before.
         covered[-1:] = False
 
-        share = Share(len(tokens), prefix, int(np.count_nonzero(covered)))
+        share = TokenShare(len(tokens), prefix, int(np.count_nonzero(covered)))
         self.total += share
         return share, covered
 
@@ -145,7 +147,7 @@ class _HashSet:
 
 def shares_of(prompts: Iterable[Prepared]) -> dict[str, Any]:
     """The shares of a run's prompts, in its order."""
-    shares = Shares()
+    shares = TokenShares()
     for prepared in prompts:
         shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
     return shares.figures
@@ -157,7 +159,7 @@ def tokenized(samples: Iterable[Sample], settings: RunSettings) -> Iterator[tupl
     Raises: InputError for samples with pictures, whose tokens depend on the model; ModelError for a missing tokenizer.
     """
     tokenizer = tokenizer_of(settings)
-    prompter = Prompter.of(settings, tokenizer)
+    prompter = SamplePrompter.of(settings, tokenizer)
     seen = SeenPrompts()
 
     def tokenize(text: str) -> list[int]:

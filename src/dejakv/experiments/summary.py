@@ -74,7 +74,7 @@ STEPS = 16
 
 
 @dataclass(frozen=True)
-class Fidelity:
+class SampleFidelity:
     """One sample against full computation, along full computation's own answer (teacher forcing).
 
     kl    Kullback-Leibler divergence of the first token from full computation's, in nats
@@ -85,22 +85,24 @@ class Fidelity:
     top1: float
 
 
-def fidelity(full_logprobs: NDArray[np.float32] | None, reused_logprobs: NDArray[np.float32] | None) -> Fidelity | None:
+def fidelity(
+    full_logprobs: NDArray[np.float32] | None, reused_logprobs: NDArray[np.float32] | None
+) -> SampleFidelity | None:
     """Of two arrays `[tokens, vocabulary]` of log probabilities; None if one is missing."""
     if full_logprobs is None or reused_logprobs is None or not len(full_logprobs):
         return None
     same = full_logprobs.argmax(axis=-1) == reused_logprobs.argmax(axis=-1)
-    return Fidelity(float(divergence(full_logprobs[:1], reused_logprobs[:1])[0]), float(same.mean()))
+    return SampleFidelity(float(divergence(full_logprobs[:1], reused_logprobs[:1])[0]), float(same.mean()))
 
 
-def means(values: Sequence[Fidelity]) -> dict[str, Any]:
+def means(values: Sequence[SampleFidelity]) -> dict[str, Any]:
     """`kl_mean` and `top1` over samples, None if there are none."""
     values_by_name = {"kl_mean": [v.kl for v in values], "top1": [v.top1 for v in values]}
     return {name: statistics.fmean(figures) if figures else None for name, figures in values_by_name.items()}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ArmOutcome:
     """One sample in one arm.
 
     cached_answer  the donor's own answer, if a donor was used
@@ -113,7 +115,7 @@ class Outcome:
     text: str
     cached_answer: str | None = None
     first_token: int | None = None
-    fidelity: Fidelity | None = None
+    fidelity: SampleFidelity | None = None
     donors: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -122,17 +124,17 @@ class Outcome:
         return {**outcome_fields.pop("record"), **outcome_fields}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Outcome":
+    def from_dict(cls, values: Mapping[str, Any]) -> "ArmOutcome":
         """The inverse of `as_dict`. Raises: KeyError, TypeError."""
         record = Record(**{item.name: values[item.name] for item in fields(Record)})
         outcome_fields = {name: values[name] for name in ("text", "cached_answer", "first_token")}
         near, donors = values["fidelity"], tuple(values.get("donors", ()))
-        fidelity = Fidelity(**near) if near is not None else None
+        fidelity = SampleFidelity(**near) if near is not None else None
         return cls(replace(record, order=tuple(record.order)), **outcome_fields, fidelity=fidelity, donors=donors)
 
 
 @dataclass(frozen=True)
-class Row:
+class SampleRow:
     """One sample in all arms.
 
     scored  whether `answer` is meant to be said as it stands (`Sample.scored`)
@@ -142,7 +144,7 @@ class Row:
     sample_id: str
     question: str
     answer: str | None
-    arms: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
+    arms: Mapping[str, ArmOutcome] = field(default_factory=dict[str, ArmOutcome])
     scored: bool = True
     error: str = ""
 
@@ -163,9 +165,9 @@ class Row:
         }
 
     @classmethod
-    def from_dict(cls, line: Mapping[str, Any]) -> "Row":
+    def from_dict(cls, line: Mapping[str, Any]) -> "SampleRow":
         """The inverse of `as_dict`. Raises: KeyError, TypeError."""
-        arms = {name: Outcome.from_dict(values) for name, values in line["arms"].items()}
+        arms = {name: ArmOutcome.from_dict(values) for name, values in line["arms"].items()}
         scored, error = line.get("scored", True), line.get("error", "")  # older logs have neither
         return cls(line["id"], line["question"], line["answer"], arms, scored, error)
 
@@ -174,7 +176,7 @@ class Row:
         return None if self.answer is None or not self.scored else same(self.arms[arm].text, self.answer)
 
     @property
-    def exact(self) -> Outcome | None:
+    def exact(self) -> ArmOutcome | None:
         """The outcome that others are compared with: without reuse, or else behind an exact prefix; None without both."""
         return exact_of(self.arms)
 
@@ -189,13 +191,13 @@ class Row:
         return self.arms[arm].first_token == self.exact.first_token
 
 
-class Progress:
+class RunProgress:
     """Observer of a run's stages and samples, which never changes a result. This one does nothing."""
 
     def stage(self, text: str) -> None:
         """The stage that begins now, in a few words: `loading smollm2-135m`."""
 
-    def sample(self, done: int, total: int, row: Row | None) -> None:
+    def sample(self, done: int, total: int, row: SampleRow | None) -> None:
         """`done` of `total` samples are finished; `row` is the last one, None without arms (a dry run)."""
 
 
@@ -207,7 +209,7 @@ def exact_of(arms: Mapping[str, T]) -> T | None:
     return arms.get("none", arms.get("prefix"))
 
 
-def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(rows: Sequence[SampleRow], model: str, dataset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """`summary.json`. Times in milliseconds; rates with their 95% Wilson intervals. Figures that were not measured are None:
     the hit rate without the cache arm, false hits without an exact arm to judge them. `not_run`: samples that could not run, and why;
     no other figure counts them."""
@@ -244,7 +246,7 @@ def summarize(rows: Sequence[Row], model: str, dataset: str, sizes: Mapping[str,
     return summary
 
 
-def _dtype(rows: Sequence[Row]) -> str:
+def _dtype(rows: Sequence[SampleRow]) -> str:
     """The model's dtype as its answers tell it; empty where none does."""
     dtypes = {outcome.record.arithmetic for row in rows for outcome in row.arms.values()}
     return ", ".join(sorted(dtypes - {""}))
@@ -256,7 +258,7 @@ def _rate(name: str, marks: Sequence[bool]) -> dict[str, Any]:
     return {name: rate, f"{name}_interval": ends}
 
 
-def _stored_answers(hits: Sequence[Row]) -> dict[str, int]:
+def _stored_answers(hits: Sequence[SampleRow]) -> dict[str, int]:
     """Hits whose donor has an answer of its own, and how many of these answers are full computation's."""
     exact = [(row.exact, row.arms["cache"].cached_answer) for row in hits]
     matches_full = [stored == full.text for full, stored in exact if full is not None and stored is not None]
@@ -267,7 +269,7 @@ def _is_hit(record: Record) -> bool:
     return record.method in ("exact", *APPROXIMATE)
 
 
-def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
+def _arm(rows: Sequence[SampleRow], name: str) -> dict[str, Any]:
     records = [row.arms[name].record for row in rows]
     marks = [correct for row in rows if (correct := row.correct(name)) is not None]
     sums = ("computed_tokens", "prompt_tokens", "encoder_runs")
@@ -278,8 +280,8 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, Any]:
     }
 
 
-def _by_level(hits: Sequence[Row]) -> dict[str, Any]:
-    groups: dict[str, list[Row]] = defaultdict(list)
+def _by_level(hits: Sequence[SampleRow]) -> dict[str, Any]:
+    groups: dict[str, list[SampleRow]] = defaultdict(list)
     for row in hits:
         groups[row.arms["cache"].record.level].append(row)
     table: dict[str, Any] = {}
@@ -298,7 +300,7 @@ def _by_level(hits: Sequence[Row]) -> dict[str, Any]:
     return table
 
 
-def _beyond_prefix(rows: Sequence[Row]) -> dict[str, Any] | None:
+def _beyond_prefix(rows: Sequence[SampleRow]) -> dict[str, Any] | None:
     """Gain of the levels over prefix caching, for all requests: ratios, and the paired difference of TTFT with its 95% interval."""
     pairs = _pairs(rows, "prefix", "cache")
     # An interval needs the spread of two or more.
@@ -318,7 +320,7 @@ def _beyond_prefix(rows: Sequence[Row]) -> dict[str, Any] | None:
     }
 
 
-def _noise(rows: Sequence[Row]) -> dict[str, Any] | None:
+def _noise(rows: Sequence[SampleRow]) -> dict[str, Any] | None:
     """The run's own noise: the mean TTFT of `prefix` over that of `none`, with its 95% interval, over the requests that both computed
     in full. None where these are less than half of all: chance in the few is not chance in the many."""
     pairs = _pairs(rows, "none", "prefix")
@@ -335,7 +337,7 @@ def _noise(rows: Sequence[Row]) -> dict[str, Any] | None:
     return None if ratio is None else {"requests": len(equal), "ttft_ratio": ratio, "ttft_ratio_interval": ends}
 
 
-def _pairs(rows: Sequence[Row], first_arm: str, second_arm: str) -> list[tuple[Record, Record]]:
+def _pairs(rows: Sequence[SampleRow], first_arm: str, second_arm: str) -> list[tuple[Record, Record]]:
     """The records of two arms, of the samples that ran in both."""
     return [
         (row.arms[first_arm].record, row.arms[second_arm].record)

@@ -25,7 +25,7 @@ from dejakv.errors import ConfigError, DejaKVError
 from dejakv.experiments.output import make_folder
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, did_you_mean, preset, settings_from, split_settings
-from dejakv.experiments.summary import Progress
+from dejakv.experiments.summary import RunProgress
 from dejakv.experiments.sweep_log import log_line, open_log
 from dejakv.settings import shown
 from dejakv.store import purge_place
@@ -40,7 +40,7 @@ _FOLDER = re.compile(r"[^\W_](?:[\w.+=@ ,()-]{0,198}[\w+=@)-])?")
 """Names of experiments, which are names of folders too."""
 
 
-class Experiment(NamedTuple):
+class SweepExperiment(NamedTuple):
     """One run of a sweep."""
 
     name: str
@@ -55,8 +55,8 @@ def sweep(
     *,
     resume: bool = False,
     purge: bool = False,
-    watch: Progress | None = None,
-    lines: Callable[[Sequence[Experiment], bool, Progress], Iterator[dict[str, Any]]] | None = None,
+    watch: RunProgress | None = None,
+    lines: Callable[[Sequence[SweepExperiment], bool, RunProgress], Iterator[dict[str, Any]]] | None = None,
 ) -> list[dict[str, Any]]:
     """Runs a sweep's experiments, appending a line to `log_file` (.csv) after each. A failed experiment gets a line with
     the reason in `error`, and the others run. Returns the new lines.
@@ -68,7 +68,7 @@ def sweep(
     Raises: ConfigError for a wrong specification, log or folder, before the first run; StoreError if a folder to be purged
     is not a store.
     """
-    planned, watch = experiments(spec, samples_dir), watch or Progress()
+    planned, watch = experiments(spec, samples_dir), watch or RunProgress()
     if samples_dir is not None:
         make_folder(samples_dir, "--samples-dir")
     with open_log(log_file, resume) as log:
@@ -83,13 +83,13 @@ def sweep(
         return new_lines
 
 
-def _in_turn(waiting: Sequence[Experiment], purge: bool, watch: Progress) -> Iterator[dict[str, Any]]:
+def _in_turn(waiting: Sequence[SweepExperiment], purge: bool, watch: RunProgress) -> Iterator[dict[str, Any]]:
     for number, experiment in enumerate(waiting, 1):
         watch.stage(f"{experiment.name}, {number} of {len(waiting)}")
         yield ran(experiment, purge, watch)
 
 
-def ran(experiment: Experiment, purge: bool = False, watch: Progress | None = None) -> dict[str, Any]:
+def ran(experiment: SweepExperiment, purge: bool = False, watch: RunProgress | None = None) -> dict[str, Any]:
     """Runs one experiment. A failure of any kind is a line too, so that the others still run.
 
     Raises: KeyboardInterrupt if the run was interrupted: what it measured so far is no result of the sweep; StoreError as `sweep`.
@@ -111,7 +111,7 @@ def ran(experiment: Experiment, purge: bool = False, watch: Progress | None = No
     return log_line(name, result.summary, notes, settings)
 
 
-def failed(experiment: Experiment, why: str) -> dict[str, Any]:
+def failed(experiment: SweepExperiment, why: str) -> dict[str, Any]:
     """The line of an experiment that failed."""
     return log_line(experiment.name, None, experiment.notes, experiment.settings, " ".join(why.split()))
 
@@ -128,7 +128,7 @@ def read_file(path: str | Path, flag: str) -> Any:
         raise ConfigError(f"cannot read {str(path)!r} ({why}): give a JSON or YAML file with {flag}") from error
 
 
-def experiments(spec: Any, samples_dir: str | Path | None = None) -> list[Experiment]:
+def experiments(spec: Any, samples_dir: str | Path | None = None) -> list[SweepExperiment]:
     """Read a sweep: name, settings and notes of each experiment. Raises: ConfigError for a mistake or a repeated name."""
     planned = [_experiment(entry, samples_dir) for entry in entries(spec)]
     seen: set[str] = set()
@@ -141,7 +141,7 @@ def experiments(spec: Any, samples_dir: str | Path | None = None) -> list[Experi
     return planned
 
 
-def _experiment(merged: dict[str, Any], samples_dir: str | Path | None) -> Experiment:
+def _experiment(merged: dict[str, Any], samples_dir: str | Path | None) -> SweepExperiment:
     name, start, notes = merged.get("name"), merged.get("preset"), merged.get("notes", "")
     if not isinstance(name, str) or not _FOLDER.fullmatch(name) or len(name.encode()) > 200:
         raise ConfigError(
@@ -156,7 +156,7 @@ def _experiment(merged: dict[str, Any], samples_dir: str | Path | None) -> Exper
             raise ConfigError(f"sweep entry {name!r}: {key}={shown(value)} is no text: give a string")
 
     try:
-        return Experiment(name, settings_from(start, run_part, cache_part), notes or "")
+        return SweepExperiment(name, settings_from(start, run_part, cache_part), notes or "")
     except ConfigError as error:
         raise ConfigError(f"sweep entry {name!r}: {error}") from error
 

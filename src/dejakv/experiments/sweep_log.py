@@ -16,7 +16,7 @@ from dejakv.experiments.output import locked, make_folder, replace_file
 from dejakv.experiments.plain_words import figure, share
 from dejakv.experiments.samples_log import changed_settings
 from dejakv.experiments.settings import RunSettings
-from dejakv.experiments.table import Block, Sheet
+from dejakv.experiments.table import Block, TextTable
 from dejakv.settings import shown
 
 COLUMNS: tuple[str, ...] = (
@@ -166,7 +166,7 @@ COLUMNS_SHOWN = (
 )
 
 
-def sheet(lines: Sequence[Mapping[str, Any]]) -> Sheet:
+def sheet(lines: Sequence[Mapping[str, Any]]) -> TextTable:
     """A row an experiment, for a terminal and for the report; the notes too, where there are any."""
     noted = any(line["notes"] for line in lines)
     rows = [
@@ -179,7 +179,7 @@ def sheet(lines: Sequence[Mapping[str, Any]]) -> Sheet:
         for line in lines
     ]  # fmt: skip
 
-    return Sheet("sweep", (*COLUMNS_SHOWN, "notes") if noted else COLUMNS_SHOWN, rows)
+    return TextTable("sweep", (*COLUMNS_SHOWN, "notes") if noted else COLUMNS_SHOWN, rows)
 
 
 def number(value: Any) -> float | None:

@@ -20,7 +20,7 @@ from dejakv.experiments.plain_words import (
     short,
     verdict,
 )
-from dejakv.experiments.summary import Row
+from dejakv.experiments.summary import SampleRow
 from dejakv.records import Record
 
 _MOST = 8
@@ -29,7 +29,7 @@ _CHANGED = 3
 """Changed answers that are printed."""
 
 
-class Sheet(NamedTuple):
+class TextTable(NamedTuple):
     """A table of texts. The first column names the row."""
 
     title: str
@@ -53,7 +53,7 @@ class Sheet(NamedTuple):
         return table
 
 
-Block = Sheet | str
+Block = TextTable | str
 """A table or a sentence: what a terminal and a page show alike."""
 
 
@@ -61,13 +61,13 @@ def print_blocks(blocks: Iterable[Block], console: Console | None = None, box: B
     """Prints tables, framed by `box`, and sentences as they are, not wrapped."""
     console = console or Console()
     for block in blocks:
-        if isinstance(block, Sheet):
+        if isinstance(block, TextTable):
             console.print(block.printed(box))
         else:
             console.print(printable(block), soft_wrap=True, markup=False, highlight=False)
 
 
-def show(summary: dict[str, Any], rows: Sequence[Row] = (), console: Console | None = None) -> None:
+def show(summary: dict[str, Any], rows: Sequence[SampleRow] = (), console: Console | None = None) -> None:
     """Prints a run's or a dry run's details, some changed answers, and the verdict."""
     changed = _changed(changed_answers(rows)[:_CHANGED])
     print_blocks([*details(summary), *changed, *(verdict(summary) if "arms" in summary else ())], console)
@@ -83,7 +83,7 @@ def details(summary: Mapping[str, Any]) -> list[Block]:
     return [*blocks, *unused(summary.get("not_used", {})), *in_words(summary)]
 
 
-def _arms(summary: Mapping[str, Any]) -> Sheet:
+def _arms(summary: Mapping[str, Any]) -> TextTable:
     arms: Sequence[Mapping[str, Any]] = list(summary["arms"].values())
     rows = [[name, *(f"{arm[key]:,}" for arm in arms)] for name, key in _COUNTS]
 
@@ -95,7 +95,7 @@ def _arms(summary: Mapping[str, Any]) -> Sheet:
     for name, key, of in _TIMES:
         rows.append([name, *(f"{arm[key][of]:.2f}" for arm in arms)])
     title = f"{summary['samples']} samples of {summary['dataset']} through {model_of(summary)}"
-    return Sheet(title, ("", *summary["arms"]), rows)
+    return TextTable(title, ("", *summary["arms"]), rows)
 
 
 def model_of(summary: Mapping[str, Any]) -> str:
@@ -112,16 +112,16 @@ _TIMES = (
 )
 
 
-def _levels(summary: Mapping[str, Any]) -> Sheet:
+def _levels(summary: Mapping[str, Any]) -> TextTable:
     rows = [
         [level, str(row["hits"]), str(row["exact_hits"]), share(row["agreement"]), figure(row["false_hits"])]
         for level, row in summary["by_level"].items()
     ]
     columns = ("level", "hits", "of them exact", "agreement with full", "false hits")
-    return Sheet("hits by level (prefix apart)", columns, rows)
+    return TextTable("hits by level (prefix apart)", columns, rows)
 
 
-def _would_hit(summary: Mapping[str, Any]) -> Sheet:
+def _would_hit(summary: Mapping[str, Any]) -> TextTable:
     every = {"hits": round(summary["hit_rate"] * summary["samples"]), **summary}
     rows = [
         [
@@ -132,10 +132,10 @@ def _would_hit(summary: Mapping[str, Any]) -> Sheet:
     ]  # fmt: skip
 
     title = f"would-be hits: {summary['samples']} samples of {summary['dataset']}, decoder not run"
-    return Sheet(title, ("level", "would hit", "judged", "false", "false-hit rate", "95%"), rows)
+    return TextTable(title, ("level", "would hit", "judged", "false", "false-hit rate", "95%"), rows)
 
 
-def unused(reasons: Mapping[str, int]) -> list[Sheet]:
+def unused(reasons: Mapping[str, int]) -> list[TextTable]:
     """A row a guard or rule, from `not_used` of a summary (reason to requests, most frequent first); no table without a reason."""
     groups: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for reason, count in reasons.items():
@@ -146,15 +146,15 @@ def unused(reasons: Mapping[str, int]) -> list[Sheet]:
         more = f" (and {len(reason_counts) - 1} other reasons)" if len(reason_counts) > 1 else ""
         rows.append([who, str(sum(count for _, count in reason_counts)), f"{reason_counts[0][0][:_LONGEST]}{more}"])
 
-    return [Sheet("found and not used", ("refused by", "requests", "most frequent reason"), rows)] if rows else []
+    return [TextTable("found and not used", ("refused by", "requests", "most frequent reason"), rows)] if rows else []
 
 
-def changed_answers(rows: Iterable[Row]) -> list[Row]:
+def changed_answers(rows: Iterable[SampleRow]) -> list[SampleRow]:
     """The rows whose `cache` answer differs from the exact one, in the order of the run."""
     return [row for row in rows if row.agrees("cache") is False]
 
 
-def _changed(rows: Sequence[Row]) -> list[Sheet]:
+def _changed(rows: Sequence[SampleRow]) -> list[TextTable]:
     """The first changed answers, each beside full computation's."""
     cells = [
         [
@@ -165,10 +165,10 @@ def _changed(rows: Sequence[Row]) -> list[Sheet]:
     ]  # fmt: skip
 
     columns = ("sample", "computed in full", "with the cache", "from", "expected")
-    return [Sheet("changed answers", columns, cells)] if rows else []
+    return [TextTable("changed answers", columns, cells)] if rows else []
 
 
-def origin(row: Row) -> str:
+def origin(row: SampleRow) -> str:
     """Where the cached answer came from: `hit (semantic_text), score 0.912`."""
     record = row.arms["cache"].record
     return record.provenance + ("" if record.score is None else f", score {record.score:.3f}")
@@ -178,7 +178,7 @@ NAMES = {"none": "no reuse", "prefix": "prefix caching", "cache": "DejaKV"}
 """Arms as a reader knows them."""
 
 
-def asked(summary: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def asked(summary: Mapping[str, Any], rows: Sequence[SampleRow]) -> str:
     """The work of a run in a sentence: `20 prompts of repo, 600 to 2,000 tokens each, answers of up to 16, through smollm2-135m.`"""
     records = [outcome.record for row in rows for outcome in row.arms.values()]
     each = ""
@@ -190,7 +190,7 @@ def asked(summary: Mapping[str, Any], rows: Sequence[Row]) -> str:
     return f"{counted(summary['samples'], 'prompt')} of {summary['dataset']}{each}, through {model_of(summary)}."
 
 
-def headline(summary: Mapping[str, Any]) -> Sheet:
+def headline(summary: Mapping[str, Any]) -> TextTable:
     """Tokens and mean times of each arm, the last of which is DejaKV's; its share of prefix caching's (or of no reuse's) behind them."""
     arms: Mapping[str, Mapping[str, Any]] = summary["arms"]
     # Prefix caching is the fair comparison; no reuse only where it was not run.
@@ -204,7 +204,7 @@ def headline(summary: Mapping[str, Any]) -> Sheet:
             (name, *cells, share(cache_value / baseline_value) if baseline_value and cache_value is not None else "")
         )
 
-    return Sheet("", ("", *(NAMES[arm] for arm in arms), baseline_arm and f"of {NAMES[baseline_arm]}'s"), rows)
+    return TextTable("", ("", *(NAMES[arm] for arm in arms), baseline_arm and f"of {NAMES[baseline_arm]}'s"), rows)
 
 
 _FIGURES = (
@@ -214,12 +214,12 @@ _FIGURES = (
 )
 
 
-def show_result(summary: Mapping[str, Any], rows: Sequence[Row], console: Console | None = None) -> None:
+def show_result(summary: Mapping[str, Any], rows: Sequence[SampleRow], console: Console | None = None) -> None:
     """Print a live run's result, in at most 15 lines."""
     print_blocks(["", asked(summary, rows), "", headline(summary), "", *verdict(summary)], console, box=None)
 
 
-def times(rows: Sequence[Row]) -> Sheet:
+def times(rows: Sequence[SampleRow]) -> TextTable:
     """Where the time of a request went, in milliseconds of the mean request by arm."""
     arms = list(rows[0].arms) if rows else []
     records = {arm: [row.arms[arm].record for row in rows] for arm in arms}
@@ -233,4 +233,4 @@ def times(rows: Sequence[Row]) -> Sheet:
         (name, *(f"{max(0.0, fmean(map(part, records[arm]))):,.1f}" for arm in arms)) for name, part in parts.items()
     ]
 
-    return Sheet("Where the time of a request went, ms", ("", *(NAMES[arm] for arm in arms)), table if arms else ())
+    return TextTable("Where the time of a request went, ms", ("", *(NAMES[arm] for arm in arms)), table if arms else ())

@@ -40,7 +40,7 @@ from dejakv.engines.open import ModelChoice, connector_place
 from dejakv.engines.vllm.bind import EXTENSION
 from dejakv.engines.vllm.settings import NOT_QUANTIZED, ConnectorSettings
 from dejakv.errors import ConfigError, DejaKVError, InputError, MissingExtraError, ModelError, requirements_of
-from dejakv.identity import Span, exact_key
+from dejakv.identity import MediumSpan, exact_key
 from dejakv.models import resolve
 from dejakv.pictures import decoded
 from dejakv.request import Media, Request
@@ -144,7 +144,7 @@ class VLLMEngine(Engine):
         self._check_length(len(ids))
         places = (rendered.get("mm_placeholders") or {}).get("image", [])
         spans = [
-            Span(placeholder.offset, placeholder.length, item.digest)
+            MediumSpan(placeholder.offset, placeholder.length, item.digest)
             for placeholder, item in zip(places, request.media, strict=True)
         ]
         return Prepared(request, ids, tuple(spans), rendered)

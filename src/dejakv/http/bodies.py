@@ -17,7 +17,7 @@ _STRING = re.compile(
 
 
 @dataclass(frozen=True)
-class Limits:
+class BodyLimits:
     """Limits of one body. Lists and objects may be nested 200 deep, the parser's own limit.
 
     max_bytes   size as sent
@@ -30,7 +30,7 @@ class Limits:
     seconds: float = 60.0
 
 
-async def read_body(scope: Mapping[str, Any], receive: Receive, limits: Limits) -> bytes:
+async def read_body(scope: Mapping[str, Any], receive: Receive, limits: BodyLimits) -> bytes:
     """Read a JSON body, counted but not parsed. Raises: RefusedError with 400, 408, 413 or 415; ClientGoneError."""
     _check_headers(scope, limits)
     try:
@@ -69,7 +69,7 @@ def parse_json(raw: bytes) -> Any:
         ) from error
 
 
-def _check_headers(scope: Mapping[str, Any], limits: Limits) -> None:
+def _check_headers(scope: Mapping[str, Any], limits: BodyLimits) -> None:
     encoding = header_of(scope, b"content-encoding")
     if encoding is not None and encoding.strip().lower() != "identity":
         raise RefusedError(415, "the body is compressed: send it as plain JSON, without Content-Encoding")
@@ -86,7 +86,7 @@ def _check_headers(scope: Mapping[str, Any], limits: Limits) -> None:
         raise _too_large(limits)
 
 
-async def _read(receive: Receive, limits: Limits) -> bytes:
+async def _read(receive: Receive, limits: BodyLimits) -> bytes:
     raw = bytearray()
     while True:
         message = await receive()
@@ -102,6 +102,6 @@ async def _read(receive: Receive, limits: Limits) -> bytes:
             return bytes(raw)
 
 
-def _too_large(limits: Limits) -> RefusedError:
+def _too_large(limits: BodyLimits) -> RefusedError:
     message = f"the body is larger than this server's limit of {limits.max_bytes} bytes: send less"
     return RefusedError(413, message)

@@ -26,7 +26,7 @@ _ALLOWED = frozenset(map(chr, range(0x21, 0x7F))) - {","}
 
 
 @dataclass(frozen=True)
-class Caller:
+class ApiCaller:
     """The caller of a request. The operator has no partition if API keys are required."""
 
     partition: str | None
@@ -52,10 +52,10 @@ class ApiKeys:
             raise ConfigError(
                 f"{SECRET} has {len(secret)} characters: give {LEAST_SECRET} or more that nobody can guess, or unset it"
             )
-        self._callers: dict[bytes, Caller] = {}
+        self._callers: dict[bytes, ApiCaller] = {}
         for number, key in enumerate(keys, start=1):
             _check(key, f"API key number {number}")
-            self._callers[_digest(key)] = Caller(f"key-{_name(key, secret)}")
+            self._callers[_digest(key)] = ApiCaller(f"key-{_name(key, secret)}")
 
         self.names = tuple(str(caller.partition) for caller in self._callers.values())
         """The partitions of the keys, in the order of these."""
@@ -74,7 +74,7 @@ class ApiKeys:
         if _digest(operator) in self._callers:
             raise ConfigError(f"{OPERATOR} is one of the API keys: give the operator another key")
 
-        self._callers[_digest(operator)] = Caller(None, operator=True)
+        self._callers[_digest(operator)] = ApiCaller(None, operator=True)
 
     @classmethod
     def load(
@@ -97,10 +97,10 @@ class ApiKeys:
             keys += _lines(Path(file).expanduser())
         return cls(keys, secret, operator)
 
-    def caller(self, key: str | None) -> Caller | None:
+    def caller(self, key: str | None) -> ApiCaller | None:
         """The owner of a key; None for a missing or unknown one. Found by digest, so the time tells nothing of the known keys."""
         if not self.required:
-            return Caller(DEFAULT_PARTITION, operator=True)
+            return ApiCaller(DEFAULT_PARTITION, operator=True)
         return self._callers.get(_digest(key or ""))
 
 

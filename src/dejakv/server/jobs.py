@@ -18,16 +18,16 @@ _LAST_TOKEN_SECONDS = 5.0
 _CLOSING = "the server is shutting down: send the request to another one"
 
 
-class Cancelled(Exception):
+class RequestCancelled(Exception):
     """Stops the engine: the client left. No DejaKVError, which an engine may answer with another plan."""
 
 
 @dataclass(eq=False)
-class Job:
+class ServerJob:
     """A request on its way. `pieces` ends with an Answer or an exception."""
 
     loop: asyncio.AbstractEventLoop
-    leave: Callable[["Job"], object]
+    leave: Callable[["ServerJob"], object]
     pieces: asyncio.Queue[str | Answer | BaseException] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
 
@@ -75,13 +75,13 @@ class RequestWorker:
         self._max_queue, self._promote_after = max_queue, promote_after
         self._calls: SimpleQueue[bool] = SimpleQueue()
         """True for each job that came, False for the end."""
-        self._waiting: dict[Job, Request] = {}
+        self._waiting: dict[ServerJob, Request] = {}
         """Requests of jobs in the queue. `pop` gives each job to one thread alone."""
         self._begun = count(1)
         self._turns: dict[str, int] = {}
         """Of each partition, how many jobs had begun when its last one did."""
         self._closed = False
-        self._running: Job | None = None
+        self._running: ServerJob | None = None
 
         self._thread = threading.Thread(target=self._work, name="dejakv-engine", daemon=True)
         self._thread.start()
@@ -100,14 +100,14 @@ class RequestWorker:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._closed
 
-    def submit(self, request: Request) -> Job:
+    def submit(self, request: Request) -> ServerJob:
         """Queues a request. Raises RefusedError (429) at once if there is no room. Call it on the event loop."""
         if self._closed:
             raise RefusedError(429, _CLOSING)
         if len(self._waiting) >= self._max_queue:
             raise RefusedError(429, f"{self._max_queue} requests are waiting (--max-queue): try again in a moment")
 
-        job = Job(asyncio.get_running_loop(), self._leave)
+        job = ServerJob(asyncio.get_running_loop(), self._leave)
         # Before the call: the worker may look for the job at once.
         self._waiting[job] = request
         self._calls.put(True)
@@ -131,7 +131,7 @@ class RequestWorker:
         if self.pipeline.cache is not None:
             self.pipeline.cache.close()
 
-    def _leave(self, job: Job) -> bool:
+    def _leave(self, job: ServerJob) -> bool:
         """Takes a job out of the queue: its place and its prompt are free at once. False if it does not wait any more."""
         was_waiting = self._waiting.pop(job, None) is not None
         self._left += was_waiting
@@ -160,18 +160,18 @@ class RequestWorker:
                 self._serve(job, request)
             self._running = job = request = None  # at once: it holds the prompt
 
-    def _next(self) -> Job | None:
+    def _next(self) -> ServerJob | None:
         """The job whose turn it is; None if all that waited have left."""
         waiting = self._waiting.copy()  # in one step: the event loop adds and removes meanwhile
         return min(waiting, key=lambda job: self._turns.get(waiting[job].partition, 0), default=None)
 
-    def _serve(self, job: Job, request: Request) -> None:
+    def _serve(self, job: ServerJob, request: Request) -> None:
         try:
             answer = self._answer(job, request)
             self.totals.add(answer.record)
             self._served += 1
             job.put(answer)
-        except Cancelled:
+        except RequestCancelled:
             self._stopped += 1
             job.put(ClientGoneError())
         except InputError as error:
@@ -181,10 +181,10 @@ class RequestWorker:
             self._failed += 1
             job.put(error)
 
-    def _answer(self, job: Job, request: Request) -> Answer:
+    def _answer(self, job: ServerJob, request: Request) -> Answer:
         def go_on() -> None:
             if job.cancelled:
-                raise Cancelled
+                raise RequestCancelled
 
         def on_token(_token: int, text: str) -> None:
             go_on()

@@ -7,11 +7,11 @@ from starlette.concurrency import run_in_threadpool
 
 from dejakv.errors import InputError
 from dejakv.http.errors import RefusedError
-from dejakv.http.keys import Caller
+from dejakv.http.keys import ApiCaller
 from dejakv.server.access import AnyCaller, JsonRoute, Partition
 from dejakv.server.schemas import PurgeRequest
-from dejakv.server.service import AnyService, Service
-from dejakv.store.selection import Purged, Selection
+from dejakv.server.service import AnyService, GenerateService
+from dejakv.store.selection import PurgeResult, Selection
 
 router = APIRouter(tags=["cache"], route_class=JsonRoute)
 
@@ -67,7 +67,7 @@ async def purge(service: AnyService, caller: AnyCaller, body: PurgeRequest) -> d
     return {name: getattr(purged, name) if caller.operator else None for name in _PURGED}
 
 
-def _purge(service: Service, caller: Caller, body: PurgeRequest) -> Purged:
+def _purge(service: GenerateService, caller: ApiCaller, body: PurgeRequest) -> PurgeResult:
     partition = body.partition if caller.operator else caller.partition
     donors: tuple[str, ...] = ()
     if body.donor is not None:
@@ -76,6 +76,6 @@ def _purge(service: Service, caller: Caller, body: PurgeRequest) -> Purged:
     return service.purge(Selection(partition, body.epoch, donors, body.older_than), dry_run=body.dry_run)
 
 
-def _encoder(figures: dict[str, object], caller: Caller) -> dict[str, float]:
+def _encoder(figures: dict[str, object], caller: ApiCaller) -> dict[str, float]:
     numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
     return numbers if caller.operator else {name: numbers[name] for name in _OWN}

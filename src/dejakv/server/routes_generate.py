@@ -22,19 +22,19 @@ from dejakv.pipeline import Answer
 from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
 from dejakv.server.chat import conversation, pictures_of, render
-from dejakv.server.jobs import Job
+from dejakv.server.jobs import ServerJob
 from dejakv.server.problems import ELSEWHERE, refusal_of
 from dejakv.server.schemas import (
+    AnswerProvenance,
+    AnswerTimings,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
     GenerateResponse,
     OpenAIRequest,
     Origin,
-    Provenance,
-    Timings,
 )
-from dejakv.server.service import AnyService, Service
+from dejakv.server.service import AnyService, GenerateService
 
 own = APIRouter(tags=["generate"], route_class=JsonRoute)
 openai = APIRouter(tags=["openai"], route_class=JsonRoute)
@@ -75,7 +75,7 @@ async def generate(
         ref_key=ref_key,
         retrieved_sim=record.score,
         store_key=store_key,
-        timings=Timings.model_validate(record, from_attributes=True),
+        timings=AnswerTimings.model_validate(record, from_attributes=True),
     )
 
 
@@ -92,7 +92,7 @@ async def model(name: str, service: AnyService, _: Partition) -> dict[str, Any]:
     return _model(service)
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: GenerateService) -> dict[str, Any]:
     return {"id": service.model_name, "object": "model", "created": service.created, "owned_by": "dejakv"}
 
 
@@ -121,7 +121,7 @@ async def chat_completions(
     return await _serve(body, http, service, _request(body, partition, no_store, prompt, chunk, tokens, media))
 
 
-def _check_model(name: str | None, service: Service) -> None:
+def _check_model(name: str | None, service: GenerateService) -> None:
     """Raises RefusedError for another model."""
     if name not in (None, service.model_name):
         raise RefusedError(
@@ -156,8 +156,8 @@ def _request(
     )
 
 
-async def _serve(body: OpenAIRequest, http: HttpRequest, service: Service, request: Request) -> Any:
-    reply = Reply(service, request.id, isinstance(body, ChatRequest), body.stop)
+async def _serve(body: OpenAIRequest, http: HttpRequest, service: GenerateService, request: Request) -> Any:
+    reply = OpenAIReply(service, request.id, isinstance(body, ChatRequest), body.stop)
     if body.stream:
         if body.n > 1:
             raise InputError(f"a stream has one choice here: leave out stream or n, or use {ELSEWHERE}")
@@ -186,7 +186,7 @@ def _numbered(request: Request, number: int) -> Request:
 class EventStream(StreamingResponse):
     """The events of a job. When the stream ends, even before its first event, the job stops."""
 
-    def __init__(self, job: Job, events: AsyncIterator[str]) -> None:
+    def __init__(self, job: ServerJob, events: AsyncIterator[str]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache", **UNBUFFERED})
         self._job = job
 
@@ -197,10 +197,10 @@ class EventStream(StreamingResponse):
             self._job.cancel()
 
 
-class Reply:
+class OpenAIReply:
     """OpenAI's objects of one response, whole or in events."""
 
-    def __init__(self, service: Service, id: str, chat: bool, stops: Sequence[str]) -> None:
+    def __init__(self, service: GenerateService, id: str, chat: bool, stops: Sequence[str]) -> None:
         self.chat = chat
         self._stops, self._ends = stops, service.ends
         kind = "chat.completion" if chat else "text_completion"
@@ -215,7 +215,7 @@ class Reply:
         choice_objects = [{"index": 0, "finish_reason": reason, "logprobs": None, **choice} for choice in choices]
         return {**self._head, "choices": choice_objects}
 
-    async def events(self, job: Job, usage: bool) -> AsyncIterator[str]:
+    async def events(self, job: ServerJob, usage: bool) -> AsyncIterator[str]:
         """Server-sent events of a job: a chunk a piece of text, the usage if asked for, `[DONE]`. A failure becomes an error event: the
         status line has already been sent."""
         text, shown, stopped = "", 0, False
@@ -286,4 +286,4 @@ def _usage(*answers: Answer) -> dict[str, Any]:
 
 def _provenance(answer: Answer) -> dict[str, Any]:
     """The origin of the answer's state."""
-    return vars(Provenance.model_validate(answer.record))
+    return vars(AnswerProvenance.model_validate(answer.record))

@@ -35,7 +35,7 @@ class GenerateRequest(BaseModel):
     ttl: Lifetime = None
 
 
-class Timings(BaseModel):
+class AnswerTimings(BaseModel):
     ttft_ms: float
     latency_ms: float
     lookup_ms: float
@@ -59,7 +59,7 @@ class Origin(BaseModel):
     tokens_computed: int = Field(validation_alias="computed_tokens")
 
 
-class Provenance(Origin):
+class AnswerProvenance(Origin):
     """The origin of an answer's state. `provenance`: `miss`, `hit (prefix)`, `hit (text:exact)`, `hit (copied)` and the like. `reason`: why
     nothing was reused, found state was not used, or the prompt ran exactly; else empty. `order`: of `parts`, as it ran; empty if as given."""
 
@@ -78,7 +78,7 @@ class GenerateResponse(Origin):
     ref_key: str | None
     retrieved_sim: float | None
     store_key: str | None
-    timings: Timings
+    timings: AnswerTimings
 
 
 class PurgeRequest(BaseModel):
@@ -243,7 +243,7 @@ class ChatRequest(OpenAIRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
 
 
-class Problem(BaseModel):
+class OpenAIError(BaseModel):
     """OpenAI's error object."""
 
     error: dict[str, Any]

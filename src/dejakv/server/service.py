@@ -14,9 +14,9 @@ from dejakv.errors import InputError
 from dejakv.http.errors import ClientGoneError
 from dejakv.pipeline import Answer
 from dejakv.request import Request, ReuseMode
-from dejakv.server.jobs import Job, RequestWorker
+from dejakv.server.jobs import RequestWorker, ServerJob
 from dejakv.server.settings import ServerSettings
-from dejakv.store.selection import Purged, Selection
+from dejakv.store.selection import PurgeResult, Selection
 
 _NAMES_A_PARTITION = 10_000
 LONGEST_TOKEN = 64
@@ -24,7 +24,7 @@ LONGEST_TOKEN = 64
 LEAST_TEMPERATURE = 1e-3
 
 
-class Service:
+class GenerateService:
     """The worker, the renderer of prompts, and the clients' names for their entries."""
 
     def __init__(self, worker: RequestWorker, templates: Any, settings: ServerSettings) -> None:
@@ -38,7 +38,7 @@ class Service:
         self.ends = _end_tokens(worker.pipeline.engine)
         self._names: dict[str, FIFOCache[str, str]] = {}
 
-    def submit(self, request: Request) -> Job:
+    def submit(self, request: Request) -> ServerJob:
         """Queues a request. Raises InputError for one over the server's limits, and for a method without a model for it."""
         sampling, reuse = request.sampling, request.reuse
         if sampling.max_new_tokens > self.settings.max_new_tokens:
@@ -108,7 +108,7 @@ class Service:
         # A client may have chosen a name that is the server's for another entry.
         return tuple(client_ids) or tuple(id for id in every if name in (id, public_key(id)))
 
-    def purge(self, selection: Selection, *, dry_run: bool) -> Purged:
+    def purge(self, selection: Selection, *, dry_run: bool) -> PurgeResult:
         """Removes the selected entries, and the clients' names for them. Raises: StoreError."""
         purged = self.worker.pipeline.purge(selection, dry_run=dry_run)
         if not dry_run:
@@ -129,11 +129,11 @@ class Service:
         return self.cache.clear(partition)
 
 
-def _service(http: HttpRequest) -> Service:
+def _service(http: HttpRequest) -> GenerateService:
     return http.app.state.service
 
 
-AnyService = Annotated[Service, Depends(_service)]
+AnyService = Annotated[GenerateService, Depends(_service)]
 
 
 def _end_tokens(engine: Any) -> frozenset[int]:

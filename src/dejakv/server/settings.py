@@ -11,14 +11,14 @@ from dejakv.config import FORMER, FindSettings, KeepSettings, ReuseSettings, Sem
 from dejakv.engines.open import ModelChoice
 from dejakv.errors import ConfigError
 from dejakv.pictures import MAX_PIXELS
-from dejakv.settings import AnyPath, Cosine, Count, Positive, Seconds, Within, check_fields, from_text, kinds_of
+from dejakv.settings import AnyPath, Cosine, Count, NumberRange, Positive, Seconds, check_fields, from_text, kinds_of
 from dejakv.trust.settings import TrustSettings
 
 SIM_THRESHOLD = 0.8
 """Least cosine of a donor on the server, and the default of a request's `sim_threshold` (SemShareKV's)."""
 
-Some = Annotated[float, Within(0, above=True)]
-Kilobyte = Annotated[int, Within(1024)]
+Some = Annotated[float, NumberRange(0, above=True)]
+Kilobyte = Annotated[int, NumberRange(1024)]
 
 DECIDED = ("engine", "semantic_text", "max_cached_blocks", "partitions")
 """Settings of a cache that a server decides itself: its engine is transformers, `max_items` is its `max_cached_blocks`, a partition is a
@@ -65,7 +65,7 @@ class ServerSettings(ModelChoice, FindSettings, ReuseSettings, KeepSettings, Tru
     semantic_text: bool | None = True
     served_model_name: str | None = None
     host: str = "127.0.0.1"
-    port: Annotated[int, Within(0, 65535)] = 8008
+    port: Annotated[int, NumberRange(0, 65535)] = 8008
     max_items: Count = 64
     max_bytes: Positive = KeepSettings.max_bytes
     encoder_bytes: Positive = KeepSettings.encoder_bytes

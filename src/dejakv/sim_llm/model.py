@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.settings import TOP_LAYER_TAIL
-from dejakv.blend.token_map import Donors, Ids
+from dejakv.blend.token_map import DonorTokens, Ids
 from dejakv.blend.top_layer import MATCHINGS, computed_rows, take_rows
 from dejakv.engines.transformers.top_layer import UNSOUND, moved_rows
 from dejakv.engines.transformers.watch import ModelWatch
@@ -197,7 +197,7 @@ class LlamaModelWithKVReuse:
         return manager.search_similar_task(self.embed(ids), useful)
 
     def _rows(self, ids: tuple[int, ...], donor: Sequence[int]) -> Ids:
-        return take_rows(ids, Donors.of(donor), self.matching, self.embed_tokens, tail=self.tail, ends=self._ends)
+        return take_rows(ids, DonorTokens.of(donor), self.matching, self.embed_tokens, tail=self.tail, ends=self._ends)
 
     def _given(self, ids: tuple[int, ...], entry: TaskCacheEntry) -> GivenRows:
         """A task's rows in the prompt's order, keys turned to their positions. Raises: ModelError if they are of another model."""

@@ -15,7 +15,7 @@ from dejakv.engines.tensors import borrowed, to_store
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import digest_of
 from dejakv.request import DEFAULT_PARTITION
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import ChunkMeta, StoredState
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 from dejakv.vectors.base import Vector, unit
@@ -174,7 +174,7 @@ class InterTaskKVManager:
             metadata={"task": task_id},
         )
 
-        if not self.store.put(chunk := Chunk(meta, stacked)):
+        if not self.store.put(chunk := StoredState(meta, stacked)):
             self._count("refused")
             return None
 
@@ -220,7 +220,7 @@ class InterTaskKVManager:
         with self._lock:
             self._index.remove(id)
 
-    def _entry(self, chunk: Chunk, similarity: float) -> TaskCacheEntry:
+    def _entry(self, chunk: StoredState, similarity: float) -> TaskCacheEntry:
         meta, vector = chunk.meta, chunk.meta.vectors[LAYER]
         stacked = borrowed(chunk.tensor).to(self.device)
         hashed = self._index.compute_hash(vector)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
 from dejakv.store.counters import logger
 from dejakv.store.forks import call_in_child, fork_safe_lock
 
@@ -32,7 +32,7 @@ class WriterStats:
     errors: int = 0
 
 
-class Queued:
+class QueuedState:
     """A chunk that waits to be stored. Its state is copied once, by who needs it first: the worker or a reader."""
 
     def __init__(self, meta: ChunkMeta, capture: Capture, complete: Complete | None, after: After | None) -> None:
@@ -42,7 +42,7 @@ class Queued:
         self._captures = [capture]
         self._state: Future[Tensor | None] = Future()
 
-    def chunk(self) -> Chunk | None:
+    def chunk(self) -> StoredState | None:
         """Capture the state once and return its chunk, None without a state. Raises the errors of `capture`."""
         try:
             # `pop` is atomic: of a worker and a reader that come together, one alone captures.
@@ -56,10 +56,10 @@ class Queued:
                 # Who else waits for this state must get the error too, and not wait for ever.
                 self._state.set_exception(error)
         tensor = self._state.result()
-        return None if tensor is None else Chunk(replace(self.meta, nbytes=tensor.nbytes), tensor)
+        return None if tensor is None else StoredState(replace(self.meta, nbytes=tensor.nbytes), tensor)
 
 
-class Worker:
+class BackgroundWorker:
     """Runs `work` for each item, one after another, and `tick` when nothing waits and its time has come. Thread-safe.
 
     work   stores an item, calls `leave` and then `count`
@@ -67,12 +67,14 @@ class Worker:
     max_queued   items that may wait
     """
 
-    def __init__(self, work: Callable[[Queued], object], tick: Callable[[], float | None], max_queued: int) -> None:
+    def __init__(
+        self, work: Callable[[QueuedState], object], tick: Callable[[], float | None], max_queued: int
+    ) -> None:
         self.outcomes = WriterStats()
         self._work = work
         self._tick = tick
-        self._queue: queue.Queue[Queued | Callable[[], object] | None] = queue.Queue(max_queued)
-        self.queued: dict[str, Queued] = {}
+        self._queue: queue.Queue[QueuedState | Callable[[], object] | None] = queue.Queue(max_queued)
+        self.queued: dict[str, QueuedState] = {}
         """Entries not stored yet, by id, the oldest first. Read it without the lock."""
         self._thread: threading.Thread | None = None
         self._lock = fork_safe_lock()
@@ -85,7 +87,7 @@ class Worker:
         self.queued = {}
         self._thread = None
 
-    def submit(self, item: Queued, background: bool) -> bool:
+    def submit(self, item: QueuedState, background: bool) -> bool:
         """Queue an item; never waits. False if the queue is full or closed. `background=False`: process it before returning."""
         id = item.meta.id
         with self._lock:
@@ -115,7 +117,7 @@ class Worker:
         with self._lock:
             return self.queued.pop(id, None) is not None
 
-    def leave(self, item: Queued) -> bool:
+    def leave(self, item: QueuedState) -> bool:
         """Remove an item from the queue. True if it was dropped before."""
         with self._lock:
             queued_item = self.queued.get(item.meta.id)
@@ -160,7 +162,7 @@ class Worker:
         while True:
             # `None` is the order to end, so it cannot also mean that nothing came.
             dequeued = True
-            item: Queued | Callable[[], object] | None = None
+            item: QueuedState | Callable[[], object] | None = None
             try:
                 item = self._queue.get(timeout=None if wait is None else min(max(0.0, wait), LONGEST_WAIT))
             except queue.Empty:
@@ -168,7 +170,7 @@ class Worker:
             try:
                 if dequeued and item is None:
                     return
-                if isinstance(item, Queued):
+                if isinstance(item, QueuedState):
                     self._work(item)
                 wait = self._tick()
             except Exception:  # nobody waits for it, and the next may succeed

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.errors import StoreError
-from dejakv.identity import Span
+from dejakv.identity import MediumSpan
 
 KV = "kv"
 """Kind of a chunk with the exact state of a prompt."""
@@ -85,7 +85,7 @@ class ChunkMeta:
     prompt: str
     chunk: str
     space: str = ""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[MediumSpan, ...] = ()
     kind: str = KV
     embedder: str = ""
     vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict[str, NDArray[np.float32]])
@@ -103,7 +103,7 @@ class ChunkMeta:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class StoredState:
     """State of a prompt, or of a part of it. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as
     the model cached it (rotated for positions from `meta.position`); or pages as an engine holds them.
 
@@ -124,11 +124,11 @@ class Chunk:
         """Row after the last."""
         return self.rows[-1][1] if self.rows else self.meta.num_tokens
 
-    def read(self, rows: Rows) -> "Sequence[Chunk]":
+    def read(self, rows: Rows) -> "Sequence[StoredState]":
         """See `engines.base.Donor`: it is read already."""
         return (self,)
 
-    def whole(self) -> "Chunk":
+    def whole(self) -> "StoredState":
         """See `engines.base.Donor`."""
         return self
 
@@ -173,7 +173,7 @@ def check(tensor: Tensor) -> None:
         raise StoreError(f"a tensor of {tensor.data.ndim} dimensions cannot be stored: 16 at most")
 
 
-def consecutive(parts: Sequence[Chunk], start: int, stop: int) -> list[Tensor]:
+def consecutive(parts: Sequence[StoredState], start: int, stop: int) -> list[Tensor]:
     """Views of rows `start` to `stop - 1` of a prompt's state, from parts with some rows each; a single view if one part has all.
     Empty if a row is missing. Raises: CorruptChunk for parts that do not fit each other.
     """
@@ -199,7 +199,7 @@ def consecutive(parts: Sequence[Chunk], start: int, stop: int) -> list[Tensor]:
     return views if next_row == stop else []
 
 
-def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
+def joined(parts: Sequence[StoredState], start: int, stop: int) -> Tensor | None:
     """`consecutive` views as one tensor: a view if a single part has all, None if a row is missing. `start` begins a page, if there are
     pages."""
     views = consecutive(parts, start, stop)
@@ -212,7 +212,7 @@ def joined(parts: Sequence[Chunk], start: int, stop: int) -> Tensor | None:
     return replace(views[0], data=data)
 
 
-def check_alike(part: Chunk, state: Tensor) -> None:
+def check_alike(part: StoredState, state: Tensor) -> None:
     """Raises: CorruptChunk if the part differs from `state` in shape (rows apart), type or page."""
     shape, expected_shape = list(part.tensor.shape), list(state.shape)
     shape[AXIS : AXIS + 1] = expected_shape[AXIS : AXIS + 1] = [0]

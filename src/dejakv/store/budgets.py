@@ -85,7 +85,7 @@ class AdmissionGate:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartitionBudget:
     """Budget of one partition; 0 bytes or entries: no limit of its own."""
 
     max_bytes: int = 0
@@ -93,7 +93,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartitionBudgets:
     """The parts of a budget of `max_bytes` and `max_entries` (0: none) among `partitions` partitions, the named ones included.
 
     named  parts of partitions by name; one without entries shares those that are left with the others
@@ -104,7 +104,7 @@ class Parts:
     partitions: int = 1
     max_bytes: int = 0
     max_entries: int = 0
-    named: Mapping[str, Part] = field(default_factory=dict[str, Part])
+    named: Mapping[str, PartitionBudget] = field(default_factory=dict[str, PartitionBudget])
 
     def __post_init__(self) -> None:
         if len(self.named) > self.partitions:
@@ -129,24 +129,24 @@ class Parts:
         """Whether partitions have limits of their own."""
         return self.partitions > 1 or bool(self.named)
 
-    def of(self, partition: str) -> Part:
+    def of(self, partition: str) -> PartitionBudget:
         """The part of a partition. All without a name have equal parts."""
-        named_budget = self.named.get(partition, Part())
+        named_budget = self.named.get(partition, PartitionBudget())
         # A quota of 0 is none: such a partition shares what the named ones leave.
         nbytes = named_budget.max_bytes or self._equal(self.max_bytes, [part.max_bytes for part in self.named.values()])
         entries = named_budget.max_entries or self._equal(
             self.max_entries, [part.max_entries for part in self.named.values()]
         )
-        return Part(nbytes, entries)
+        return PartitionBudget(nbytes, entries)
 
-    def scaled(self, max_bytes: int, max_entries: int = 0) -> "Parts":
+    def scaled(self, max_bytes: int, max_entries: int = 0) -> "PartitionBudgets":
         """The same proportions of another budget in bytes, in equal parts where this one has no limit; entries in equal parts."""
         shares = {
-            name: Part(max(1, part.max_bytes * max_bytes // self.max_bytes))
+            name: PartitionBudget(max(1, part.max_bytes * max_bytes // self.max_bytes))
             for name, part in self.named.items()
             if part.max_bytes and self.max_bytes and max_bytes
         }
-        return Parts(self.partitions, max_bytes, max_entries, shares)
+        return PartitionBudgets(self.partitions, max_bytes, max_entries, shares)
 
     def _equal(self, budget: int, quotas: Sequence[int]) -> int:
         unnamed_count = self.partitions - sum(quota > 0 for quota in quotas)
@@ -166,7 +166,7 @@ class Budget:
     max_bytes: int = 0
     max_entries: int = 0
     policy: PolicyName = "lru"
-    parts: Parts = field(default_factory=Parts)
+    parts: PartitionBudgets = field(default_factory=PartitionBudgets)
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_entries"):
@@ -184,9 +184,9 @@ class Budget:
         return [*partition_limits, (None, self.max_bytes, self.max_entries)]
 
 
-def named_parts(quotas: Sequence[str]) -> dict[str, Part]:
+def named_parts(quotas: Sequence[str]) -> dict[str, PartitionBudget]:
     """Parse quotas `NAME=BYTES` or `NAME=BYTES:ENTRIES` by partition. Raises: ConfigError for another text or a name given twice."""
-    budgets: dict[str, Part] = {}
+    budgets: dict[str, PartitionBudget] = {}
     for text in quotas:
         # The last `=`: a partition's name may hold one.
         name, separator, sizes = text.rpartition("=")
@@ -195,7 +195,7 @@ def named_parts(quotas: Sequence[str]) -> dict[str, Part]:
             raise ConfigError(f"quotas: {text[:80]!r} is none: give NAME=BYTES or NAME=BYTES:ENTRIES")
         if name in budgets:
             raise ConfigError(f"the partition {name[:80]!r} has two quotas: give one")
-        budgets[name] = Part(*map(int, numbers))
+        budgets[name] = PartitionBudget(*map(int, numbers))
 
     return budgets
 

@@ -23,9 +23,9 @@ import numpy as np
 
 from dejakv.identity import BLOCK_TOKENS as BLOCK
 from dejakv.store.budgets import SKEW
-from dejakv.store.connection import Busy, Connection, Damaged, is_damage
+from dejakv.store.connection import CatalogConnection, CatalogDamaged, ConnectionBusy, is_damage
 from dejakv.store.counters import logger
-from dejakv.store.keys import Keys
+from dejakv.store.keys import PrefixKeys
 from dejakv.store.segment import NEVER, RECORD
 
 Read = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
@@ -75,7 +75,7 @@ CREATE TRIGGER record_gone AFTER DELETE ON records BEGIN
 
 
 @dataclass(frozen=True)
-class Piece:
+class SegmentSlice:
     """Rows `start` to `stop - 1` of a prompt: the first of segment number `n`, which has rows up to `end`; `due`, `record`: see `Segment`."""
 
     n: int
@@ -103,16 +103,16 @@ class Catalog:
     of this or another process. Methods raise `sqlite3.Error`. Those that take `sql` are used within a `transaction`.
 
     path          None: in memory
-    noted_damage  see `Connection`
+    noted_damage  see `CatalogConnection`
     """
 
     def __init__(self, path: Path | None, *, noted_damage: Callable[[], None] = lambda: None) -> None:
         self._noted_damage = noted_damage
-        self._writer = Connection(path, _WRITE_SECONDS, noted_damage=noted_damage)
+        self._writer = CatalogConnection(path, _WRITE_SECONDS, noted_damage=noted_damage)
         # A database in memory belongs to one connection.
         self._reader = self._writer
         if path is not None:
-            self._reader = Connection(path, _READ_SECONDS, noted_damage=noted_damage)
+            self._reader = CatalogConnection(path, _READ_SECONDS, noted_damage=noted_damage)
 
         self._version = (-1, -1)
         self._seen = 0
@@ -178,7 +178,7 @@ class Catalog:
             # SQLite waits for readers, but not for a checkpoint of another process.
             while sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                 if time.monotonic() > until:
-                    raise Busy("another process has been reading the catalog for too long")
+                    raise ConnectionBusy("another process has been reading the catalog for too long")
                 time.sleep(0.01)
 
     def close(self) -> None:
@@ -187,7 +187,9 @@ class Catalog:
 
     # What is there
 
-    def longest(self, keys: Keys, max_tokens: int, now: float, *, partial_block: bool = True) -> list[Piece]:
+    def longest(
+        self, keys: PrefixKeys, max_tokens: int, now: float, *, partial_block: bool = True
+    ) -> list[SegmentSlice]:
         """The longest stored prefix of at most `max_tokens` tokens without a gap, first rows first.
 
         partial_block  also rows inside the block where the prompt leaves all others, of prompts without media
@@ -216,7 +218,7 @@ class Catalog:
         for end in (*ends, *(i * BLOCK for i in range(deepest, 0, -1))):
             if end > limit or keys.at(end) not in segments_by_key:
                 continue
-            slices: list[Piece] = []
+            slices: list[SegmentSlice] = []
             prefix_end = end
             # Backwards from the end: only a segment's own start says where the one before it ends.
             while prefix_end:
@@ -226,7 +228,7 @@ class Catalog:
                 if key not in segments_by_key:
                     break
                 n, name, start, stop, due, record = segments_by_key[key]
-                slices.append(Piece(n, name, start, prefix_end, stop, due, record))
+                slices.append(SegmentSlice(n, name, start, prefix_end, stop, due, record))
                 prefix_end = start
             if not prefix_end:
                 slices.reverse()
@@ -234,7 +236,7 @@ class Catalog:
             limit = prefix_end - 1  # what needs the missing rows is of no use
         return []
 
-    def _further(self, keys: Keys, slices: list[Piece], max_tokens: int, now: float) -> list[Piece]:
+    def _further(self, keys: PrefixKeys, slices: list[SegmentSlice], max_tokens: int, now: float) -> list[SegmentSlice]:
         # No block has a name inside of it, so the rows of the next segments are compared by tokens.
         last = slices[-1]
         end = last.stop
@@ -253,42 +255,42 @@ class Catalog:
             same = stored_ids == keys.ids[end : end + len(stored_ids)]
             length = len(same) if same.all() else int(same.argmin())
             if length > best:
-                best, extra = length, Piece(n, name, max(start, last.start), end + length, stop, due, record)
+                best, extra = length, SegmentSlice(n, name, max(start, last.start), end + length, stop, due, record)
         if not best:
             return slices
 
         if extra.n == last.n:
             return [*slices[:-1], extra]
-        return [*slices, Piece(extra.n, extra.name, end, extra.stop, extra.end, extra.due, extra.record)]
+        return [*slices, SegmentSlice(extra.n, extra.name, end, extra.stop, extra.end, extra.due, extra.record)]
 
-    def chain(self, tokens: int, key: bytes, now: float, read: Read | None = None) -> list[Piece]:
+    def chain(self, tokens: int, key: bytes, now: float, read: Read | None = None) -> list[SegmentSlice]:
         """The pieces of a prefix of so many tokens, by its key; none if there is a gap. `read`: within a transaction."""
         query = (
             "SELECT s.n, s.name, s.start, s.stop, s.due, s.record, s.prefix FROM blocks b JOIN segments s ON s.n = b.n"
             f" WHERE b.key = ? AND {alive('s')}"
         )
-        slices: list[Piece] = []
+        slices: list[SegmentSlice] = []
         while tokens:
             segment_rows = (read or self.read)(query, (key, now, now + SKEW))
             # The block may have been stored anew, in a segment with other rows.
             if not segment_rows or not segment_rows[0][2] < tokens <= segment_rows[0][3]:
                 return []
             n, name, start, end, due, record, key = segment_rows[0]
-            slices.append(Piece(n, name, start, tokens, end, due, record))
+            slices.append(SegmentSlice(n, name, start, tokens, end, due, record))
             tokens = start
 
         return slices[::-1]
 
-    def pieces(self, record: int) -> list[Piece]:
+    def pieces(self, record: int) -> list[SegmentSlice]:
         """The pieces of a record, by its number, first rows first; none if another has replaced it."""
         # A segment of the kind RECORD has the description alone, and no rows.
         query = (
             "SELECT s.n, s.name, l.start, l.stop, s.stop, s.due, s.record FROM links l JOIN segments s ON s.n = l.segment"
             f" WHERE l.record = ? AND s.kind != '{RECORD}' ORDER BY l.start"
         )
-        return [Piece(*row) for row in self.read(query, (record,))]
+        return [SegmentSlice(*row) for row in self.read(query, (record,))]
 
-    def sizes(self, slices: Iterable[Piece]) -> dict[str, int]:
+    def sizes(self, slices: Iterable[SegmentSlice]) -> dict[str, int]:
         """Bytes of the segments of these, by name."""
         query = "SELECT name, nbytes FROM segments WHERE n IN (SELECT value FROM json_each(?))"
         return dict(self.read(query, (json.dumps([segment_slice.n for segment_slice in slices]),)))
@@ -407,11 +409,11 @@ def _prepare(sql: sqlite3.Connection) -> None:
             not TABLES | {"segment_added", "segment_gone"} <= schema_names
             or not sql.execute("SELECT 1 FROM clock").fetchone()
         ):
-            raise Damaged("the catalog lacks a table")
+            raise CatalogDamaged("the catalog lacks a table")
         return
 
     if version or schema_names:
-        raise Damaged(f"the catalog says it is of version {version}")
+        raise CatalogDamaged(f"the catalog says it is of version {version}")
     statement = ""
     # Not `executescript`, which would commit the surrounding transaction.
     for line in _TABLES.splitlines():

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from dejakv.store.base import ChunkMeta, CorruptChunk
 from dejakv.store.budgets import SKEW, NoRoom
-from dejakv.store.catalog import Catalog, Piece, alive, totals
-from dejakv.store.counters import Counters, logger
+from dejakv.store.catalog import Catalog, SegmentSlice, alive, totals
+from dejakv.store.counters import StoreCounters, logger
 from dejakv.store.keys import SIZE
 from dejakv.store.records import decode_meta
 from dejakv.store.segment import RECORD, Segment
@@ -24,14 +24,14 @@ _MOST_UNTOLD = 1000
 
 
 @dataclass
-class Gone:
+class Removal:
     """What a transaction removes: records as (id, partition), and names of segments, whose objects leave after it."""
 
     records: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     objects: list[str] = field(default_factory=list[str])
     nbytes: int = 0
 
-    def __iadd__(self, other: "Gone") -> "Gone":
+    def __iadd__(self, other: "Removal") -> "Removal":
         self.records += other.records
         self.objects += other.objects
         self.nbytes += other.nbytes
@@ -39,7 +39,7 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class Torn:
+class SharedSegment:
     """Segment number `n`, whose rows up to `stop` other records need. `record`: id of one that has all of these."""
 
     n: int
@@ -72,8 +72,8 @@ def add_record(
     columns: tuple[str, str, str, str],
     created: float,
     due: float,
-    slices: Sequence[Piece],
-) -> Gone:
+    slices: Sequence[SegmentSlice],
+) -> Removal:
     """Add the record (id, partition, epoch, kind) of these pieces. Returns what leaves with the record that it replaces, whose uses it
     takes over."""
     replaced_record, hits = sql.execute("SELECT n, hits FROM records WHERE id = ?", (columns[0],)).fetchone() or (0, 0)
@@ -114,7 +114,7 @@ def touch(sql: sqlite3.Connection, uses: Uses) -> None:
         sql.executemany(query, [(clock - place, hits, n) for place, n in enumerate(chain)])
 
 
-def evict(sql: sqlite3.Connection, segments: Iterable[int]) -> Gone:
+def evict(sql: sqlite3.Connection, segments: Iterable[int]) -> Removal:
     """Removes segments and the records that need them; other segments of these stay, as prefixes."""
     numbers = list(segments)
     records = _linked(sql, "record", "segment", numbers)
@@ -130,7 +130,9 @@ def descriptions(sql: sqlite3.Connection, segments: Iterable[int]) -> list[int]:
     return [n for n in linked_segments if sql.execute(query, (n, RECORD)).fetchone()]
 
 
-def remove(sql: sqlite3.Connection, records: Iterable[int], segments: Iterable[int] = (), *, tear: bool = True) -> Gone:
+def remove(
+    sql: sqlite3.Connection, records: Iterable[int], segments: Iterable[int] = (), *, tear: bool = True
+) -> Removal:
     """Remove records with their segments, except segments that other records have all of; and segments with their records. Records that had
     some rows of these are removed too (see `torn`), unless `tear` is False."""
     removed_records, removed_segments = set(records), set(segments)
@@ -150,9 +152,9 @@ def remove(sql: sqlite3.Connection, records: Iterable[int], segments: Iterable[i
     return removal
 
 
-def torn(sql: sqlite3.Connection, records: Collection[int]) -> list[Torn]:
+def torn(sql: sqlite3.Connection, records: Collection[int]) -> list[SharedSegment]:
     """Segments that leave with these records although others have their first rows."""
-    shared_segments: list[Torn] = []
+    shared_segments: list[SharedSegment] = []
     for s in set(_linked(sql, "segment", "record", records)):
         if not needed(sql, s, records):
             query = "SELECT l.record, l.stop, r.id FROM links l JOIN records r ON r.n = l.record WHERE l.segment = ?"
@@ -160,7 +162,7 @@ def torn(sql: sqlite3.Connection, records: Collection[int]) -> list[Torn]:
             if surviving_links:
                 (name,) = sql.execute("SELECT name FROM segments WHERE n = ?", (s,)).fetchone()
                 # The longest beginning serves all of them.
-                shared_segments.append(Torn(s, name, *max(surviving_links)))
+                shared_segments.append(SharedSegment(s, name, *max(surviving_links)))
     return shared_segments
 
 
@@ -172,9 +174,9 @@ def make_room(
     partition: str | None = None,
     keep: Collection[int] = (),
     keep_record: str = "",
-) -> Gone:
+) -> Removal:
     """Evict until a budget is met. Raises: NoRoom if `keep` or `keep_record` would have to leave."""
-    removal = Gone()
+    removal = Removal()
     in_partition = "(?1 IS NULL OR partition = ?1)"
     standalone = f"(kind != '{RECORD}' OR NOT EXISTS (SELECT 1 FROM links WHERE segment = segments.n))"  # others leave with their record
 
@@ -241,7 +243,7 @@ def needed(sql: sqlite3.Connection, segment: int, without: Collection[int]) -> b
     return any(record not in without for (record,) in sql.execute(query, (segment,)))
 
 
-class Notes:
+class PendingNotes:
     """Notes uses and damage in batches, so that reading waits for no writer: a killed process loses the last ones. Thread-safe.
 
     on_removal    called with the removed entries, after the commit
@@ -251,8 +253,8 @@ class Notes:
     def __init__(
         self,
         catalog: Catalog,
-        counters: Counters,
-        on_removal: Callable[[Gone], object],
+        counters: StoreCounters,
+        on_removal: Callable[[Removal], object],
         lock: threading.Lock,
         shared: bool,
     ) -> None:
@@ -372,8 +374,8 @@ class Notes:
             self._counters.add("corrupt", partition)
 
 
-def _delete_records(sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
-    removal = Gone()
+def _delete_records(sql: sqlite3.Connection, numbers: Iterable[int]) -> Removal:
+    removal = Removal()
     for n in numbers:
         row = sql.execute("SELECT id, partition, nbytes FROM records WHERE n = ?", (n,)).fetchone()
         if row is not None:
@@ -387,8 +389,8 @@ def _delete_records(sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
     return removal
 
 
-def _delete_segments(sql: sqlite3.Connection, numbers: Iterable[int]) -> Gone:
-    removal = Gone()
+def _delete_segments(sql: sqlite3.Connection, numbers: Iterable[int]) -> Removal:
+    removal = Removal()
     for n in numbers:
         row = sql.execute("SELECT name, keys, nbytes FROM segments WHERE n = ?", (n,)).fetchone()
         if row is not None:

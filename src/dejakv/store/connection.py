@@ -35,13 +35,13 @@ _PASSING = {
 }
 
 
-class Busy(sqlite3.OperationalError):
+class ConnectionBusy(sqlite3.OperationalError):
     """The connection is in use by another thread, and the caller does not want to wait."""
 
     sqlite_errorcode = sqlite3.SQLITE_BUSY
 
 
-class Damaged(sqlite3.DatabaseError):
+class CatalogDamaged(sqlite3.DatabaseError):
     """The catalog can be read, but its content differs from what was written."""
 
     sqlite_errorcode = sqlite3.SQLITE_CORRUPT
@@ -69,7 +69,7 @@ def set_up(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA {setting}")
 
 
-class Connection:
+class CatalogConnection:
     """Opened on first use. `path`: None for a database in memory, which goes on in a child of `fork` as it is.
 
     wait          seconds that a statement waits for another process's lock
@@ -103,7 +103,7 @@ class Connection:
     def use(self, *, wait: bool = True) -> Generator[sqlite3.Connection]:
         """The connection, for this thread only. Raises: sqlite3.Error; Busy if it must not wait but would have to."""
         if not self.lock.acquire(blocking=wait):
-            raise Busy("another thread of this process is writing")
+            raise ConnectionBusy("another thread of this process is writing")
         try:
             connection = self._connection or self._open()
             if not wait:
@@ -117,7 +117,7 @@ class Connection:
         except UnicodeDecodeError as error:
             # Python cannot decode SQLite's message, which quotes the damaged text.
             self._noted_damage()
-            raise Damaged(f"the catalog is damaged: {error.object!r}") from error
+            raise CatalogDamaged(f"the catalog is damaged: {error.object!r}") from error
         except sqlite3.Error as error:
             if is_damage(error):
                 self._noted_damage()
@@ -171,10 +171,10 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-_all: weakref.WeakSet[Connection] = weakref.WeakSet()
+_all: weakref.WeakSet[CatalogConnection] = weakref.WeakSet()
 _numbers = itertools.count()
 _one_fork = threading.Lock()
-_held: list[Connection] = []
+_held: list[CatalogConnection] = []
 
 
 def _before_fork() -> None:

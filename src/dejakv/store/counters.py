@@ -17,7 +17,7 @@ FAILED_WRITES = {
 """Reasons of refusals that are failures of the place, in words."""
 
 
-class Counters:
+class StoreCounters:
     """Figures by partition and of all. Thread-safe.
 
     lock  the store's; not held by who counts
@@ -50,7 +50,7 @@ class Counters:
         return StoreStats(entries, nbytes, **figures, refused=refused, evictions=evictions)
 
 
-class Listeners(list[Callable[[str], None]]):
+class EntryListeners(list[Callable[[str], None]]):
     """Functions called with the id of an entry that left or came. Call `tell` without holding a lock of the store."""
 
     def tell(self, ids: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dejakv.errors import InputError
 from dejakv.identity import BLOCK_TOKENS as BLOCK
-from dejakv.identity import Span, encoded
+from dejakv.identity import MediumSpan, encoded
 
 SIZE = 16
 """Bytes of a key."""
@@ -17,7 +17,7 @@ PREFIX = "prefix-"
 """How the id of a prefix begins that no stored prompt consists of."""
 
 
-class Keys:
+class PrefixKeys:
     """The key of each prefix of one prompt. It names partition, epoch, and all tokens and media before its end, so equal keys are
     a proof. A medium counts from the block its first token stands in.
 
@@ -28,7 +28,7 @@ class Keys:
     Raises: InputError for tokens that are not whole numbers from 0 to 2**32 - 1.
     """
 
-    def __init__(self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = ()) -> None:
+    def __init__(self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[MediumSpan] = ()) -> None:
         try:
             self.ids = np.array(token_ids, dtype="<u4")
         except (OverflowError, ValueError, TypeError) as error:
@@ -69,7 +69,7 @@ class Keys:
         ).digest()
 
 
-def ends_of(start: int, stop: int, spans: Sequence[Span]) -> list[int]:
+def ends_of(start: int, stop: int, spans: Sequence[MediumSpan]) -> list[int]:
     """Ends of prefixes inside of these rows that have names: of full blocks, of what is before and up to the
     end of a medium, and `stop`."""
     media = {end for span in spans for end in (span.start, span.start + span.length) if start < end < stop}

@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(slots=True, eq=False)
-class _Item(Generic[Value]):
+class _MemoryItem(Generic[Value]):
     value: Value
     nbytes: int
     uses: int
@@ -41,7 +41,7 @@ class MemoryTier(Generic[Key, Value]):
         self._max_entries = max_entries
         self._policy = policy
         self._age = 0
-        self._items: dict[Key, _Item[Value]] = {}
+        self._items: dict[Key, _MemoryItem[Value]] = {}
         self._ranks: dict[int, OrderedDict[Key, None]] = {}
         """Keys by rank, the least recently used first. The first of an ordinary dictionary is found behind all that left."""
 
@@ -101,7 +101,7 @@ class MemoryTier(Generic[Key, Value]):
             self._age = max(self._age, self._items[candidate].rank)
             self.drop(candidate)
         self.drop(key)
-        item = _Item(value, nbytes, old.uses if old else 1)
+        item = _MemoryItem(value, nbytes, old.uses if old else 1)
         self._items[key] = item
         self.nbytes += nbytes
         self._rank(key, item)
@@ -120,11 +120,11 @@ class MemoryTier(Generic[Key, Value]):
         for rank in sorted(self._ranks):
             yield from self._ranks[rank]
 
-    def _rank(self, key: Key, item: _Item[Value]) -> None:
+    def _rank(self, key: Key, item: _MemoryItem[Value]) -> None:
         item.rank = self._age + item.uses if self._policy == "lfu" else 0
         self._ranks.setdefault(item.rank, OrderedDict())[key] = None
 
-    def _leave_rank(self, key: Key, item: _Item[Value]) -> None:
+    def _leave_rank(self, key: Key, item: _MemoryItem[Value]) -> None:
         keys = self._ranks[item.rank]
         del keys[key]
         # Empty ranks would pile up under `lfu`, and `_order` sorts all of them.

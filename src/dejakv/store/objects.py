@@ -1,6 +1,6 @@
 """Objects by name: written whole or not at all, never changed, and removed only once nobody needs them.
 
-A read has three answers: the bytes, `Missing`, or `Unknown`. Only missing or damaged objects may be forgotten: a store that took an
+A read has three answers: the bytes, `ObjectMissing`, or `StoreUnavailable`. Only missing or damaged objects may be forgotten: a store that took an
 unreachable disk for an empty one would remove everything.
 """
 
@@ -32,11 +32,11 @@ _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _NO_FILE_OF_OURS = {errno.ELOOP, errno.ENOTDIR, errno.ENXIO}
 
 
-class Missing(Exception):
+class ObjectMissing(Exception):
     """There is no such object."""
 
 
-class Unknown(Exception):
+class StoreUnavailable(Exception):
     """The object's presence cannot be told, or it cannot be written now. `reason`: `full`, `read_only` or `error`."""
 
     def __init__(self, error: OSError) -> None:
@@ -45,12 +45,12 @@ class Unknown(Exception):
         self.reason = "full" if no in _FULL else "read_only" if no in _READ_ONLY else "error"
 
 
-class Late(Exception):
+class ReadTimeout(Exception):
     """The deadline of a read has passed."""
 
 
 class Objects(Protocol):
-    """Where segments are kept. Thread-safe; each method raises `Unknown`, and reading ones `Missing` and `CorruptChunk`.
+    """Where segments are kept. Thread-safe; each method raises `StoreUnavailable`, and reading ones `ObjectMissing` and `CorruptChunk`.
 
     shared  whether others write and remove objects without a word to this catalog
     """
@@ -84,7 +84,7 @@ class Objects(Protocol):
     def close(self) -> None: ...
 
 
-class Memory:
+class MemoryObjects:
     """Objects of this process alone."""
 
     shared = False
@@ -102,7 +102,7 @@ class Memory:
         try:
             return self._held[name]
         except KeyError as error:
-            raise Missing(name) from error
+            raise ObjectMissing(name) from error
 
     def head(self, name: str, size: int) -> tuple[bytes, int]:
         data = self.get(name)
@@ -122,7 +122,7 @@ class Memory:
         self._held.clear()
 
 
-class Folder:
+class FolderObjects:
     """Objects as files of a folder: `segments/ab/NAME.safetensors`, and `temporary/` for what is being written.
 
     Large files are mapped, and the maps of the latest are kept: a file is looked at before each use, and one that has another
@@ -166,7 +166,7 @@ class Folder:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise Unknown(error) from error
+            raise StoreUnavailable(error) from error
 
         return created
 
@@ -194,7 +194,7 @@ class Folder:
 
             return data
         except OSError as error:
-            raise Unknown(error) from error
+            raise StoreUnavailable(error) from error
         finally:
             os.close(descriptor)
 
@@ -203,7 +203,7 @@ class Folder:
         try:
             return os.pread(descriptor, size, 0), self._checked(descriptor, name).st_size
         except OSError as error:
-            raise Unknown(error) from error
+            raise StoreUnavailable(error) from error
         finally:
             os.close(descriptor)
 
@@ -213,10 +213,10 @@ class Folder:
             self._forget(name)
             try:
                 os.unlink(self._path(name))
-            except (Missing, FileNotFoundError, IsADirectoryError):
+            except (ObjectMissing, FileNotFoundError, IsADirectoryError):
                 continue
             except OSError as error:
-                raise Unknown(error) from error
+                raise StoreUnavailable(error) from error
 
     def list(self) -> Iterator[str]:
         try:
@@ -227,7 +227,7 @@ class Folder:
                     if SEGMENT.fullmatch(file) and file.startswith(group):
                         yield file.removesuffix(".safetensors")
         except OSError as error:
-            raise Unknown(error) from error
+            raise StoreUnavailable(error) from error
 
     def sweep(self) -> None:
         """Removes what killed processes were writing. Raises: OSError if it cannot be listed."""
@@ -259,18 +259,18 @@ class Folder:
         group, file = file_of(name)
         folder = f"{self._segments}/{group}"
         if os.path.islink(folder):
-            raise Missing(name)
+            raise ObjectMissing(name)
         return f"{folder}/{file}"
 
     def _open(self, name: str) -> int:
         try:
             return open_file(self._path(name), os.O_RDONLY)
         except FileNotFoundError as error:
-            raise Missing(name) from error
+            raise ObjectMissing(name) from error
         except OSError as error:
             if error.errno in _NO_FILE_OF_OURS:
                 raise CorruptChunk(f"{name} is a link or no file") from error
-            raise Unknown(error) from error
+            raise StoreUnavailable(error) from error
 
 
 def _created(path: Path) -> int:

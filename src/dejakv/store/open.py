@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dejakv.errors import StoreError
 from dejakv.settings import in_bucket, is_memory
-from dejakv.store.budgets import Admission, Budget, Clock, Parts, PolicyName, named_parts
+from dejakv.store.budgets import Admission, Budget, Clock, PartitionBudgets, PolicyName, named_parts
 from dejakv.store.budgets import now as steady
 from dejakv.store.catalog import Catalog
 from dejakv.store.claim import (
@@ -32,9 +32,9 @@ from dejakv.store.claim import (
 )
 from dejakv.store.connection import is_damage
 from dejakv.store.counters import logger
-from dejakv.store.objects import Folder, Objects
-from dejakv.store.remote.feed import Announced, Feed
-from dejakv.store.remote.tiers import Copies, Tiers
+from dejakv.store.objects import FolderObjects, Objects
+from dejakv.store.remote.feed import AnnouncedObjects, ChangeFeed
+from dejakv.store.remote.tiers import LocalCopies, TieredObjects
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
 
@@ -89,7 +89,7 @@ def open_store(
     """
     Budget(max_bytes, max_entries, policy)  # refuses negative ones before they are divided
 
-    parts = Parts(partitions, max_bytes, max_entries, named_parts(quotas))
+    parts = PartitionBudgets(partitions, max_bytes, max_entries, named_parts(quotas))
     budget = Budget(max_bytes, max_entries, policy, parts)
     rules = Admission(min_tokens, second_sight, max_write_rate)
     store_options: dict[str, Any] = {"budget": budget, "admission": rules, "clock": clock}
@@ -99,35 +99,39 @@ def open_store(
     if not in_bucket(str(place)):
         return _open_folder(
             Path(place).expanduser(),
-            lambda path: Tiers(Folder(path), memory_bytes, memory_fill) if memory_bytes else Folder(path),
+            lambda path: (
+                TieredObjects(FolderObjects(path), memory_bytes, memory_fill) if memory_bytes else FolderObjects(path)
+            ),
             store_options,
         )
 
     objects, change_feed = in_service(str(place), feed, compress)
     store_options["feed"] = change_feed
     if disk_dir is None:
-        return Store(Tiers(objects, memory_bytes, memory_fill), **store_options)
+        return Store(TieredObjects(objects, memory_bytes, memory_fill), **store_options)
     return _open_folder(
         Path(disk_dir).expanduser(),
-        lambda path: Tiers(objects, memory_bytes, memory_fill, Copies(path, disk_bytes)),
+        lambda path: TieredObjects(objects, memory_bytes, memory_fill, LocalCopies(path, disk_bytes)),
         store_options,
         str(place).rstrip("/"),
     )
 
 
-def in_service(url: str, feed: str | None, compress: bool = False, make: bool = True) -> tuple[Objects, Feed | None]:
-    """The objects in a bucket (`compress`, `make`: see `Bucket`), and the feed of their changes; None without one.
+def in_service(
+    url: str, feed: str | None, compress: bool = False, make: bool = True
+) -> tuple[Objects, ChangeFeed | None]:
+    """The objects in a bucket (`compress`, `make`: see `BucketObjects`), and the feed of their changes; None without one.
 
-    Raises: StoreError as `Bucket` and `Feed`.
+    Raises: StoreError as `BucketObjects` and `ChangeFeed`.
     """
     # Here, since it needs packages of an extra, which a folder does without.
-    from dejakv.store.remote.bucket import Bucket
+    from dejakv.store.remote.bucket import BucketObjects
 
-    bucket = Bucket(url, compress, make)
+    bucket = BucketObjects(url, compress, make)
     if feed is None:
         return bucket, None
-    change_feed = Feed(feed, bucket.url)
-    return Announced(bucket, change_feed), change_feed
+    change_feed = ChangeFeed(feed, bucket.url)
+    return AnnouncedObjects(bucket, change_feed), change_feed
 
 
 def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Store:
@@ -159,9 +163,9 @@ def stores_in(place: str | Path) -> dict[str | Path, int]:
     if is_memory(str(place)):
         raise StoreError(f"{place} is empty whenever a command begins: give a folder or a bucket")
     if in_bucket(str(place)):
-        from dejakv.store.remote.bucket import Bucket
+        from dejakv.store.remote.bucket import BucketObjects
 
-        stores = Bucket(str(place), make=False).stores()
+        stores = BucketObjects(str(place), make=False).stores()
         if not stores:
             raise StoreError(f"{place} holds no cache: give the address of one")
         return dict.fromkeys(stores, FORMAT)
@@ -186,7 +190,7 @@ def open_found(place: str | Path, feed: str | None = None) -> Store:
     if not in_bucket(str(place)):
         return open_store(place)
     objects, change_feed = in_service(str(place), feed, make=False)
-    return Store(Tiers(objects, 0), feed=change_feed)
+    return Store(TieredObjects(objects, 0), feed=change_feed)
 
 
 def purge_place(place: str) -> int:
@@ -194,11 +198,11 @@ def purge_place(place: str) -> int:
     ConfigError for another address"""
     if not in_bucket(place):
         return purge_folder(os.path.expanduser(place))
-    from dejakv.store.remote.bucket import Bucket
+    from dejakv.store.remote.bucket import BucketObjects
 
     removed = 0
-    for address in Bucket(place, make=False).stores():
-        bucket = Bucket(address)
+    for address in BucketObjects(place, make=False).stores():
+        bucket = BucketObjects(address)
         # First: what other machines are storing in this moment must leave too.
         bucket.tombstones.write(Selection())
         names = list(bucket.list())

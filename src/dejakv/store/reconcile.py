@@ -11,10 +11,10 @@ from functools import partial
 from dejakv.store import changes
 from dejakv.store.base import KV, ChunkMeta, CorruptChunk
 from dejakv.store.budgets import POLICIES, Budget
-from dejakv.store.catalog import Catalog, Piece, Read
-from dejakv.store.changes import Gone
-from dejakv.store.keys import Keys
-from dejakv.store.objects import Missing, Objects, Unknown
+from dejakv.store.catalog import Catalog, Read, SegmentSlice
+from dejakv.store.changes import Removal
+from dejakv.store.keys import PrefixKeys
+from dejakv.store.objects import ObjectMissing, Objects, StoreUnavailable
 from dejakv.store.records import decode_meta
 from dejakv.store.remote.feed import Header, Put
 from dejakv.store.segment import HEAD, RECORD, Segment, described
@@ -33,7 +33,7 @@ Unlisted = Iterable[tuple[str, Segment | None]]
 
 
 @dataclass
-class Changed:
+class CatalogChanges:
     """Result of `reconcile`.
 
     gone     records, segments and objects to delete
@@ -43,7 +43,7 @@ class Changed:
     untrue   number of announced headers without such an object
     """
 
-    gone: Gone
+    gone: Removal
     evicted: list[tuple[str, str]]
     arrived: list[str]
     damaged: int
@@ -57,9 +57,9 @@ def reconcile(
     now: float,
     news: News | None = None,
     buried: Callable[[Iterable[Segment]], set[str]] | None = None,
-) -> Changed:
+) -> CatalogChanges:
     """Make the catalog agree with the objects: index those without a row, drop rows without an object, remove what has expired, and meet
-    the budget. The caller deletes the objects in `Changed.gone`.
+    the budget. The caller deletes the objects in `CatalogChanges.gone`.
 
     now     seconds since the epoch
     news    objects put (with headers) and removed, of a shared store; None: they are listed
@@ -114,7 +114,7 @@ def reconcile(
     limit = "bytes" if budget.max_bytes else "entries"
     arrived -= {id for id, _ in removal.records}
     evicted = [(partition, limit) for _, partition in evictions.records]
-    return Changed(removal, evicted, sorted(arrived), damaged, sum(item is None for item in announced.values()))
+    return CatalogChanges(removal, evicted, sorted(arrived), damaged, sum(item is None for item in announced.values()))
 
 
 def is_there(objects: Objects, name: str) -> bool:
@@ -122,9 +122,9 @@ def is_there(objects: Objects, name: str) -> bool:
     try:
         # A few bytes suffice to see that it is there.
         objects.head(name, 8)
-    except Missing:
+    except ObjectMissing:
         return False
-    except (Unknown, CorruptChunk):
+    except (StoreUnavailable, CorruptChunk):
         return True
     return True
 
@@ -187,7 +187,7 @@ def _described(objects: Objects, name: str, first: int = HEAD) -> tuple[str, Seg
         return name, described(partial(objects.head, name), first)[0]
     except CorruptChunk:
         return name, None
-    except (Missing, Unknown):
+    except (ObjectMissing, StoreUnavailable):
         return None
 
 
@@ -208,34 +208,34 @@ def _read_again(sql: sqlite3.Connection, number: int) -> tuple[str, Segment] | N
     )
 
 
-def _index(sql: sqlite3.Connection, catalog: Catalog, name: str, segment: Segment, now: float) -> Gone:
+def _index(sql: sqlite3.Connection, catalog: Catalog, name: str, segment: Segment, now: float) -> Removal:
     """Add the row of an object, and its record if the object describes one; return what leaves for it. Raises: CorruptChunk"""
     if segment.name != name:
         raise CorruptChunk("it is another one")
     row = sql.execute("SELECT n FROM segments WHERE name = ?", (name,)).fetchone()
     if sql.execute("SELECT 1 FROM leaving WHERE name = ?", (name,)).fetchone():
-        return Gone()
+        return Removal()
 
     meta = decode_meta(segment.about) if segment.about else None
     if meta is None:
         if row is None:
             changes.add_segment(sql, segment)
-        return Gone()
+        return Removal()
 
     if _is_older(sql, meta, name):
         sql.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (name,))
         return changes.evict(sql, row or ())
-    object_slice = Piece(
+    object_slice = SegmentSlice(
         row[0] if row else changes.add_segment(sql, segment), name, segment.start, segment.stop, segment.stop
     )
     slices = [object_slice]
     if segment.kind == RECORD:
-        keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
+        keys = PrefixKeys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
         read: Read = lambda query, values: sql.execute(query, values).fetchall()  # noqa: E731
         chain = catalog.chain(len(keys), keys.at(len(keys)), now, read)
         # Its rows are not here yet: it is noted, and looked at again with the next news.
         if not chain:
-            return Gone()
+            return Removal()
         slices = [*chain, object_slice]
     columns = (meta.id, meta.partition, meta.epoch, meta.kind)
     return changes.add_record(sql, segment.about, columns, segment.created, segment.due, slices)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from dejakv.errors import StoreError
-from dejakv.identity import Span
+from dejakv.identity import MediumSpan
 from dejakv.store.base import ChunkMeta, CorruptChunk
 
 _DIGEST = 16
@@ -78,7 +78,7 @@ def decode_meta(blob: bytes) -> ChunkMeta:
         return ChunkMeta(
             **{name: described[name] for name in _TEXT_FIELDS},
             token_ids=tuple(cast(list[int], tokens.tolist())),
-            spans=tuple(Span(*span) for span in described["spans"]),
+            spans=tuple(MediumSpan(*span) for span in described["spans"]),
             vectors=vectors,
             answer=described["answer"],
             created=float(described["created"]),

@@ -9,10 +9,10 @@ from dataclasses import replace
 from dejakv.store import changes
 from dejakv.store.base import CorruptChunk
 from dejakv.store.catalog import Catalog, reason_of
-from dejakv.store.changes import Gone, Torn
+from dejakv.store.changes import Removal, SharedSegment
 from dejakv.store.counters import logger
 from dejakv.store.keys import ends_of
-from dejakv.store.objects import Missing, Objects, Unknown
+from dejakv.store.objects import ObjectMissing, Objects, StoreUnavailable
 from dejakv.store.segment import Segment, encode, opened
 from dejakv.store.selection import Selection
 from dejakv.store.writing import TryAgain, index, undo
@@ -25,10 +25,10 @@ class _DryRun(Exception):
     """Ends a transaction without a change."""
 
 
-def remove(objects: Objects, catalog: Catalog, choose: Choose, *, dry_run: bool = False) -> Gone:
+def remove(objects: Objects, catalog: Catalog, choose: Choose, *, dry_run: bool = False) -> Removal:
     """Remove the records and segments that `choose` names, with the rows of no other record. Rows that others share with a leaving segment
     are stored anew. Raises: sqlite3.Error, Unknown"""
-    shared_copies: dict[Torn, Segment | None] = {}
+    shared_copies: dict[SharedSegment, Segment | None] = {}
     try:
         return _remove(objects, catalog, choose, shared_copies, dry_run)
     except sqlite3.Error as error:
@@ -48,12 +48,12 @@ def _remove(
     objects: Objects,
     catalog: Catalog,
     choose: Choose,
-    shared_copies: dict[Torn, Segment | None],
+    shared_copies: dict[SharedSegment, Segment | None],
     dry_run: bool,
     full: bool = False,
-) -> Gone:
+) -> Removal:
     """See `remove`. `shared_copies`: segments stored anew; None if that failed. `full`: the disk has no room for the commit."""
-    removal = Gone()
+    removal = Removal()
     # Again until no new shared segment turns up: other processes store meanwhile.
     while True:
         try:
@@ -105,7 +105,7 @@ def loose(
     return sorted(segments | changes.below(sql, [*segments, *ends]))
 
 
-def _store_beginning(objects: Objects, shared_segment: Torn) -> Segment | None:
+def _store_beginning(objects: Objects, shared_segment: SharedSegment) -> Segment | None:
     """Store the rows of other records as a new object; None if that is impossible."""
     try:
         whole, tensor = opened(objects.get(shared_segment.name), shared_segment.name)
@@ -120,7 +120,7 @@ def _store_beginning(objects: Objects, shared_segment: Torn) -> Segment | None:
         )  # fmt: skip
         part, buffers = encode(part, tensor.rows(0, shared_segment.stop - whole.start))
         objects.put(part.name, buffers)
-    except (CorruptChunk, Missing, Unknown) as error:
+    except (CorruptChunk, ObjectMissing, StoreUnavailable) as error:
         logger.warning("rows that prompts share leave with one of them: %s", error)
         return None
 
@@ -128,7 +128,11 @@ def _store_beginning(objects: Objects, shared_segment: Torn) -> Segment | None:
 
 
 def _move(
-    sql: sqlite3.Connection, objects: Objects, shared_segment: Torn, part: Segment | None, leaving: Collection[int]
+    sql: sqlite3.Connection,
+    objects: Objects,
+    shared_segment: SharedSegment,
+    part: Segment | None,
+    leaving: Collection[int],
 ) -> None:
     """Gives the records that stay their rows in the new object. Raises: TryAgain"""
     if part is None:

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.errors import StoreError
-from dejakv.identity import BLOCK_TOKENS, Span
+from dejakv.identity import BLOCK_TOKENS, MediumSpan
 from dejakv.store.base import AXIS, INT8, KV, NUMPY_DTYPES, ChunkMeta, CorruptChunk, Tensor, check
-from dejakv.store.keys import SIZE, Keys, ends_of
+from dejakv.store.keys import SIZE, PrefixKeys, ends_of
 from dejakv.store.records import seconds_text
 
 FORMAT = "dejakv-segment-3"
@@ -76,7 +76,7 @@ class Segment:
     prefix: bytes = b""
     keys: tuple[bytes, ...] = ()
     ids: bytes = b""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[MediumSpan, ...] = ()
     record: str = ""
     position: int = 0
     generation: int = 0
@@ -102,7 +102,7 @@ class Segment:
 
 def cut(
     meta: ChunkMeta,
-    keys: Keys,
+    keys: PrefixKeys,
     start: int,
     stop: int,
     row_bytes: int,
@@ -210,7 +210,7 @@ def described(read: Callable[[int], tuple[bytes, int]], first: int = HEAD) -> tu
 
         plain: dict[str, Any] = {name: json.loads(meta[name]) for name in _JSON}
         plain |= {name: float(meta[name]) for name in _SECONDS}
-        plain["spans"] = tuple(Span(*span) for span in plain["spans"])
+        plain["spans"] = tuple(MediumSpan(*span) for span in plain["spans"])
         plain["lineage"] = tuple(plain["lineage"])
         segment = Segment(
             **{name: meta[name] for name in _TEXT}, **plain, prefix=bytes.fromhex(meta["prefix"]),

@@ -43,7 +43,7 @@ class Selection:
         if self.older_than is not None and not 0 <= self.older_than < float("inf"):
             raise InputError(f"older_than={self.older_than} is no age: give a number of seconds, 0 or more")
 
-    def of_others(self, purged: "Purged") -> "Selection":
+    def of_others(self, purged: "PurgeResult") -> "Selection":
         """The same in the stores of encoder outputs and fusion states, which know nothing of prompts but their ids and media."""
         if not self.donors:
             return self
@@ -66,7 +66,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Purged:
+class PurgeResult:
     """What a purge removed, or would remove.
 
     prompts          exact state of prompts
@@ -85,8 +85,8 @@ class Purged:
     ids: frozenset[str] = field(default=frozenset(), repr=False)
     media: frozenset[Medium] = field(default=frozenset(), repr=False)
 
-    def __add__(self, other: "Purged") -> "Purged":
-        return Purged(
+    def __add__(self, other: "PurgeResult") -> "PurgeResult":
+        return PurgeResult(
             self.prompts + other.prompts,
             self.rows + other.rows,
             self.parts + other.parts,
@@ -129,12 +129,12 @@ def chosen(metas: Sequence[ChunkMeta], selection: Selection, now: float) -> list
     return list(fit.values())
 
 
-def counted(metas: Iterable[ChunkMeta]) -> Purged:
+def counted(metas: Iterable[ChunkMeta]) -> PurgeResult:
     """Count the removal of these entries, but for bytes."""
     metas = list(metas)
     kinds = Counter(KV if _is_prompt(meta) else ROWS if meta.kind in (ROWS, INT8) else "" for meta in metas)
     media = frozenset((meta.partition, span.digest) for meta in metas for span in meta.spans)
-    return Purged(kinds[KV], kinds[ROWS], 0, kinds[""], ids=frozenset(meta.id for meta in metas), media=media)
+    return PurgeResult(kinds[KV], kinds[ROWS], 0, kinds[""], ids=frozenset(meta.id for meta in metas), media=media)
 
 
 def derived(metas: Iterable[ChunkMeta], *sources: str) -> list[str]:

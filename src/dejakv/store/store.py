@@ -17,14 +17,14 @@ from cachetools import FIFOCache
 from dejakv.errors import InputError, StoreError
 from dejakv.identity import BLOCK_TOKENS, common_prefix
 from dejakv.store import changes
-from dejakv.store.background import After, Capture, Complete, Queued, Worker, WriterStats
+from dejakv.store.background import After, BackgroundWorker, Capture, Complete, QueuedState, WriterStats
 from dejakv.store.base import (
     KV,
-    Chunk,
     ChunkMeta,
     CorruptChunk,
     PrefixHit,
     Rows,
+    StoredState,
     StoreStats,
     Tensor,
     check_alike,
@@ -32,21 +32,21 @@ from dejakv.store.base import (
 )
 from dejakv.store.budgets import Admission, AdmissionGate, Budget, Clock, is_expired
 from dejakv.store.budgets import now as steady
-from dejakv.store.catalog import Catalog, Piece, reason_of
-from dejakv.store.changes import Gone, Notes
-from dejakv.store.counters import FAILED_WRITES, Counters, Listeners, logger
+from dejakv.store.catalog import Catalog, SegmentSlice, reason_of
+from dejakv.store.changes import PendingNotes, Removal
+from dejakv.store.counters import FAILED_WRITES, EntryListeners, StoreCounters, logger
 from dejakv.store.forks import fork_safe_lock
-from dejakv.store.keys import PREFIX, Keys, prefix_id, prefix_of
-from dejakv.store.objects import Bytes, Late, Memory, Missing, Objects, Unknown
+from dejakv.store.keys import PREFIX, PrefixKeys, prefix_id, prefix_of
+from dejakv.store.objects import Bytes, MemoryObjects, ObjectMissing, Objects, ReadTimeout, StoreUnavailable
 from dejakv.store.reconcile import News, reconcile
 from dejakv.store.records import decode_meta
-from dejakv.store.remote.feed import LIST, Feed
-from dejakv.store.remote.replicas import Follower
-from dejakv.store.remote.tiers import Tiers
+from dejakv.store.remote.feed import LIST, ChangeFeed
+from dejakv.store.remote.replicas import ReplicaFollower
+from dejakv.store.remote.tiers import TieredObjects
 from dejakv.store.removal import Choose, loose, remove
 from dejakv.store.segment import dequantized, opened
-from dejakv.store.selection import Purged, Selection, chosen, counted
-from dejakv.store.writing import Refused, write
+from dejakv.store.selection import PurgeResult, Selection, chosen, counted
+from dejakv.store.writing import WriteRefused, write
 
 _VERIFIED = 4096
 
@@ -75,11 +75,11 @@ class Store:
         clock: Clock = steady,
         background: bool = True,
         queue: int = 32,
-        feed: Feed | None = None,
+        feed: ChangeFeed | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        self._objects = objects or Memory()
-        self._far = self._objects if isinstance(self._objects, Tiers) and self._objects.shared else None
+        self._objects = objects or MemoryObjects()
+        self._far = self._objects if isinstance(self._objects, TieredObjects) and self._objects.shared else None
         self._stones = self._far.tombstones if self._far is not None else None
         self._catalog = catalog or Catalog(None)
         self._budget = budget or Budget()
@@ -89,22 +89,22 @@ class Store:
         self._release = release
 
         self._lock = fork_safe_lock()
-        self._counters = Counters(self._lock)
-        self._listeners = Listeners()
-        self._arrivals = Listeners()
+        self._counters = StoreCounters(self._lock)
+        self._listeners = EntryListeners()
+        self._arrivals = EntryListeners()
 
-        self._worker = Worker(self._work, self._tick, queue)
+        self._worker = BackgroundWorker(self._work, self._tick, queue)
         on_removal = partial(self._left, during_read=True)
-        self._notes = Notes(self._catalog, self._counters, on_removal, self._lock, self._objects.shared)
+        self._notes = PendingNotes(self._catalog, self._counters, on_removal, self._lock, self._objects.shared)
         self._verified: FIFOCache[str, tuple[Bytes, Tensor]] = FIFOCache(_VERIFIED)
         self._closed = self._warned = self._traces = False
 
         self._feed = feed
-        self._follower: Follower | None = None
+        self._follower: ReplicaFollower | None = None
         # Before the first lookup: the catalog may be older than the objects.
         self.catch_up()
         if self._objects.shared and background:
-            self._follower = Follower(self.catch_up, self._share_uses, feed)
+            self._follower = ReplicaFollower(self.catch_up, self._share_uses, feed)
 
     # Writing
 
@@ -116,7 +116,7 @@ class Store:
             self._counters.add("refused", partition, reason)
         return reason is None
 
-    def put(self, stored_state: Chunk) -> bool:
+    def put(self, stored_state: StoredState) -> bool:
         """Store a chunk; of exact state only the part behind a stored prefix. False if refused or failed.
 
         Parts of a prompt (`chunk.rows`) are found by the prompt's id after the last of them; before, as a prefix.
@@ -130,9 +130,9 @@ class Store:
         if reason is None:
             try:
                 self._put(stored_state)
-            except Refused as error:
+            except WriteRefused as error:
                 reason = str(error)
-            except Unknown as error:
+            except StoreUnavailable as error:
                 reason = error.reason
             except sqlite3.Error as error:
                 reason = reason_of(error)
@@ -179,7 +179,7 @@ class Store:
         ):
             return False
         state = capture() if at_once else None
-        item = Queued(meta, (lambda: state) if at_once else capture, complete, after)
+        item = QueuedState(meta, (lambda: state) if at_once else capture, complete, after)
         return self._worker.submit(item, background)
 
     @property
@@ -211,18 +211,18 @@ class Store:
 
     # Reading
 
-    def get(self, id: str, until: float | None = None) -> Chunk | None:
+    def get(self, id: str, until: float | None = None) -> StoredState | None:
         """Return a chunk with all of its state, None if missing. `until`: see `get_parts`."""
         parts = self.get_parts(id, None, until)
         if not parts:
             return None
         meta = parts[0].meta
         if len(parts) == 1:
-            return Chunk(meta, parts[0].tensor)
+            return StoredState(meta, parts[0].tensor)
         tensor = joined(parts, 0, meta.num_tokens)
-        return None if tensor is None else Chunk(meta, tensor)
+        return None if tensor is None else StoredState(meta, tensor)
 
-    def get_parts(self, id: str, rows: Rows | None = None, until: float | None = None) -> Sequence[Chunk] | None:
+    def get_parts(self, id: str, rows: Rows | None = None, until: float | None = None) -> Sequence[StoredState] | None:
         """Return the parts of a chunk that hold these rows (None: all), as stored: views, in order. None if missing.
 
         id     of a chunk, or of a prefix from `find`
@@ -246,7 +246,7 @@ class Store:
                     return parts
             if meta is not None:
                 self._notes.lose(id, [segment_slice.n for segment_slice in self._found(id)[1]])
-        except Late:
+        except ReadTimeout:
             self._counters.add("late", meta.partition if meta is not None else None)
         except sqlite3.Error as error:
             meta = None
@@ -282,7 +282,7 @@ class Store:
         try:
             self.notice()
 
-            keys = Keys(partition, epoch, token_ids, spans)
+            keys = PrefixKeys(partition, epoch, token_ids, spans)
             slices = self._catalog.longest(keys, max_tokens, self._clock())
         except (sqlite3.Error, InputError) as error:
             logger.warning("the catalog cannot be read: %s", error)
@@ -358,7 +358,7 @@ class Store:
                 self._purge(stone.selection)
             changed = reconcile(self._objects, self._catalog, self._budget, self._clock(), news, buried)
             due = self._catalog.next_due()
-        except (StoreError, Unknown) as error:
+        except (StoreError, StoreUnavailable) as error:
             logger.warning("the store is not compared with its objects: %s", error)
             return False
 
@@ -430,7 +430,7 @@ class Store:
         try:
             query = "SELECT n FROM records WHERE id = ?"
             removal = self._remove(lambda sql: ([n for (n,) in sql.execute(query, (id,))], []))
-        except (sqlite3.Error, Unknown, UnicodeError) as error:
+        except (sqlite3.Error, StoreUnavailable, UnicodeError) as error:
             logger.warning("chunk %s cannot be deleted: %s", id, error)
             return was_queued
 
@@ -446,7 +446,7 @@ class Store:
         ]
         waiting = [id for id in waiting if self._worker.drop(id)]
 
-        removal = Gone()
+        removal = Removal()
         query = "SELECT n FROM {} WHERE ?1 IS NULL OR partition = ?1"
 
         def of(sql: sqlite3.Connection, table_name: str) -> list[int]:
@@ -454,12 +454,12 @@ class Store:
 
         try:
             removal = self._remove(lambda sql: (of(sql, "records"), of(sql, "segments")))
-        except (sqlite3.Error, Unknown) as error:
+        except (sqlite3.Error, StoreUnavailable) as error:
             logger.warning("the store cannot be cleared: %s", error)
         self._listeners.tell(waiting)
         return len({entry[0] for entry in removal.records} | set(waiting))
 
-    def purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+    def purge(self, selection: Selection, *, dry_run: bool = False) -> PurgeResult:
         """Remove the selected entries and everything derived from them, to the last byte. Returns what was removed.
 
         dry_run  report without removing
@@ -476,7 +476,7 @@ class Store:
         if self._stones is not None and selection.older_than is None and not dry_run:  # what is stored now is not older
             try:
                 self._stones.write(selection, filter(None, map(self.meta, selection.donors)))
-            except Unknown as error:
+            except StoreUnavailable as error:
                 raise StoreError(
                     f"entries could not be removed ({error}): see that the store answers, and purge again"
                 ) from error
@@ -487,7 +487,7 @@ class Store:
             self._feed.tell(LIST, [""])  # for the tombstone
         return purged
 
-    def _purge(self, selection: Selection, *, dry_run: bool = False) -> Purged:
+    def _purge(self, selection: Selection, *, dry_run: bool = False) -> PurgeResult:
         selected: list[ChunkMeta] = []
         parts: list[int] = []
 
@@ -514,8 +514,8 @@ class Store:
                 left = "text of removed entries in catalog.sqlite-wal"
                 # The write-ahead log still holds the removed rows' bytes.
                 self._catalog.empty_log()
-        except (sqlite3.Error, Unknown) as error:
-            why = error.reason if isinstance(error, Unknown) else reason_of(error)
+        except (sqlite3.Error, StoreUnavailable) as error:
+            why = error.reason if isinstance(error, StoreUnavailable) else reason_of(error)
             remedy = {"full": "make room on its disk", "busy": "end the process that uses it"}.get(
                 why, "make the store writable"
             )
@@ -531,13 +531,13 @@ class Store:
             try:
                 self._discard()
                 self._catalog.empty_log()
-            except (sqlite3.Error, Unknown) as error:
+            except (sqlite3.Error, StoreUnavailable) as error:
                 self._traces = True
                 logger.warning("traces of removed entries are deleted later: %s", error)
 
         return len(removal.records)
 
-    def _put(self, stored_state: Chunk) -> None:
+    def _put(self, stored_state: StoredState) -> None:
         # Eviction in this transaction must know the latest uses.
         uses = self._notes.take_uses()
         purges = self._stones.number if self._stones is not None else 0
@@ -561,7 +561,7 @@ class Store:
 
     # How it is read
 
-    def _found(self, id: str, *, rows: bool = True) -> tuple[ChunkMeta | None, list[Piece]]:
+    def _found(self, id: str, *, rows: bool = True) -> tuple[ChunkMeta | None, list[SegmentSlice]]:
         """Description of a chunk, or of a prefix as far as it is known, and with `rows` its pieces. Raises: sqlite3.Error"""
         if id.startswith(PREFIX):
             return self._prefix(id)
@@ -576,10 +576,10 @@ class Store:
         return meta, self._catalog.pieces(row.n) if rows else []  # by its number: what replaces it has another
 
     def _load(
-        self, meta: ChunkMeta, slices: Sequence[Piece], rows: Rows | None, may_retry: bool, until: float | None
-    ) -> list[Chunk] | None:
+        self, meta: ChunkMeta, slices: Sequence[SegmentSlice], rows: Rows | None, may_retry: bool, until: float | None
+    ) -> list[StoredState] | None:
         """Raises: Late"""
-        get, needed_slices, parts = self._objects.get, _with_rows(slices, rows), list[Chunk]()
+        get, needed_slices, parts = self._objects.get, _with_rows(slices, rows), list[StoredState]()
         if self._far is not None:
             get = self._far.fetch(self._catalog.sizes(needed_slices), until)
         for segment_slice in needed_slices:
@@ -588,11 +588,11 @@ class Store:
                 return None
             # The whole state in one segment needs no range.
             if len(slices) == 1 and segment_slice.stop == segment_slice.end and not meta.id.startswith(PREFIX):
-                parts.append(Chunk(meta, tensor))
+                parts.append(StoredState(meta, tensor))
                 continue
             if segment_slice.stop < segment_slice.end:
                 tensor = tensor.rows(0, segment_slice.stop - segment_slice.start)
-            part = Chunk(meta, tensor, [(segment_slice.start, segment_slice.stop)])
+            part = StoredState(meta, tensor, [(segment_slice.start, segment_slice.stop)])
             try:
                 check_alike(part, parts[0].tensor if parts else tensor)
             except CorruptChunk as error:
@@ -602,7 +602,7 @@ class Store:
 
         return parts
 
-    def _tensor(self, segment_slice: Piece, may_retry: bool, get: Callable[[str], Bytes]) -> Tensor | None:
+    def _tensor(self, segment_slice: SegmentSlice, may_retry: bool, get: Callable[[str], Bytes]) -> Tensor | None:
         """Load a segment's state. `may_retry`: a missing one may have been replaced, and is not given up yet."""
         try:
             data = get(segment_slice.name)
@@ -619,12 +619,12 @@ class Store:
                 raise CorruptChunk(f"object {segment_slice.name} is of another prompt than was told")
             self._verified[segment_slice.name] = (data, tensor)
             return dequantized(tensor)
-        except Missing:
+        except ObjectMissing:
             if not may_retry:
                 self._notes.missing(segment_slice.n)
         except CorruptChunk as error:
             self._notes.damaged(segment_slice.n, str(error))
-        except Unknown as error:
+        except StoreUnavailable as error:
             logger.warning("object %s cannot be read: %s", segment_slice.name, error)
 
         return None
@@ -636,7 +636,7 @@ class Store:
         self._notes.settle(wait=False)
         return self._notes.take_untold()
 
-    def _prefix(self, id: str) -> tuple[ChunkMeta | None, list[Piece]]:
+    def _prefix(self, id: str) -> tuple[ChunkMeta | None, list[SegmentSlice]]:
         tokens, key = prefix_of(id) or (0, b"")
         slices = self._catalog.chain(tokens, key, self._clock())
         if not slices:
@@ -648,14 +648,14 @@ class Store:
 
     # How it leaves
 
-    def _remove(self, choose: Choose, *, dry_run: bool = False) -> Gone:
+    def _remove(self, choose: Choose, *, dry_run: bool = False) -> Removal:
         """See `removal.remove`."""
         removal = remove(self._objects, self._catalog, choose, dry_run=dry_run)
         if not dry_run:
             self._left(removal)
         return removal
 
-    def _left(self, removal: Gone, *, during_read: bool = False) -> None:
+    def _left(self, removal: Removal, *, during_read: bool = False) -> None:
         """Forget removed entries, delete their objects and tell the listeners. Call after the commit, without a lock.
 
         during_read  a read found it: no request waits for a service, and the worker deletes
@@ -668,7 +668,7 @@ class Store:
         elif removal.objects:
             try:
                 self._discard()
-            except (sqlite3.Error, Unknown) as error:
+            except (sqlite3.Error, StoreUnavailable) as error:
                 if not self._traces:
                     logger.warning("files of removed entries are deleted later: %s", error)
                 self._discard_later()
@@ -702,11 +702,11 @@ class Store:
             wait = max(1.0, due - self._clock()) if due is not None else 60.0
         return wait
 
-    def _usable(self, id: str) -> Queued | None:
+    def _usable(self, id: str) -> QueuedState | None:
         item = self._worker.queued.get(id)
         return item if item is not None and not is_expired(item.meta, self._clock()) else None
 
-    def _waiting(self, id: str) -> Chunk | None:
+    def _waiting(self, id: str) -> StoredState | None:
         """Return a queued chunk with its state."""
         item = self._usable(id)
         try:
@@ -717,7 +717,7 @@ class Store:
             self._counters.add("hits", stored_state.meta.partition)
         return stored_state
 
-    def _work(self, item: Queued) -> None:
+    def _work(self, item: QueuedState) -> None:
         id = item.meta.id
         try:
             outcome = self._store(item)
@@ -738,7 +738,7 @@ class Store:
         if self.meta(id) is None:
             self._listeners.tell([id])
 
-    def _store(self, item: Queued) -> str:
+    def _store(self, item: QueuedState) -> str:
         """Store a chunk and name the outcome."""
         if self._worker.queued.get(item.meta.id) is not item:
             return "dropped"
@@ -749,12 +749,12 @@ class Store:
             return "empty"
         return (
             "stored"
-            if self.put(Chunk(replace(meta, nbytes=stored_state.tensor.nbytes), stored_state.tensor))
+            if self.put(StoredState(replace(meta, nbytes=stored_state.tensor.nbytes), stored_state.tensor))
             else "refused"
         )
 
 
-def _with_rows(slices: Sequence[Piece], rows: Rows | None) -> list[Piece]:
+def _with_rows(slices: Sequence[SegmentSlice], rows: Rows | None) -> list[SegmentSlice]:
     """Pieces with some of these rows; None: all."""
     if rows is None:
         return list(slices)

@@ -11,20 +11,20 @@ import numpy as np
 from dejakv.errors import InputError, StoreError
 from dejakv.identity import BLOCK_TOKENS, exact_key
 from dejakv.store import changes
-from dejakv.store.base import AXIS, INT8, KV, Chunk, ChunkMeta, Tensor, check
+from dejakv.store.base import AXIS, INT8, KV, ChunkMeta, StoredState, Tensor, check
 from dejakv.store.budgets import POLICIES, Budget, NoRoom
-from dejakv.store.catalog import Catalog, Piece
-from dejakv.store.changes import Gone, Uses
+from dejakv.store.catalog import Catalog, SegmentSlice
+from dejakv.store.changes import Removal, Uses
 from dejakv.store.counters import logger
-from dejakv.store.keys import Keys
-from dejakv.store.objects import Objects, Unknown
+from dejakv.store.keys import PrefixKeys
+from dejakv.store.objects import Objects, StoreUnavailable
 from dejakv.store.reconcile import is_there
 from dejakv.store.records import encode_meta
 from dejakv.store.segment import NEVER, RECORD, Segment, cut, encode, quantized
 from dejakv.store.selection import DONORS, PROMPT
 
 
-class Refused(StoreError):
+class WriteRefused(StoreError):
     """A chunk is not taken; its text is the reason."""
 
 
@@ -32,30 +32,36 @@ class TryAgain(Exception):
     """A transaction's basis has left the store."""
 
 
-Written = tuple[Gone, list[tuple[str, str]]]
+Written = tuple[Removal, list[tuple[str, str]]]
 """What left for a put, and (partition, limit) of each record evicted."""
 
 
 @dataclass(frozen=True)
-class _Work:
+class _RecordWrite:
     """A record to write (None: of a prompt whose last part has not come), its present pieces and the new ones."""
 
     meta: ChunkMeta
     about: bytes | None
-    chain: list[Piece]
+    chain: list[SegmentSlice]
     segments: list[Segment]
     tensors: list[Tensor]
 
 
 def write(
-    objects: Objects, catalog: Catalog, budget: Budget, stored_state: Chunk, now: float, uses: Uses, purges: int = 0
+    objects: Objects,
+    catalog: Catalog,
+    budget: Budget,
+    stored_state: StoredState,
+    now: float,
+    uses: Uses,
+    purges: int = 0,
 ) -> Written:
     """Store a chunk, of a prompt's exact state only the part behind stored prefixes, and note `uses`. Nothing has changed if it raises.
     `purges`: see `Segment`. Raises: Refused, NoRoom, sqlite3.Error, Unknown, and StoreError or InputError for an invalid chunk."""
     check(stored_state.tensor)
     meta = replace(stored_state.meta, nbytes=stored_state.tensor.nbytes, created=stored_state.meta.created or now)
     if stored_state.rows is not None and not _is_exact(stored_state):
-        raise Refused("invalid")
+        raise WriteRefused("invalid")
     # Again if stored prefixes it counted on have left before the transaction.
     while True:
         record_write = (
@@ -65,7 +71,7 @@ def write(
         )
         needed_bytes = len(record_write.about or b"") + sum(tensor.nbytes for tensor in record_write.tensors)
         if any(0 < max_bytes < needed_bytes for _, max_bytes, _ in budget.limits(meta.partition)):
-            raise Refused("too_large")
+            raise WriteRefused("too_large")
 
         segments: list[Segment] = []
         try:
@@ -81,12 +87,12 @@ def write(
         except BaseException as error:
             undo(objects, catalog, segments)
             if isinstance(error, NoRoom):
-                raise Refused("too_large") from error
+                raise WriteRefused("too_large") from error
             if not isinstance(error, TryAgain):
                 raise
 
 
-def _is_exact(stored_state: Chunk) -> bool:
+def _is_exact(stored_state: StoredState) -> bool:
     """Whether it is exact state of the prompt named by its id, row by row: only such state is shared."""
     meta, shape = stored_state.meta, stored_state.tensor.shape
     if meta.kind != KV or meta.position or meta.generation or len(shape) != 5 or not meta.token_ids:
@@ -102,12 +108,12 @@ def _is_exact(stored_state: Chunk) -> bool:
         return False
 
 
-def _unit(stored_state: Chunk) -> int:
+def _unit(stored_state: StoredState) -> int:
     """Number of rows at whose multiples its state may be cut: pages, in blocks with names."""
     return math.lcm(stored_state.tensor.page, BLOCK_TOKENS) if stored_state.tensor.page > 1 else 1
 
 
-def _alone(meta: ChunkMeta, stored_state: Chunk) -> _Work:
+def _alone(meta: ChunkMeta, stored_state: StoredState) -> _RecordWrite:
     """Rows of a blend, state in 8 bits, or a named tensor: one segment without keys."""
     tensor = quantized(stored_state.tensor) if meta.kind == INT8 else stored_state.tensor
     meta = replace(meta, nbytes=tensor.nbytes)
@@ -118,12 +124,12 @@ def _alone(meta: ChunkMeta, stored_state: Chunk) -> _Work:
         generation=meta.generation, lineage=(*meta.metadata.get(DONORS, ()), meta.metadata.get(PROMPT, "")),
         created=meta.created, ttl=meta.ttl, about=about,
     )  # fmt: skip
-    return _Work(meta, about, [], [segment], [tensor])
+    return _RecordWrite(meta, about, [], [segment], [tensor])
 
 
-def _prompt(catalog: Catalog, meta: ChunkMeta, stored_state: Chunk, now: float, shared: bool) -> _Work:
-    keys = Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
-    chain, cuts, begin, unit = list[Piece](), set[int](), 0, _unit(stored_state)
+def _prompt(catalog: Catalog, meta: ChunkMeta, stored_state: StoredState, now: float, shared: bool) -> _RecordWrite:
+    keys = PrefixKeys(meta.partition, meta.epoch, meta.token_ids, meta.spans)
+    chain, cuts, begin, unit = list[SegmentSlice](), set[int](), 0, _unit(stored_state)
     for segment_slice in catalog.longest(keys, stored_state.stop, now, partial_block=False):
         if segment_slice.stop < segment_slice.end and segment_slice.due < _due(meta):
             # It leaves before this prompt does: its rows are stored again, apart from the others.
@@ -143,7 +149,7 @@ def _prompt(catalog: Catalog, meta: ChunkMeta, stored_state: Chunk, now: float, 
         ]
     # Rows between the stored prefix and this part are missing.
     if begin < stored_state.first:
-        raise Refused("parent")
+        raise WriteRefused("parent")
 
     row = stored_state.tensor.nbytes / max(1, stored_state.stop - stored_state.first)
     segments = cut(meta, keys, begin, stored_state.stop, int(row), cuts, max(unit, BLOCK_TOKENS))
@@ -162,11 +168,11 @@ def _prompt(catalog: Catalog, meta: ChunkMeta, stored_state: Chunk, now: float, 
             )
         )  # fmt: skip
         tensors.append(Tensor(np.zeros(0, np.uint8), "U8"))
-    return _Work(meta, about, chain, segments, tensors)
+    return _RecordWrite(meta, about, chain, segments, tensors)
 
 
 def _rows(
-    sql: sqlite3.Connection, objects: Objects, budget: Budget, record_write: _Work, segments: list[Segment]
+    sql: sqlite3.Connection, objects: Objects, budget: Budget, record_write: _RecordWrite, segments: list[Segment]
 ) -> Written:
     meta, slices = record_write.meta, list(record_write.chain)
     # They were read outside of this transaction, and may have been evicted since.
@@ -174,9 +180,11 @@ def _rows(
         raise TryAgain
     for segment in segments:
         n = index(sql, objects, segment)
-        slices.append(Piece(n, segment.name, segment.start, segment.stop, segment.stop, segment.due, segment.record))
+        slices.append(
+            SegmentSlice(n, segment.name, segment.start, segment.stop, segment.stop, segment.due, segment.record)
+        )
 
-    removal, evicted = Gone(), list[tuple[str, str]]()
+    removal, evicted = Removal(), list[tuple[str, str]]()
     if record_write.about is not None:
         columns = (meta.id, meta.partition, meta.epoch, meta.kind)
         removal += changes.add_record(sql, record_write.about, columns, meta.created, _due(meta), slices)
@@ -213,5 +221,5 @@ def undo(objects: Objects, catalog: Catalog, segments: Iterable[Segment]) -> Non
         query = "SELECT 1 FROM segments WHERE name = ?"
         if orphan_names := [segment.name for segment in segments if not catalog.read(query, (segment.name,))]:
             objects.delete(orphan_names)
-    except (Unknown, sqlite3.Error) as error:
+    except (StoreUnavailable, sqlite3.Error) as error:
         logger.info("objects without a row are left: %s", error)

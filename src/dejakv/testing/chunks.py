@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dejakv.identity import exact_key
-from dejakv.store.base import NUMPY_DTYPES, Chunk, ChunkMeta, Tensor
+from dejakv.store.base import NUMPY_DTYPES, ChunkMeta, StoredState, Tensor
 from dejakv.store.store import Store
 
 PREAMBLE = tuple(range(1000, 1040))
@@ -22,7 +22,7 @@ def make_chunk(
     dtype: str = "F32",
     seed: int | None = None,
     **fields: Any,
-) -> Chunk:
+) -> StoredState:
     """A chunk with random content; equal arguments give equal chunks.
 
     number   which prompt it is of: with `partition` and `epoch` it makes the id
@@ -47,7 +47,7 @@ def make_chunk(
         **fields,
     )
 
-    return Chunk(meta, Tensor(data, dtype))
+    return StoredState(meta, Tensor(data, dtype))
 
 
 def prompt_chunk(
@@ -58,7 +58,7 @@ def prompt_chunk(
     width: int = 2,
     created: float = 1.0,
     **fields: Any,
-) -> Chunk:
+) -> StoredState:
     """Exact state of a prompt, `[2, 1, 1, tokens, width]` float32. A row depends on all tokens up to its own, as in a model: equal
     prefixes have equal rows."""
     chain = np.empty(len(tokens), np.uint64)
@@ -82,14 +82,14 @@ def prompt_chunk(
         created=created,
         **fields,
     )
-    return Chunk(meta, Tensor(data, "F32"))
+    return StoredState(meta, Tensor(data, "F32"))
 
 
-def deliveries(chunk: Chunk, ends: Sequence[int]) -> list[Chunk]:
+def deliveries(chunk: StoredState, ends: Sequence[int]) -> list[StoredState]:
     """A prompt's state in parts, its first rows first."""
     data, dtype = chunk.tensor.data, chunk.tensor.dtype
     return [
-        Chunk(chunk.meta, Tensor(np.ascontiguousarray(data[:, :, :, start:end]), dtype), [(start, end)])
+        StoredState(chunk.meta, Tensor(np.ascontiguousarray(data[:, :, :, start:end]), dtype), [(start, end)])
         for start, end in pairwise((0, *ends))
     ]
 
@@ -102,7 +102,7 @@ def ids(store: Store) -> set[str]:
     return {meta.id for meta in store.metas()}
 
 
-def check_whole(store: Store, chunks: Sequence[Chunk]) -> None:
+def check_whole(store: Store, chunks: Sequence[StoredState]) -> None:
     """All are there, whole, as they were."""
     for chunk in chunks:
         loaded = store.get(chunk.meta.id)

@@ -15,7 +15,7 @@ from dejakv.blend.settings import BlendConfig
 from dejakv.engines.base import Completion, Engine, Plan, Prepared
 from dejakv.errors import InputError, ModelChangedError
 from dejakv.request import Request, Sampling
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import ChunkMeta, StoredState
 from dejakv.store.open import open_store
 
 TEXT = " ".join(f"the {colour} {thing} is in the {place} ." for colour, thing, place in [
@@ -142,7 +142,7 @@ class EngineTests:
         assert report.blended
         assert done.token_ids == whole.token_ids
         assert done.computed_tokens < done.prompt_tokens
-        foreign = Chunk(replace(chunk.meta, epoch="another"), chunk.tensor)
+        foreign = StoredState(replace(chunk.meta, epoch="another"), chunk.tensor)
         report = engine.blend(self.prepared(engine, 7), [foreign], BlendConfig()).details["blend"]
         assert not report.blended
         assert report.reason
@@ -156,7 +156,7 @@ class EngineTests:
         assert text.shape == rows.shape[1:]
         assert float(np.linalg.norm(text)) == pytest.approx(1.0, abs=1e-4)
 
-    def begun(self, engine: Engine, prepared: Prepared, chunk: Chunk, prefix_length: int) -> Completion:
+    def begun(self, engine: Engine, prepared: Prepared, chunk: StoredState, prefix_length: int) -> Completion:
         """A prompt's run from its first `prefix_length` tokens in a chunk."""
         store = open_store()
         store.put(chunk)
@@ -164,7 +164,7 @@ class EngineTests:
         assert isinstance(ran, Completion), ran.reason
         return ran
 
-    def captured(self, engine: Engine, topic: int) -> Chunk:
+    def captured(self, engine: Engine, topic: int) -> StoredState:
         """A prompt's own state as a chunk: `[2, layers, kv_heads, tokens, head_dim]`."""
         if engine.holds_state:
             pytest.skip("this engine keeps its state")
@@ -176,4 +176,4 @@ class EngineTests:
         assert tensor.shape[0] == 2
         assert tensor.shape[3] == len(prepared.token_ids)
         text = prepared.request.prompt
-        return Chunk(ChunkMeta(f"c{topic}", "default", engine.epoch, prepared.token_ids, text, text), tensor)
+        return StoredState(ChunkMeta(f"c{topic}", "default", engine.epoch, prepared.token_ids, text, text), tensor)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.identity import Span
-from dejakv.store.base import NUMPY_DTYPES, Chunk, Tensor
+from dejakv.identity import MediumSpan
+from dejakv.store.base import NUMPY_DTYPES, StoredState, Tensor
 from dejakv.store.budgets import now
 from dejakv.store.store import Store
 from dejakv.testing.chunks import PREAMBLE, check_whole, ids, make_chunk, prompt_chunk, same_bits
@@ -22,7 +22,7 @@ TURNS = [LONG[: 400 + 50 * turn] for turn in range(13)]
 BRANCHES = [(*LONG[:500], *range(first, first + 40)) for first in range(100, 900, 100)]
 
 
-class Ahead:
+class AheadClock:
     """A clock set by a test: so many seconds ahead of the real one."""
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class StoreTests:
         raise NotImplementedError
 
     @pytest.fixture
-    def clock(self) -> Ahead:
-        return Ahead()
+    def clock(self) -> AheadClock:
+        return AheadClock()
 
     @pytest.fixture
-    def store(self, tmp_path: Path, clock: Ahead) -> Iterator[Store]:
+    def store(self, tmp_path: Path, clock: AheadClock) -> Iterator[Store]:
         with closing(self.make_store(tmp_path / "store", clock=clock, background=False)) as store:
             yield store
 
@@ -60,7 +60,7 @@ class StoreTests:
     def test_a_chunk_comes_back_as_it_went_in(self, store: Store, dtype: str) -> None:
         vectors = {"prompt": np.linspace(-1, 1, 7, dtype=np.float32), "vision": np.zeros(0, np.float32)}
         about = {"image": "x.png", "n": 3, "nested": {"a": [1, None]}}
-        spans = (Span(2, 4, "ab" * 32),)
+        spans = (MediumSpan(2, 4, "ab" * 32),)
         more = {"spans": spans, "embedder": "embedder-1", "answer": "Blue.\n", "created": 123.5, "metadata": about}
         chunk = make_chunk(dtype=dtype, vectors=vectors, **more)
         assert store.put(chunk) is True
@@ -79,13 +79,13 @@ class StoreTests:
     def test_any_shape_comes_back_in_order(self, store: Store, shape: tuple[int, ...]) -> None:
         data = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
         for array in (data, data.T):
-            chunk = Chunk(make_chunk().meta, Tensor(array, "F32"))
+            chunk = StoredState(make_chunk().meta, Tensor(array, "F32"))
             assert store.put(chunk)
             check_whole(store, [chunk])
 
     def test_what_is_loaded_cannot_be_written_to_and_is_nobody_elses(self, store: Store) -> None:
         data = np.ones((2, 1, 1, 300, 2), dtype=np.float32)
-        chunk = Chunk(make_chunk().meta, Tensor(data, "F32"))
+        chunk = StoredState(make_chunk().meta, Tensor(data, "F32"))
         assert store.put(chunk)
         data[:] = 7
         loaded = store.get(chunk.meta.id)
@@ -95,8 +95,8 @@ class StoreTests:
         assert loaded.tensor.data.max() == 1
 
     def test_what_cannot_be_a_tensor_is_refused(self, store: Store) -> None:
-        wrong = Chunk(make_chunk().meta, Tensor(np.zeros(4, dtype=np.float64), "F32"))
-        unknown = Chunk(make_chunk().meta, Tensor(np.zeros(4, dtype=np.float32), "Q4"))
+        wrong = StoredState(make_chunk().meta, Tensor(np.zeros(4, dtype=np.float64), "F32"))
+        unknown = StoredState(make_chunk().meta, Tensor(np.zeros(4, dtype=np.float32), "Q4"))
         assert not store.put(wrong)
         assert not store.put(unknown)
         assert (store.stats().refused, store.stats().entries) == ({"invalid": 2}, 0)
@@ -161,7 +161,7 @@ class StoreTests:
         assert abs(store.stats().bytes - first_bytes) <= 8
         assert (store.stats().entries, evicted_ids) == (1, [])
 
-    def size(self, folder: Path, chunk: Chunk) -> int:
+    def size(self, folder: Path, chunk: StoredState) -> int:
         """Bytes of a chunk by the count of an empty store."""
         with closing(self.make_store(folder)) as store:
             assert store.put(chunk)
@@ -240,7 +240,7 @@ class StoreTests:
 class PersistentStoreTests(StoreTests):
     """Tests of stores that outlive their process: content and time go on."""
 
-    def test_it_is_there_after_a_restart(self, tmp_path: Path, clock: Ahead) -> None:
+    def test_it_is_there_after_a_restart(self, tmp_path: Path, clock: AheadClock) -> None:
         chunks = [make_chunk(number, vectors={"text": np.full(3, number, np.float32)}) for number in range(3)]
         brief = prompt_chunk((*PREAMBLE, 1), created=now(), ttl=60.0)
         with closing(self.make_store(tmp_path / "store", clock=clock, background=False)) as store:

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of
 from dejakv.settings import Count, Share, check_fields, from_mapping
-from dejakv.trust.evidence import State, Tally, Terms, evidence, interval
+from dejakv.trust.evidence import ClassEvidence, EvidenceTerms, LabelTally, evidence, interval
 from dejakv.trust.features import RISK_VERSION
 from dejakv.trust.rules import PILOT, band_of, cutoffs_of, open_rules
 from dejakv.trust.settings import Confidence, ErrorBound, TrustSettings
@@ -30,7 +30,7 @@ Verdict = Literal["holds", "does not hold", "too few hits"]
 
 
 @dataclass(frozen=True)
-class Hit:
+class CertifiedHit:
     """A hit of the log: its risk, whether its approximate answer was wrong, the tokens of its prompt, and its features
     (`features.features_of`)."""
 
@@ -106,9 +106,9 @@ class Certificate:
         return from_mapping(cls, values, "the certificate")
 
     @property
-    def hits(self) -> list[Hit]:
+    def hits(self) -> list[CertifiedHit]:
         """The evidence."""
-        return [Hit(**hit) for hit in self.evidence]
+        return [CertifiedHit(**hit) for hit in self.evidence]
 
     def again(self, settings: TrustSettings) -> "Certificate":
         """Certify the same evidence for another bound or confidence. Each has its confidence by itself: choose the bound before you look.
@@ -124,7 +124,7 @@ class Certificate:
         """Whether an open rule serves a hit of this risk, for a prompt of so many tokens."""
         return self.cutoff is not None and risk <= self.cutoff and tokens <= self.longest
 
-    def audit(self, hits: Sequence[Hit]) -> "Audit":
+    def audit(self, hits: Sequence[CertifiedHit]) -> "CertificateAudit":
         """Compare the hits of a later log, of any number, with this certificate."""
         served = [hit for hit in hits if self.serves(hit.risk, hit.tokens)]
         low, high = interval(len(served), _wrong(served), self.confidence)
@@ -134,11 +134,11 @@ class Certificate:
             verdict = "does not hold"
         elif high <= self.error_bound:
             verdict = "holds"
-        return Audit(verdict, len(hits), len(served), _wrong(served), low, high)
+        return CertificateAudit(verdict, len(hits), len(served), _wrong(served), low, high)
 
 
 @dataclass(frozen=True)
-class Audit:
+class CertificateAudit:
     """What a later log says of a certificate: its `hits`, those that the open rules `kept`, the `wrong` ones among these, and the ends of
     the intervals of their share, each at the certificate's confidence. Without `kept` ones nothing can be said."""
 
@@ -150,10 +150,10 @@ class Audit:
     high: float
 
 
-def rules_of(hits: Sequence[Hit], settings: TrustSettings) -> dict[str, Any]:
+def rules_of(hits: Sequence[CertifiedHit], settings: TrustSettings) -> dict[str, Any]:
     """Fields of the certificate that follow from the hits: `rules`, `cutoff`, `longest`, `upper`, `counts` and `evidence`."""
-    terms = replace(Terms.of(settings), explore=1.0, audit=1.0)  # every hit has its label
-    state, rules = State(), list[dict[str, Any]]()
+    terms = replace(EvidenceTerms.of(settings), explore=1.0, audit=1.0)  # every hit has its label
+    state, rules = ClassEvidence(), list[dict[str, Any]]()
     # The pilot chooses the rules, so it cannot be evidence for them.
     if len(hits) > PILOT:
         cutoffs = cutoffs_of([hit.risk for hit in hits[:PILOT]])
@@ -177,15 +177,15 @@ def rules_of(hits: Sequence[Hit], settings: TrustSettings) -> dict[str, Any]:
     }
 
 
-def _tally(hits: Sequence[Hit], cutoffs: Sequence[float], rule: int) -> Tally:
+def _tally(hits: Sequence[CertifiedHit], cutoffs: Sequence[float], rule: int) -> LabelTally:
     """Labels of one rule, and of its own band."""
     bands = [(band_of(hit.risk, cutoffs), hit) for hit in hits]
     band_hits = [hit for band, hit in bands if band == rule]
     nested = [hit for band, hit in bands if band <= rule]
-    return Tally(len(band_hits), _wrong(band_hits), len(nested), _wrong(nested))
+    return LabelTally(len(band_hits), _wrong(band_hits), len(nested), _wrong(nested))
 
 
-def _wrong(hits: Sequence[Hit]) -> int:
+def _wrong(hits: Sequence[CertifiedHit]) -> int:
     return sum(hit.wrong for hit in hits)
 
 

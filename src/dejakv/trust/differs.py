@@ -14,7 +14,7 @@ from dejakv.settings import named, shown
 
 
 @dataclass(frozen=True)
-class Seen:
+class ComparedAnswer:
     """One of the two answers.
 
     continued  log probabilities `[tokens, vocabulary]` of given tokens after the prompt; None if the engine has none
@@ -26,27 +26,27 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Differs:
+class AnswerComparison:
     """Compares a full and a reused answer to one request. What `wrong` raises counts as wrong.
 
     wrong   `(request, full, reused)`: whether the reused answer is wrong
     tokens  length of the answers to compare; None: what the request asks for
-    logits  whether `Seen.continued` is read, so that an answer known as text will not do
+    logits  whether `ComparedAnswer.continued` is read, so that an answer known as text will not do
     """
 
-    wrong: Callable[[Request, Seen, Seen], bool]
+    wrong: Callable[[Request, ComparedAnswer, ComparedAnswer], bool]
     tokens: int | None = None
     logits: bool = False
 
 
 NAMED = {
-    "first": Differs(lambda _, full, reused: full.token_ids[:1] != reused.token_ids[:1], tokens=1),
-    "answer": Differs(lambda _, full, reused: full.text != reused.text),
+    "first": AnswerComparison(lambda _, full, reused: full.token_ids[:1] != reused.token_ids[:1], tokens=1),
+    "answer": AnswerComparison(lambda _, full, reused: full.text != reused.text),
 }
 """Another first token; another text."""
 
 
-def differs_of(text: str) -> Differs:
+def differs_of(text: str) -> AnswerComparison:
     """What a setting `differs` names. Raises: ConfigError for an unknown name, and for a function that does not import.
 
     >>> asked, full, reused = Request("r", "Where?", "Where?"), Seen("In Rome.", (7, 8)), Seen("In Oslo.", (7, 9))
@@ -61,7 +61,7 @@ def differs_of(text: str) -> Differs:
         return _distribution(_nats(text, value))
     if colon and kind and value:
         judge = named(text, "--differs")
-        return Differs(lambda request, full, reused: bool(judge(request, full.text, reused.text)))
+        return AnswerComparison(lambda request, full, reused: bool(judge(request, full.text, reused.text)))
     raise ConfigError(
         f"--differs {shown(text)} is unknown: give {', '.join(NAMED)}, kl:NATS (such as kl:0.05) or package.module:function"
     )
@@ -78,10 +78,10 @@ def _nats(text: str, value: str) -> float:
     return nats
 
 
-def _distribution(max_nats: float) -> Differs:
+def _distribution(max_nats: float) -> AnswerComparison:
     """The first token's distribution diverges from full computation's by more than `max_nats` nats."""
 
-    def wrong(_request: Request, full: Seen, reused: Seen) -> bool:
+    def wrong(_request: Request, full: ComparedAnswer, reused: ComparedAnswer) -> bool:
         first_token = full.token_ids[:1] or (0,)  # any token: its distribution is the prompt's
         full_logprobs, reused_logprobs = full.continued(first_token), reused.continued(first_token)
         if full_logprobs is None or reused_logprobs is None:
@@ -92,7 +92,7 @@ def _distribution(max_nats: float) -> Differs:
             not float(divergence(full_logprobs[:1], reused_logprobs[:1])[0]) <= max_nats
         )  # what is no number is wrong
 
-    return Differs(wrong, tokens=1, logits=True)
+    return AnswerComparison(wrong, tokens=1, logits=True)
 
 
 def divergence(full_logprobs: NDArray[np.float32], reused_logprobs: NDArray[np.float32]) -> NDArray[np.float64]:

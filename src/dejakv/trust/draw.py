@@ -21,7 +21,7 @@ class ClassKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draw:
+class HitDraw:
     """One would-be hit.
 
     risk      what orders hits, in [0, 1]; see `trust.features`
@@ -49,25 +49,25 @@ class Draw:
     warned: bool = False
 
 
-class Pending:
+class PendingLabels:
     """The awaited labels of one class. Each waits for those that were drawn before it: wrong answers may take longer to be found, and
     evidence that counts labels as they come would be too good. The gate's lock protects it."""
 
     def __init__(self) -> None:
-        self._draws: dict[str, Draw] = {}
+        self._draws: dict[str, HitDraw] = {}
         self._outcomes: dict[str, bool | None] = {}
 
     def __len__(self) -> int:
         return len(self._draws)
 
-    def add(self, draw: Draw) -> None:
+    def add(self, draw: HitDraw) -> None:
         """Waits for a draw's label."""
         self._draws[draw.id] = draw
         if len(self._draws) > MOST:
             # The oldest: dictionaries keep the order of insertion, which is that of the draws.
             self.settle(next(iter(self._draws.values())), True)
 
-    def awaits(self, draw: Draw) -> bool:
+    def awaits(self, draw: HitDraw) -> bool:
         """Whether this draw's label is unknown."""
         return draw.id in self._draws and draw.id not in self._outcomes
 
@@ -76,7 +76,7 @@ class Pending:
         """Unknown audits among them."""
         return sum(draw.served and self.awaits(draw) for draw in self._draws.values())
 
-    def settle(self, draw: Draw, wrong: bool | None) -> None:
+    def settle(self, draw: HitDraw, wrong: bool | None) -> None:
         """Takes the first label of an awaited draw, None for a lost one, and the draw as it is known by now."""
         # A second label of the same draw changes nothing.
         if self.awaits(draw):
@@ -88,7 +88,7 @@ class Pending:
         for draw in list(self._draws.values()):
             self.settle(draw, True)
 
-    def ready(self) -> Iterator[tuple[Draw, bool | None]]:
+    def ready(self) -> Iterator[tuple[HitDraw, bool | None]]:
         """Yield the labels that wait for no other one, the earliest first; None for a lost one. Each leaves when the next is asked for."""
         while self._draws:
             draw = next(iter(self._draws.values()))

@@ -95,7 +95,7 @@ def labels_needed(
 
 
 @dataclass(frozen=True)
-class Terms:
+class EvidenceTerms:
     """What evidence is collected for.
 
     delta           largest share of wrong answers
@@ -109,7 +109,7 @@ class Terms:
     audit: float
 
     @classmethod
-    def of(cls, settings: TrustSettings) -> "Terms":
+    def of(cls, settings: TrustSettings) -> "EvidenceTerms":
         assert settings.error_bound is not None
         needed = -math.log(1 - settings.confidence)
         return cls(settings.error_bound, needed, settings.explore_share, settings.audit_share)
@@ -138,7 +138,7 @@ def fingerprint(settings: TrustSettings) -> str:
 
 
 @dataclass(frozen=True)
-class Tally:
+class LabelTally:
     """Labels and wrong ones among them, by weight: of a band, and of the rule ending with it."""
 
     band: int = 0
@@ -152,7 +152,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Counts:
+class HitCounts:
     """Counts of a class's would-be hits since it began, through all rounds.
 
     explored, explored_wrong  labelled while no rule covered them
@@ -174,9 +174,9 @@ class Counts:
     stale: int = 0
     alarms: int = 0
 
-    def plus(self, other: "Counts") -> "Counts":
+    def plus(self, other: "HitCounts") -> "HitCounts":
         """Adds two counts."""
-        return Counts(*(base + added for base, added in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return HitCounts(*(base + added for base, added in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 def _token() -> str:
@@ -184,7 +184,7 @@ def _token() -> str:
 
 
 @dataclass(frozen=True)
-class State:
+class ClassEvidence:
     """The evidence of one class of hits.
 
     >>> terms, state = Terms(delta=0.05, needed=3.0, explore=1.0, audit=0.02), State().ruled((0.1, 0.2, 1.0))
@@ -202,12 +202,12 @@ class State:
     round: str = field(default_factory=_token)
     pilot: tuple[float, ...] = ()
     cutoffs: tuple[float, ...] = ()
-    tallies: tuple[Tally, ...] = ()
+    tallies: tuple[LabelTally, ...] = ()
     opened: int = 0
     drift: tuple[float, ...] = field(default_factory=drift.begin)
-    counts: Counts = field(default_factory=Counts)
+    counts: HitCounts = field(default_factory=HitCounts)
 
-    def piloted(self, risk: float) -> "State":
+    def piloted(self, risk: float) -> "ClassEvidence":
         """With one more hit of the pilot."""
         if self.cutoffs:
             return self
@@ -216,11 +216,13 @@ class State:
             return replace(self, pilot=pilot)
         return self.ruled(cutoffs_of(pilot))
 
-    def ruled(self, cutoffs: tuple[float, ...]) -> "State":
+    def ruled(self, cutoffs: tuple[float, ...]) -> "ClassEvidence":
         """With these rules, if it has none."""
-        return self if self.cutoffs else replace(self, pilot=(), cutoffs=cutoffs, tallies=(Tally(),) * len(cutoffs))
+        return (
+            self if self.cutoffs else replace(self, pilot=(), cutoffs=cutoffs, tallies=(LabelTally(),) * len(cutoffs))
+        )
 
-    def counted(self, counts: Counts) -> "State":
+    def counted(self, counts: HitCounts) -> "ClassEvidence":
         return replace(self, counts=self.counts.plus(counts))
 
     @property
@@ -234,11 +236,11 @@ class State:
         risk: float,
         opened: int,
         wrong: bool,
-        terms: Terms,
+        terms: EvidenceTerms,
         *,
         warned: bool = False,
         time: float = 0.0,
-    ) -> "State":
+    ) -> "ClassEvidence":
         """Adds a label. An alarm begins anew.
 
         time            see `rules.band_of`
@@ -247,15 +249,15 @@ class State:
         """
         # Its draw was of a class state that an alarm has ended: its rules are gone.
         if round != self.round:
-            return self.counted(Counts(stale=1))
+            return self.counted(HitCounts(stale=1))
 
         band = band_of(risk, self.cutoffs, time)
         served = band < opened
-        counts = Counts(audited=1, wrong=int(wrong)) if served else Counts(explored=1, explored_wrong=int(wrong))
+        counts = HitCounts(audited=1, wrong=int(wrong)) if served else HitCounts(explored=1, explored_wrong=int(wrong))
         if served:
             statistics = drift.audited(self.drift, wrong, terms.delta)
             if drift.alarm(statistics):
-                return State(counts=self.counts.plus(counts).plus(Counts(alarms=1)))
+                return ClassEvidence(counts=self.counts.plus(counts).plus(HitCounts(alarms=1)))
             self = replace(self, drift=statistics)
         tallies = tuple(
             _with(tally, rule == band, wrong, not (warned and rule >= opened), terms.is_light(band, rule, opened))
@@ -271,7 +273,7 @@ class State:
         opened = open_rules([tally.best for tally in tallies], terms.needed)
         return replace(self, tallies=tallies, opened=opened, counts=self.counts.plus(counts))
 
-    def upper(self, terms: Terms) -> float | None:
+    def upper(self, terms: EvidenceTerms) -> float | None:
         """Upper end of the anytime-valid interval of the share of wrong answers served now: the least share excluded by the evidence of the
         loosest open rule. None: no rule is open."""
         if not self.opened:
@@ -303,7 +305,7 @@ def _least(excluded: Callable[[float], bool]) -> float:
     return high
 
 
-def _with(tally: Tally, in_band: bool, wrong: bool, nested: bool, light: bool) -> Tally:
+def _with(tally: LabelTally, in_band: bool, wrong: bool, nested: bool, light: bool) -> LabelTally:
     """Adds a label to the rule's own band, and to the rule itself with full or light weight."""
     counted = ["band"] * in_band + ["light" if light else "full"] * nested
     added = {name: getattr(tally, name) + 1 for name in counted}
@@ -312,7 +314,7 @@ def _with(tally: Tally, in_band: bool, wrong: bool, nested: bool, light: bool) -
     )
 
 
-def evidence(tallies: tuple[Tally, ...], terms: Terms, delta: float | None = None) -> list[float]:
+def evidence(tallies: tuple[LabelTally, ...], terms: EvidenceTerms, delta: float | None = None) -> list[float]:
     """The log of the evidence that each rule's error is below `delta`, the terms' own if it is not given."""
     against = terms.delta if delta is None else delta
     table = np.array([(t.band, t.band_wrong, t.full, t.full_wrong, t.light, t.light_wrong) for t in tallies])

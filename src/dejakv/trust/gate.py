@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from dejakv.errors import ConfigError, InputError, StoreError
-from dejakv.trust.draw import MOST_AUDITS, ClassKey, Draw, Pending
-from dejakv.trust.evidence import Counts, State, Terms, labels_needed
+from dejakv.trust.draw import MOST_AUDITS, ClassKey, HitDraw, PendingLabels
+from dejakv.trust.evidence import ClassEvidence, EvidenceTerms, HitCounts, labels_needed
 from dejakv.trust.features import LATE_BLEND, LATE_CUTOFFS, TIME_SHARE, risk_of
-from dejakv.trust.ledger import Ledger
+from dejakv.trust.ledger import EvidenceLedger
 from dejakv.trust.report import TrustReport, class_report, report_of
 from dejakv.trust.rules import PILOT, band_of
 from dejakv.trust.settings import TrustSettings
@@ -24,7 +24,7 @@ from dejakv.trust.settings import TrustSettings
 logger = logging.getLogger("dejakv.trust")
 
 
-class Gate:
+class TrustGate:
     """Decides which would-be hits are served, and which are labelled. Thread-safe. Serves nothing without evidence, or while evidence
     cannot be read or written.
 
@@ -38,18 +38,18 @@ class Gate:
         self,
         settings: TrustSettings,
         *,
-        ledger: Ledger | None = None,
+        ledger: EvidenceLedger | None = None,
         random: Callable[[], float] = secrets.SystemRandom().random,
     ) -> None:
         if settings.error_bound is None:
             raise ConfigError("error_bound is None: a gate needs a bound, such as 0.01, or is left out")
 
         self.settings = settings
-        self.terms = Terms.of(settings)
-        self._ledger = Ledger() if ledger is None else ledger
+        self.terms = EvidenceTerms.of(settings)
+        self._ledger = EvidenceLedger() if ledger is None else ledger
         self._random = random
         self._least = labels_needed(settings.error_bound, settings.confidence)
-        self._pending: defaultdict[ClassKey, Pending] = defaultdict(Pending)
+        self._pending: defaultdict[ClassKey, PendingLabels] = defaultdict(PendingLabels)
         self._process = os.getpid()
         self._resumed = self._closed = False
         # The ledger's own lock: a fork waits for it, and so interrupts neither of the two.
@@ -71,19 +71,21 @@ class Gate:
                 return False
             return state is not None and not self._waits(cls) and _serves(state, 0.0, features.get(TIME_SHARE, 0.0))
 
-    def draw(self, cls: ClassKey, features: Mapping[str, float], *, late: bool = False) -> Draw:
+    def draw(self, cls: ClassKey, features: Mapping[str, float], *, late: bool = False) -> HitDraw:
         """Decides about one would-be hit. A ledger that cannot be read or written refuses it, with the reason.
 
         features  of the plan (`features_of`); of a plan that was tried also `TIME_SHARE` and `certainty`
         late      the hit is not tried (see `tries`): its label brings the features that decide its risk
         """
         time = float(features.get(TIME_SHARE, 0.0))
-        candidate = Draw(cls, 0.0 if late else risk_of(cls.method, features), time, late=late, id=secrets.token_hex(16))
+        candidate = HitDraw(
+            cls, 0.0 if late else risk_of(cls.method, features), time, late=late, id=secrets.token_hex(16)
+        )
 
         with self._lock:
             try:
                 drawn = self._draw(candidate)
-                self._count(cls, Counts(served=1) if drawn.served else Counts(refused=1))
+                self._count(cls, HitCounts(served=1) if drawn.served else HitCounts(refused=1))
                 if drawn.labelled:
                     # Before the answer is given: if the process is killed, its label counts as wrong.
                     self._ledger.note(drawn)
@@ -94,7 +96,7 @@ class Gate:
                 self._pending[cls].add(drawn)
         return drawn
 
-    def learn(self, draw: Draw, wrong: bool, features: Mapping[str, float] | None = None) -> None:
+    def learn(self, draw: HitDraw, wrong: bool, features: Mapping[str, float] | None = None) -> None:
         """Counts a label: whether the approximate answer was wrong, or the label failed after it began. A second one is ignored.
 
         features  of a late draw, from its try. Without them a wrong answer counts for every rule, and a right one for none
@@ -112,7 +114,7 @@ class Gate:
             self.lost(draw)
         self._settle(draw, bool(wrong))
 
-    def lost(self, draw: Draw) -> None:
+    def lost(self, draw: HitDraw) -> None:
         """Drops a label before anything of its outcome could be known. An audit counts as wrong: else a gate without audits would serve for
         ever."""
         if draw.labelled:
@@ -159,7 +161,7 @@ class Gate:
         """Whether too many audits are awaited to serve more hits."""
         return cls in self._pending and self._pending[cls].audits >= MOST_AUDITS
 
-    def _draw(self, candidate: Draw) -> Draw:
+    def _draw(self, candidate: HitDraw) -> HitDraw:
         """Draws for a hit. The risk of a late one is 0, so that a wrong label without features counts for every rule of this time."""
         cls, risk, time = candidate.cls, candidate.risk, candidate.time
         state = self._state(cls)
@@ -183,7 +185,7 @@ class Gate:
         reason = _reason(state, candidate, self._least)
         return replace(drawn, served=served, labelled=labelled, share=share, reason=reason)
 
-    def _settle(self, draw: Draw, wrong: bool | None, *, lost: bool = False) -> None:
+    def _settle(self, draw: HitDraw, wrong: bool | None, *, lost: bool = False) -> None:
         with self._lock:
             pending = self._pending.get(draw.cls)
             if self._closed or pending is None or not pending.awaits(draw):
@@ -192,15 +194,15 @@ class Gate:
             pending.settle(draw, wrong)
             try:
                 if lost:
-                    self._count(draw.cls, Counts(lost=1))
+                    self._count(draw.cls, HitCounts(lost=1))
                 self._write(draw.cls)
             except StoreError as error:
                 logger.warning("a label waits to be written, and nothing approximate is served: %s", error)
 
-    def _count(self, cls: ClassKey, counts: Counts) -> None:
+    def _count(self, cls: ClassKey, counts: HitCounts) -> None:
         self._ledger.change(cls, lambda state: state.counted(counts))
 
-    def _state(self, cls: ClassKey) -> State:
+    def _state(self, cls: ClassKey) -> ClassEvidence:
         """The state of a class, with all labels that are ready."""
         self._own()
         if not self._resumed:
@@ -227,7 +229,7 @@ class Gate:
         if not pending:
             del self._pending[cls]
 
-    def _learned(self, draw: Draw, wrong: bool) -> None:
+    def _learned(self, draw: HitDraw, wrong: bool) -> None:
         before = self._ledger.read(draw.cls)
         after = self._ledger.change(
             draw.cls,
@@ -241,12 +243,12 @@ class Gate:
             logger.warning(message, draw.cls.method, draw.cls.setting, self.terms.delta)
 
 
-def _serves(state: State, risk: float, time: float) -> bool:
+def _serves(state: ClassEvidence, risk: float, time: float) -> bool:
     """Whether an open rule serves hits of this risk whose try takes this share of the exact plan's time."""
     return state.opened > 0 and band_of(risk, state.cutoffs, time) < state.opened
 
 
-def _reason(state: State, candidate: Draw, min_labels: int | None) -> str:
+def _reason(state: ClassEvidence, candidate: HitDraw, min_labels: int | None) -> str:
     """Why a hit is served or not, in words for a record. `min_labels`: labels that the strictest rule takes at least."""
     if not state.cutoffs:
         return f"gate closed: {len(state.pilot)} of {PILOT} hits seen that choose the rules"

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 
 from dejakv.errors import StoreError
 from dejakv.store.claim import InUse, entrance, is_our_file, open_file
-from dejakv.store.connection import Connection
-from dejakv.trust.draw import ClassKey, Draw
-from dejakv.trust.evidence import Counts, State, Tally
+from dejakv.store.connection import CatalogConnection
+from dejakv.trust.draw import ClassKey, HitDraw
+from dejakv.trust.evidence import ClassEvidence, HitCounts, LabelTally
 
 T = TypeVar("T")
 
@@ -53,8 +53,8 @@ _PUT = "REPLACE INTO classes VALUES (?, ?, ?, ?, ?, (SELECT coalesce(max(turn), 
 _OLD_CLASSES = "DELETE FROM classes WHERE turn IN (SELECT turn FROM classes ORDER BY turn DESC LIMIT -1 OFFSET ?)"
 
 
-class Ledger:
-    """Keeps the `State` of each class. Thread-safe, shared by processes, and usable on both sides of a fork.
+class EvidenceLedger:
+    """Keeps the `ClassEvidence` of each class. Thread-safe, shared by processes, and usable on both sides of a fork.
 
     folder  the cache folder; None: memory, which ends with this object
     terms   what evidence is collected under (`evidence.fingerprint`). Other terms have evidence of their own
@@ -74,7 +74,7 @@ class Ledger:
         self._terms = terms
         self._folder = None if folder is None else Path(folder).resolve()
         self.path = None if self._folder is None else self._folder / FILE
-        self._connection = Connection(self.path, _WAIT_SECONDS, admit=self._admit, prepare=_prepare)
+        self._connection = CatalogConnection(self.path, _WAIT_SECONDS, admit=self._admit, prepare=_prepare)
         self.lock = self._connection.lock
         """Held during each operation; also the gate's, so that a fork interrupts neither."""
         self._process = ""
@@ -84,19 +84,21 @@ class Ledger:
         if self._folder is not None and not self._folder.is_dir():
             raise StoreError(f"{folder} cannot keep evidence: it is no folder; give one that you may write to")
 
-    def read(self, cls: ClassKey) -> State | None:
+    def read(self, cls: ClassKey) -> ClassEvidence | None:
         """The state of a class; None for an unknown one."""
         return self._using(lambda connection: self._row(connection, cls))
 
-    def change(self, cls: ClassKey, change: Callable[[State], State], *, labelled_draw: Draw | None = None) -> State:
+    def change(
+        self, cls: ClassKey, change: Callable[[ClassEvidence], ClassEvidence], *, labelled_draw: HitDraw | None = None
+    ) -> ClassEvidence:
         """Applies a change to a class and returns the result.
 
         labelled_draw  the noted draw whose label this is. If it is noted no more, its label was counted or dropped, and the state stays as it is
         """
 
-        def changing(connection: sqlite3.Connection) -> State:
+        def changing(connection: sqlite3.Connection) -> ClassEvidence:
             stored_state = self._row(connection, cls)
-            state = stored_state or State()
+            state = stored_state or ClassEvidence()
             # Taken out and counted in one transaction: no label counts twice.
             if labelled_draw is None or connection.execute(_DROP, (labelled_draw.id,)).rowcount:
                 state = change(state)
@@ -108,7 +110,7 @@ class Ledger:
 
         return self._writing(changing)
 
-    def note(self, draw: Draw) -> None:
+    def note(self, draw: HitDraw) -> None:
         """Writes down a draw that is to be labelled, until its label is counted or dropped."""
         text = _sealed({name: getattr(draw, name) for name in _NOTED})
 
@@ -122,10 +124,10 @@ class Ledger:
         """Forgets a draw that gets no label."""
         self._writing(lambda connection: connection.execute(_DROP, (id,)))
 
-    def missing(self) -> list[Draw]:
+    def missing(self) -> list[HitDraw]:
         """Draws noted by processes that ended before their labels were told."""
 
-        def ended(connection: sqlite3.Connection) -> list[Draw]:
+        def ended(connection: sqlite3.Connection) -> list[HitDraw]:
             processes = [process for (process,) in connection.execute("SELECT DISTINCT process FROM drawn")]
             ended_processes = {process for process in processes if not self._lives(process)}
             query = "SELECT process, id, draw FROM drawn WHERE terms = ?"
@@ -134,7 +136,9 @@ class Ledger:
 
         return self._writing(ended)
 
-    def classes(self, group: str | None = None, *, any_terms: bool = False) -> list[tuple[ClassKey, State, str]]:
+    def classes(
+        self, group: str | None = None, *, any_terms: bool = False
+    ) -> list[tuple[ClassKey, ClassEvidence, str]]:
         """Every class, or those of one group, with its state and terms, the latest change first. `any_terms`: of other terms too."""
         query = (
             "SELECT epoch, method, setting, owner, state, terms FROM classes WHERE (?1 IS NULL OR owner = ?1)"
@@ -142,7 +146,7 @@ class Ledger:
         )
         terms = None if any_terms else self._terms
 
-        def listing(connection: sqlite3.Connection) -> list[tuple[ClassKey, State, str]]:
+        def listing(connection: sqlite3.Connection) -> list[tuple[ClassKey, ClassEvidence, str]]:
             rows = connection.execute(query, (group, terms)).fetchall()
             return [(ClassKey(*row[:4]), _state_of(row[4]), row[5]) for row in rows]
 
@@ -197,7 +201,7 @@ class Ledger:
             if not is_our_file(self.path.lstat()):
                 raise sqlite3.DatabaseError("it is not a file that only you may change")
 
-    def _row(self, connection: sqlite3.Connection, cls: ClassKey) -> State | None:
+    def _row(self, connection: sqlite3.Connection, cls: ClassKey) -> ClassEvidence | None:
         row = connection.execute(f"SELECT state FROM classes WHERE {_IS_KEY}", (*cls, self._terms)).fetchone()
         return None if row is None else _state_of(row[0])
 
@@ -290,20 +294,20 @@ def _unsealed(row: object) -> dict[str, Any]:
     return json.loads(text)
 
 
-def _state_of(row: object) -> State:
+def _state_of(row: object) -> ClassEvidence:
     values = _unsealed(row)
-    return State(
+    return ClassEvidence(
         round=values["round"],
         pilot=tuple(values["pilot"]),
         cutoffs=tuple(values["cutoffs"]),
-        tallies=tuple(Tally(**tally) for tally in values["tallies"]),
+        tallies=tuple(LabelTally(**tally) for tally in values["tallies"]),
         opened=values["opened"],
         drift=tuple(values["drift"]),
-        counts=Counts(**values["counts"]),
+        counts=HitCounts(**values["counts"]),
     )
 
 
-def _draw_of(id: str, row: object) -> Draw:
+def _draw_of(id: str, row: object) -> HitDraw:
     values = _unsealed(row)
     values["cls"] = ClassKey(*values["cls"])
-    return Draw(**values, labelled=True, id=id)
+    return HitDraw(**values, labelled=True, id=id)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import exp
 
 from dejakv.trust.draw import ClassKey
-from dejakv.trust.evidence import Counts, State, Terms, evidence
+from dejakv.trust.evidence import ClassEvidence, EvidenceTerms, HitCounts, evidence
 from dejakv.trust.rules import weights_of
 
 
@@ -33,13 +33,13 @@ class ClassReport:
     cls: ClassKey
     gate: str
     rules: tuple[RuleReport, ...]
-    counts: Counts
+    counts: HitCounts
     upper: float | None
     pending: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrustReport(Counts):
+class TrustReport(HitCounts):
     """The counts of a partition's group, or of all groups, and what their gates do now.
 
     gate   `open` if at least one class is
@@ -55,7 +55,7 @@ class TrustReport(Counts):
     classes: tuple[ClassReport, ...] = ()
 
 
-def class_report(cls: ClassKey, state: State, terms: Terms, pending: int) -> ClassReport:
+def class_report(cls: ClassKey, state: ClassEvidence, terms: EvidenceTerms, pending: int) -> ClassReport:
     """The report of one class."""
     log_evidence = evidence(state.tallies, terms) if state.tallies else []
     # Without tallies there are no rules yet, and nothing to divide alpha among.
@@ -74,9 +74,9 @@ def class_report(cls: ClassKey, state: State, terms: Terms, pending: int) -> Cla
     return ClassReport(cls, gate, rules, state.counts, state.upper(terms), pending)
 
 
-def report_of(terms: Terms, confidence: float, classes: Sequence[ClassReport]) -> TrustReport:
+def report_of(terms: EvidenceTerms, confidence: float, classes: Sequence[ClassReport]) -> TrustReport:
     """The report of some classes together."""
-    total = Counts()
+    total = HitCounts()
     for report in classes:
         total = total.plus(report.counts)
 

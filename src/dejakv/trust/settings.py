@@ -5,11 +5,11 @@ from typing import Annotated
 
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of
-from dejakv.settings import AnyPath, Within, check_fields, shown
+from dejakv.settings import AnyPath, NumberRange, check_fields, shown
 
-ErrorBound = Annotated[float, Within(0, 1, above=True, below=True)]
-Confidence = Annotated[float, Within(0, 1, above=True, below=True)]
-DrawnShare = Annotated[float, Within(0, 1, above=True)]
+ErrorBound = Annotated[float, NumberRange(0, 1, above=True, below=True)]
+Confidence = Annotated[float, NumberRange(0, 1, above=True, below=True)]
+DrawnShare = Annotated[float, NumberRange(0, 1, above=True)]
 """A share of hits that are drawn. None at all would teach nothing."""
 
 

@@ -24,7 +24,7 @@ def make_index(kind: IndexKind | str, dim: int) -> FlatIndex:
     return INDEXES[kind](dim)
 
 
-class Spaces:
+class VectorSpaces:
     """Donors by space, each in one at a time, for searches by cosine. Thousands of small spaces are cheap. Not thread-safe.
 
     dim   components of the vectors; None: those of the first

@@ -5,9 +5,9 @@ import pytest
 import torch
 from tests.engines.transformers import blend_models as models
 
-from dejakv.blend.forced import Need
+from dejakv.blend.forced import ForcedTokens
 from dejakv.blend.settings import SELECTORS, BlendConfig
-from dejakv.blend.token_map import Donors, TokenMap
+from dejakv.blend.token_map import DonorTokens, TokenMap
 from dejakv.engines.transformers.blend_model import BlendModel, blend_model_of
 from dejakv.engines.transformers.blending import PlannedBlend, plan_cache, rearrange
 from dejakv.engines.transformers.kv import captured, plain_cache
@@ -46,8 +46,8 @@ def planned(
     forced[-tail:] = True
     where = np.arange(n) if source is None else source
     found = TokenMap(where, np.linspace(0.1, 1, n).astype(np.float32), np.zeros(n, dtype=np.int64))
-    donors = Donors.of(donor_ids[0].tolist())
-    needed = Need(forced, forced, tail, np.zeros(n, dtype=bool))
+    donors = DonorTokens.of(donor_ids[0].tolist())
+    needed = ForcedTokens(forced, forced, tail, np.zeros(n, dtype=bool))
     config = BlendConfig(selector=selector, share=share, offsets=offsets, surroundings=False)
     return plan_cache(parts_of(model), ids[0].tolist(), [[(0, state)]], donors, found, needed, config)
 
@@ -135,7 +135,7 @@ def test_several_donors_give_to_one_target():
     model = models.tiny("qwen2")
     one, two = ids_of(15, seed=3), ids_of(25, seed=4)
     states = [prefill(model, x)[1] for x in (one, two)]
-    donors = Donors.of(one[0].tolist(), two[0].tolist())
+    donors = DonorTokens.of(one[0].tolist(), two[0].tolist())
     target = torch.cat([two, one], 1)
     source = np.concatenate([np.arange(15, 40), np.arange(15)])
     found = TokenMap(source, np.ones(N, dtype=np.float32), np.zeros(N, dtype=np.int64))
@@ -153,7 +153,7 @@ def test_a_donor_in_parts_gives_what_the_whole_gives():
     parts = [(start, Tensor(state.data[:, :, :, start:stop], "F32")) for start, stop in ((3, 18), (18, 31), (31, 40))]
 
     def arranged(held: list) -> torch.Tensor:
-        return rearrange(parts_of(model), [held], Donors.of(donor[0].tolist()), found, "cpu", torch.float32)
+        return rearrange(parts_of(model), [held], DonorTokens.of(donor[0].tolist()), found, "cpu", torch.float32)
 
     assert torch.equal(arranged(parts), arranged([(0, state)]))
     with pytest.raises(ModelError, match="lacks 18 of the rows"):
@@ -167,7 +167,7 @@ def test_donors_longer_than_the_target_and_dynamic_tables():
     _, state = prefill(model, donor)
     _, fresh = prefill(model, target)
     found = TokenMap(np.arange(30, 60), np.ones(30, dtype=np.float32), np.zeros(30, dtype=np.int64))
-    out = rearrange(parts_of(model), [[(0, state)]], Donors.of(donor[0].tolist()), found, "cpu", torch.float32)
+    out = rearrange(parts_of(model), [[(0, state)]], DonorTokens.of(donor[0].tolist()), found, "cpu", torch.float32)
     assert np.abs(out[:, 0].numpy() - fresh.data[:, 0]).max() <= 2e-5
 
 

@@ -15,7 +15,7 @@ from dejakv.engines.base import Prepared
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import ChunkMeta, StoredState
 
 CHECK_S = 1e6
 """What a check takes by the clock of these tests, far beyond what anything takes by a real one."""
@@ -58,9 +58,9 @@ def prepared_of(ids: list[int]) -> Prepared:
     return Prepared(request, tuple(ids))
 
 
-def donor_of(engine: Any, ids: list[int]) -> Chunk:
+def donor_of(engine: Any, ids: list[int]) -> StoredState:
     state = engine.full(prepared_of(ids)).capture()
-    return Chunk(ChunkMeta("donor", "default", engine.epoch, tuple(ids), "a prompt", "a prompt"), state)
+    return StoredState(ChunkMeta("donor", "default", engine.epoch, tuple(ids), "a prompt", "a prompt"), state)
 
 
 @pytest.mark.parametrize("mode", ["blend", "exact", "adopt"])

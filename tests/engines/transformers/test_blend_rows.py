@@ -5,9 +5,9 @@ import pytest
 import torch
 from tests.engines.transformers import blend_models as models
 
-from dejakv.blend.forced import Need
+from dejakv.blend.forced import ForcedTokens
 from dejakv.blend.settings import BlendConfig
-from dejakv.blend.token_map import Donors, TokenMap
+from dejakv.blend.token_map import DonorTokens, TokenMap
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.transformers.blend_model import blend_model_of
 from dejakv.engines.transformers.blending import plan_cache, rearrange
@@ -41,12 +41,12 @@ def test_a_run_is_moved_from_its_own_position(name):
     run = Tensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
     target = list(range(FIRST, STOP))
     whole = rearrange(
-        blend_model_of(model), [[(0, state)]], Donors.of(ids[0].tolist()), whole_map(target), "cpu", torch.float32
+        blend_model_of(model), [[(0, state)]], DonorTokens.of(ids[0].tolist()), whole_map(target), "cpu", torch.float32
     )
-    part = Donors.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
+    part = DonorTokens.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
     alone = rearrange(blend_model_of(model), [[(0, run)]], part, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
     assert torch.equal(whole, alone)
-    wrong = Donors.of(ids[0, FIRST:STOP].tolist())  # as if it had been computed from position 0
+    wrong = DonorTokens.of(ids[0, FIRST:STOP].tolist())  # as if it had been computed from position 0
     assert not torch.equal(
         whole,
         rearrange(blend_model_of(model), [[(0, run)]], wrong, whole_map(range(STOP - FIRST)), "cpu", torch.float32),
@@ -59,7 +59,7 @@ def test_moved_keys_equal_a_rotation_by_hand():
     ids = ids_of()
     state = state_of(model, ids)
     run = Tensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
-    donors = Donors.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
+    donors = DonorTokens.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
     moved = rearrange(blend_model_of(model), [[(0, run)]], donors, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
     keys = borrowed(run)[0].double()
     half = keys.shape[-1] // 2
@@ -79,9 +79,9 @@ def test_asking_the_question_leaves_the_donors_rows_for_the_offsets_to_compare_w
     ids = ids_of()
     donor = ids.roll(7, 1)
     state = state_of(model, donor)
-    donors, found = Donors.of(donor[0].tolist()), whole_map(np.roll(np.arange(N), -7))
+    donors, found = DonorTokens.of(donor[0].tolist()), whole_map(np.roll(np.arange(N), -7))
     tail = np.arange(N) >= N - 8
-    needed, parts = Need(tail, tail, 8, np.zeros(N, bool)), blend_model_of(model)
+    needed, parts = ForcedTokens(tail, tail, 8, np.zeros(N, bool)), blend_model_of(model)
     config = BlendConfig(share=0.3, surroundings=False)
     made = plan_cache(parts, ids[0].tolist(), [[(0, state)]], donors, found, needed, config)
     assert made.cache.plan.attention is not None

@@ -18,9 +18,9 @@ from dejakv.build import build_cache
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.engines.transformers.generate_call import Arguments
+from dejakv.engines.transformers.generate_call import GenerateArguments
 from dejakv.records import Record
-from dejakv.store.base import Chunk
+from dejakv.store.base import StoredState
 from dejakv.store.store import Store
 
 PROMPT = "three green balls, two red cones and one cube: what colour is the cube beside the red cone"
@@ -36,7 +36,7 @@ class Held(Store):
         super().__init__()
         self.free = threading.Event()
 
-    def put(self, chunk: Chunk) -> bool:
+    def put(self, chunk: StoredState) -> bool:
         assert self.free.wait()
         return super().put(chunk)
 
@@ -182,7 +182,7 @@ def test_pixels_that_the_caller_overwrites_later_are_not_those_that_were_kept() 
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
     engine = TransformersEngine(model, processor.tokenizer, processor)
-    (request,) = engine.requests_of(Arguments(given, model), "default", count())
+    (request,) = engine.requests_of(GenerateArguments(given, model), "default", count())
     pixels.zero_()
     engine.prepare(request)
     assert engine.vision is not None

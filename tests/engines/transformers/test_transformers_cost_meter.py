@@ -8,14 +8,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.costs import BLEND_ROWS, COUNTED, LEAST_BYTES, MASKED, SEEN, CostMeter, Costs
+from dejakv.decide.costs import BLEND_ROWS, COUNTED, LEAST_BYTES, MASKED, SEEN, CostMeter, ReuseCosts
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.engines.transformers.capabilities import shape_of
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv_models.docs import prompt_of
 
-SMOLLM2 = Costs(row=2 * 106_000_000, pair=4 * 30 * 576, masked=MASKED, token_bytes=46_080)
+SMOLLM2 = ReuseCosts(row=2 * 106_000_000, pair=4 * 30 * 576, masked=MASKED, token_bytes=46_080)
 
 
 def test_the_shape_is_the_models() -> None:
@@ -25,7 +25,7 @@ def test_the_shape_is_the_models() -> None:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     layer = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 64 + 2 * 32
-    counted = Costs(2 * 3 * layer, 4 * 3 * 64, masked=MASKED, token_bytes=2 * 3 * 2 * 16 * 4)
+    counted = ReuseCosts(2 * 3 * layer, 4 * 3 * 64, masked=MASKED, token_bytes=2 * 3 * 2 * 16 * 4)
     assert shape_of(model, "sdpa") == counted
 
 

@@ -11,7 +11,7 @@ from tiny_transformers import PLACEHOLDER, TEXT, WAYS, chunk_of, image_engine, p
 from dejakv.engines.base import Prepared, Refusal
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.request import Sampling
-from dejakv.store.base import Chunk, Tensor
+from dejakv.store.base import StoredState, Tensor
 
 PROMPT = "what colour is the cube beside the red cone, and how many green balls are left of it?"
 
@@ -28,7 +28,9 @@ def stock(engine: TransformersEngine, prepared: Prepared, sampling: Sampling) ->
     ].tolist()
 
 
-def logits(engine: TransformersEngine, prepared: Prepared, start: tuple[list[Chunk], int] | tuple[()]) -> torch.Tensor:
+def logits(
+    engine: TransformersEngine, prepared: Prepared, start: tuple[list[StoredState], int] | tuple[()]
+) -> torch.Tensor:
     options = {"output_logits": True, "return_dict_in_generate": True, "do_sample": False, "pad_token_id": 1}
     done = engine.compute(asking(prepared, max_new_tokens=2, **options), *start)
     return torch.cat(done.details["output"].logits)
@@ -112,11 +114,11 @@ def test_sampling_leaves_the_process_generator_alone() -> None:
 
 
 def test_pieces_of_a_character_are_held_back_until_it_is_whole() -> None:
-    from dejakv.engines.transformers.decoding import Detokenizer
+    from dejakv.engines.transformers.decoding import TextDetokenizer
 
     words = tokenizer()
     text = "é is ü, 日本 yes"
-    pieces = Detokenizer(words)
+    pieces = TextDetokenizer(words)
     given = [pieces.add(token) for token in words(text)["input_ids"]]
     assert "".join(given) == text
     assert "" in given

@@ -16,7 +16,7 @@ from dejakv.engines.base import Prepared
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import ChunkMeta, StoredState
 
 PASSAGES = [
     inspect.getdoc(thing) or ""
@@ -37,11 +37,11 @@ def request(passages: list[str], question: str = QUESTION, **sampling: int) -> R
     return Request("r", prompt, prompt, sampling=Sampling(**{"max_new_tokens": ANSWER, **sampling}))
 
 
-def chunk_of(engine: TransformersEngine, prepared: Prepared) -> Chunk:
+def chunk_of(engine: TransformersEngine, prepared: Prepared) -> StoredState:
     tensor = engine.full(prepared.sampled(Sampling(1))).capture()
     assert tensor is not None
     meta = ChunkMeta("d", "default", engine.epoch, prepared.token_ids, prepared.request.prompt, "")
-    return Chunk(meta, tensor)
+    return StoredState(meta, tensor)
 
 
 @pytest.mark.shows("exact", model="SmolLM2-135M-Instruct")

@@ -14,7 +14,7 @@ from dejakv.engines.base import Completion, Prepared
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.models.loading import pictures_only
 from dejakv.request import Media, Request, Sampling
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
 
 WORDS = "what colour is the cube beside the red cone how many balls are there left of it yes no one two three green"
 SMALL = {
@@ -186,10 +186,12 @@ def _shared_image_model(name: str) -> tuple[Any, Any]:
     return image_model(name)
 
 
-def chunk_of(engine: TransformersEngine, prepared: Prepared, run: Completion, tensor: Tensor | None = None) -> Chunk:
+def chunk_of(
+    engine: TransformersEngine, prepared: Prepared, run: Completion, tensor: Tensor | None = None
+) -> StoredState:
     state = tensor or run.capture()
     assert state is not None
     meta = ChunkMeta(
         "id", "default", engine.epoch, prepared.token_ids, prepared.request.prompt, "", spans=prepared.spans
     )
-    return Chunk(meta, state)
+    return StoredState(meta, state)

@@ -15,7 +15,7 @@ from typing import Any
 
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import WorkerExtension
-from dejakv.engines.vllm.loads import Loads
+from dejakv.engines.vllm.loads import LoadRunner
 from dejakv.store import changes
 from dejakv.store.store import Store
 
@@ -68,7 +68,7 @@ MOMENTS = {
     # All of a prompt's files have their names, and no catalog lists them yet: its transaction ends later.
     "published": Moment((changes, "add_record"), (Store, "put")),
     # The other rank has said that its blend may begin, and waits.
-    "fetching": Moment((Loads, "_drafted"), (Loads, "take"), lambda told: bool(told[0])),
+    "fetching": Moment((LoadRunner, "_drafted"), (LoadRunner, "take"), lambda told: bool(told[0])),
 }
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dejakv.engines.vllm.identity import Adapters, UnprovenAdapter
+from dejakv.engines.vllm.identity import LoraAdapters, UnprovenAdapter
 
 
 def _files(folder, weights=b"1", config="{}"):
@@ -23,7 +23,7 @@ def _lora(folder, number=1, name="a", **options):
 
 def _server(base="base", **options):
     time.sleep(0.02)  # a file system's clock ticks every few milliseconds
-    return Adapters(base, **options)
+    return LoraAdapters(base, **options)
 
 
 def test_epochs_go_by_weights_and_how_they_are_applied(tmp_path):

@@ -15,7 +15,7 @@ from dejakv.engines.vllm.identity import partition_of
 from dejakv.experiments.vllm_engine import VLLMEngine, connector_settings
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import DEFAULT_PARTITION, Request, Sampling
-from dejakv.store.base import ROWS, Chunk
+from dejakv.store.base import ROWS, StoredState
 from dejakv.store.store import Store
 
 CONFIG = SemanticCacheConfig(reuse="blend", index_encoder="model", min_gain=0, costs=COSTS)
@@ -36,7 +36,7 @@ def asked(number: int, *parts: str) -> Request:
     return Request(f"r{number}", f"<s> {' '.join(parts)} <q> Where does Bob live ? <a>", "", sampling=Sampling(2))
 
 
-def kept(store: Store, partition: str = DEFAULT_PARTITION) -> dict[tuple[int, int], Chunk]:
+def kept(store: Store, partition: str = DEFAULT_PARTITION) -> dict[tuple[int, int], StoredState]:
     """What is stored of blended prompts, by generation and position."""
     metas = [meta for meta in store.metas(partition) if meta.kind == ROWS]
     return {(meta.generation, meta.position): store.get(meta.id) for meta in metas}

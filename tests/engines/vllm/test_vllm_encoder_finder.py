@@ -15,7 +15,7 @@ from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.vllm.encoder_connector import DejaKVEncoderConnector, EncoderFinder, EncoderSettings
 from dejakv.engines.vllm.identity import partition_of
 from dejakv.errors import ConfigError
-from dejakv.testing.stores import Ahead
+from dejakv.testing.stores import AheadClock
 
 CACHE = VisualKVCache(10, 1 << 20)
 
@@ -88,7 +88,7 @@ def test_an_output_that_is_stored_is_found(finder: EncoderFinder) -> None:
 
 
 def test_outputs_expire(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Ahead()
+    clock = AheadClock()
     monkeypatch.setattr("dejakv.encoder_cache.encode_once.clock", clock)
     view = EncoderSettings.from_extra({"ttl": 60}).open().view("e", "p")
     view.store("a" * 64, "image", np.ones((2, 3), np.float32))

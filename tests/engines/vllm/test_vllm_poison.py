@@ -7,7 +7,7 @@ import pytest
 from vllm_harness import BLENDING, EXTENSION, changed, running, tokens, worker_side
 
 from dejakv.engines.vllm.blend import names
-from dejakv.engines.vllm.blend.queue import Queue
+from dejakv.engines.vllm.blend.queue import BlendQueue
 
 LENGTH = 345
 A = tokens(LENGTH, 21)
@@ -108,7 +108,7 @@ def _mixed(engine, truth):
 @pytest.fixture(autouse=True)
 def every_blend_is_made(monkeypatch):
     """Whatever the load, so that there are many."""
-    monkeypatch.setattr(Queue, "_pays", lambda *_: True)
+    monkeypatch.setattr(BlendQueue, "_pays", lambda *_: True)
 
 
 def test_poisoning_ladder(engine, truth):

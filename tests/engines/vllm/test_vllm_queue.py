@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.engines.vllm.blend.queue import CUT, Queue, Stage, StepRoom, Waiting
+from dejakv.engines.vllm.blend.queue import CUT, BlendQueue, Stage, StepRoom, WaitingBlend
 
 TAIL = 16
 """Tokens of a blend that vLLM computes."""
@@ -44,12 +44,12 @@ class Live:
     stage: Stage = "waits"
 
     @property
-    def waiting(self) -> Waiting:
+    def waiting(self) -> WaitingBlend:
         if self.stage == "loads":
-            return Waiting(self.name, 0, "loads", 0 if self.late else self.rows, self.prompt.last)
+            return WaitingBlend(self.name, 0, "loads", 0 if self.late else self.rows, self.prompt.last)
         rows = None if self.rows is None else self.rows + self.prompt.surplus
         saved = self.prompt.tokens - self.tokens - (self.prompt.rows or 0) if self.stage == "due" else 0
-        return Waiting(self.name, self.tokens, self.stage, rows, self.prompt.last, saved)
+        return WaitingBlend(self.name, self.tokens, self.stage, rows, self.prompt.last, saved)
 
 
 class Server:
@@ -62,7 +62,7 @@ class Server:
     """
 
     def __init__(self, prompts: Sequence[Prompt], budget: int, *, loads: bool = True) -> None:
-        self.queue, self.budget, self.time = Queue(budget), budget, 0
+        self.queue, self.budget, self.time = BlendQueue(budget), budget, 0
         self.done, self.steps, self.idle, self.loaded = dict[str, int](), list[int](), 0, list[Prompt]()
         self.live = list[Live]()
         self.to_come = [
@@ -158,14 +158,14 @@ def test_who_comes_while_a_blend_is_made_keeps_it_waiting_for_a_short_step_alone
 
 def test_a_short_step_comes_behind_one_in_which_others_could_not_be_begun() -> None:
     """Donors were read longer than the step took for which room was kept, and lookups of others than the next one."""
-    queue = Queue(2048)
-    first = queue.share_out([Waiting("a", 1599, rows=449, last=TAIL), Waiting("b", 1514, last=1)], 1)
+    queue = BlendQueue(2048)
+    first = queue.share_out([WaitingBlend("a", 1599, rows=449, last=TAIL), WaitingBlend("b", 1514, last=1)], 1)
     queue.promised(1583, 449)
     queue.stepped(2048 - first.tokens)
-    behind = [Waiting("c", 1514), Waiting("d", 1152)]
-    queue.share_out([Waiting("a", 0, "loads", 0, TAIL), Waiting("b", 205, "runs"), *behind], 1)
+    behind = [WaitingBlend("c", 1514), WaitingBlend("d", 1152)]
+    queue.share_out([WaitingBlend("a", 0, "loads", 0, TAIL), WaitingBlend("b", 205, "runs"), *behind], 1)
     queue.stepped(206)
-    room = queue.share_out([Waiting("a", TAIL, "due", saved=1273), *behind], 2)
+    room = queue.share_out([WaitingBlend("a", TAIL, "due", saved=1273), *behind], 2)
     assert room == StepRoom(2048 - TAIL - 2, TAIL)
 
 
@@ -188,10 +188,10 @@ def test_blends_under_way_take_their_tokens_in_arrival_order(
 ) -> None:
     """As prompts do: what is before them first, and nothing of what a short step behind this one needs."""
     queue = [
-        Waiting(str(number), 0, "loads", size) if blend else Waiting(str(number), size)
+        WaitingBlend(str(number), 0, "loads", size) if blend else WaitingBlend(str(number), size)
         for number, (size, blend) in enumerate(sizes)
     ]
-    made = Queue(budget)
+    made = BlendQueue(budget)
     room, left, wanted = made.share_out(queue, decoding).tokens, max(0, budget - decoding), 0
     for size, blend in sizes:
         wanted += min(size, left) if blend else 0
@@ -241,15 +241,15 @@ def test_an_exact_load_of_less_than_a_short_step_costs_is_refused_where_others_f
 
 
 def test_a_load_that_was_looked_up_since_is_not_decided() -> None:
-    queue = Queue(1000)
-    queue.share_out([Waiting("a", 700)])
+    queue = BlendQueue(1000)
+    queue.share_out([WaitingBlend("a", 700)])
     assert queue.pays("a", 0, TAIL) is None
     assert queue.pays("b", 0, TAIL) is None
 
 
 def test_the_lead_is_what_blends_saved_and_steps_did_not_leave() -> None:
     """A blend that failed, or whose client left, saves nothing."""
-    queue = Queue(1000)
+    queue = BlendQueue(1000)
     queue.promised(684, 200)
     assert queue.lead == 484
     assert queue.stepped(700) == 300  # 200 of them for the blend

@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch.distributed
 
-from dejakv.engines.vllm.blend.blend import ELSEWHERE, Mixer
-from dejakv.engines.vllm.blend.state import Blending
-from dejakv.engines.vllm.generations import Generations
-from dejakv.engines.vllm.ranks import NOT_ALIKE, Ranks, UnderWay, settings_of_rank
+from dejakv.engines.vllm.blend.blend import ELSEWHERE, BlendWorker
+from dejakv.engines.vllm.blend.state import BlendState
+from dejakv.engines.vllm.generations import WeightGenerations
+from dejakv.engines.vllm.ranks import NOT_ALIKE, RankGroup, UnderWay, settings_of_rank
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stores import EveryRank
 from dejakv.engines.vllm.stores import open_store as open_side
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
 from dejakv.store.budgets import now
 from dejakv.store.open import open_store
 from dejakv.testing.chunks import deliveries, prompt_chunk
@@ -36,7 +36,7 @@ def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets() -> None:
 
 @pytest.mark.parametrize("answers", [(True, True), (True, False), (False, True)])
 def test_the_epoch_is_back_when_every_rank_has_the_weights_of_the_start(answers: tuple[bool, bool]) -> None:
-    made = Generations("start", 2)
+    made = WeightGenerations("start", 2)
     made.begin()
     epoch = made.epoch
     assert epoch != "start"
@@ -50,8 +50,10 @@ def test_the_epoch_is_back_when_every_rank_has_the_weights_of_the_start(answers:
     assert made.epoch not in ("start", epoch), "no two generations share an epoch, nor do two processes"
 
 
-def chunk(name: str) -> Chunk:
-    return Chunk(ChunkMeta(name, "default", "e", (1, 2), "", ""), Tensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32"))
+def chunk(name: str) -> StoredState:
+    return StoredState(
+        ChunkMeta(name, "default", "e", (1, 2), "", ""), Tensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32")
+    )
 
 
 def test_a_chunk_is_there_if_every_rank_has_it(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ VLLM: Any = SimpleNamespace(
 )
 
 
-def living(tokens: range, *, seconds: float) -> Chunk:
+def living(tokens: range, *, seconds: float) -> StoredState:
     """A prompt that may be used for so many seconds more, or that has expired so long ago."""
     chunk = prompt_chunk(tokens)
     return replace(chunk, meta=replace(chunk.meta, created=now() - 1_000, ttl=1_000 + seconds))
@@ -202,8 +204,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-class Group(Ranks):
-    """`Ranks` of a process group that is not torch's global one."""
+class Group(RankGroup):
+    """`RankGroup` of a process group that is not torch's global one."""
 
     def __init__(self, group: Any) -> None:
         self.ranks, self._group, self._first = 2, group, 0
@@ -237,10 +239,10 @@ def test_what_one_rank_cannot_do_none_has_done(two_ranks: Any, where: int) -> No
 
     def both(rank: int, ranks: Group) -> Any:
         blends: Any = [
-            Blending(SimpleNamespace(name=name, asks=0, tokens=0, plan=SimpleNamespace(least=50)), (1,))
+            BlendState(SimpleNamespace(name=name, asks=0, tokens=0, plan=SimpleNamespace(least=50)), (1,))
             for name in "abc"
         ]
-        mixer = Mixer(Planned(ranks, "b" if rank == where else ""))
+        mixer = BlendWorker(Planned(ranks, "b" if rank == where else ""))
         mixer.mix(blends, 70)
         problems = [[item.problem for item in blends]]
         mixer.mix([item for item in blends if not item.over], 10, "the weights changed" if rank == where else "")

@@ -19,15 +19,15 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import WorkerExtension, watched_model
-from dejakv.engines.vllm.blend.model import Rotary
-from dejakv.engines.vllm.blend.state import Blending, Draft
+from dejakv.engines.vllm.blend.model import LayerRotaryTables
+from dejakv.engines.vllm.blend.state import BlendDraft, BlendState
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
 from dejakv.engines.vllm.identity import AnonymousMedia, media_digest, model_folder, weights_fingerprint
-from dejakv.engines.vllm.loads import Loads
-from dejakv.engines.vllm.lookups import Pace
-from dejakv.engines.vllm.messages import Load, StepPlan
+from dejakv.engines.vllm.loads import LoadRunner
+from dejakv.engines.vllm.lookups import RowPace
+from dejakv.engines.vllm.messages import LoadOrder, StepPlan
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
-from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.settings import ConnectorSettings, RequestOptions
 from dejakv.errors import ConfigError, ModelError
 from dejakv.experiments.vllm_engine import connector_settings
 from dejakv.identity import epoch_of
@@ -58,9 +58,9 @@ def test_a_lifetime_is_set_for_all_and_shortened_by_a_request():
     settings = ConnectorSettings.from_extra({"ttl": 60})
     assert settings.cache_config().ttl == EncoderSettings.from_extra({"ttl": 60}).ttl == 60
     assert ConnectorSettings().cache_config().ttl == 0
-    assert Wish.of({"dejakv": {"ttl": 5}}, settings).ttl == 5.0
+    assert RequestOptions.of({"dejakv": {"ttl": 5}}, settings).ttl == 5.0
     for wrong in (0, -1, True, "5", float("inf"), float("nan"), 10**400):
-        assert "ttl" in Wish.of({"dejakv": {"ttl": wrong}}, settings).problem
+        assert "ttl" in RequestOptions.of({"dejakv": {"ttl": wrong}}, settings).problem
     assert connector_settings(SemanticCacheConfig(ttl=60)).ttl == 60
     assert connector_settings(SemanticCacheConfig(ttl=60, ttl_prompts=5)).ttl == 5
 
@@ -144,11 +144,11 @@ def test_what_is_imported_of_vllm_is_promised_or_listed_with_what_breaks():
 def test_what_is_missing_is_named_with_what_breaks(monkeypatch):
     """Of what is asked for: nobody is refused for what blend needs."""
     gone = (
-        upstream.Use("vllm.v1.request:Request", "request_id color", "no paint"),
-        upstream.Use("vllm.v1.gone:It", "", "nothing goes"),
-        upstream.Use("vllm.config", "VllmConfig other", "no other"),
-        upstream.Use("vllm.v1.attention.selector:get_attn_backend", "head_size flavour", "no taste"),
-        upstream.Use("vllm.v1.core.block_pool:BlockPool", "depth", "no blend", "blend"),
+        upstream.UpstreamUse("vllm.v1.request:Request", "request_id color", "no paint"),
+        upstream.UpstreamUse("vllm.v1.gone:It", "", "nothing goes"),
+        upstream.UpstreamUse("vllm.config", "VllmConfig other", "no other"),
+        upstream.UpstreamUse("vllm.v1.attention.selector:get_attn_backend", "head_size flavour", "no taste"),
+        upstream.UpstreamUse("vllm.v1.core.block_pool:BlockPool", "depth", "no blend", "blend"),
     )
     monkeypatch.setattr(upstream, "USES", gone)
     lost = [
@@ -384,10 +384,10 @@ def test_no_draft_overtakes_another_one_for_want_of_memory():
     """A large one might never begin. Exact loads need none."""
     drafts, reads = Later(), Later()
     paged = SimpleNamespace(bytes_per_token=1, block_tokens=16)
-    loads = Loads(None, 60.0, None, 100, paged, _pool=reads, _drafting=drafts)
+    loads = LoadRunner(None, 60.0, None, 100, paged, _pool=reads, _drafting=drafts)
     loads.order(
-        [Load(str(size), ("donor",), ((1,),), 0, size, blend=(0,) * size) for size in (60, 80, 30)]
-        + [Load("exact", ("donor",), ((1,),), 0, 90)]
+        [LoadOrder(str(size), ("donor",), ((1,),), 0, size, blend=(0,) * size) for size in (60, 80, 30)]
+        + [LoadOrder("exact", ("donor",), ((1,),), 0, 90)]
     )
     assert (len(drafts.begun), len(reads.begun)) == (1, 1)
     drafts.begun[0].set_result("the donor is gone")
@@ -409,7 +409,7 @@ def step(*tokens, pictures=False):
 def test_a_row_takes_its_part_of_a_step():
     """Of a step that was planned while another one ran: from the end of that one. A slow step changes little."""
     now = [100.0]
-    pace = Pace(lambda: now[0])
+    pace = RowPace(lambda: now[0])
     pace.over(None)
     assert pace.costs is None
     now[0] += 50  # the engine slept
@@ -427,7 +427,7 @@ def test_rows_that_offsets_compare_are_computed_in_one_forward_where_they_fit():
     pieces = np.repeat([0, 1], 10)
     plan = SimpleNamespace(runs=pieces, changed=np.zeros(20, dtype=bool), end=20)
     for room, taken in ((15, 10), (7, 7), (20, 20)):
-        blend = Blending(Draft(torch.arange(20), torch.empty(0), plan, 4), (1,))
+        blend = BlendState(BlendDraft(torch.arange(20), torch.empty(0), plan, 4), (1,))
         blend.begin(plan, torch.arange(20))
         blend.next(room, None, 32)
         assert (blend.computed, len(blend.rows)) == (taken, 20 - taken)
@@ -467,7 +467,7 @@ def test_moved_keys_are_those_of_their_new_places(halves, width, dtype, source, 
     keys = rotated(source)
     keys[:, :, ::2, 0] = -0.0  # a zero that is turned by nothing would lose its sign
     before = keys.clone()
-    Rotary([(table, halves)] * 2).move(keys, source, target)
+    LayerRotaryTables([(table, halves)] * 2).move(keys, source, target)
     wanted, compared = rotated(target), torch.ones(len(source), dtype=torch.bool)
     compared[::2] = False
     near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}

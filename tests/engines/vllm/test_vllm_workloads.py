@@ -10,7 +10,7 @@ from research.workloads.streams import Stream
 
 from dejakv.blend.settings import QUALITIES
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Progress
+from dejakv.experiments.summary import RunProgress
 
 REQUESTS = 6
 
@@ -19,7 +19,7 @@ REQUESTS = 6
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     output: Path = tmp_path_factory.mktemp("workloads")
     settings = settings_from("docs", {"dtype": "fp32", "engine": "vllm", "max_samples": 40}, {})
-    assert measure(Stream(settings, REQUESTS, (150, 4_000)), output, Progress())
+    assert measure(Stream(settings, REQUESTS, (150, 4_000)), output, RunProgress())
     assert not (output / f"docs-vllm-{REQUESTS}" / "state").exists()
     return [json.loads(line) for line in (output / f"docs-vllm-{REQUESTS}" / "samples.jsonl").read_text().splitlines()]
 

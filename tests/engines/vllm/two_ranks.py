@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.reliability.crash_program import rows_and_files
 
-from dejakv.store.base import Chunk
+from dejakv.store.base import StoredState
 from dejakv.store.open import open_store
 
 RANKS = ("tp-0-of-2", "tp-1-of-2")
@@ -37,7 +37,7 @@ def confirmed(engine: Any) -> None:
         engine.llm.llm_engine.step()  # a step of the core alone would lose its statistics
 
 
-def chunk_of(store: Path | str, rank: str, prompt: list[int]) -> tuple[str, Chunk]:
+def chunk_of(store: Path | str, rank: str, prompt: list[int]) -> tuple[str, StoredState]:
     """The name of a prompt's first object in one rank's store, and its chunk."""
     opened = open_store(f"{store}/{rank}")
     try:

@@ -6,7 +6,7 @@ import numpy as np
 
 from dejakv.decide.copied.fingerprints import GUARANTEED, Ids, fingerprints
 from dejakv.decide.copied.index import CopiedIndex
-from dejakv.decide.copied.search import Cover, cover
+from dejakv.decide.copied.search import DonorCover, cover
 
 Texts = Mapping[str, Ids]
 
@@ -30,18 +30,18 @@ def covered_by(target: Ids, texts: Texts) -> set[int]:
     }
 
 
-def places(found: Cover) -> set[int]:
+def places(found: DonorCover) -> set[int]:
     return {place for run in found.runs for place in range(run.start, run.start + run.length)}
 
 
-def checked(target: Ids, texts: Texts) -> Cover:
+def checked(target: Ids, texts: Texts) -> DonorCover:
     """The cover by an index of these texts: its runs are equal text, none overlaps another."""
     found = cover(target, indexed(texts), texts.get)
     check_runs(target, texts, found)
     return found
 
 
-def check_runs(target: Ids, texts: Texts, found: Cover) -> None:
+def check_runs(target: Ids, texts: Texts, found: DonorCover) -> None:
     for run in found.runs:
         there = texts[run.donor][run.source : run.source + run.length]
         assert np.array_equal(target[run.start : run.start + run.length], there)

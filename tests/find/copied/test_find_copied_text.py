@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from dejakv.decide.copied.search import CopiedText, Cover, TokenRun
+from dejakv.decide.copied.search import CopiedText, DonorCover, TokenRun
 from dejakv.engines.base import Prepared
-from dejakv.identity import Span, exact_key
+from dejakv.identity import MediumSpan, exact_key
 from dejakv.request import Request
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import ChunkMeta, StoredState
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 from dejakv.testing.chunks import make_chunk
@@ -19,12 +19,12 @@ ONE, OTHER = "aa" * 32, "bb" * 32
 
 
 def stored(
-    store: Store, tokens: Sequence[int], partition: str = "p", epoch: str = "e", spans: tuple[Span, ...] = ()
+    store: Store, tokens: Sequence[int], partition: str = "p", epoch: str = "e", spans: tuple[MediumSpan, ...] = ()
 ) -> ChunkMeta:
     chunk = make_chunk()
     id = exact_key(partition, epoch, tokens, [span.digest for span in spans])
     meta = replace(chunk.meta, id=id, partition=partition, epoch=epoch, token_ids=tuple(tokens), spans=spans)
-    assert store.put(Chunk(meta, chunk.tensor))
+    assert store.put(StoredState(meta, chunk.tensor))
     return meta
 
 
@@ -33,8 +33,8 @@ def search(
     tokens: Sequence[int],
     partition: str = "p",
     epoch: str = "e",
-    spans: tuple[Span, ...] = (),
-) -> Cover:
+    spans: tuple[MediumSpan, ...] = (),
+) -> DonorCover:
     request = Request(id="r", prompt="", chunk="", partition=partition)
     return copied.search(Prepared(request, tuple(tokens), spans), epoch)
 
@@ -66,10 +66,10 @@ def test_what_one_partition_stores_takes_nothing_from_another(store: Store) -> N
 def test_a_run_never_spans_another_picture(store: Store, copied: CopiedText) -> None:
     before, after = list(range(100, 140)), list(range(200, 250))
     tokens = [*before, *[7] * 60, *after]
-    meta = stored(store, tokens, spans=(Span(40, 60, ONE),))
+    meta = stored(store, tokens, spans=(MediumSpan(40, 60, ONE),))
     copied.add([meta])
-    same = search(copied, tokens, spans=(Span(40, 60, ONE),))
+    same = search(copied, tokens, spans=(MediumSpan(40, 60, ONE),))
     assert same.runs == (TokenRun(0, 150, meta.id, 0),)
-    other = search(copied, tokens, spans=(Span(40, 60, OTHER),))
+    other = search(copied, tokens, spans=(MediumSpan(40, 60, OTHER),))
     assert other.runs == (TokenRun(0, 40, meta.id, 0), TokenRun(100, 50, meta.id, 100))
     assert search(copied, tokens).covered == 90

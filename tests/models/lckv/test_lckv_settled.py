@@ -5,7 +5,7 @@ import torch
 from tests.models.lckv.conftest import sequential_prefill
 
 from dejakv.models.lckv.cache import LCKVCache
-from dejakv.models.lckv.passes import Iterations, Passes
+from dejakv.models.lckv.passes import CondensedPasses, LoopIterations
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +44,8 @@ def test_it_ends_once_nothing_changes_but_the_rounding(model, ids):
     long = ids.repeat(1, 5)
     inner = model.model
     rows = inner.rows(inner.embed_tokens(long), None, None, 0)
-    passes = Passes(inner.layout, inner.layers, None, long.shape[1])
-    passes.settle(passes.once(rows, inner.layout.bottom), Iterations.to_the_end(long.shape[1]))
+    passes = CondensedPasses(inner.layout, inner.layers, None, long.shape[1])
+    passes.settle(passes.once(rows, inner.layout.bottom), LoopIterations.to_the_end(long.shape[1]))
     assert 2 < passes.iterations < long.shape[1] / 2
 
 

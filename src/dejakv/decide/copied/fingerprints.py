@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.identity import Span
+from dejakv.identity import MediumSpan
 
 Ids = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -35,7 +35,7 @@ _LEFT = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def with_media(token_ids: Sequence[int] | Ids, spans: Sequence[Span]) -> Ids:
+def with_media(token_ids: Sequence[int] | Ids, spans: Sequence[MediumSpan]) -> Ids:
     """Token ids `[n]` in which a picture's placeholders have ids of their own (negative), from its digest and their order: so
     a placeholder fits only the same row of the same picture.
 
@@ -92,7 +92,7 @@ def _mixed(values: Hashes) -> Hashes:
 
 
 @dataclass(frozen=True)
-class Fingerprints:
+class TextFingerprints:
     """Winnowed fingerprints of a text.
 
     keys       `[m]` uint32: upper halves of the hashes
@@ -106,7 +106,7 @@ class Fingerprints:
         return len(self.keys)
 
 
-def fingerprints(tokens: Ids) -> Fingerprints:
+def fingerprints(tokens: Ids) -> TextFingerprints:
     """The fingerprints of a text `[n]`; none for fewer than `GUARANTEED` tokens. About 0.1 microseconds a token.
 
     >>> passage = np.arange(40)
@@ -117,10 +117,10 @@ def fingerprints(tokens: Ids) -> Fingerprints:
     return fingerprints_of_all([tokens])[0]
 
 
-def fingerprints_of_all(texts: Sequence[Ids]) -> list[Fingerprints]:
+def fingerprints_of_all(texts: Sequence[Ids]) -> list[TextFingerprints]:
     """The `fingerprints` of each text, several times as fast as one by one. Texts of 2^32 tokens together at most."""
     long = [number for number, text in enumerate(texts) if len(text) >= GUARANTEED]
-    results = [Fingerprints(np.empty(0, np.uint32), np.empty(0, np.int64))] * len(texts)
+    results = [TextFingerprints(np.empty(0, np.uint32), np.empty(0, np.int64))] * len(texts)
     if not long:
         return results
     # All texts as one array: numpy's overhead is paid once.
@@ -137,7 +137,7 @@ def fingerprints_of_all(texts: Sequence[Ids]) -> list[Fingerprints]:
     bounds = np.searchsorted(text_of, np.arange(len(long) + 1))
     for place, number in enumerate(long):
         text_slice = slice(bounds[place], bounds[place + 1])
-        results[number] = Fingerprints(keys[text_slice], positions[text_slice] - firsts[place])
+        results[number] = TextFingerprints(keys[text_slice], positions[text_slice] - firsts[place])
     return results
 
 

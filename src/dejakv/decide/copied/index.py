@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.decide.copied.fingerprints import Fingerprints
+from dejakv.decide.copied.fingerprints import TextFingerprints
 
 Entries = NDArray[np.uint64]
 
@@ -25,7 +25,7 @@ _HALF = np.uint64(32)
 
 
 @dataclass(frozen=True)
-class Tier:
+class FingerprintTier:
     """Sorted places of fingerprints.
 
     entries    `[m]` sorted: fingerprint (upper half) and segment number (lower half, higher is newer)
@@ -36,7 +36,7 @@ class Tier:
     positions: NDArray[np.uint32]
 
     @classmethod
-    def of(cls, first: int, prints: Sequence[Fingerprints]) -> "Tier":
+    def of(cls, first: int, prints: Sequence[TextFingerprints]) -> "FingerprintTier":
         """The places of the fingerprints of segments that are numbered from `first` on."""
         keys = np.concatenate([each.keys for each in prints]).astype(np.uint64)
         numbers = np.repeat(np.arange(first, first + len(prints), dtype=np.uint64), [len(each) for each in prints])
@@ -53,17 +53,17 @@ class Tier:
         first = np.searchsorted(self.entries, low)
         return first, np.searchsorted(self.entries, low | _LOW, side="right") - first
 
-    def only(self, mask: NDArray[np.bool_]) -> "Tier":
-        return self if mask.all() else Tier(self.entries[mask], self.positions[mask])
+    def only(self, mask: NDArray[np.bool_]) -> "FingerprintTier":
+        return self if mask.all() else FingerprintTier(self.entries[mask], self.positions[mask])
 
-    def renumbered(self, new: NDArray[np.int64]) -> "Tier":
+    def renumbered(self, new: NDArray[np.int64]) -> "FingerprintTier":
         """With `new[number]` for each number; -1 drops its places. The order of numbers must stay."""
         numbers = new[numbers_of(self.entries)]
         mask = numbers >= 0
         entries = (self.entries[mask] & ~_LOW) | numbers[mask].astype(np.uint64)
-        return Tier(entries, self.positions[mask])
+        return FingerprintTier(entries, self.positions[mask])
 
-    def capped(self) -> "Tier":
+    def capped(self) -> "FingerprintTier":
         """With at most `MAX_HOLDERS` places a fingerprint."""
         return self.only(within_cap(self.entries >> _HALF))
 
@@ -73,7 +73,7 @@ def numbers_of(entries: Entries) -> NDArray[np.int64]:
     return (entries & _LOW).astype(np.int64)
 
 
-def merged(older: Tier, newer: Tier) -> Tier:
+def merged(older: FingerprintTier, newer: FingerprintTier) -> FingerprintTier:
     """Merge two tiers. The larger is copied once and never sorted."""
     large, small = (older, newer) if len(older) >= len(newer) else (newer, older)
     places = np.searchsorted(large.entries, small.entries) + np.arange(len(small))
@@ -85,7 +85,7 @@ def merged(older: Tier, newer: Tier) -> Tier:
         entries[into] = tier.entries
         positions[into] = tier.positions
 
-    return Tier(entries, positions)
+    return FingerprintTier(entries, positions)
 
 
 def within_cap(keys: NDArray[Any]) -> NDArray[np.bool_]:
@@ -97,7 +97,7 @@ def within_cap(keys: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class Holders:
+class FingerprintPlaces:
     """Places where fingerprints stand: `[c]` each, sorted by key, then number.
 
     keys       index among the requested keys
@@ -117,7 +117,7 @@ class CopiedIndex:
     """
 
     def __init__(self) -> None:
-        self._tiers: list[Tier] = []
+        self._tiers: list[FingerprintTier] = []
         self._names: list[str] = []
         """By number, removed ones included until they are compacted away."""
         self._number_of: dict[str, int] = {}
@@ -134,7 +134,7 @@ class CopiedIndex:
         """Places held, those of removed segments included until they are compacted away."""
         return sum(len(tier) for tier in self._tiers)
 
-    def add(self, segments: Mapping[str, Fingerprints]) -> list[str]:
+    def add(self, segments: Mapping[str, TextFingerprints]) -> list[str]:
         """Indexes segments by name, the oldest first; returns the names that are new, of segments with fingerprints."""
         names = [name for name, prints in segments.items() if len(prints) and name not in self._number_of]
         if not names:
@@ -150,7 +150,7 @@ class CopiedIndex:
         self._number_of.update(zip(names, range(first, stop), strict=True))
 
         tiers = self._tiers
-        tiers.append(Tier.of(first, [segments[name] for name in names]).capped())
+        tiers.append(FingerprintTier.of(first, [segments[name] for name in names]).capped())
         while len(tiers) > 1 and len(tiers[-2]) < GROWTH * len(tiers[-1]):
             newer, older = self._living(tiers.pop()), self._living(tiers.pop())
             tiers.append(merged(older, newer).capped())
@@ -167,7 +167,7 @@ class CopiedIndex:
             self._compact()
         return True
 
-    def holders(self, keys: NDArray[np.uint32]) -> Holders:
+    def holders(self, keys: NDArray[np.uint32]) -> FingerprintPlaces:
         """Find the places of fingerprints (sorted, each once): of each the newest 16 at most."""
         nothing = np.empty(0, np.int64)
         key_parts, numbers, positions = [nothing], [nothing], [nothing]
@@ -186,9 +186,9 @@ class CopiedIndex:
         # Tiers follow each other in age, so sorting by key alone leaves numbers in order; numpy sorts 16 bits in linear time.
         order = np.argsort(key.astype(np.uint16) if len(keys) <= 1 << 16 else key, kind="stable")
         order = order[within_cap(key[order])]
-        return Holders(key[order], number[order], position[order], self._names)
+        return FingerprintPlaces(key[order], number[order], position[order], self._names)
 
-    def _living(self, tier: Tier) -> Tier:
+    def _living(self, tier: FingerprintTier) -> FingerprintTier:
         """Without places of removed segments, which must not count as holders."""
         return tier.only(self._alive[numbers_of(tier.entries)]) if self._dead else tier
 

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from dejakv.decide.copied.fingerprints import (
     GUARANTEED,
     WINDOW,
-    Fingerprints,
     Ids,
     K,
+    TextFingerprints,
     fingerprints,
     fingerprints_of_all,
     stretches,
     with_media,
 )
-from dejakv.decide.copied.index import CopiedIndex, Holders
+from dejakv.decide.copied.index import CopiedIndex, FingerprintPlaces
 from dejakv.request import Prepared
 from dejakv.store.base import ChunkMeta
 from dejakv.store.store import Store
@@ -53,7 +53,7 @@ class TokenRun:
 
 
 @dataclass(frozen=True)
-class Cover:
+class DonorCover:
     """The part of a prompt that stands in donors. `runs` do not overlap and are sorted by their place in the prompt.
 
     tokens      tokens of the prompt
@@ -79,7 +79,7 @@ class Cover:
 
 
 @dataclass(frozen=True)
-class Windows:
+class CandidateWindows:
     """Stretches of the prompt and the segments that they may be equal to: `[w]` each, sorted by segment and diagonal.
 
     numbers    segment
@@ -95,11 +95,11 @@ class Windows:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def only(self, mask: NDArray[Any]) -> "Windows":
-        return Windows(self.numbers[mask], self.diagonals[mask], self.starts[mask], self.stops[mask])
+    def only(self, mask: NDArray[Any]) -> "CandidateWindows":
+        return CandidateWindows(self.numbers[mask], self.diagonals[mask], self.starts[mask], self.stops[mask])
 
 
-def candidates(target: Ids, index: CopiedIndex, max_windows: int) -> tuple[Windows, Holders]:
+def candidates(target: Ids, index: CopiedIndex, max_windows: int) -> tuple[CandidateWindows, FingerprintPlaces]:
     """Fingerprints at one distance in a prompt and a segment, joined to windows that reach as far as a run can; and their holders."""
     prints = fingerprints(target)
     by_key = np.argsort(prints.keys, kind="stable")
@@ -116,10 +116,10 @@ def candidates(target: Ids, index: CopiedIndex, max_windows: int) -> tuple[Windo
     return _bounded(joined, max(max_windows, len(prints))), holders
 
 
-def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Windows:
+def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> CandidateWindows:
     """Join touching windows of one diagonal. A run extends less than a window beyond its outer fingerprints."""
     if not len(numbers):
-        return Windows(numbers, diagonals, places, places)
+        return CandidateWindows(numbers, diagonals, places, places)
     order = _order(numbers, diagonals, places, n)
     numbers, diagonals, places = numbers[order], diagonals[order], places[order]
     apart = (np.diff(numbers) != 0) | (np.diff(diagonals) != 0) | (np.diff(places) > GUARANTEED + WINDOW - 1)
@@ -128,7 +128,7 @@ def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Windows:
     ends = np.append(starts[1:], len(order)) - 1
     first = np.maximum(places[starts] - (WINDOW - 1), np.maximum(0, -diagonals[starts]))
     stop = np.minimum(places[ends] + K + (WINDOW - 1), n)
-    return Windows(numbers[starts], diagonals[starts], first, stop)
+    return CandidateWindows(numbers[starts], diagonals[starts], first, stop)
 
 
 def _order(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Ids:
@@ -141,7 +141,7 @@ def _order(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Ids:
     return np.argsort(((numbers - lowest) * width + (diagonals - low)) * n + places)
 
 
-def _bounded(windows: Windows, max_windows: int) -> Windows:
+def _bounded(windows: CandidateWindows, max_windows: int) -> CandidateWindows:
     """At most so many: for every place of the prompt the longest that begins there, then the second longest, ..."""
     if len(windows) <= max_windows:
         return windows
@@ -153,7 +153,7 @@ def _bounded(windows: Windows, max_windows: int) -> Windows:
     return windows.only(np.sort(np.lexsort((windows.starts - windows.stops, rank))[:max_windows]))
 
 
-def verified(target: Ids, windows: Windows, names: Sequence[str], tokens_of: TokensOf) -> Windows:
+def verified(target: Ids, windows: CandidateWindows, names: Sequence[str], tokens_of: TokensOf) -> CandidateWindows:
     """The longest runs of at least `GUARANTEED` equal tokens around the candidates, each once."""
     tokens_by_number: dict[int, NDArray[np.int64]] = {}
     lengths = np.zeros(len(windows), np.int64)
@@ -171,7 +171,7 @@ def verified(target: Ids, windows: Windows, names: Sequence[str], tokens_of: Tok
     windows = windows.only(run_windows)
     # A run that ends inside of its window is whole: it has been seen to differ on both sides.
     inside = (starts > windows.starts) & (stops < np.minimum(windows.stops, len(target)))
-    runs = Windows(windows.numbers, windows.diagonals, starts, stops)
+    runs = CandidateWindows(windows.numbers, windows.diagonals, starts, stops)
     _follow(target, tokens_by_number, runs, np.flatnonzero(~inside))
     runs = runs.only(np.lexsort((starts, windows.diagonals, windows.numbers)))
     # Two windows of one diagonal may have grown into the same run.
@@ -186,7 +186,9 @@ def _by_segment(numbers: Ids) -> Iterator[tuple[int, int, int]]:
     return zip(numbers[starts].tolist(), starts.tolist(), np.append(starts, len(numbers))[1:].tolist(), strict=True)
 
 
-def _equal(target: Ids, tokens_by_number: dict[int, Ids], windows: Windows, stops: Ids) -> tuple[Ids, Ids, Ids]:
+def _equal(
+    target: Ids, tokens_by_number: dict[int, Ids], windows: CandidateWindows, stops: Ids
+) -> tuple[Ids, Ids, Ids]:
     """Runs of at least `K` equal tokens within windows that end at `stops`: which window, start and stop in the prompt."""
     first = windows.starts
     ends = np.cumsum(stops - first)
@@ -211,7 +213,7 @@ def _equal(target: Ids, tokens_by_number: dict[int, Ids], windows: Windows, stop
     return window, starts + moved, lasts + moved + 1
 
 
-def _follow(target: Ids, tokens_by_number: dict[int, Ids], runs: Windows, run_indexes: Ids) -> None:
+def _follow(target: Ids, tokens_by_number: dict[int, Ids], runs: CandidateWindows, run_indexes: Ids) -> None:
     """Lengthens runs that reach the edge of their window, in place."""
     token_budget = EXTENDED + 16 * len(target)
     for run in run_indexes.tolist():
@@ -251,7 +253,7 @@ def cover(
     *,
     max_windows: int = MAX_CANDIDATES,
     generation_of: Callable[[str], int] = lambda _: 0,
-) -> Cover:
+) -> DonorCover:
     """Cover a prompt `[n]` with runs of at least `GUARANTEED` tokens from the index.
 
     Greedy by tokens added. Ties go to the least generation, then a donor in use, then the donor of most tokens, then the newest.
@@ -274,10 +276,12 @@ def cover(
     verified_runs = verified(target, places, names, tokens_of)
     chosen = _chosen(verified_runs, len(target), lambda number: generation_of(names[number]))
     runs = [TokenRun(start, stop - start, names[number], start + shift) for start, stop, number, shift in chosen]
-    return Cover(len(target), tuple(sorted(runs, key=lambda run: run.start)), len(places))
+    return DonorCover(len(target), tuple(sorted(runs, key=lambda run: run.start)), len(places))
 
 
-def _chosen(windows: Windows, n: int, generation_of: Callable[[int], int]) -> Iterator[tuple[int, int, int, int]]:
+def _chosen(
+    windows: CandidateWindows, n: int, generation_of: Callable[[int], int]
+) -> Iterator[tuple[int, int, int, int]]:
     """Pieces that do not overlap: start, stop, segment number, diagonal. A run's gain is counted again when it comes up."""
     donors, donor = np.unique(windows.numbers, return_inverse=True)
     lengths = windows.stops - windows.starts
@@ -328,12 +332,12 @@ KEPT_BYTES = 16 << 20
 8,000 tokens at once spent most of their time in making arrays of the same 85 donors."""
 
 
-def fingerprints_of(metas: Sequence[ChunkMeta]) -> list[Fingerprints]:
+def fingerprints_of(metas: Sequence[ChunkMeta]) -> list[TextFingerprints]:
     """The fingerprints of stored chunks."""
     return fingerprints_of_all([with_media(meta.token_ids, meta.spans) for meta in metas])
 
 
-class _Space:
+class _SpaceIndex:
     """The index of one space, with the token ids compared last."""
 
     def __init__(self) -> None:
@@ -351,25 +355,25 @@ class CopiedText:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._spaces: dict[tuple[str, str], _Space] = {}
+        self._spaces: dict[tuple[str, str], _SpaceIndex] = {}
         self._space_of: dict[str, tuple[str, str]] = {}
 
     def __len__(self) -> int:
         return len(self._space_of)
 
-    def add(self, metas: Sequence[ChunkMeta], fingerprint_list: Sequence[Fingerprints] | None = None) -> int:
+    def add(self, metas: Sequence[ChunkMeta], fingerprint_list: Sequence[TextFingerprints] | None = None) -> int:
         """Makes chunks findable, the oldest first. Returns how many are new and as long as a run.
 
         fingerprint_list  their `fingerprints_of`, if they are known
         """
-        spaces: dict[tuple[str, str], dict[str, Fingerprints]] = {}
+        spaces: dict[tuple[str, str], dict[str, TextFingerprints]] = {}
         for meta, prints in zip(
             metas, fingerprints_of(metas) if fingerprint_list is None else fingerprint_list, strict=True
         ):
             spaces.setdefault((meta.partition, meta.epoch), {})[meta.id] = prints
         added: set[str] = set()
         for name, segments in spaces.items():
-            space = self._spaces.get(name) or _Space()
+            space = self._spaces.get(name) or _SpaceIndex()
             new = space.index.add(segments)
             if new:
                 self._spaces[name] = space
@@ -396,12 +400,12 @@ class CopiedText:
             del self._spaces[name]
         return True
 
-    def search(self, prepared: Prepared, epoch: str) -> Cover:
+    def search(self, prepared: Prepared, epoch: str) -> DonorCover:
         """Returns the chunks that cover a prompt, by their ids, and where."""
         target = with_media(prepared.token_ids, prepared.spans)
         space = self._spaces.get((prepared.request.partition, epoch))
         if space is None:
-            return Cover(len(target))
+            return DonorCover(len(target))
 
         return cover(
             target,
@@ -416,7 +420,7 @@ class CopiedText:
         ids = self._tokens(space, meta.id) if space is not None and meta.id in self._space_of else None
         return with_media(meta.token_ids, meta.spans) if ids is None else ids
 
-    def _tokens(self, space: _Space, id: str) -> Ids | None:
+    def _tokens(self, space: _SpaceIndex, id: str) -> Ids | None:
         """A segment's token ids, remembered: a common prefix is compared with the same holders again and again."""
         cached_ids = space.tokens.get(id)
         if cached_ids is not None:

@@ -1,6 +1,6 @@
 """A veto on wording: whatever an embedding says, other content words, numbers, polarity or another kind of question is another question.
 
-"Turn on" and "turn off" score .915 in an embedding where a real paraphrase scores .673: no threshold separates them. A `Reading` is what a
+"Turn on" and "turn off" score .915 in an embedding where a real paraphrase scores .673: no threshold separates them. A `QuestionReading` is what a
 text asks, as far as its words show it; two texts with equal readings ask the same.
 """
 
@@ -132,7 +132,7 @@ class LexicalGuard(Guard):
         return min(seen) if word in seen else word
 
 
-def explain(first: "Reading", second: "Reading") -> str:
+def explain(first: "QuestionReading", second: "QuestionReading") -> str:
     """The first difference in the order of weight; empty if the readings are equal. Never in the texts' own words, which may be another
     caller's."""
     differences = {
@@ -148,7 +148,7 @@ def explain(first: "Reading", second: "Reading") -> str:
 
 
 @dataclass(frozen=True)
-class Reading:
+class QuestionReading:
     """A question without its wording. Content words keep their order: "is A left of B" is not "is B left of A". Left out are articles, the
     wrapping ("can you tell me..."), the wording of existence and the light verbs of an attribute ("what color does it *have*").
 
@@ -176,7 +176,9 @@ class Reading:
         return sum(word in data.NEGATIONS for word in self.content)
 
 
-def read(text: str, synonyms: Mapping[str, str] = data.SYNONYMS, phrases: Iterable[Phrase] = PHRASES) -> Reading:
+def read(
+    text: str, synonyms: Mapping[str, str] = data.SYNONYMS, phrases: Iterable[Phrase] = PHRASES
+) -> QuestionReading:
     """The reading of a text. Case, white space and closing punctuation do not matter. About 70 microseconds.
 
     >>> read("Can you tell me the color of the box?") == read("What color does the cube have?")
@@ -202,7 +204,7 @@ def read(text: str, synonyms: Mapping[str, str] = data.SYNONYMS, phrases: Iterab
     return _read(tokens, framed, text.rstrip().endswith(("?", "？")))
 
 
-def _read(tokens: list[str], framed: bool, question: bool) -> Reading:
+def _read(tokens: list[str], framed: bool, question: bool) -> QuestionReading:
     kind, tokens = _kind(tokens, framed)
     auxiliary = next((i for i, t in enumerate(tokens) if t in _BE or t in _DO), None)
     verb, past = "be", False
@@ -227,7 +229,9 @@ def _read(tokens: list[str], framed: bool, question: bool) -> Reading:
     if any(t in light for t in tokens):
         verb = "be"
     content = tuple(t for i, t in enumerate(tokens) if t not in light and not _is_article(tokens, i))
-    return Reading(kind, f"{verb} past" if past else verb, attribute, same, content, question and kind == "other")
+    return QuestionReading(
+        kind, f"{verb} past" if past else verb, attribute, same, content, question and kind == "other"
+    )
 
 
 def _is_article(tokens: list[str], place: int) -> bool:

@@ -19,7 +19,7 @@ from dejakv.encoder_cache.arrays import describe, from_raw, is_array, is_finite,
 from dejakv.errors import InputError
 from dejakv.identity import digest_of
 from dejakv.request import DEFAULT_PARTITION, Prepared, kept_for, nothing_is_kept
-from dejakv.store.base import Chunk, ChunkMeta, Tensor
+from dejakv.store.base import ChunkMeta, StoredState, Tensor
 from dejakv.store.budgets import shortest
 from dejakv.store.store import Store
 
@@ -115,7 +115,7 @@ class FusionCache:
                 "chunk": state.chunk_id,
             },
         )  # fmt: skip
-        return self._store.put(Chunk(meta, Tensor(data, "U8")))
+        return self._store.put(StoredState(meta, Tensor(data, "U8")))
 
     def load(self, chunk_id: str, max_read_seconds: float | None = None) -> FusionState | None:
         """Return the state of a chunk, None if missing, or if it cannot be read `max_read_seconds` so many seconds."""

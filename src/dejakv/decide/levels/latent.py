@@ -15,7 +15,7 @@ from dejakv.decide.levels.base import Match, Query, Search, Status, Vectors
 from dejakv.errors import ConfigError, InputError
 from dejakv.vectors.base import Vector, unit
 from dejakv.vectors.flat import FlatIndex
-from dejakv.vectors.spaces import LayerSpec, Spaces
+from dejakv.vectors.spaces import LayerSpec, VectorSpaces
 
 _DEFAULT_SPACE = "default"
 MAX_MATCHES = 8
@@ -151,7 +151,7 @@ class EmbeddingCache:
         self.match = match
         self.layers: dict[str, LayerSpec] = {spec.name: spec for spec in specs}
         self.status_names = tuple(f"embedding:{name}" for name in self.layers)
-        self._spaces = {spec.name: Spaces(spec.dim, index) for spec in specs}
+        self._spaces = {spec.name: VectorSpaces(spec.dim, index) for spec in specs}
 
     @property
     def thresholds(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dejakv.decide.levels.base import Match, Query, Search
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import epoch_of
 from dejakv.vectors.base import TextEncoder, Vector
-from dejakv.vectors.spaces import Spaces
+from dejakv.vectors.spaces import VectorSpaces
 from dejakv.vectors.text import varying_part
 
 MAX_MATCHES = 8
@@ -53,7 +53,7 @@ class SemanticTextCache:
         self.encoder = encoder
         self.threshold = threshold
         self.chunk_window = chunk_window
-        self._spaces = Spaces(kind=index)
+        self._spaces = VectorSpaces(kind=index)
 
     @property
     def fingerprint(self) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from dejakv.blend.offsets import Correction, correct, corrections
+from dejakv.blend.offsets import OffsetCorrection, correct, corrections
 from dejakv.blend.recomputed import RecomputePlan
 from dejakv.blend.rope import ApplyRotary, Tables, rotate, turn
 from dejakv.errors import InputError, ModelError
@@ -39,7 +39,7 @@ class BlendLayer(DynamicLayer):
         self.dtype, self.device, self.is_initialized = values.dtype, values.device, True
         self.pending = True
         self.rows: Tensor | None = None
-        self.offsets: list[Correction] = []
+        self.offsets: list[OffsetCorrection] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.pending:
@@ -196,7 +196,7 @@ TOKENS, SHIFT = 24, 7
 
 
 @dataclass(frozen=True)
-class Mover:
+class KeyMover:
     """How one layer's keys move. `partial`: see `rope.rotate`; `kind`: the layer type its tables are made for."""
 
     apply: ApplyRotary
@@ -211,7 +211,7 @@ class BlendModel:
     model: Any
     layers: list[Any]
     rotary: Any
-    movers: list[Mover | None]
+    movers: list[KeyMover | None]
     _tables: dict[tuple[str | None, int], Tables] = field(default_factory=dict, repr=False)
 
     @property
@@ -310,7 +310,7 @@ def _parts_of(model: Any) -> BlendModel:
 
     by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
     kinds = list(text.layer_types) if by_kind else [None] * len(used)
-    return BlendModel(model, used, rotary, [Mover(apply, kind=kind) for kind in kinds])
+    return BlendModel(model, used, rotary, [KeyMover(apply, kind=kind) for kind in kinds])
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -365,7 +365,7 @@ def _learn_movers(
     """Finds for each layer what turns its keys at `positions` into those at `here + SHIFT`. Raises ModelError if nothing does."""
     for index, mover in enumerate(blend_model.movers):
         assert mover is not None
-        fitting: list[Mover | None] = []
+        fitting: list[KeyMover | None] = []
         # None last: keys without positions stay as they are.
         for trial in (replace(mover, partial=False), replace(mover, partial=True), None):
             single_layer = BlendModel(blend_model.model, blend_model.layers, blend_model.rotary, [trial])

@@ -11,21 +11,21 @@ from torch import Tensor
 
 from dejakv.blend.attention_probe import AttentionProbe
 from dejakv.blend.blend import BlendReport, find, not_worth
-from dejakv.blend.forced import Need
+from dejakv.blend.forced import ForcedTokens
 from dejakv.blend.recomputed import Choose, RecomputePlan, highest
 from dejakv.blend.settings import BlendConfig, first_asked
 from dejakv.blend.slices import copy_part, ranges_of, sliced
-from dejakv.blend.token_map import Donors, Ids, TokenMap, long_runs, new_text
+from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, long_runs, new_text
 from dejakv.decide.copied.fingerprints import GUARANTEED, with_media
 from dejakv.engines.base import UNREADABLE, ComputedRows, Donor, Prepared
 from dejakv.engines.tensors import borrowed, room_for, to_store
 from dejakv.engines.transformers.blend_model import BlendCache, BlendLayer, BlendModel
 from dejakv.errors import ModelError
-from dejakv.store.base import Chunk, ChunkMeta
+from dejakv.store.base import ChunkMeta, StoredState
 from dejakv.store.base import Tensor as Stored
 
 State = Sequence[tuple[int, Stored]]
-"""KV entries of one donor: stacked tensors (`Chunk.tensor`), each with the number of its first row. They hold all mapped rows."""
+"""KV entries of one donor: stacked tensors (`StoredState.tensor`), each with the number of its first row. They hold all mapped rows."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class PlannedBlend:
     """
 
     cache: BlendCache
-    donors: Donors
+    donors: DonorTokens
     found: TokenMap
     asked: int = 0
     target: Ids | None = None
@@ -99,7 +99,7 @@ def plan_blend(
     usable = list(donors)
     while usable:
         metas = [donor.meta for donor in usable]
-        donor_tokens = Donors.of(
+        donor_tokens = DonorTokens.of(
             *(with_media(meta.token_ids, meta.spans) for meta in metas), first=[meta.position for meta in metas]
         )
         # Only a donor computed in full from its first token on can give an exact prefix.
@@ -125,9 +125,9 @@ def plan_blend(
     return None, BlendReport(tokens, reason=UNREADABLE)
 
 
-def _read(donors: Sequence[Donor], donor_tokens: Donors, donor_map: TokenMap) -> list[Sequence[Chunk]] | int:
+def _read(donors: Sequence[Donor], donor_tokens: DonorTokens, donor_map: TokenMap) -> list[Sequence[StoredState]] | int:
     """Read the chunks with each donor's mapped rows; or return the index of an unreadable donor."""
-    parts: list[Sequence[Chunk]] = [()] * len(donors)
+    parts: list[Sequence[StoredState]] = [()] * len(donors)
     for number, _, places in donor_tokens.parts(donor_map.source):
         donor_parts = donors[number].read(ranges_of(places))
         if donor_parts is None:
@@ -136,7 +136,7 @@ def _read(donors: Sequence[Donor], donor_tokens: Donors, donor_map: TokenMap) ->
     return parts
 
 
-def _bytes_taken(parts: Sequence[Sequence[Chunk]], donor_tokens: Donors, donor_map: TokenMap) -> int:
+def _bytes_taken(parts: Sequence[Sequence[StoredState]], donor_tokens: DonorTokens, donor_map: TokenMap) -> int:
     total = 0.0
     for number, _, places in donor_tokens.parts(donor_map.source):
         rows = sum(stop - start for start, stop in ranges_of(places))
@@ -156,9 +156,9 @@ def plan_cache(
     model: BlendModel,
     target: Sequence[int],
     states: Sequence[State],
-    donors: Donors,
+    donors: DonorTokens,
     donor_map: TokenMap,
-    needed: Need,
+    needed: ForcedTokens,
     config: BlendConfig,
     choose: Choose = highest,
 ) -> PlannedBlend:
@@ -183,7 +183,12 @@ def plan_cache(
 
 
 def rearrange(
-    model: BlendModel, states: Sequence[State], donors: Donors, donor_map: TokenMap, device: Any, dtype: torch.dtype
+    model: BlendModel,
+    states: Sequence[State],
+    donors: DonorTokens,
+    donor_map: TokenMap,
+    device: Any,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Return the donors' KV entries in target order, `[2, layers, kv_heads, tokens, head_dim]`, keys at target positions."""
     tokens = len(donor_map)

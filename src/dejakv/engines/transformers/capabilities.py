@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 from transformers.cache_utils import DynamicCache
 
-from dejakv.decide.costs import MASKED, Costs
+from dejakv.decide.costs import MASKED, ReuseCosts
 from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache, plain_cache
 from dejakv.engines.transformers.model_settings import setting, text_config, text_setting
 from dejakv.engines.transformers.prompts import image_text_ids, vision_base
-from dejakv.engines.transformers.vision import Vision, given_features
+from dejakv.engines.transformers.vision import VisionModel, given_features
 from dejakv.errors import ModelError
 from dejakv.models.lckv.layout import layout_of
 from dejakv.pictures import decoded
@@ -31,7 +31,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 
 @dataclass(frozen=True)
-class Capabilities:
+class ModelCapabilities:
     """reuse: hand state out and start from it; images: take pictures; padding: answer the rows of a left-padded batch one by
     one. `reasons` says why not."""
 
@@ -40,7 +40,7 @@ class Capabilities:
     padding: bool = True
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def without(self, name: str, reason: str) -> "Capabilities":
+    def without(self, name: str, reason: str) -> "ModelCapabilities":
         """The same without capability `name`, and with the reason; itself for an empty reason."""
         return replace(self, **{name: not reason}, reasons={**self.reasons, name: reason} if reason else self.reasons)
 
@@ -69,7 +69,7 @@ def check_attention(model: Any) -> str:
     return str(implementation)
 
 
-def from_config(model: Any) -> Capabilities:
+def from_config(model: Any) -> ModelCapabilities:
     """The capabilities that the configuration does not rule out. Raises: ModelError for a model that is no decoder."""
     if setting(model.config, "is_encoder_decoder"):
         raise ModelError(f"{type(model).__name__} is an encoder-decoder: only decoder language models are supported")
@@ -82,11 +82,11 @@ def from_config(model: Any) -> Capabilities:
         reason = f"{type(model).__name__} does not use a dynamic KV cache"
     elif not check_attention(model):
         reason = "its attention implementation cannot be read from its configuration"
-    return Capabilities().without("reuse", reason)
+    return ModelCapabilities().without("reuse", reason)
 
 
 @torch.inference_mode()
-def self_check(model: Any, capabilities: Capabilities) -> Capabilities:
+def self_check(model: Any, capabilities: ModelCapabilities) -> ModelCapabilities:
     """Compare the last logits of a short run with those of the same run resumed from captured state.
 
     Returns the capabilities, without reuse and with the reason if the two disagree or the model fails.
@@ -209,7 +209,7 @@ def some_tokens(model: Any, count: int) -> torch.Tensor:
     return torch.tensor([chosen], device=model.get_input_embeddings().weight.device)
 
 
-def shape_of(model: Any, attention: str) -> Costs:
+def shape_of(model: Any, attention: str) -> ReuseCosts:
     """A model's work in floating-point operations, without embeddings. On a GPU, and with eager attention, pairs are not counted: a prefix always pays there. A
     layer-condensed model attends to the whole prompt."""
     embeddings = model.get_input_embeddings().weight
@@ -228,7 +228,7 @@ def shape_of(model: Any, attention: str) -> Costs:
     masked = attention == "sdpa" and embeddings.device.type == "cpu"
     # Under a causal mask a whole prompt has half of all pairs.
     pair, whole = 4 * layers * heads * width if masked else 0, 0.5 if masked and layout is None else 1.0
-    return Costs(2 * weights, pair, whole=whole, masked=MASKED, token_bytes=token_bytes)
+    return ReuseCosts(2 * weights, pair, whole=whole, masked=MASKED, token_bytes=token_bytes)
 
 
 def forward_of(model: Any) -> Callable[[int], object]:
@@ -242,7 +242,7 @@ def forward_of(model: Any) -> Callable[[int], object]:
 
 
 @torch.inference_mode()
-def check_pictures(model: Any, vision: Vision, capabilities: Capabilities) -> Capabilities:
+def check_pictures(model: Any, vision: VisionModel, capabilities: ModelCapabilities) -> ModelCapabilities:
     """A small picture through the model's own path must give the logits of ours, whole and from reused state.
 
     Models that fail take no pictures here, and say why (for instance, attention in both directions between a picture's
@@ -276,7 +276,7 @@ def check_pictures(model: Any, vision: Vision, capabilities: Capabilities) -> Ca
     return capabilities.without("images", reason)
 
 
-def _own_path(model: Any, vision: Vision, prompt: str, media: Media) -> torch.Tensor:
+def _own_path(model: Any, vision: VisionModel, prompt: str, media: Media) -> torch.Tensor:
     """What transformers itself makes of the picture."""
     device = model.get_input_embeddings().weight.device
     inputs = vision.book.processor(text=[prompt], images=[decoded(media)], return_tensors="pt")
@@ -291,7 +291,7 @@ def _own_path(model: Any, vision: Vision, prompt: str, media: Media) -> torch.Te
     return model(**moved, use_cache=False, return_dict=True).logits[0, -1].float()
 
 
-def _our_path(model: Any, vision: Vision, prepared: Prepared, cache: Any, start: int) -> torch.Tensor:
+def _our_path(model: Any, vision: VisionModel, prepared: Prepared, cache: Any, start: int) -> torch.Tensor:
     ids = torch.tensor([prepared.token_ids], device=model.get_input_embeddings().weight.device)
     # Nothing of the check may come into the registry.
     registry, vision.registry = vision.registry, None

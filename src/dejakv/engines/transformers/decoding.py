@@ -21,7 +21,7 @@ from dejakv.models.lckv.layout import layout_of
 from dejakv.request import Request, Sampling
 
 
-class Detokenizer:
+class TextDetokenizer:
     """Text piece by piece. A piece that ends inside a character is held back until the character is complete."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -44,7 +44,7 @@ class Detokenizer:
         return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-class Told:
+class TokenSink:
     """Passes tokens on, and knows whether there was any."""
 
     def __init__(self, on_token: OnToken) -> None:
@@ -56,7 +56,7 @@ class Told:
         self._on_token(token, text)
 
 
-class Steps(StoppingCriteria):
+class TokenObserver(StoppingCriteria):
     """Never stops. Notes when the run began and when its first token was there, in seconds of `perf_counter`, and passes the tokens of a
     single row on as they come.
 
@@ -67,7 +67,7 @@ class Steps(StoppingCriteria):
     def __init__(self, rows: int, tokenizer: Any, on_token: OnToken | None) -> None:
         self.began = time.perf_counter()
         self.first: float | None = None
-        self.rows, self._pieces, self._on_token = rows, Detokenizer(tokenizer), on_token
+        self.rows, self._pieces, self._on_token = rows, TextDetokenizer(tokenizer), on_token
         self.look: Callable[[], bool] | None = None
         self.same = True
 
@@ -95,7 +95,7 @@ class StopTexts(StoppingCriteria):
     """Stops one row when its new text holds one of `stops`: of the prompt's own text no stop is made, as `stop_strings` would."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
-        self._pieces = Detokenizer(tokenizer)
+        self._pieces = TextDetokenizer(tokenizer)
         self._stops = stops
         # So much of the earlier text may be the beginning of a stop text.
         self._held = max(map(len, stops)) - 1
@@ -135,7 +135,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def generate(model: Any, ids: torch.Tensor, cache: Cache | None, arguments: Mapping[str, Any], steps: Steps) -> Any:
+def generate(
+    model: Any, ids: torch.Tensor, cache: Cache | None, arguments: Mapping[str, Any], steps: TokenObserver
+) -> Any:
     """Continue `ids` `[1, n]` from a cache of its first tokens (None: the model's own); return the result of `generate`. Calls the class's
     `generate`: the object's own may be the caller (see `attach`)."""
     criteria = StoppingCriteriaList([*(arguments.get("stopping_criteria") or []), steps])
@@ -190,14 +192,14 @@ def width(model: Any, arguments: Mapping[str, Any]) -> int:
     return max(setting("num_beams"), setting("num_return_sequences"))
 
 
-class Declined(Exception):
+class FirstTokenDeclined(Exception):
     """The first token is not to be given; the message says why."""
 
 
 class _Behind(LogitsProcessor):
     """Looks at the model directly behind the prompt's forward, and changes no score."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: TokenObserver) -> None:
         self._steps = steps
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
@@ -216,7 +218,7 @@ class FirstLogits(LogitsProcessor):
         if accept is not None:
             reason = accept(scores[0].float().log_softmax(-1).cpu().numpy())
             if reason:
-                raise Declined(reason)
+                raise FirstTokenDeclined(reason)
         return scores
 
 

@@ -23,7 +23,7 @@ from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_map import Ids
 from dejakv.blend.top_layer import TopLayerConfig
 from dejakv.config import PrunePolicy, ReuseMethod
-from dejakv.decide.costs import CostMeter, Costs
+from dejakv.decide.costs import CostMeter, ReuseCosts
 from dejakv.engines.base import (
     FULL,
     PIECEWISE,
@@ -44,7 +44,7 @@ from dejakv.engines.transformers import decoding
 from dejakv.engines.transformers.blend_model import BlendModel, blend_model_of
 from dejakv.engines.transformers.blending import PlannedBlend, plan_blend
 from dejakv.engines.transformers.capabilities import (
-    Capabilities,
+    ModelCapabilities,
     check_attention,
     check_pictures,
     forward_of,
@@ -53,21 +53,28 @@ from dejakv.engines.transformers.capabilities import (
     shape_of,
     without_adapter_wrapper,
 )
-from dejakv.engines.transformers.decoding import Declined, Steps, continued, may_prune, prefill_pruned, pruning_of
-from dejakv.engines.transformers.generate_call import PROMPT_KEYS, Arguments, GenerateCall, rows_of
+from dejakv.engines.transformers.decoding import (
+    FirstTokenDeclined,
+    TokenObserver,
+    continued,
+    may_prune,
+    prefill_pruned,
+    pruning_of,
+)
+from dejakv.engines.transformers.generate_call import PROMPT_KEYS, GenerateArguments, GenerateCall, rows_of
 from dejakv.engines.transformers.hidden_keys import ROWS, left_out
 from dejakv.engines.transformers.kv import captured, empty_cache, filled_cache
 from dejakv.engines.transformers.loading import DTYPES, load
 from dejakv.engines.transformers.model_settings import text_setting
 from dejakv.engines.transformers.prompts import image_text_ids, positions, spans_of, text_ids, vision_base
 from dejakv.engines.transformers.top_layer import PlannedTopLayer, plan_top_layer, why_not
-from dejakv.engines.transformers.vision import Vision, given_features
+from dejakv.engines.transformers.vision import VisionModel, given_features
 from dejakv.engines.transformers.watch import ModelWatch, Writes
 from dejakv.errors import InputError, ModelChangedError, ModelError
-from dejakv.identity import BLOCK_TOKENS, Span, digest_of
+from dejakv.identity import BLOCK_TOKENS, MediumSpan, digest_of
 from dejakv.models.lckv.layout import layout_of
 from dejakv.request import DEFAULT_PARTITION, Media, Request, pieces, reusable
-from dejakv.store.base import Chunk, CorruptChunk, consecutive
+from dejakv.store.base import CorruptChunk, StoredState, consecutive
 from dejakv.store.forks import fork_safe_rlock
 from dejakv.store.store import Store
 from dejakv.vectors.base import normalized
@@ -103,8 +110,8 @@ class TransformersEngine(Engine):
         self._layout = layout_of(self.model)
 
         capabilities = from_config(self.model)
-        self.capabilities: Capabilities = self_check(self.model, capabilities) if check else capabilities
-        self.vision = Vision.of(self.model, processor, encoder_cache) if processor is not None else None
+        self.capabilities: ModelCapabilities = self_check(self.model, capabilities) if check else capabilities
+        self.vision = VisionModel.of(self.model, processor, encoder_cache) if processor is not None else None
         if self.vision is not None:
             self.capabilities = (
                 check_pictures(self.model, self.vision, self.capabilities)
@@ -215,7 +222,7 @@ class TransformersEngine(Engine):
         prefill_unit = BLOCK_TOKENS if self._as_prefix_cache else self.piece
         return Prepared(request, tuple(ids), tuple(spans), epoch=prompt_epoch, piece=prefill_unit)
 
-    def _tokenized(self, request: Request) -> tuple[Sequence[int], Sequence[Span]]:
+    def _tokenized(self, request: Request) -> tuple[Sequence[int], Sequence[MediumSpan]]:
         if not request.prompt.strip():
             raise InputError("the prompt is empty: give a question")
         if request.media and (self.vision is None or not self.capabilities.images):
@@ -245,7 +252,7 @@ class TransformersEngine(Engine):
             return outcome
 
         began, donor = time.perf_counter(), plan.donors[0]
-        sink = decoding.Told(on_token) if on_token is not None else None
+        sink = decoding.TokenSink(on_token) if on_token is not None else None
         # The last token is always computed: its logits begin the answer.
         tokens = plan.reused if plan.method == "prefix" else len(donor.token_ids) - 1
         until = plan.deadline()
@@ -277,7 +284,7 @@ class TransformersEngine(Engine):
         accept: Accept | None = None,
     ) -> Completion | Refusal:
         """See `Engine.blend`."""
-        began, sink = time.perf_counter(), decoding.Told(on_token) if on_token is not None else None
+        began, sink = time.perf_counter(), decoding.TokenSink(on_token) if on_token is not None else None
         if not isinstance(config, TopLayerConfig):
             _ = self.blend_model
         ready = time.perf_counter()  # the check of a model, once, says nothing of what a blend costs
@@ -297,7 +304,7 @@ class TransformersEngine(Engine):
 
             planning = time.perf_counter() - began
             completion = self.compute(prepared, partial=partial, on_token=sink, accept=accept)
-        except Declined as declined:
+        except FirstTokenDeclined as declined:
             return Refusal(str(declined), {"blend": replace(report, reason=str(declined))})
         except ModelError as error:
             if sink is not None and sink.any:
@@ -325,7 +332,7 @@ class TransformersEngine(Engine):
     def compute(
         self,
         prepared: Prepared,
-        parts: Sequence[Chunk] = (),
+        parts: Sequence[StoredState] = (),
         cached_tokens: int = 0,
         *,
         partial: PlannedBlend | PlannedTopLayer | None = None,
@@ -361,13 +368,13 @@ class TransformersEngine(Engine):
         writes: Writes,
         prepared: Prepared,
         arguments: Mapping[str, Any],
-        parts: Sequence[Chunk],
+        parts: Sequence[StoredState],
         cached_tokens: int,
         planned: PlannedBlend | PlannedTopLayer | None,
         on_token: OnToken | None,
     ) -> Completion:
         beams, n, spans = decoding.width(self.model, arguments), len(prepared.token_ids), prepared.spans
-        steps = Steps(beams, self.tokenizer, on_token)
+        steps = TokenObserver(beams, self.tokenizer, on_token)
         # Before any computation: state of another model must not be continued.
         self._check_model(prepared.epoch, n)
         self._take_pictures(prepared.request)  # a model that changed since `prepare` forgets all pictures
@@ -469,7 +476,7 @@ class TransformersEngine(Engine):
             details={"output": output},
         )
 
-    def costs(self, *, timed: bool = True) -> Costs | None:
+    def costs(self, *, timed: bool = True) -> ReuseCosts | None:
         """See `Engine.costs`."""
         if self._as_prefix_cache:
             return None
@@ -538,7 +545,7 @@ class TransformersEngine(Engine):
             with self._lock:
                 self.vision.forget(partition)
 
-    def untouchable(self, call: Arguments) -> str:
+    def untouchable(self, call: GenerateArguments) -> str:
         """Why a call of `generate` goes to the model untouched; empty if single prompts can serve it."""
         images = self.vision is not None and self.capabilities.images
         reason = call.why_untouched(images) or self._watch.momentary()
@@ -548,7 +555,7 @@ class TransformersEngine(Engine):
         shared = "the rows of a padded batch share one rotary table" if self._watch.by_length else ""
         return shared or self.capabilities.reasons.get("padding", "")
 
-    def requests_of(self, call: Arguments, partition: str, numbers: Iterator[int]) -> list[GenerateCall]:
+    def requests_of(self, call: GenerateArguments, partition: str, numbers: Iterator[int]) -> list[GenerateCall]:
         """Turn a call of `generate` into a request for each prompt, numbered by `numbers`, with its pixels.
 
         Raises: InputError for a prompt that is too long, ValueError for pixels that do not fit it.
@@ -600,7 +607,9 @@ class TransformersEngine(Engine):
         if self.vision is not None:
             self.vision.follow(self._watch.encoder_epoch)
 
-    def _begun(self, parts: Sequence[Chunk], cached_tokens: int, prepared: Prepared) -> tuple[Cache | None, int, int]:
+    def _begun(
+        self, parts: Sequence[StoredState], cached_tokens: int, prepared: Prepared
+    ) -> tuple[Cache | None, int, int]:
         """Fill a prompt's cache from stored parts. Returns it, its number of tokens, and their bytes.
 
         None: the model's own cache, if ours may not hold its layers. Raises: ModelError for state of another model.

@@ -14,8 +14,8 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from dejakv.engines.transformers.model_settings import setting
-from dejakv.engines.transformers.prompts import Picture
-from dejakv.identity import Span
+from dejakv.engines.transformers.prompts import PicturePrompt
+from dejakv.identity import MediumSpan
 from dejakv.request import Media, Request
 
 PROMPT_KEYS = frozenset({"input_ids", "attention_mask", "pixel_values", "image_grid_thw", "mm_token_type_ids"})
@@ -56,7 +56,7 @@ _SEE_PADDING = (
 )  # fmt: skip
 
 
-class Arguments:
+class GenerateArguments:
     """Arguments of a call of `generate`, over the given configuration, over the model's own.
 
     mask  the call's attention mask, or the one inferred by transformers from padding tokens
@@ -147,7 +147,7 @@ def _left_padded(mask: torch.Tensor) -> bool:
     return bool(plain and (mask[:, -1] == 1).all() and (mask[:, 1:] >= mask[:, :-1]).all())
 
 
-Pictures = tuple[tuple[Media, Picture, Mapping[str, torch.Tensor]], ...]
+Pictures = tuple[tuple[Media, PicturePrompt, Mapping[str, torch.Tensor]], ...]
 """A prompt's pictures: pixels as media, their description for the prompt, and the tower's inputs."""
 
 
@@ -156,7 +156,7 @@ class GenerateCall(Request):
     """One prompt of a call of `generate`, as token ids, with the call's own arguments and pixels beside the prompt."""
 
     token_ids: tuple[int, ...] = ()
-    spans: tuple[Span, ...] = ()
+    spans: tuple[MediumSpan, ...] = ()
     pictures: Pictures = ()
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -246,7 +246,9 @@ def _runs(prompt: Sequence[int], image_token: int | None) -> list[int]:
     return [len(list(run)) for token, run in groupby(prompt) if token == image_token]
 
 
-def _by_grid(pixels: torch.Tensor, grids: torch.Tensor, total: int) -> list[tuple[Picture, dict[str, torch.Tensor]]]:
+def _by_grid(
+    pixels: torch.Tensor, grids: torch.Tensor, total: int
+) -> list[tuple[PicturePrompt, dict[str, torch.Tensor]]]:
     """Pictures of many sizes in one list of patches, told apart by their grids (Qwen-VL)."""
     sizes = grids.prod(-1).tolist()
     # The tower merges so many patches into one token.
@@ -257,19 +259,19 @@ def _by_grid(pixels: torch.Tensor, grids: torch.Tensor, total: int) -> list[tupl
     cut = torch.split(pixels, sizes)
     shapes = [(int(grid[0]), int(grid[1]), int(grid[2])) for grid in grids]
     return [
-        (Picture(size // merged, grid=shape), {"pixel_values": part, "image_grid_thw": grids[index : index + 1]})
+        (PicturePrompt(size // merged, grid=shape), {"pixel_values": part, "image_grid_thw": grids[index : index + 1]})
         for index, (size, shape, part) in enumerate(zip(sizes, shapes, cut, strict=True))
     ]
 
 
-def _by_tiles(pixels: torch.Tensor, runs: Sequence[int]) -> list[tuple[Picture, dict[str, torch.Tensor]]]:
+def _by_tiles(pixels: torch.Tensor, runs: Sequence[int]) -> list[tuple[PicturePrompt, dict[str, torch.Tensor]]]:
     """Pictures of equal tiles (LLaVA, InternVL); tiles without text between them are one picture."""
     tiles, total = pixels.shape[0], sum(runs)
     rows = total // tiles if tiles else 0
     if not rows or rows * tiles != total or any(run % rows for run in runs):
         raise ValueError("pixel_values do not fit the image tokens")
     cut = torch.split(pixels, [run // rows for run in runs])
-    return [(Picture(run), {"pixel_values": part}) for run, part in zip(runs, cut, strict=True)]
+    return [(PicturePrompt(run), {"pixel_values": part}) for run, part in zip(runs, cut, strict=True)]
 
 
 def _bytes_of(inputs: Mapping[str, torch.Tensor]) -> bytes:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dejakv.engines.transformers.model_settings import setting
 from dejakv.errors import InputError, ModelError
-from dejakv.identity import Span
+from dejakv.identity import MediumSpan
 from dejakv.pictures import decoded
 from dejakv.request import Media
 
@@ -20,7 +20,7 @@ _KNOWN = 100_000
 
 
 @dataclass(frozen=True)
-class Picture:
+class PicturePrompt:
     """What a prompt must know of a picture, without its pixels.
 
     rows       tokens of its own in the prompt (what the tower's output has rows)
@@ -45,7 +45,7 @@ class PictureBook:
     image_token: str = ""
     image_token_id: int | None = None
     held: int = 4
-    _known: LRUCache[str, Picture] = field(default_factory=lambda: LRUCache(_KNOWN))
+    _known: LRUCache[str, PicturePrompt] = field(default_factory=lambda: LRUCache(_KNOWN))
     _pixels: FIFOCache[str, Mapping[str, Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class PictureBook:
         """A book that knows no picture yet."""
         return PictureBook(self.processor, self.image_token, self.image_token_id, self.held)
 
-    def get(self, media: Media) -> Picture:
+    def get(self, media: Media) -> PicturePrompt:
         """Look up a picture, decoded at first sight. Raises: InputError if the bytes are no readable picture."""
         picture = self._known.get(media.digest)
         if picture is None:
@@ -63,10 +63,10 @@ class PictureBook:
             picture = self._known[media.digest]
         return picture
 
-    def known(self, digest: str) -> Picture | None:
+    def known(self, digest: str) -> PicturePrompt | None:
         return self._known.get(digest)
 
-    def take(self, pictures: Sequence[tuple[Media, Picture, Mapping[str, Tensor]]]) -> None:
+    def take(self, pictures: Sequence[tuple[Media, PicturePrompt, Mapping[str, Tensor]]]) -> None:
         """Add a prompt's pictures with pixels that were processed elsewhere; all of them are kept."""
         # Or this prompt's first pictures would be gone when the tower runs.
         if len(pictures) > self._pixels.maxsize:
@@ -101,7 +101,7 @@ class PictureBook:
         ids = out["input_ids"][0].tolist()
         rows = ids.count(self.image_token_id)
         grid = out.get("image_grid_thw")
-        picture = Picture(rows, self._expansion(ids), _grid(grid) if grid is not None else None)
+        picture = PicturePrompt(rows, self._expansion(ids), _grid(grid) if grid is not None else None)
         tower_inputs = {key: value for key, value in out.items() if key not in _TEXT_KEYS and isinstance(value, Tensor)}
         self._known[media.digest], self._pixels[media.digest] = picture, tower_inputs
 
@@ -189,7 +189,7 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)))["input_ids"])
 
 
-def image_text_ids(book: PictureBook, text: str, media: Sequence[Media]) -> tuple[list[int], tuple[Span, ...]]:
+def image_text_ids(book: PictureBook, text: str, media: Sequence[Media]) -> tuple[list[int], tuple[MediumSpan, ...]]:
     """Token ids with pictures expanded as the model's processor does it, and each picture's span.
 
     Raises: InputError if placeholders and pictures do not match in number or a picture cannot be read.
@@ -218,8 +218,8 @@ def image_text_ids(book: PictureBook, text: str, media: Sequence[Media]) -> tupl
 
 
 def spans_of(
-    ids: Sequence[int], image_token: int | None, pictures: Sequence[Picture], digests: Sequence[str]
-) -> tuple[Span, ...]:
+    ids: Sequence[int], image_token: int | None, pictures: Sequence[PicturePrompt], digests: Sequence[str]
+) -> tuple[MediumSpan, ...]:
     """Where each picture's tokens stand. Raises: InputError if the prompt holds another number of image tokens."""
     places = [index for index, token in enumerate(ids) if token == image_token]
     if len(places) != sum(picture.rows for picture in pictures):
@@ -228,11 +228,11 @@ def spans_of(
             "give one placeholder for each picture and no other image tokens in the text"
         )
 
-    spans: list[Span] = []
+    spans: list[MediumSpan] = []
     for picture, digest in zip(pictures, digests, strict=True):
         picture_places, places = places[: picture.rows], places[picture.rows :]
         if picture_places:
-            spans.append(Span(picture_places[0], picture_places[-1] - picture_places[0] + 1, digest))
+            spans.append(MediumSpan(picture_places[0], picture_places[-1] - picture_places[0] + 1, digest))
     return tuple(spans)
 
 
@@ -240,7 +240,7 @@ def positions(
     base: Any,
     ids: Tensor,
     image_token: int | None = None,
-    spans: Sequence[Span] = (),
+    spans: Sequence[MediumSpan] = (),
     book: PictureBook | None = None,
 ) -> Tensor | None:
     """Positions of the whole prompt for a model that remembers those of its last pictures (M-RoPE): `[4, 1, n]` with pictures (text,

@@ -15,7 +15,7 @@ import torch
 from dejakv.blend.blend import BlendReport
 from dejakv.blend.rope import turn
 from dejakv.blend.settings import too_dear
-from dejakv.blend.token_map import Donors, Ids
+from dejakv.blend.token_map import DonorTokens, Ids
 from dejakv.blend.top_layer import TopLayerConfig, computed_rows, take_rows
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.engines.tensors import borrowed
@@ -23,7 +23,7 @@ from dejakv.models.lckv.attention import rotated
 from dejakv.models.lckv.cache import KV, GivenRows, LCKVCache
 from dejakv.models.lckv.layout import KVLayout, layout_of
 from dejakv.store.base import KV as EXACT
-from dejakv.store.base import Chunk
+from dejakv.store.base import StoredState
 
 UNSOUND = (
     "in an ordinary model every layer attends to its own KV. A prompt that skips the layers below the top leaves them empty, "
@@ -70,7 +70,7 @@ class PlannedTopLayer:
 
 
 def plan_top_layer(
-    engine: Any, prepared: Prepared, chunks: Sequence[Chunk], config: TopLayerConfig
+    engine: Any, prepared: Prepared, chunks: Sequence[StoredState], config: TopLayerConfig
 ) -> tuple[PlannedTopLayer | None, BlendReport]:
     """The planned cache, or None with the reason in the report."""
     tokens = len(prepared.token_ids)
@@ -84,7 +84,7 @@ def plan_top_layer(
     layout = layout_of(engine.model)
     assert layout is not None
 
-    donors = Donors.of(*(chunk.meta.token_ids for chunk in chunks))
+    donors = DonorTokens.of(*(chunk.meta.token_ids for chunk in chunks))
     ends = engine.sentence_ends
     row_sources = take_rows(prepared.token_ids, donors, "map", engine.embed_tokens, tail=config.tail, ends=ends)
     computed = computed_rows(row_sources)
@@ -133,7 +133,7 @@ def moved_rows(model: Any, state: torch.Tensor, row_sources: Ids, positions: np.
     return list(zip(keys, values, strict=True))
 
 
-def _foreign(states: Sequence[torch.Tensor], donors: Donors, layout: KVLayout, model: Any) -> str:
+def _foreign(states: Sequence[torch.Tensor], donors: DonorTokens, layout: KVLayout, model: Any) -> str:
     """Why a donor's state does not fit this model; empty if all fit."""
     layers, heads, dim = len(layout.kv_layers), model.config.num_key_value_heads, model.config.head_dim
     for state, length in zip(states, donors.lengths, strict=True):

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from dejakv.engines.base import Prepared
 from dejakv.engines.transformers.prompts import PictureBook, image_token_of, positions, run_tower, vision_base
 from dejakv.errors import InputError, ModelError
-from dejakv.identity import Span
+from dejakv.identity import MediumSpan
 from dejakv.request import Media, for_this_request, nothing_is_kept
 
 
@@ -45,7 +45,7 @@ class ImageRows:
         return out
 
 
-def rows_from(token_ids: Sequence[int], span: Span, start: int, image_token: int) -> int:
+def rows_from(token_ids: Sequence[int], span: MediumSpan, start: int, image_token: int) -> int:
     """How many of a picture's rows lie before token `start`: those are in the reused state already."""
     return sum(token == image_token for token in token_ids[span.start : min(start, span.start + span.length)])
 
@@ -76,7 +76,7 @@ _PARTITIONS = 256
 
 
 @dataclass
-class Vision:
+class VisionModel:
     """Pictures for one model. One request uses it at a time.
 
     base       the module whose `get_image_features` the model asks
@@ -97,7 +97,7 @@ class Vision:
     books: LRUCache[str, PictureBook] = field(default_factory=lambda: LRUCache(_PARTITIONS))
 
     @classmethod
-    def of(cls, model: Any, processor: Any, registry: Any) -> "Vision":
+    def of(cls, model: Any, processor: Any, registry: Any) -> "VisionModel":
         """Build the vision side of a model. Raises: ModelError without `get_image_features` or an image token."""
         base, token = vision_base(model), image_token_of(model, processor)
         if base is None or token is None:

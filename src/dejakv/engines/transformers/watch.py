@@ -110,7 +110,7 @@ class ModelWatch:
 
     def _renew(self) -> None:
         contents = self._contents = Contents(self._model, self._processor)
-        self.tables, self.piece = Tables(self._model), piece_of(self._model)
+        self.tables, self.piece = RotaryTables(self._model), piece_of(self._model)
         self.modules = frozenset(map(id, self._model.modules()))
         self.by_length = self.tables.any
         self._numerics = self._process()
@@ -224,7 +224,7 @@ def _writes(writes: Writes) -> Iterator[Writes]:
                 kind.__setattr__, kind.__delattr__ = _own_setattr, _own_delattr
 
 
-class Tables:
+class RotaryTables:
     """Rotary modules that make their tables anew for the length of each prompt (longrope, dynamic NTK): state is for prompts with the same
     tables alone.
 

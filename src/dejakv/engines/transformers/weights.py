@@ -21,7 +21,7 @@ POINTS = 16
 _SMALLEST, _LARGEST = 1 << 20, 1 << 26
 
 
-class _Part(NamedTuple):
+class _TensorPart(NamedTuple):
     """Bytes `start` to `stop` of a tensor."""
 
     tensor: int
@@ -48,7 +48,7 @@ class WeightDigest:
         ]
         # Before the digests: what is written while they are made differs at the next check.
         self._stamps = [_stamp(tensor) for tensor in distinct]
-        self._points = _Points(distinct)
+        self._points = _SamplePoints(distinct)
         self._samples = self._points.read(distinct)
         self._parts = _cut(distinct)
         self._digests = _digests(distinct, self._parts)
@@ -90,7 +90,7 @@ class WeightDigest:
         return [tensor for place in self._places if (tensor := tensors[place]) is not None]
 
     def _turn_agrees(self, distinct: Sequence[Tensor]) -> bool:
-        parts, digests, bytes_compared = list[_Part](), list[int](), 0
+        parts, digests, bytes_compared = list[_TensorPart](), list[int](), 0
         while bytes_compared < self._share and len(parts) < len(self._parts):
             part = self._parts[self._next]
             parts.append(part)
@@ -120,19 +120,19 @@ def _stamp(tensor: Tensor) -> tuple[int, tuple[int, ...], int]:
     return tensor.data_ptr(), tensor.stride(), -1 if tensor.is_inference() else tensor._version
 
 
-def _cut(tensors: Sequence[Tensor]) -> list[_Part]:
+def _cut(tensors: Sequence[Tensor]) -> list[_TensorPart]:
     """All bytes in parts of about a quarter of a turn; no part spans tensors."""
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     # Whole words of 8 bytes: `weighted_sum` reads them as int64.
     step = min(_LARGEST, max(_SMALLEST, sum(sizes) // (4 * TURNS))) // 8 * 8
-    parts: list[_Part] = []
+    parts: list[_TensorPart] = []
     for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
         part_bytes = step if tensor.is_contiguous() else max(size, 1)  # others are copied whole to be read in order
-        parts += [_Part(index, start, min(start + part_bytes, size)) for start in range(0, size, part_bytes)]
+        parts += [_TensorPart(index, start, min(start + part_bytes, size)) for start in range(0, size, part_bytes)]
     return parts
 
 
-def _digests(tensors: Sequence[Tensor], parts: Sequence[_Part]) -> list[int]:
+def _digests(tensors: Sequence[Tensor], parts: Sequence[_TensorPart]) -> list[int]:
     """A number for each part. On the CPU XXH3; on other devices sums, so that one transfer brings all of them."""
     results: list[int | Tensor] = []
     for part in parts:
@@ -189,7 +189,7 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1)
 
 
-class _Points:
+class _SamplePoints:
     """A few elements of every tensor, read together: one copy for each device and dtype.
 
     On the CPU the views are kept, since making them is most of the cost. They hold the tensors' memory until the next

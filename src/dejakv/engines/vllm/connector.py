@@ -26,19 +26,19 @@ from dejakv.blend.sentences import sentence_ends
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import EXTENSION, bound_runner, watched_model
-from dejakv.engines.vllm.blend.blend import Blender
-from dejakv.engines.vllm.blend.model import Rotary
-from dejakv.engines.vllm.blend.names import Names, is_approximate
+from dejakv.engines.vllm.blend.blend import BlendRunner
+from dejakv.engines.vllm.blend.model import LayerRotaryTables
+from dejakv.engines.vllm.blend.names import ApproximateNames, is_approximate
 from dejakv.engines.vllm.blend.rows import RowForward
-from dejakv.engines.vllm.generations import UNCLEAN, Watch
-from dejakv.engines.vllm.identity import Adapters, server_epoch
-from dejakv.engines.vllm.lookups import Lookups
+from dejakv.engines.vllm.generations import UNCLEAN, WeightsWatch
+from dejakv.engines.vllm.identity import LoraAdapters, server_epoch
+from dejakv.engines.vllm.lookups import LookupRunner
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.pages import PagedKV
 from dejakv.engines.vllm.prometheus import DejaKVPromMetrics
-from dejakv.engines.vllm.ranks import ALONE, Ranks, is_apart, rank_count, settings_of_rank
+from dejakv.engines.vllm.ranks import ALONE, RankGroup, is_apart, rank_count, settings_of_rank
 from dejakv.engines.vllm.refusals import refuse_beside_others, refuse_unsupported
-from dejakv.engines.vllm.saves import Room
+from dejakv.engines.vllm.saves import SaveLimits
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stats import ConnectorCounts, DejaKVStats
@@ -57,7 +57,7 @@ def make_scheduler_side(
 ) -> SchedulerSide:
     """Make the scheduler side. Raises: ConfigError, StoreError, MissingExtraError."""
     base_epoch = server_epoch(vllm_config, kv_cache_config)
-    adapters = Adapters(
+    adapters = LoraAdapters(
         base_epoch,
         upstream.adapters_applied(vllm_config),
         _RUNTIME if upstream.adapters_change_at_runtime() else "",
@@ -68,12 +68,12 @@ def make_scheduler_side(
     stores = [open_store(settings_of_rank(settings, rank, ranks), vllm_config) for rank in range(ranks)]
     store = stores[0] if ranks == 1 else EveryRank(stores)
     config = settings.cache_config()
-    lookups = Lookups(HierarchicalCache(store, config=config), settings, adapters)
+    lookups = LookupRunner(HierarchicalCache(store, config=config), settings, adapters)
 
     budget = vllm_config.scheduler_config.max_num_batched_tokens
     # Without vLLM's prefix cache no block is ever shared.
     shares_blocks = vllm_config.cache_config.enable_prefix_caching
-    names = Names(
+    names = ApproximateNames(
         settings,
         upstream.hash_block_tokens(kv_cache_config),
         upstream.block_tokens(kv_cache_config),
@@ -94,14 +94,14 @@ def make_scheduler_side(
     )
 
 
-def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
+def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> SaveLimits:
     """Limits of one rank's saves."""
     token_bytes = upstream.bytes_per_token(kv_cache_config)
     # An increment must begin where vLLM's blocks and the store's index both have a border.
     unit = math.lcm(upstream.block_tokens(kv_cache_config), BLOCK_TOKENS)
     max_stored_tokens = max(1, settings.max_bytes // token_bytes) if settings.max_bytes else 0
     drops = upstream.drops_blocks(kv_cache_config)
-    return Room(
+    return SaveLimits(
         settings.max_pending_bytes // token_bytes, unit, max_stored_tokens, drops, upstream.is_stepped_by_hand()
     )
 
@@ -109,13 +109,13 @@ def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> Room:
 def make_worker_side(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV, *, blends: bool) -> WorkerSide:
     """Make the worker side. Raises: ConfigError, StoreError, ModelError."""
     settings = settings_of_rank(settings, upstream.rank(), rank_count(vllm_config))
-    weights_watch = Watch.of(watched_model(vllm_config))
+    weights_watch = WeightsWatch.of(watched_model(vllm_config))
     blend_runner = blender_for(vllm_config, settings, paged) if blends else None
     store = open_store(settings, vllm_config, writing=True)
     return WorkerSide(store, paged, blend_runner, weights_watch, settings.load_timeout_s, settings.max_pending_bytes)
 
 
-def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> Blender:
+def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -> BlendRunner:
     """Make the blender of the worker's model. Raises: ConfigError if the worker was not handed over, ModelError if keys of the model cannot
     be moved."""
     runner = bound_runner(vllm_config)
@@ -129,10 +129,10 @@ def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -
     if vllm_config.lora_config is not None:
         model = upstream.without_adapters(model)
 
-    rotary = Rotary.of(model, list(paged.layers.values()))
+    rotary = LayerRotaryTables.of(model, list(paged.layers.values()))
     forward = RowForward(runner, model, paged.layers, paged.block_tokens)
     ends = sentence_ends(upstream.tokenizer_of(vllm_config))
-    return Blender(
+    return BlendRunner(
         forward,
         rotary,
         paged,
@@ -140,7 +140,7 @@ def blender_for(vllm_config: Any, settings: ConnectorSettings, paged: PagedKV) -
         vllm_config.model_config.max_model_len,
         vllm_config.scheduler_config.max_num_batched_tokens,
         ends,
-        Ranks(upstream.ranks_group()) if rank_count(vllm_config) > 1 else ALONE,
+        RankGroup(upstream.ranks_group()) if rank_count(vllm_config) > 1 else ALONE,
     )
 
 
@@ -249,7 +249,7 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
         """Loads are over before their request is scheduled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Saves are copied in one go, behind a step (`Room.at_once`)."""
+        """Saves are copied in one go, behind a step (`SaveLimits.at_once`)."""
 
     def wait_for_save(self) -> None:
         self.worker_side.copy_saves(self._plan())

@@ -31,7 +31,7 @@ from dejakv.config import switched_off
 from dejakv.encoder_cache import EncoderView, VisualKVCache
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import watched_model
-from dejakv.engines.vllm.generations import Generations, Watch
+from dejakv.engines.vllm.generations import WeightGenerations, WeightsWatch
 from dejakv.engines.vllm.identity import AnonymousMedia, media_digest, partition_of, server_epoch
 from dejakv.engines.vllm.ranks import is_apart, rank_count
 from dejakv.engines.vllm.settings import EncoderSettings, choices_in
@@ -43,7 +43,7 @@ MOST_SAVES = 64
 
 
 @dataclass(frozen=True)
-class Sight:
+class MediumLookup:
     """One medium of one request: the key of its output, and the output if it was found."""
 
     epoch: str
@@ -66,8 +66,8 @@ class EncoderFinder:
         self._epoch = epoch
         self._timeout = timeout_s
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-media")
-        self._lookups: dict[tuple[str, int], tuple[Future[Sight | None] | None, float]] = {}
-        self._sights: FIFOCache[str, Sight | None] = FIFOCache(REMEMBERED)
+        self._lookups: dict[tuple[str, int], tuple[Future[MediumLookup | None] | None, float]] = {}
+        self._sights: FIFOCache[str, MediumLookup | None] = FIFOCache(REMEMBERED)
         self._looked_at: set[str] = set()
 
     def ready(self, request: Any) -> bool:
@@ -103,7 +103,7 @@ class EncoderFinder:
         self._looked_at = {feature.identifier for feature in request.mm_features} - unknown
         return done
 
-    def sight(self, identifier: str) -> Sight | None:
+    def sight(self, identifier: str) -> MediumLookup | None:
         """The lookup's result for a medium of the request last given to `ready`; None if unknown, not looked up, or if its identifier has
         stood for two contents or two partitions."""
         return self._sights.get(identifier) if identifier in self._looked_at else None
@@ -132,7 +132,7 @@ class EncoderFinder:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self, epoch: str, data: Any, modality: str, partition: str) -> Sight | None:
+    def _look(self, epoch: str, data: Any, modality: str, partition: str) -> MediumLookup | None:
         """None for a medium whose content is not at hand."""
         try:
             digest = media_digest(data)
@@ -142,9 +142,9 @@ class EncoderFinder:
             block = self._view_of(epoch, partition).lookup(digest, modality)
         except Exception:  # a registry that fails costs an encoder run
             block = None
-        return Sight(epoch, digest, partition, modality, block.embedding if block is not None else None)
+        return MediumLookup(epoch, digest, partition, modality, block.embedding if block is not None else None)
 
-    def _note(self, identifier: str, medium_lookup: Sight | None) -> None:
+    def _note(self, identifier: str, medium_lookup: MediumLookup | None) -> None:
         previous = self._sights.get(identifier, medium_lookup)
         # An identifier that stood for two contents or two tenants serves neither.
         if (
@@ -174,7 +174,7 @@ class EncoderOrders(ECConnectorMetadata):
     """Scheduler to worker: outputs to use, by identifier; places for computed ones; and the generation of weights of both."""
 
     load: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    file: dict[str, Sight] = field(default_factory=dict[str, Sight])
+    file: dict[str, MediumLookup] = field(default_factory=dict[str, MediumLookup])
     generation: int = 0
 
 
@@ -251,10 +251,10 @@ class DejaKVEncoderConnector(ECConnectorBase):
         registry, users = _registries[self._engine_id]
         users.add(id(self))
         self._view_of = registry.view
-        self._generations = Generations(server_epoch(vllm_config), rank_count(vllm_config))
+        self._generations = WeightGenerations(server_epoch(vllm_config), rank_count(vllm_config))
         self._finder = EncoderFinder(self._view_of, self._generations.epoch, self.settings.lookup_timeout_s)
 
-        self._watch = Watch(None)
+        self._watch = WeightsWatch(None)
         self._orders = EncoderOrders()
         self.encoded = 0
         self._saving = ThreadPoolExecutor(1, thread_name_prefix="dejakv-encoder-save")
@@ -322,7 +322,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
     # Worker side
 
     def start_worker_services(self) -> None:
-        self._watch = Watch.of(watched_model(self._vllm_config))
+        self._watch = WeightsWatch.of(watched_model(self._vllm_config))
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
         device = self._vllm_config.device_config.device
@@ -370,7 +370,7 @@ class DejaKVEncoderConnector(ECConnectorBase):
         assert isinstance(orders, EncoderOrders)
         return orders
 
-    def _keep(self, medium_lookup: Sight, output: torch.Tensor) -> None:
+    def _keep(self, medium_lookup: MediumLookup, output: torch.Tensor) -> None:
         with suppress(Exception):  # a full or damaged registry costs another encoder run, nothing else
             self._view_of(medium_lookup.epoch, medium_lookup.partition).store(
                 medium_lookup.digest, medium_lookup.modality, output

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from dejakv.engines.vllm.ranks import Answers
+from dejakv.engines.vllm.ranks import RankAnswers
 from dejakv.identity import epoch_of
 
 # Words of which one sum goes into the digest.
@@ -30,7 +30,7 @@ _WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @dataclass(frozen=True)
-class _Slot:
+class _WeightSlot:
     """A place in a module for a tensor or packed weights, and its content at the last reading."""
 
     owner: dict[str, Any]
@@ -77,7 +77,7 @@ class WeightDigests:
         self._samples = [_joined(views) for views in self._views]
         return self._digest()
 
-    def _found(self) -> Iterator[_Slot]:
+    def _found(self) -> Iterator[_WeightSlot]:
         for module in self._model.modules():
             packed = False
             for owner in (module._parameters, module._buffers):
@@ -85,9 +85,11 @@ class WeightDigests:
                     if tensor is not None:
                         # Kernels that pack weights leave an empty tensor, and hold them in a callable.
                         packed |= not tensor.numel()
-                        yield _Slot(owner, name, tensor)
+                        yield _WeightSlot(owner, name, tensor)
             if packed:
-                yield from (_Slot(vars(module), name, value) for name, value in vars(module).items() if callable(value))
+                yield from (
+                    _WeightSlot(vars(module), name, value) for name, value in vars(module).items() if callable(value)
+                )
 
     def _unmoved(self) -> bool:
         same = all(slot.owner.get(slot.name) is slot.held for slot in self._slots)
@@ -176,7 +178,7 @@ CHANGED = "the weights were changed without a reset"
 RESET = "a reset: the weights may have changed"
 
 
-class Watch:
+class WeightsWatch:
     """Watches one worker's weights. Without `weights` it notices nothing, and never reports those of the start."""
 
     def __init__(self, weights: WeightDigests | None) -> None:
@@ -187,7 +189,7 @@ class Watch:
         self._told = False
 
     @classmethod
-    def of(cls, model: torch.nn.Module | None) -> "Watch":
+    def of(cls, model: torch.nn.Module | None) -> "WeightsWatch":
         """Reads the weights of the model (`bind`)."""
         if model is None:
             log.warning(
@@ -238,7 +240,7 @@ class Watch:
 UNCLEAN = "blocks from before the reset are in use: reset again when no request runs"
 
 
-class Generations:
+class WeightGenerations:
     """Epoch of the weights over resets of the prefix cache: the first one again if every rank finds the weights unchanged, else random. For
     the engine loop alone, except `epoch`, which any thread may read.
 
@@ -253,7 +255,7 @@ class Generations:
         self.epoch = start
         self.number = 0
         self.problem = ""
-        self._answers = Answers[bool](ranks)
+        self._answers = RankAnswers[bool](ranks)
         self.unknown = False
 
     def begin(self, problem: str = "") -> None:
@@ -262,7 +264,7 @@ class Generations:
         self.problem = problem
         self.epoch = epoch_of({"start": self._start, "generation": secrets.token_hex(16)})
         # Answers about the generation before must not be counted with new ones.
-        self._answers = Answers[bool](self._ranks)
+        self._answers = RankAnswers[bool](self._ranks)
         self.unknown = True
 
     def heard(self, number: int, same: bool) -> None:

@@ -26,7 +26,7 @@ import torch
 from dejakv.engines.base import Prepared
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.ranks import rank_count
-from dejakv.identity import Span, digest_of, epoch_of
+from dejakv.identity import MediumSpan, digest_of, epoch_of
 from dejakv.request import DEFAULT_PARTITION, Request
 
 log = logging.getLogger("dejakv.vllm")
@@ -166,13 +166,13 @@ class AnonymousMedia(Exception):
     """A medium without pixels at hand, so that nothing proves its content."""
 
 
-def spans_of(features: Any) -> tuple[Span, ...]:
+def spans_of(features: Any) -> tuple[MediumSpan, ...]:
     """Place and digest of each medium. Raises: AnonymousMedia if a medium's data is not at hand."""
-    spans: list[Span] = []
+    spans: list[MediumSpan] = []
     for feature in features:
         if feature.data is None:
             raise AnonymousMedia(_AWAY)
-        spans.append(Span(feature.mm_position.offset, feature.mm_position.length, media_digest(feature.data)))
+        spans.append(MediumSpan(feature.mm_position.offset, feature.mm_position.length, media_digest(feature.data)))
     return tuple(spans)
 
 
@@ -192,7 +192,7 @@ class UnprovenAdapter(Exception):
     """The weights of a request's adapter are not proven. The request runs without reuse, with the reason."""
 
 
-class Adapters:
+class LoraAdapters:
     """The LoRA adapters of one server.
 
     base       epoch of the server without an adapter; set anew when the weights may have changed (`generations`)

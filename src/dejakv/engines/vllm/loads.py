@@ -15,15 +15,15 @@ import torch
 
 from dejakv.engines.base import LATE, unread
 from dejakv.engines.tensors import NAMES, borrowed
-from dejakv.engines.vllm.blend.blend import FAILED, Blender, Mixer
-from dejakv.engines.vllm.blend.state import Blending
-from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan
-from dejakv.engines.vllm.pages import Buffers, PagedKV
+from dejakv.engines.vllm.blend.blend import FAILED, BlendRunner, BlendWorker
+from dejakv.engines.vllm.blend.state import BlendState
+from dejakv.engines.vllm.messages import IDLE_WAIT_S, LoadOrder, LoadResult, StepPlan
+from dejakv.engines.vllm.pages import BufferPool, PagedKV
 from dejakv.errors import InputError
-from dejakv.store.base import KV, Chunk, Rows, joined
+from dejakv.store.base import KV, Rows, StoredState, joined
 from dejakv.store.store import Store
 
-Parts = Sequence[Chunk]
+Parts = Sequence[StoredState]
 """Chunks that hold some of a state's rows each, first rows first."""
 
 
@@ -36,12 +36,12 @@ STORE_FAILED = "the store failed"
 DRAFT_FAILED = "the blend failed"
 
 
-_Fetched = torch.Tensor | Blending | str
+_Fetched = torch.Tensor | BlendState | str
 """Pages to copy as they are (they may be the store's own memory), a blend, or why there is neither."""
 
 
 @dataclass
-class _Loading:
+class _PendingLoad:
     """A load under way.
 
     begun     when a thread took it up
@@ -51,7 +51,7 @@ class _Loading:
     given_up  why it was given up, beside a problem of its blend
     """
 
-    load: Load
+    load: LoadOrder
     ordered: float
     begun: float | None = None
     until: float | None = None
@@ -66,10 +66,10 @@ class _Loading:
         return self.fetched.result() if self.fetched is not None and self.fetched.done() else None
 
     @property
-    def blend(self) -> Blending | None:
+    def blend(self) -> BlendState | None:
         """Its blend, once its draft is there."""
         arrived = self.arrived
-        return arrived if isinstance(arrived, Blending) else None
+        return arrived if isinstance(arrived, BlendState) else None
 
     @property
     def problem(self) -> str:
@@ -88,7 +88,7 @@ class _Loading:
 
 
 @dataclass
-class Loads:
+class LoadRunner:
     """The loads of one worker.
 
     timeout_s        a load fails whose data takes longer to read. The time in which it waits for a thread while these take up others, or a blend
@@ -100,30 +100,30 @@ class Loads:
 
     store: Store
     timeout_s: float
-    buffers: Buffers
+    buffers: BufferPool
     max_draft_bytes: int
     paged: PagedKV
-    mixer: Mixer | None = None
+    mixer: BlendWorker | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="dejakv-load"))
     _drafting: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="dejakv-draft")
     )
     _taken_up: dict[bool, float] = field(default_factory=dict[bool, float])
-    _loading: list[_Loading] = field(default_factory=list[_Loading])
+    _loading: list[_PendingLoad] = field(default_factory=list[_PendingLoad])
     _told: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def __len__(self) -> int:
         return len(self._loading)
 
     @property
-    def blender(self) -> Blender | None:
+    def blender(self) -> BlendRunner | None:
         return self.mixer.blender if self.mixer is not None else None
 
-    def order(self, loads: list[Load]) -> None:
+    def order(self, loads: list[LoadOrder]) -> None:
         """Start reading the state of these loads."""
         now = time.monotonic()
         for load in loads:
-            self._loading.append(_Loading(load, now))
+            self._loading.append(_PendingLoad(load, now))
         self._begin()
 
     def give_up(self, why: str) -> None:
@@ -140,7 +140,7 @@ class Loads:
         # Before the loop, since a blend may end with the rows of this step.
         self._mix(plan, refused)
         over: list[LoadResult] = []
-        waiting: list[_Loading] = []
+        waiting: list[_PendingLoad] = []
 
         for item in self._loading:
             # The other ranks count on a reported draft: no rank gives it up alone.
@@ -166,7 +166,7 @@ class Loads:
         for pool in (self._pool, self._drafting):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _rows(self, item: _Loading) -> int:
+    def _rows(self, item: _PendingLoad) -> int:
         """Rows of steps left for a blend. Without room for those of the check it would never begin."""
         if item.blend is None or item.problem or self.blender is None:
             return 0
@@ -180,7 +180,7 @@ class Loads:
         else:
             time.sleep(IDLE_WAIT_S)
 
-    def _late(self, item: _Loading) -> bool:
+    def _late(self, item: _PendingLoad) -> bool:
         """Whether its data should be there by now. One that waits for a thread is late if its threads have taken up none for so long."""
         if item.fetched is None or item.fetched.done():
             return False
@@ -203,10 +203,10 @@ class Loads:
                 draft_bytes += item_bytes
                 item.fetched = (self._drafting if item_bytes else self._pool).submit(self._fetch, item)
 
-    def _draft_bytes(self, load: Load) -> int:
+    def _draft_bytes(self, load: LoadOrder) -> int:
         return len(load.blend) * self.paged.bytes_per_token
 
-    def _fetch(self, item: _Loading) -> _Fetched:
+    def _fetch(self, item: _PendingLoad) -> _Fetched:
         """In a thread: read the needed part of a state, or draft a blend; return the reason if neither is possible."""
         load = item.load
         now = item.begun = self._taken_up[bool(load.blend)] = time.monotonic()
@@ -245,7 +245,7 @@ class Loads:
                 return "the donor's state has another dtype"
         return parts
 
-    def _drafted(self, load: Load, until: float | None) -> Blending | str:
+    def _drafted(self, load: LoadOrder, until: float | None) -> BlendState | str:
         """In a thread too: token map, donors' rows, keys moved, what must be computed."""
         if self.blender is None:
             return "blend is not possible in this worker"
@@ -257,7 +257,7 @@ class Loads:
         try:
             read = partial(self._read, until=until)
             draft = self.blender.draft(load.blend, load.start, load.stop, metas, read, self.buffers, missing_reasons)
-            return Blending(draft, load.block_ids[0])
+            return BlendState(draft, load.block_ids[0])
         except InputError as error:
             return str(error)
         except Exception as error:
@@ -268,7 +268,7 @@ class Loads:
         """In the engine loop: begin blends that may, and compute rows."""
         if self.mixer is None:
             return
-        mixing: list[Blending] = []
+        mixing: list[BlendState] = []
         for item in self._loading:
             name, blend = item.load.request_id, item.blend
             item.given_up = item.given_up or plan.drop.get(name, "")
@@ -284,7 +284,7 @@ class Loads:
 
         self.mixer.mix(mixing, plan.room, refused)
 
-    def _put_in(self, item: _Loading, refused: str) -> LoadResult:
+    def _put_in(self, item: _PendingLoad, refused: str) -> LoadResult:
         """Finish a load: put an exact state into its blocks, report a blend's. A problem is reported, not raised."""
         load = item.load
         if item.fetched is None or item.fetched.cancel():  # it was never begun
@@ -306,7 +306,7 @@ class Loads:
             return LoadResult(load.request_id, 0, 0.0, problem=problem)
 
         seconds = time.monotonic() - item.ordered
-        if not isinstance(arrived, Blending):
+        if not isinstance(arrived, BlendState):
             nbytes = load.tokens * self.paged.bytes_per_token
             return LoadResult(load.request_id, nbytes, seconds, donors=load.donors)
         draft = arrived.draft

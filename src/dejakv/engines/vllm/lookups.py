@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dejakv.cache import HierarchicalCache
-from dejakv.decide.costs import Costs, Rate
+from dejakv.decide.costs import ReuseCosts, RunningMedian
 from dejakv.decide.plan import Decision
 from dejakv.engines.base import ComputedRows, Prepared
-from dejakv.engines.vllm.identity import Adapters, AnonymousMedia, UnprovenAdapter, prepare
-from dejakv.engines.vllm.messages import Kept, Timed
+from dejakv.engines.vllm.identity import AnonymousMedia, LoraAdapters, UnprovenAdapter, prepare
+from dejakv.engines.vllm.messages import BlendedRows, TimedStep
 from dejakv.engines.vllm.request import LookupResult, told
-from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.settings import ConnectorSettings, RequestOptions
 from dejakv.request import keeping
 from dejakv.store.base import ChunkMeta
 from dejakv.store.budgets import now
@@ -31,28 +31,28 @@ LEAST_EACH = 8
 
 
 @dataclass
-class Pace:
+class RowPace:
     """Measures the seconds of a row. Planned and heard in the engine loop; any thread may ask for `costs`."""
 
     clock: Callable[[], float] = time.monotonic
-    _row: Rate | None = None
+    _row: RunningMedian | None = None
     _last: float = 0.0
 
     @property
-    def costs(self) -> Costs | None:
+    def costs(self) -> ReuseCosts | None:
         """A row's seconds, the median of the latest steps, and nothing else; None before the first such step."""
-        return None if self._row is None else Costs(row=self._row.value)
+        return None if self._row is None else ReuseCosts(row=self._row.value)
 
-    def planned(self, output: Any, *, alone: bool) -> Timed | None:
+    def planned(self, output: Any, *, alone: bool) -> TimedStep | None:
         """Note a step of vLLM's scheduler if its time will tell the seconds of a row; None otherwise. `alone`: the worker does no other
         long work."""
         tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
         # Such steps take time that is not their rows'.
         if not alone or output.scheduled_encoder_inputs or tokens < max(LEAST_TOKENS, LEAST_EACH * requests):
             return None
-        return Timed(self.clock(), tokens)
+        return TimedStep(self.clock(), tokens)
 
-    def over(self, step: Timed | None) -> None:
+    def over(self, step: TimedStep | None) -> None:
         """Note the end of a step from `planned`, or of another one (None)."""
         now = self.clock()
         if step is not None:  # asynchronous scheduling plans a step while the one before it runs
@@ -62,7 +62,7 @@ class Pace:
     def seen(self, row_seconds: float) -> None:
         """Add a measured step, in seconds per row."""
         if self._row is None:
-            self._row = Rate(row_seconds)
+            self._row = RunningMedian(row_seconds)
         else:
             self._row.add(row_seconds)
 
@@ -70,7 +70,7 @@ class Pace:
 log = logging.getLogger("dejakv.vllm")
 
 
-class Indexing:
+class StoreIndexing:
     """Keeps a cache's finder in step with a store that workers and other processes write to.
 
     refresh_s  seconds between searches for others' chunks; 0: never
@@ -126,26 +126,26 @@ class Indexing:
                 log.debug("other processes' prompts cannot be looked for: %s", error)
 
 
-class Lookups:
+class LookupRunner:
     """The lookups of one server.
 
     adapters  the epoch of a request's LoRA adapter, or of the base model
     pace      what a row takes, as the scheduler side sees it
     """
 
-    def __init__(self, cache: HierarchicalCache, settings: ConnectorSettings, adapters: Adapters) -> None:
+    def __init__(self, cache: HierarchicalCache, settings: ConnectorSettings, adapters: LoraAdapters) -> None:
         self.cache = cache
-        self.index = Indexing(cache, settings.refresh_s if settings.store else 0)
+        self.index = StoreIndexing(cache, settings.refresh_s if settings.store else 0)
         self.adapters = adapters
-        self.pace = Pace()
+        self.pace = RowPace()
         self._settings = settings
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="dejakv-lookup")
 
-    def submit(self, request: Any, options: Wish) -> "Future[LookupResult]":
+    def submit(self, request: Any, options: RequestOptions) -> "Future[LookupResult]":
         """Start a lookup. Its result is never an exception: an error is a miss with its reason."""
         return self._pool.submit(self._look, request, options, self.index.last)
 
-    def rows_of(self, meta: ChunkMeta, blended_rows: Kept) -> list[ChunkMeta]:
+    def rows_of(self, meta: ChunkMeta, blended_rows: BlendedRows) -> list[ChunkMeta]:
         """Descriptions of a blended prompt's new text; `meta`: that of its exact state."""
         rows = ComputedRows(blended_rows.runs, blended_rows.donors, blended_rows.generation, lambda first, stop: None)
         return self.cache.describe_rows(meta, rows, meta.ttl)
@@ -155,7 +155,7 @@ class Lookups:
         self.index.close()
         self.cache.close()
 
-    def _look(self, request: Any, options: Wish, indexed: "Future[None] | None") -> LookupResult:
+    def _look(self, request: Any, options: RequestOptions, indexed: "Future[None] | None") -> LookupResult:
         began = time.perf_counter()
         try:
             # A request finds all that was confirmed before it came.
@@ -170,7 +170,7 @@ class Lookups:
             lookup_result = LookupResult(reason=f"the lookup failed: {type(error).__name__}")
         return replace(lookup_result, seconds=time.perf_counter() - began)
 
-    def _find(self, request: Any, options: Wish) -> LookupResult:
+    def _find(self, request: Any, options: RequestOptions) -> LookupResult:
         prepared = prepare(request, self.adapters.epoch_of(request.lora_request), options.ttl)
         reuse_request, no_blend = options.ask(), ""
         if reuse_request.mode == "blend" and prepared.spans:
@@ -194,7 +194,7 @@ class Lookups:
         )
         return replace(lookup_result, away=read_seconds, instead=None if fallback is None else self._placed(fallback))
 
-    def _to_save(self, prepared: Prepared, decision: Decision, options: Wish) -> ChunkMeta | None:
+    def _to_save(self, prepared: Prepared, decision: Decision, options: RequestOptions) -> ChunkMeta | None:
         settings = self._settings
         tokens = len(prepared.token_ids)
         # The last token is computed in any case, so a hit reuses one token less than is stored.

@@ -16,7 +16,7 @@ IDLE_WAIT_S = 0.004
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedStep:
     """A step that measures the seconds of a row: time of planning, by the scheduler's clock, and tokens."""
 
     planned: float
@@ -24,7 +24,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadOrder:
     """Put the state of tokens `start..stop-1` into the request's blocks.
 
     donors     stored chunks it comes from, the best first; for exact state there is one
@@ -48,7 +48,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Save:
+class SaveOrder:
     """Store the KV of tokens `first..stop-1` of those described by `meta`, of the prompt whose blocks are `block_ids` in each KV cache group.
 
     generation  in which the prompt was computed: the copy of another one is not made
@@ -83,8 +83,8 @@ class StepPlan(KVConnectorMetadata):
     generation  a number that the worker has not seen yet makes it read its weights (`generations`)
     """
 
-    loads: list[Load] = field(default_factory=list[Load])
-    saves: list[Save] = field(default_factory=list[Save])
+    loads: list[LoadOrder] = field(default_factory=list[LoadOrder])
+    saves: list[SaveOrder] = field(default_factory=list[SaveOrder])
     idle: bool = False
     computing: bool = False
     generation: int = 0
@@ -92,11 +92,11 @@ class StepPlan(KVConnectorMetadata):
     begin: list[str] = field(default_factory=list[str])
     drop: dict[str, str] = field(default_factory=dict[str, str])
     releases: frozenset[str] = frozenset()
-    timed: Timed | None = None
+    timed: TimedStep | None = None
 
 
 @dataclass(frozen=True)
-class Kept:
+class BlendedRows:
     """New text of a blended prompt, for later blends. See `engines.base.ComputedRows`."""
 
     runs: tuple[tuple[int, int], ...]
@@ -120,7 +120,7 @@ class LoadResult:
     problem: str = ""
     donors: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    kept: Kept | None = None
+    kept: BlendedRows | None = None
 
     @classmethod
     def together(cls, parts: "Sequence[LoadResult]") -> "LoadResult":
@@ -152,7 +152,7 @@ class StepReport(KVConnectorWorkerMetadata):
     blend_problem: str = ""
     weights: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
     changed: bool = False
-    timed: Timed | None = None
+    timed: TimedStep | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
         assert isinstance(other, StepReport)

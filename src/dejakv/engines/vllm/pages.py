@@ -16,14 +16,14 @@ _LEAST = 1 << 16
 
 
 @dataclass(frozen=True)
-class Lent:
+class LentBuffer:
     """A tensor of the asked shape, contents undefined, and the memory behind it."""
 
     tensor: torch.Tensor
     memory: torch.Tensor
 
 
-class Buffers:
+class BufferPool:
     """Lends host memory for reuse. Thread-safe. A buffer that is not given back is freed by Python.
 
     keep_bytes  maximum unused bytes; the smallest buffers go first
@@ -34,7 +34,7 @@ class Buffers:
         self._free: list[torch.Tensor] = []
         self._lock = threading.Lock()
 
-    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> Lent:
+    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> LentBuffer:
         """Lend a contiguous tensor in host memory: the smallest free buffer that fits, or a new one."""
         nbytes = math.prod(shape) * dtype.itemsize
         with self._lock:
@@ -44,9 +44,9 @@ class Buffers:
         with torch.inference_mode(False):  # threads outside that mode write to it too
             if memory is None:  # sizes are powers of two, so that prompts of other lengths find them again
                 memory = torch.empty(max(_LEAST, 1 << (nbytes - 1).bit_length()), dtype=torch.uint8)
-            return Lent(memory[:nbytes].view(dtype).view(shape), memory)
+            return LentBuffer(memory[:nbytes].view(dtype).view(shape), memory)
 
-    def take_back(self, buffer: Lent) -> None:
+    def take_back(self, buffer: LentBuffer) -> None:
         """Nothing may read or write the tensor from now on."""
         with self._lock:
             self._free.append(buffer.memory)

@@ -4,7 +4,7 @@ A chunk is there only if every rank has its part: it is indexed when the last on
 all. A load that fails on one rank fails as a whole (vLLM's `KVOutputAggregator` sees to the blocks).
 
 Forwards of blends meet in collectives, so that all ranks must compute the same rows in the same step. What one rank alone knows
-(a state that it could not read, weights that changed, an error) is told to all before it decides anything (`Lockstep`). A blend begins
+(a state that it could not read, weights that changed, an error) is told to all before it decides anything (`SingleRank`). A blend begins
 when all have fetched what it starts from, and all from the same (`UnderWay`); with a single rank it begins by itself.
 """
 
@@ -54,7 +54,7 @@ def settings_of_rank(settings: ConnectorSettings, rank: int, ranks: int) -> Conn
     )
 
 
-class Answers(Generic[Answer]):
+class RankAnswers(Generic[Answer]):
     """Collects the ranks' answers to orders, which may come in different steps."""
 
     def __init__(self, ranks: int) -> None:
@@ -87,7 +87,7 @@ class UnderWay:
     _drop: dict[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        self._heard = Answers[str](self.ranks)
+        self._heard = RankAnswers[str](self.ranks)
 
     def ordered(self, request_id: str) -> None:
         self.rows[request_id] = 0
@@ -127,7 +127,7 @@ class UnderWay:
         return begin, drop
 
 
-class Lockstep:
+class SingleRank:
     """Agreement of all ranks, which call it in the engine loop, in the same order. This class is for a single rank."""
 
     ranks = 1
@@ -149,10 +149,10 @@ class Lockstep:
         return values
 
 
-ALONE = Lockstep()
+ALONE = SingleRank()
 
 
-class Ranks(Lockstep):
+class RankGroup(SingleRank):
     """Several ranks. `group`: their process group, of CPU tensors."""
 
     def __init__(self, group: Any) -> None:

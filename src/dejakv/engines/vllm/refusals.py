@@ -12,7 +12,7 @@ from dejakv.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Unsupported:
+class UnsupportedFeature:
     """An unsupported feature. `found(vllm_config, kv_cache_config)`: whether it is configured. `blend`: it is unsupported where blends may be
     asked for."""
 
@@ -38,41 +38,41 @@ def _quantized_kv(config: Any) -> bool:
     return config.cache_config.cache_dtype not in ("auto", "float32", "bfloat16", "float16")
 
 
-REFUSALS: tuple[Unsupported, ...] = (
-    Unsupported(
+REFUSALS: tuple[UnsupportedFeature, ...] = (
+    UnsupportedFeature(
         "mode blend with MLA",
         "keys cannot be moved in its latent rows",
         lambda config, kv: bool(config.model_config.use_mla),
         blend=True,
     ),
-    Unsupported(
+    UnsupportedFeature(
         "mode blend with quantized KV (fp8 and the like)",
         "moved keys would be rounded a second time",
         lambda config, kv: _quantized_kv(config),
         blend=True,
     ),
-    Unsupported(
+    UnsupportedFeature(
         "quantized KV with scales of the first request",
         "what is stored would have to be read with other scales",
         lambda config, kv: _quantized_kv(config) and bool(getattr(config.cache_config, "calculate_kv_scales", False)),
     ),
-    Unsupported(
+    UnsupportedFeature(
         "chunked local attention, recurrent layers, or a cache that is not of pages of tokens",
         "a prompt's state is not whole, or not shown to be",
         _no_pages,
     ),
-    Unsupported(
+    UnsupportedFeature(
         "mode blend with sliding windows, or more than one KV cache group",
         "not shown: moved keys would have to be those of the window",
         lambda config, kv: _any(kv, "sliding_window") or len(kv.kv_cache_groups) > 1,
         blend=True,
     ),
-    Unsupported(
+    UnsupportedFeature(
         "KV cache groups with blocks of several sizes",
         "a page is what all layers hold for as many tokens",
         lambda config, kv: len({group.kv_cache_spec.block_size for group in kv.kv_cache_groups}) != 1,
     ),
-    Unsupported(
+    UnsupportedFeature(
         "tensor parallelism over nodes or without distributed_executor_backend='mp'",
         "not shown: the scheduler looks for every rank's part of a chunk in one folder",
         lambda config, kv: (
@@ -80,13 +80,13 @@ REFUSALS: tuple[Unsupported, ...] = (
             and (config.parallel_config.nnodes > 1 or config.parallel_config.distributed_executor_backend != "mp")
         ),
     ),
-    Unsupported(
+    UnsupportedFeature(
         f"mode blend with max_num_batched_tokens below {2 * CHECKED_ROWS}",
         "no step would have room for the check of the model",
         lambda config, kv: config.scheduler_config.max_num_batched_tokens < 2 * CHECKED_ROWS,
         blend=True,
     ),
-    Unsupported(
+    UnsupportedFeature(
         "mode blend with data parallelism of a mixture of experts",
         "the ranks exchange tokens in every forward, and a blend's rows are one rank's alone",
         lambda config, kv: (
@@ -94,12 +94,12 @@ REFUSALS: tuple[Unsupported, ...] = (
         ),
         blend=True,
     ),
-    Unsupported(
+    UnsupportedFeature(
         "pipeline parallelism",
         "not shown: each rank would hold its own layers of a chunk",
         lambda config, kv: config.parallel_config.pipeline_parallel_size > 1,
     ),
-    Unsupported(
+    UnsupportedFeature(
         "context parallelism",
         "not shown: blocks are spread over ranks",
         lambda config, kv: (
@@ -107,22 +107,22 @@ REFUSALS: tuple[Unsupported, ...] = (
             or config.parallel_config.prefill_context_parallel_size > 1
         ),
     ),
-    Unsupported(
+    UnsupportedFeature(
         "speculative decoding",
         "not shown: draft layers and look-ahead slots share the KV cache",
         lambda config, kv: config.speculative_config is not None,
     ),
-    Unsupported(
+    UnsupportedFeature(
         "pooling models",
         "they generate nothing, so there is no prefill to save",
         lambda config, kv: config.model_config.runner_type == "pooling",
     ),
-    Unsupported(
+    UnsupportedFeature(
         "encoder-decoder models",
         "cross-attention state is not part of a chunk",
         lambda config, kv: bool(config.model_config.is_encoder_decoder),
     ),
-    Unsupported(
+    UnsupportedFeature(
         "a kv_role other than kv_both",
         "this connector both saves and loads",
         lambda config, kv: config.kv_transfer_config.kv_role != "kv_both",

@@ -8,7 +8,7 @@ from typing import Any
 from dejakv.decide.bound import CERTIFICATE
 from dejakv.decide.plan import Decision
 from dejakv.engines.vllm.messages import LoadResult
-from dejakv.engines.vllm.settings import Wish
+from dejakv.engines.vllm.settings import RequestOptions
 from dejakv.engines.vllm.upstream import RenamedBlocks
 from dejakv.records import short
 from dejakv.store.base import ChunkMeta
@@ -85,7 +85,7 @@ def told(decision: Decision, no_blend: str = "") -> LookupResult:
 
 
 @dataclass
-class Tracked:
+class RequestState:
     """What is known of a live request.
 
     used      tokens that a load was ordered for
@@ -105,7 +105,7 @@ class Tracked:
     """
 
     request: Any
-    wish: Wish
+    wish: RequestOptions
     lookup: "Future[LookupResult] | None"
     deadline: float
     found: LookupResult | None = None

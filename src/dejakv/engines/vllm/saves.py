@@ -7,11 +7,11 @@ the prompt. What is stored stays a prefix that others find, whatever becomes of 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dejakv.engines.vllm.generations import RESET, Generations
-from dejakv.engines.vllm.lookups import Lookups
-from dejakv.engines.vllm.messages import Save
-from dejakv.engines.vllm.ranks import Answers
-from dejakv.engines.vllm.request import Tracked
+from dejakv.engines.vllm.generations import RESET, WeightGenerations
+from dejakv.engines.vllm.lookups import LookupRunner
+from dejakv.engines.vllm.messages import SaveOrder
+from dejakv.engines.vllm.ranks import RankAnswers
+from dejakv.engines.vllm.request import RequestState
 from dejakv.engines.vllm.stats import ConnectorCounts
 from dejakv.store.base import KV, ROWS, ChunkMeta
 
@@ -25,7 +25,7 @@ TOO_LARGE = "too large: the prompt's state is larger than max_bytes"
 
 
 @dataclass(frozen=True)
-class Room:
+class SaveLimits:
     """Limits of saves.
 
     tokens  maximum under way; without any, a unit or rows of a blend may always begin
@@ -55,7 +55,7 @@ class Room:
 
 
 @dataclass
-class Saving:
+class PendingSave:
     """A prompt, or rows of a blend, in storage for one request.
 
     ordered  tokens before this one are stored or ordered
@@ -77,28 +77,33 @@ class Saving:
 
 
 @dataclass
-class Saves:
+class SavePlanner:
     """Orders to the worker, and what becomes of them. Used in the engine loop alone.
 
     ranks     workers that each store their part of the heads
     pending   by chunk id, what is not stored, or given up, yet
     """
 
-    lookups: Lookups
+    lookups: LookupRunner
     counts: ConnectorCounts
-    generations: Generations
+    generations: WeightGenerations
     ranks: int
-    room: Room = field(default_factory=Room)
-    pending: dict[str, Saving] = field(default_factory=dict[str, Saving])
-    _orders: list[Save] = field(default_factory=list[Save])
+    room: SaveLimits = field(default_factory=SaveLimits)
+    pending: dict[str, PendingSave] = field(default_factory=dict[str, PendingSave])
+    _orders: list[SaveOrder] = field(default_factory=list[SaveOrder])
     _releases: set[str] = field(default_factory=set[str])
     _under_way: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
-        self._heard = Answers[str](self.ranks)
+        self._heard = RankAnswers[str](self.ranks)
 
     def order(
-        self, tracked: Tracked, computed: int, blocks: Callable[[], Sequence[Sequence[int]]], *, release: bool = False
+        self,
+        tracked: RequestState,
+        computed: int,
+        blocks: Callable[[], Sequence[Sequence[int]]],
+        *,
+        release: bool = False,
     ) -> bool:
         """Order the storage of a prompt's new state, if wanted; of a blended one, once computed, of its new text alone. Returns whether a
         copy was ordered for which, with `release`, the blocks wait.
@@ -129,7 +134,7 @@ class Saves:
         ]:
             self._end(saving, why)
 
-    def take(self) -> tuple[list[Save], frozenset[str]]:
+    def take(self) -> tuple[list[SaveOrder], frozenset[str]]:
         """This step's orders, and the requests whose blocks are free behind them."""
         orders, releases = self._orders, frozenset(self._releases)
         self._orders, self._releases = [], set()
@@ -141,7 +146,7 @@ class Saves:
         if problems is None:
             return
         del self._under_way[name]
-        # The name is the chunk's id and the end of the increment (`Save.name`).
+        # The name is the chunk's id and the end of the increment (`SaveOrder.name`).
         saving = self.pending[name.rpartition("/")[0]]
         saving.waiting -= 1
         self._end(saving, next(filter(None, problems), ""))
@@ -157,13 +162,13 @@ class Saves:
         store = self.lookups.cache.store
         return sum(store.meta(saving.meta.id) is None for saving in self.pending.values() if not saving.over)
 
-    def of_no_use(self, tracked: Tracked) -> str:
+    def of_no_use(self, tracked: RequestState) -> str:
         """Why a request's state is neither stored nor assembled from stored state; empty if it may be."""
         if self.generations.problem:
             return self.generations.problem
         return "" if tracked.generation == self.generations.number else RESET
 
-    def _wanted(self, tracked: Tracked, *, whole: bool) -> list[ChunkMeta] | None:
+    def _wanted(self, tracked: RequestState, *, whole: bool) -> list[ChunkMeta] | None:
         """Parts of a request to store; None while unknown."""
         meta, load_result = tracked.to_save(), tracked.loaded
         if tracked.approximate:
@@ -179,7 +184,7 @@ class Saves:
             return None if tracked.lookup is not None and tracked.found is None else []
         return [] if meta.id in self.lookups.index else [meta]
 
-    def _saving(self, tracked: Tracked, meta: ChunkMeta) -> Saving | None:
+    def _saving(self, tracked: RequestState, meta: ChunkMeta) -> PendingSave | None:
         """The save for the request; None while another one stores the same."""
         saving, request = self.pending.get(meta.id), tracked.request
         if saving is None:
@@ -190,7 +195,7 @@ class Saves:
             )
             # Something must be left to order: only an answered order makes the prompt findable.
             stored_tokens = min(stored_tokens, meta.num_tokens - 1) // self.room.unit * self.room.unit
-            saving = Saving(meta, request.request_id, stored_tokens)
+            saving = PendingSave(meta, request.request_id, stored_tokens)
             self.pending[meta.id] = saving
 
         if saving.request_id != request.request_id:
@@ -204,7 +209,7 @@ class Saves:
         self._end(saving, why)
         return saving
 
-    def _increment(self, saving: Saving, computed: int, blocks: Callable[[], Sequence[Sequence[int]]]) -> None:
+    def _increment(self, saving: PendingSave, computed: int, blocks: Callable[[], Sequence[Sequence[int]]]) -> None:
         """Orders what is new, as far as there is room: the rest may be ordered in a later step."""
         meta, unit, under_way = saving.meta, self.room.unit, sum(self._under_way.values())
         free, stop = self.room.tokens - under_way, meta.num_tokens
@@ -221,14 +226,14 @@ class Saves:
         if saving.over or saving.complete:
             return
 
-        save = Save(
+        save = SaveOrder(
             meta, tuple(map(tuple, blocks())), self.generations.number, saving.ordered, stop, begins=not saving.begun
         )
         self._orders.append(save)
         self._under_way[save.name] = stop - saving.ordered
         saving.ordered, saving.waiting, saving.begun = stop, saving.waiting + 1, True
 
-    def _end(self, saving: Saving, why: str) -> None:
+    def _end(self, saving: PendingSave, why: str) -> None:
         """End a save, for a reason if there is one. It is forgotten when all its orders are answered."""
         saving.over = saving.over or why
         if saving.waiting or not (saving.over or saving.complete):

@@ -15,15 +15,15 @@ from typing import Any
 from cachetools import LRUCache
 
 from dejakv.blend.forced import LONGEST_TAIL
-from dejakv.engines.vllm.blend.names import Names
-from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW, Queue, StepRoom, Waiting
-from dejakv.engines.vllm.generations import CHANGED, Generations
-from dejakv.engines.vllm.lookups import Lookups
-from dejakv.engines.vllm.messages import IDLE_WAIT_S, Load, LoadResult, StepPlan, StepReport
-from dejakv.engines.vllm.ranks import Answers, UnderWay
-from dejakv.engines.vllm.request import LookupResult, Tracked
-from dejakv.engines.vllm.saves import BACKLOG, ENDED, Room, Saves
-from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.blend.names import ApproximateNames
+from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW, BlendQueue, StepRoom, WaitingBlend
+from dejakv.engines.vllm.generations import CHANGED, WeightGenerations
+from dejakv.engines.vllm.lookups import LookupRunner
+from dejakv.engines.vllm.messages import IDLE_WAIT_S, LoadOrder, LoadResult, StepPlan, StepReport
+from dejakv.engines.vllm.ranks import RankAnswers, UnderWay
+from dejakv.engines.vllm.request import LookupResult, RequestState
+from dejakv.engines.vllm.saves import BACKLOG, ENDED, SaveLimits, SavePlanner
+from dejakv.engines.vllm.settings import ConnectorSettings, RequestOptions
 from dejakv.engines.vllm.stats import ConnectorCounts
 from dejakv.engines.vllm.upstream import shows_label, sibling_of, was_aborted
 
@@ -63,34 +63,34 @@ class SchedulerSide:
     """
 
     settings: ConnectorSettings
-    lookups: Lookups
-    names: Names
+    lookups: LookupRunner
+    names: ApproximateNames
     counts: ConnectorCounts
     no_blend: str = ""
     max_tokens: int = 0
     ranks: int = 1
-    save_room: Room = field(default_factory=Room)
+    save_room: SaveLimits = field(default_factory=SaveLimits)
     arithmetic: str = ""
     bitwise: bool = False
     whole: bool = False
-    requests: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
-    _loads: list[Load] = field(default_factory=list[Load])
+    requests: dict[str, RequestState] = field(default_factory=dict[str, RequestState])
+    _loads: list[LoadOrder] = field(default_factory=list[LoadOrder])
     _approximate_samples: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(_SAMPLED))
     """Whether an ended sample of a request (`n` above 1) was approximate; the latest requests."""
 
     def __post_init__(self) -> None:
-        self.generations = Generations(self.lookups.adapters.base, self.ranks)
-        self.saves = Saves(self.lookups, self.counts, self.generations, self.ranks, self.save_room)
+        self.generations = WeightGenerations(self.lookups.adapters.base, self.ranks)
+        self.saves = SavePlanner(self.lookups, self.counts, self.generations, self.ranks, self.save_room)
         self.blends = UnderWay(self.ranks)
-        self.queue = Queue(self.max_tokens)
-        self._loads_heard = Answers[LoadResult](self.ranks)
+        self.queue = BlendQueue(self.max_tokens)
+        self._loads_heard = RankAnswers[LoadResult](self.ranks)
 
     def new_request(self, request: Any) -> None:
         """Start the lookup of a request that vLLM has just accepted."""
-        options = Wish.of(request.kv_transfer_params, self.settings)
+        options = RequestOptions.of(request.kv_transfer_params, self.settings)
         # For every request: also one without reuse may bind an id to another folder.
         self.lookups.adapters.note(request.lora_request)
-        tracked = Tracked(
+        tracked = RequestState(
             request, options, None, self._deadline(), reason=options.problem, generation=self.generations.number
         )
         why = self._not_for_us(request)
@@ -126,7 +126,7 @@ class SchedulerSide:
             self.names.settle(tracked, local, blends=blends)
         return gain, later
 
-    def _matched(self, tracked: Tracked, request: Any, local: int) -> tuple[int | None, bool]:
+    def _matched(self, tracked: RequestState, request: Any, local: int) -> tuple[int | None, bool]:
         # First, since a reset may have come after the lookup.
         why = self.saves.of_no_use(tracked)
         if why:
@@ -154,14 +154,14 @@ class SchedulerSide:
         gain = self._loadable(tracked, request, local)
         return gain, bool(gain)
 
-    def _start_again(self, tracked: Tracked) -> None:
+    def _start_again(self, tracked: RequestState) -> None:
         """Look up a preempted request again: its blocks are gone, and what was loaded with them."""
         tracked.preempted = tracked.request.num_preemptions
         tracked.used, tracked.loaded, tracked.held = 0, None, 0
         if tracked.loadable and tracked.found is not None:
             tracked.start_again(self.lookups.submit(tracked.request, tracked.wish), self._deadline())
 
-    def _begin_lookup(self, tracked: Tracked) -> tuple[int | None, bool]:
+    def _begin_lookup(self, tracked: RequestState) -> tuple[int | None, bool]:
         """Look up a request that came before the workers' answers about their weights."""
         if not self.generations.unknown:
             tracked.lookup, tracked.deadline = self.lookups.submit(tracked.request, tracked.wish), self._deadline()
@@ -169,7 +169,7 @@ class SchedulerSide:
             return self._no(tracked, "what weights the workers have is not known yet"), False
         return None, False
 
-    def _shares(self, tracked: Tracked, lookup_result: LookupResult, local: int) -> bool:
+    def _shares(self, tracked: RequestState, lookup_result: LookupResult, local: int) -> bool:
         """Whether vLLM is to look for the prompt again: for blended blocks by their names, or because another request is making them.
 
         What is exact is preferred where it serves as much. A prompt that was blended before is computed in full where nothing else is
@@ -225,27 +225,27 @@ class SchedulerSide:
         first, blocks = stop - external, tuple(map(tuple, tables))
         read_limit_s = self._within(lookup_result, first, stop)
         self._loads.append(
-            Load(request.request_id, lookup_result.donors, blocks, first, external, blend_ids, read_limit_s)
+            LoadOrder(request.request_id, lookup_result.donors, blocks, first, external, blend_ids, read_limit_s)
         )
         tracked.settled, tracked.used, tracked.loaded = True, external, None
 
     def room(self) -> StepRoom:
         """Budget of vLLM's next step to leave to loads and blends."""
-        queue, keys, decoding = list[Waiting](), set[str](), 0
+        queue, keys, decoding = list[WaitingBlend](), set[str](), 0
         for tracked in sorted(self.requests.values(), key=lambda each: each.request.priority):  # those alike by arrival
             request, lookup_result = tracked.request, tracked.expected
             name, remaining = request.request_id, request.num_prompt_tokens - request.num_computed_tokens
             if tracked.used and tracked.loaded is None:
-                queue.append(Waiting(name, 0, "loads", self.blends.rows.get(name, 0), remaining))
+                queue.append(WaitingBlend(name, 0, "loads", self.blends.rows.get(name, 0), remaining))
             elif remaining <= 0:
                 decoding += 1
             elif request.num_computed_tokens:
                 due = remaining <= tracked.used  # else most of the prompt is computed, as any other is
-                queue.append(Waiting(name, remaining, "due" if due else "runs", saved=tracked.spared))
+                queue.append(WaitingBlend(name, remaining, "due" if due else "runs", saved=tracked.spared))
             elif (tracked.shares and not tracked.settled) or (
                 lookup_result.method == "blend" and lookup_result.key in keys
             ):
-                queue.append(Waiting(name, 0))  # one before it makes the same blocks
+                queue.append(WaitingBlend(name, 0))  # one before it makes the same blocks
             else:
                 loads = lookup_result.method == "exact" or (lookup_result.method == "blend" and not self.no_blend)
                 keys |= {lookup_result.key} - {""} if lookup_result.method == "blend" else set()
@@ -253,7 +253,7 @@ class SchedulerSide:
                     self._rows(lookup_result) if loads else None,
                     remaining - self._stop(lookup_result, request),
                 )
-                queue.append(Waiting(name, remaining - self.names.held(tracked), rows=rows, last=last))
+                queue.append(WaitingBlend(name, remaining - self.names.held(tracked), rows=rows, last=last))
         return self.queue.share_out(queue, decoding)
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
@@ -339,11 +339,11 @@ class SchedulerSide:
         label = {"approximate": approximate, "arithmetic": self.arithmetic, "bitwise": self.bitwise and not approximate}
         return holds, {"dejakv": {**tracked.told(), **label}}
 
-    def _labelled(self, options: Wish, request: Any) -> bool:
+    def _labelled(self, options: RequestOptions, request: Any) -> bool:
         """Tell whether the client will see that this request's answer is approximate, or does not want to."""
         return options.labelled or self.settings.unlabelled_answers or shows_label(request)
 
-    def _any_approximate(self, tracked: Tracked) -> bool:
+    def _any_approximate(self, tracked: RequestState) -> bool:
         """Tell whether this answer, or an ended sample that is given out together with it, is approximate."""
         parent = sibling_of(tracked.request.request_id)
         if not parent:
@@ -389,7 +389,7 @@ class SchedulerSide:
         tracked.loaded = load_result
 
     @staticmethod
-    def _instead(tracked: Tracked) -> bool:
+    def _instead(tracked: RequestState) -> bool:
         """Give up a blend. Returns whether there is an exact prefix to take."""
         lookup_result = tracked.found
         if lookup_result is None or lookup_result.instead is None:
@@ -421,7 +421,7 @@ class SchedulerSide:
             return f"shorter than min_tokens={self.settings.min_tokens}"
         return ""
 
-    def _loadable(self, tracked: Tracked, request: Any, local: int) -> int | None:
+    def _loadable(self, tracked: RequestState, request: Any, local: int) -> int | None:
         """Tokens to load beyond `local`, 0 with a reason where loading is not allowed or not worth it; None if the next step tells."""
         lookup_result = tracked.found
         assert lookup_result is not None
@@ -463,7 +463,7 @@ class SchedulerSide:
         tracked.reason = tracked.reason or lookup_result.reason  # why an exact prefix is loaded and no blend made
         return stop - local
 
-    def _exactly(self, tracked: Tracked, request: Any, local: int, why: str) -> int | None:
+    def _exactly(self, tracked: RequestState, request: Any, local: int, why: str) -> int | None:
         """As `_loadable`, of the exact prefix that may be taken instead. Counts a refused blend."""
         tracked.reason = why
         if tracked.found is not None and tracked.found.method == "blend":
@@ -479,7 +479,7 @@ class SchedulerSide:
         return max(1e-3, costs.rows(stop - first - lookup_result.rows, stop, first))
 
     @staticmethod
-    def _no(tracked: Tracked, reason: str) -> int:
+    def _no(tracked: RequestState, reason: str) -> int:
         tracked.settled, tracked.reason = True, reason
         return 0
 

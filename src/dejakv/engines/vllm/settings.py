@@ -14,9 +14,9 @@ from dejakv.config import (
     check_bucket,
     take_former,
 )
-from dejakv.decide.plan import Ask
+from dejakv.decide.plan import ReuseRequest
 from dejakv.errors import ConfigError
-from dejakv.settings import Address, Count, Place, Positive, Seconds, Share, Within, check_fields, from_mapping
+from dejakv.settings import Address, Count, NumberRange, Place, Positive, Seconds, Share, check_fields, from_mapping
 from dejakv.trust.settings import BoundSettings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["off", "exact", "blend"]
 MODES: tuple[Mode, ...] = ("off", "exact", "blend")
-Timeout = Annotated[float, Within(0, above=True)]
+Timeout = Annotated[float, NumberRange(0, above=True)]
 
 _TEXT = (
     "the connector finds copied text and the donors that a request names: compare prompts in other words before vLLM, with "
@@ -202,7 +202,7 @@ class EncoderSettings(LifetimeSettings):
 
 
 @dataclass(frozen=True)
-class Wish:
+class RequestOptions:
     """Choices of a request in `kv_transfer_params.dejakv`. Untrusted input: any mistake becomes `problem`, and the request runs
     without reuse and says why.
 
@@ -218,18 +218,18 @@ class Wish:
     labelled: bool = False
     problem: str = ""
 
-    def ask(self) -> Ask:
+    def ask(self) -> ReuseRequest:
         """The same for the finder."""
-        return Ask(self.mode, self.threshold, self.donors, self.no_store)
+        return ReuseRequest(self.mode, self.threshold, self.donors, self.no_store)
 
     @classmethod
-    def of(cls, params: object, settings: ConnectorSettings) -> "Wish":
+    def of(cls, params: object, settings: ConnectorSettings) -> "RequestOptions":
         """Read and check a request's `kv_transfer_params`. Never raises."""
         choices = choices_in(params)
         if choices is None and (params is None or isinstance(params, Mapping)):
             return cls(settings.mode)
 
-        def refuse(why: str) -> "Wish":
+        def refuse(why: str) -> "RequestOptions":
             # What cannot be read may have asked for it.
             return cls("off", no_store=True, problem=why)
 

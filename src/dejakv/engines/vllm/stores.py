@@ -9,16 +9,16 @@ from typing import Any
 from dejakv.engines.vllm.ranks import is_apart
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
-from dejakv.identity import Span
+from dejakv.identity import MediumSpan
 from dejakv.settings import in_bucket
 from dejakv.store.base import ChunkMeta, PrefixHit, Rows
 from dejakv.store.budgets import Admission, Budget
 from dejakv.store.open import in_service, store_of
-from dejakv.store.remote.tiers import Tiers
+from dejakv.store.remote.tiers import TieredObjects
 from dejakv.store.store import Store
 
 
-class _Shared(Store):
+class _SharedStore(Store):
     """A store shared by both sides of one connector in one process: in memory, or in a bucket without a folder for its index. The last of
     them closes it."""
 
@@ -26,7 +26,7 @@ class _Shared(Store):
         objects = feed = None
         if settings.store is not None and in_bucket(settings.store):
             service, feed = in_service(settings.store, settings.feed, settings.compress)
-            objects = Tiers(service, settings.memory_bytes, "read")
+            objects = TieredObjects(service, settings.memory_bytes, "read")
         super().__init__(objects, budget=Budget(settings.max_bytes, policy=settings.policy), admission=rules, feed=feed)
         self.holders = 0
 
@@ -36,7 +36,7 @@ class _Shared(Store):
             super().close()
 
 
-_shared: dict[str, _Shared] = {}
+_shared: dict[str, _SharedStore] = {}
 """The shared stores of this process, by vLLM's engine id."""
 
 
@@ -64,7 +64,7 @@ def open_store(settings: ConnectorSettings, vllm_config: Any, *, writing: bool =
     store = _shared.get(engine_id)
     # Without holders it is closed, and stays so.
     if store is None or store.holders <= 0:
-        store = _shared[engine_id] = _Shared(settings, rules)
+        store = _shared[engine_id] = _SharedStore(settings, rules)
     store.holders += 1
     return store
 
@@ -80,7 +80,13 @@ class EveryRank(Store):
         self._stores = tuple(stores)
 
     def find(
-        self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[Span] = (), *, whole: bool = False
+        self,
+        partition: str,
+        epoch: str,
+        token_ids: Sequence[int],
+        spans: Sequence[MediumSpan] = (),
+        *,
+        whole: bool = False,
     ) -> tuple[PrefixHit, ChunkMeta] | None:
         """Find the prefix stored by every rank; None without one."""
         rank_hits = [store.find(partition, epoch, token_ids, spans, whole=whole) for store in self._stores]

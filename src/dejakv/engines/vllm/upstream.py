@@ -35,7 +35,7 @@ Part = Literal["exact", "blend", "pictures", "run"]
 
 
 @dataclass(frozen=True)
-class Use:
+class UpstreamUse:
     """One use of a class or function of vLLM's.
 
     where   a module, or `module:name` of a class or function in it
@@ -80,89 +80,107 @@ _CONTEXT = "attn_metadata vllm_config num_tokens slot_mapping skip_compiled"
 _FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory"
 _ROTARY = "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding"
 USES = (
-    Use("vllm.v1.request:Request", _REQUEST, "no request can be looked up"),
-    Use("vllm.v1.request:RequestStatus", "FINISHED_ABORTED", "aborted requests would be stored"),
-    Use("vllm.v1.core.sched.output:SchedulerOutput", _STEP, "it is not known when a prompt is computed"),
-    Use("vllm.v1.core.sched.output:CachedRequestData", "req_ids num_computed_tokens", "nothing is stored"),
-    Use("vllm.v1.core.kv_cache_manager:KVCacheManager", "block_pool get_block_ids", "no block can be saved"),
-    Use("vllm.v1.core.block_pool:BlockPool", _POOL, "a reset is not known to be whole"),
-    Use("vllm.v1.kv_cache_interface:KVCacheConfig", "kv_cache_groups", "the KV cache's shape is not known"),
-    Use("vllm.config:CompilationConfig", "static_forward_context", "no layer is found for its KV cache"),
-    Use("vllm.config", "get_current_vllm_config_or_none", "a policy that fails requests is not noticed"),
-    Use("vllm.v1.worker.worker_base:WorkerBase", "get_model", "a change of weights is not noticed", seen=_ONE),
-    Use("vllm.config", "set_current_vllm_config", "another backend's state would be exact", seen=_BOTH),
-    Use("vllm.config:AttentionConfig", "compute_hash", "another backend's state would be exact", seen=_BOTH),
-    Use("vllm.platforms", "current_platform", "no device is known", seen=_BOTH),
-    Use("torch.cpu", "_is_amx_tile_supported", "another processor's pages would be exact", seen=_BOTH),
-    Use(
+    UpstreamUse("vllm.v1.request:Request", _REQUEST, "no request can be looked up"),
+    UpstreamUse("vllm.v1.request:RequestStatus", "FINISHED_ABORTED", "aborted requests would be stored"),
+    UpstreamUse("vllm.v1.core.sched.output:SchedulerOutput", _STEP, "it is not known when a prompt is computed"),
+    UpstreamUse("vllm.v1.core.sched.output:CachedRequestData", "req_ids num_computed_tokens", "nothing is stored"),
+    UpstreamUse("vllm.v1.core.kv_cache_manager:KVCacheManager", "block_pool get_block_ids", "no block can be saved"),
+    UpstreamUse("vllm.v1.core.block_pool:BlockPool", _POOL, "a reset is not known to be whole"),
+    UpstreamUse("vllm.v1.kv_cache_interface:KVCacheConfig", "kv_cache_groups", "the KV cache's shape is not known"),
+    UpstreamUse("vllm.config:CompilationConfig", "static_forward_context", "no layer is found for its KV cache"),
+    UpstreamUse("vllm.config", "get_current_vllm_config_or_none", "a policy that fails requests is not noticed"),
+    UpstreamUse("vllm.v1.worker.worker_base:WorkerBase", "get_model", "a change of weights is not noticed", seen=_ONE),
+    UpstreamUse("vllm.config", "set_current_vllm_config", "another backend's state would be exact", seen=_BOTH),
+    UpstreamUse("vllm.config:AttentionConfig", "compute_hash", "another backend's state would be exact", seen=_BOTH),
+    UpstreamUse("vllm.platforms", "current_platform", "no device is known", seen=_BOTH),
+    UpstreamUse("torch.cpu", "_is_amx_tile_supported", "another processor's pages would be exact", seen=_BOTH),
+    UpstreamUse(
         "vllm.envs",
         "VLLM_BATCH_INVARIANT VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_USE_MODELSCOPE VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
         "bits, adapters and weights are taken for others",
         seen=_BOTH,
     ),
-    Use(_FACTORY, "register_connector", "statistics below MultiConnector end the server", seen=_BOTH),
-    Use(_FACTORY, "get_connector_class", "a second DejaKVConnector ends the server", seen=_ONE),
-    Use(
+    UpstreamUse(_FACTORY, "register_connector", "statistics below MultiConnector end the server", seen=_BOTH),
+    UpstreamUse(_FACTORY, "get_connector_class", "a second DejaKVConnector ends the server", seen=_ONE),
+    UpstreamUse(
         "vllm.v1.attention.backend:AttentionBackend",
         "forward_includes_kv_cache_update",
         "no state is put into blocks: where it is false, `do_kv_cache_update` of the layer's `impl` does so",
     ),
-    Use("vllm.v1.attention.selector:get_attn_backend", _SELECTED, "another backend's state would be exact"),
-    Use("vllm.distributed", "get_tp_group get_tensor_model_parallel_rank", "ranks do not know their heads"),
-    Use("vllm.platforms.interface:Platform", "device_type get_device_name get_punica_wrapper", "no device is known"),
-    Use("vllm.config.lora:LoRAConfig", _LORA, "state of one adapter would be another one's"),
-    Use("vllm.sampling_params:RequestOutputKind", "DELTA", "no answer is blended", "blend", _ONE),
-    Use("vllm.v1.request:Request", "block_hashes _block_hasher", "blends would be served as exact", "blend", _ONE),
-    Use(
+    UpstreamUse("vllm.v1.attention.selector:get_attn_backend", _SELECTED, "another backend's state would be exact"),
+    UpstreamUse("vllm.distributed", "get_tp_group get_tensor_model_parallel_rank", "ranks do not know their heads"),
+    UpstreamUse(
+        "vllm.platforms.interface:Platform", "device_type get_device_name get_punica_wrapper", "no device is known"
+    ),
+    UpstreamUse("vllm.config.lora:LoRAConfig", _LORA, "state of one adapter would be another one's"),
+    UpstreamUse("vllm.sampling_params:RequestOutputKind", "DELTA", "no answer is blended", "blend", _ONE),
+    UpstreamUse(
+        "vllm.v1.request:Request", "block_hashes _block_hasher", "blends would be served as exact", "blend", _ONE
+    ),
+    UpstreamUse(
         "vllm.v1.core.block_pool:BlockPool",
         "get_cached_block take_events",
         "blends would not be shared, and would be published",
         "blend",
         _ONE,
     ),
-    Use(
+    UpstreamUse(
         "vllm.v1.kv_cache_interface:KVCacheConfig",
         "hash_block_size",
         "exact blocks would not be found",
         "blend",
         _ONE,
     ),
-    Use(
+    UpstreamUse(
         "vllm.v1.core.sched.scheduler:Scheduler",
         "schedule max_num_scheduled_tokens scheduler_config",
         "blends get no room",
         "blend",
         _ONE,
     ),
-    Use("vllm.config:SchedulerConfig", "long_prefill_token_threshold", "long prompts overtake blends", "blend", _ONE),
-    Use("vllm.forward_context:set_forward_context", _CONTEXT, "no rows are recomputed", "blend", _ONE),
-    Use("vllm.v1.attention.backend:CommonAttentionMetadata", _METADATA, "no rows are recomputed", "blend", _ONE),
-    Use("vllm.v1.worker.utils:AttentionGroup", "layer_names build_metadata", "no rows are recomputed", "blend", _ONE),
-    Use(
+    UpstreamUse(
+        "vllm.config:SchedulerConfig", "long_prefill_token_threshold", "long prompts overtake blends", "blend", _ONE
+    ),
+    UpstreamUse("vllm.forward_context:set_forward_context", _CONTEXT, "no rows are recomputed", "blend", _ONE),
+    UpstreamUse(
+        "vllm.v1.attention.backend:CommonAttentionMetadata", _METADATA, "no rows are recomputed", "blend", _ONE
+    ),
+    UpstreamUse(
+        "vllm.v1.worker.utils:AttentionGroup", "layer_names build_metadata", "no rows are recomputed", "blend", _ONE
+    ),
+    UpstreamUse(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
         "attn_groups lookback_token_ids",
         "no rows are recomputed",
         "blend",
         _ONE,
     ),
-    Use("vllm.v1.core.sched.interface", "SchedulerInterface", "blends get no room", "blend", _ONE),
-    Use("vllm.tokenizers", "cached_tokenizer_from_config", "ends of sentences are not known", "blend", _ONE),
-    Use("vllm.v1.attention.backend:AttentionImpl", "forward", "recomputed rows are not seen", "blend", _ONE),
-    Use(_ROTARY, "cos_sin_cache is_neox_style", "keys cannot be moved", "blend", _ONE),
-    Use("vllm.lora.layers", "BaseLayerWithLoRA", "adapters would change blends of the base model", "blend", _ONE),
-    Use("vllm.v1.core.encoder_cache_manager:EncoderCacheManager", "reset", "resets are not noticed", "pictures", _ONE),
-    Use("vllm.v1.engine.core_client", "InprocClient", "resets fail behind a last answer of one token", seen=_ONE),
-    Use("vllm.v1.engine.core_client:InprocClient", "engine_core", "saves are not waited for", "run", _ONE),
-    Use("vllm.distributed", "cleanup_dist_env_and_memory", "a second engine does not start", "run", _ONE),
-    Use(
+    UpstreamUse("vllm.v1.core.sched.interface", "SchedulerInterface", "blends get no room", "blend", _ONE),
+    UpstreamUse("vllm.tokenizers", "cached_tokenizer_from_config", "ends of sentences are not known", "blend", _ONE),
+    UpstreamUse("vllm.v1.attention.backend:AttentionImpl", "forward", "recomputed rows are not seen", "blend", _ONE),
+    UpstreamUse(_ROTARY, "cos_sin_cache is_neox_style", "keys cannot be moved", "blend", _ONE),
+    UpstreamUse(
+        "vllm.lora.layers", "BaseLayerWithLoRA", "adapters would change blends of the base model", "blend", _ONE
+    ),
+    UpstreamUse(
+        "vllm.v1.core.encoder_cache_manager:EncoderCacheManager", "reset", "resets are not noticed", "pictures", _ONE
+    ),
+    UpstreamUse(
+        "vllm.v1.engine.core_client", "InprocClient", "resets fail behind a last answer of one token", seen=_ONE
+    ),
+    UpstreamUse("vllm.v1.engine.core_client:InprocClient", "engine_core", "saves are not waited for", "run", _ONE),
+    UpstreamUse("vllm.distributed", "cleanup_dist_env_and_memory", "a second engine does not start", "run", _ONE),
+    UpstreamUse(
         "vllm.distributed.kv_transfer",
         "ensure_kv_transfer_shutdown get_kv_transfer_group has_kv_transfer_group",
         "a second engine does not start, and stored state is not found",
         "run",
         _ONE,
     ),
-    Use("vllm.distributed.ec_transfer", "get_ec_transfer has_ec_transfer", "encoder runs are not counted", "run", _ONE),
-    Use("vllm.exceptions", "VLLMClientError", "a wrong prompt ends the run", "run", _ONE),
+    UpstreamUse(
+        "vllm.distributed.ec_transfer", "get_ec_transfer has_ec_transfer", "encoder runs are not counted", "run", _ONE
+    ),
+    UpstreamUse("vllm.exceptions", "VLLMClientError", "a wrong prompt ends the run", "run", _ONE),
 )
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from dejakv.engines.tensors import to_store
-from dejakv.engines.vllm.blend.blend import Blender, Mixer
-from dejakv.engines.vllm.generations import RESET, Watch
-from dejakv.engines.vllm.loads import Loads
-from dejakv.engines.vllm.messages import LoadResult, Save, StepPlan, StepReport, Timed
-from dejakv.engines.vllm.pages import Buffers, PagedKV, to_host
+from dejakv.engines.vllm.blend.blend import BlendRunner, BlendWorker
+from dejakv.engines.vllm.generations import RESET, WeightsWatch
+from dejakv.engines.vllm.loads import LoadRunner
+from dejakv.engines.vllm.messages import LoadResult, SaveOrder, StepPlan, StepReport, TimedStep
+from dejakv.engines.vllm.pages import BufferPool, PagedKV, to_host
 from dejakv.errors import StoreError, is_out_of_memory
-from dejakv.store.base import KV, Chunk
+from dejakv.store.base import KV, StoredState
 from dejakv.store.selection import DONORS
 from dejakv.store.store import Store
 
@@ -31,11 +31,11 @@ WINDOWS = "windows: vLLM has dropped blocks that are outside of them"
 NO_MEMORY = "out of memory: the copy of the state could not be made"
 """Why a save is dropped."""
 
-Make = Callable[[], AbstractContextManager[Chunk]]
+Make = Callable[[], AbstractContextManager[StoredState]]
 """Makes the chunk; its memory may be used for something else when the context ends."""
 
 
-class Saver:
+class SaveWorker:
     """Stores copies of KV one after the other, in a thread. The scheduler side limits their number (`saves`)."""
 
     def __init__(self, store: Store) -> None:
@@ -97,17 +97,17 @@ class WorkerSide:
 
     store: Store
     paged: PagedKV
-    blender: Blender | None
-    watch: Watch
+    blender: BlendRunner | None
+    watch: WeightsWatch
     load_timeout_s: float
     max_pending_bytes: int
     _loaded: list[LoadResult] = field(default_factory=list[LoadResult])
-    _timed: Timed | None = None
+    _timed: TimedStep | None = None
 
     def __post_init__(self) -> None:
-        self.saver, self.buffers = Saver(self.store), Buffers(KEEP_BYTES)
-        blend_worker = None if self.blender is None else Mixer(self.blender)
-        self.loads = Loads(
+        self.saver, self.buffers = SaveWorker(self.store), BufferPool(KEEP_BYTES)
+        blend_worker = None if self.blender is None else BlendWorker(self.blender)
+        self.loads = LoadRunner(
             self.store, self.load_timeout_s, self.buffers, self.max_pending_bytes, self.paged, blend_worker
         )
 
@@ -154,7 +154,7 @@ class WorkerSide:
         self.saver.close(timeout)
         self.store.close()
 
-    def _copy(self, save: Save) -> None:
+    def _copy(self, save: SaveOrder) -> None:
         meta = save.meta
         if self.watch.problem:
             self.saver.drop(save.name, self.watch.problem)
@@ -177,7 +177,7 @@ class WorkerSide:
 
         self.saver.submit(save.name, make_state)
 
-    def _made(self, save: Save) -> Make:
+    def _made(self, save: SaveOrder) -> Make:
         """Copy the blocks now; return the rest of the work for the saver's thread."""
         paged, meta, tokens = self.paged, save.meta, save.stop - save.first
         block, skip = divmod(meta.position + save.first, self.paged.block_tokens)
@@ -193,7 +193,7 @@ class WorkerSide:
             pages = paged.copy_pages(save.block_ids, tokens, block, buffer.tensor)
 
         @contextmanager
-        def make() -> Generator[Chunk]:
+        def make() -> Generator[StoredState]:
             if event is not None:
                 event.synchronize()
             try:
@@ -204,7 +204,7 @@ class WorkerSide:
                     tensor = replace(to_store(pages[None, None, None]), page=paged.block_tokens)
                 else:  # rows of a blend begin anywhere
                     tensor = to_store(paged.entries(pages, tokens)[:, :, :, skip:].contiguous())
-                yield Chunk(part_meta, tensor, rows)
+                yield StoredState(part_meta, tensor, rows)
             finally:
                 if buffer is not None:
                     self.buffers.take_back(buffer)

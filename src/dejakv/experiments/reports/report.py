@@ -24,8 +24,8 @@ from dejakv.experiments.plain_words import verdict
 from dejakv.experiments.samples import read_samples
 from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
 from dejakv.experiments.settings import run_command_of
-from dejakv.experiments.summary import Row
-from dejakv.experiments.table import NAMES, Block, Sheet, asked, changed_answers, details, headline, origin, times
+from dejakv.experiments.summary import SampleRow
+from dejakv.experiments.table import NAMES, Block, TextTable, asked, changed_answers, details, headline, origin, times
 from dejakv.pictures import decoded
 from dejakv.request import Media
 
@@ -48,14 +48,14 @@ summary{cursor:pointer;font-weight:bold;margin:1rem 0}
 """
 
 
-class Section(NamedTuple):
+class ReportSection(NamedTuple):
     """One source of the report: its title, and its parts in HTML."""
 
     title: str
     blocks: Sequence[str]
 
 
-def page(title: str, sections: Sequence[Section]) -> str:
+def page(title: str, sections: Sequence[ReportSection]) -> str:
     """The whole page."""
     body = "".join(
         f"<section>{f'<h2>{text(name)}</h2>' if name != title else ''}{''.join(blocks)}</section>"
@@ -88,7 +88,7 @@ def command(line: str) -> str:
     return f"<h3>Command</h3><pre>{text(line)}</pre>"
 
 
-def table(sheet: Sheet) -> str:
+def table(sheet: TextTable) -> str:
     """A table that scrolls on a phone."""
     title = f"<h3>{text(sheet.title)}</h3>" if sheet.title else ""
     kinds = [' class="w"' if place and sheet.has_words(place) else "" for place in range(len(sheet.columns))]
@@ -103,11 +103,11 @@ def table(sheet: Sheet) -> str:
 
 def drawn(blocks: Iterable[Block]) -> str:
     """Tables and sentences as HTML."""
-    return "".join(table(block) if isinstance(block, Sheet) else paragraph(block) for block in blocks)
+    return "".join(table(block) if isinstance(block, TextTable) else paragraph(block) for block in blocks)
 
 
 def facts(values: Mapping[str, Any]) -> str:
-    return table(Sheet("", ("", ""), [(name, str(value)) for name, value in values.items()]))
+    return table(TextTable("", ("", ""), [(name, str(value)) for name, value in values.items()]))
 
 
 def make_report(sources: Sequence[Path], output: Path) -> None:
@@ -130,7 +130,7 @@ def make_report(sources: Sequence[Path], output: Path) -> None:
     replace_file(output, page(sections[0].title if len(sections) == 1 else "DejaKV report", sections), "--output")
 
 
-def sections_of(source: Path) -> list[Section]:
+def sections_of(source: Path) -> list[ReportSection]:
     """The sections of a folder, or of the log of a sweep. Raises: ConfigError."""
     if not source.exists():
         raise ConfigError(f"no file or folder {str(source)!r}: give the folder of a run, or the log of a sweep")
@@ -148,7 +148,7 @@ def sections_of(source: Path) -> list[Section]:
     return [sweep_section(source, sweep_log.logged(source))]
 
 
-def _estimated(path: Path) -> Section:
+def _estimated(path: Path) -> ReportSection:
     """Section on an estimate: the recommendation, and hits by level and threshold. Raises: ConfigError for another file."""
     figures = read_object(path)
     foreign = f"{str(path)!r} was not written by this version, or is damaged"
@@ -161,12 +161,12 @@ def _estimated(path: Path) -> Section:
             drawn([read, verdict_text, *(block for block in rest if block != verdict_text)]),
             _folded("Answers of similar prompts", [table(advice.settings_sheet(figures))]),
         ]
-        return Section(f"Estimate for {figures['log']}", blocks)
+        return ReportSection(f"Estimate for {figures['log']}", blocks)
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:  # a file of another shape
         raise ConfigError(f"{foreign} ({type(error).__name__}: {error}): make it again") from error
 
 
-def run_section(folder: Path, summary: Mapping[str, Any]) -> Section:
+def run_section(folder: Path, summary: Mapping[str, Any]) -> ReportSection:
     """Raises: ConfigError if the samples of a live run are missing."""
     more, blocks = [drawn(details(summary))], list[str]()
     if "arms" in summary:
@@ -187,7 +187,7 @@ def run_section(folder: Path, summary: Mapping[str, Any]) -> Section:
 
     if run_settings := read_object(folder / SETTINGS):
         blocks.append(command(run_command_of(run_settings)))
-    return Section(f"Run {folder.name}: {summary['model']} on {summary['dataset']}", blocks)
+    return ReportSection(f"Run {folder.name}: {summary['model']} on {summary['dataset']}", blocks)
 
 
 def _folded(title: str, blocks: Sequence[str]) -> str:
@@ -195,7 +195,7 @@ def _folded(title: str, blocks: Sequence[str]) -> str:
     return f"<details><summary>{text(title)}</summary>{''.join(blocks)}</details>"
 
 
-def _over_the_stream(rows: Sequence[Row]) -> list[str]:
+def _over_the_stream(rows: Sequence[SampleRow]) -> list[str]:
     """Time to the first token of each request, and the tokens computed so far."""
     arms = list(rows[0].arms) if rows else []
     seconds = {arm: [row.arms[arm].record.ttft_ms / 1e3 for row in rows] for arm in arms}
@@ -206,7 +206,7 @@ def _over_the_stream(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _changed(folder: Path, rows: Sequence[Row]) -> list[str]:
+def _changed(folder: Path, rows: Sequence[SampleRow]) -> list[str]:
     """The changed answers, the furthest from full computation first, with their pictures."""
     changed = changed_answers(rows)
     if not changed:
@@ -224,7 +224,7 @@ def _changed(folder: Path, rows: Sequence[Row]) -> list[str]:
     return [head + "".join(_case(row, samples.get(row.sample_id)) for row in worst)]
 
 
-def _case(row: Row, sample: Sample | None) -> str:
+def _case(row: SampleRow, sample: Sample | None) -> str:
     pictures = "".join(_picture(media) for media in (sample.media if sample is not None else ())[:2])
     expected = f"<p>expected: {text(row.answer)}</p>" if row.answer is not None else ""
     full = row.exact.text if row.exact is not None else ""
@@ -249,7 +249,7 @@ def _picture(media: Media) -> str:
     return f'<img alt="the picture of the question" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
-def sweep_section(path: Path, rows: Sequence[Mapping[str, Any]]) -> Section:
+def sweep_section(path: Path, rows: Sequence[Mapping[str, Any]]) -> ReportSection:
     """`rows`: the rows of `sweep_log.logged`."""
     failed = sum(bool(row["error"]) for row in rows)
     commands = [
@@ -259,7 +259,7 @@ def sweep_section(path: Path, rows: Sequence[Mapping[str, Any]]) -> Section:
 
     counts_sentence = paragraph(f"{len(rows) - failed} experiments, {failed} failed")
     folded = _folded("The command of each experiment", commands)
-    return Section(f"Sweep {path.name}", [counts_sentence, drawn(sweep_log.parts(rows)), folded])
+    return ReportSection(f"Sweep {path.name}", [counts_sentence, drawn(sweep_log.parts(rows)), folded])
 
 
 _WIDTH, _HEIGHT = 640, 220

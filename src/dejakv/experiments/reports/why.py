@@ -11,19 +11,19 @@ from rich.console import Console
 from dejakv.build import build_levels
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.finder import Finder
+from dejakv.decide.finder import DonorFinder
 from dejakv.decide.plan import Decision
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, counted
 from dejakv.experiments.compare import donors_of, opened, pipeline_for, replay, shortened
 from dejakv.experiments.plain_words import short
-from dejakv.experiments.reports.report import Section, command, drawn, facts, page
+from dejakv.experiments.reports.report import ReportSection, command, drawn, facts, page
 from dejakv.experiments.run import cache_folder
-from dejakv.experiments.samples import Prompter, read_samples, repeated
+from dejakv.experiments.samples import SamplePrompter, read_samples, repeated
 from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
 from dejakv.experiments.settings import RunSettings, did_you_mean, run_command_of
-from dejakv.experiments.summary import Progress, Row
-from dejakv.experiments.table import Block, Sheet, print_blocks
+from dejakv.experiments.summary import RunProgress, SampleRow
+from dejakv.experiments.table import Block, TextTable, print_blocks
 from dejakv.settings import shown
 
 CANDIDATES = 3
@@ -31,7 +31,7 @@ CANDIDATES = 3
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DonorCandidate:
     """A donor found by a level. `verdicts`: the guards' answers; `trusted`: no guard rejects it."""
 
     level: str
@@ -43,7 +43,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Why:
+class SampleExplanation:
     """The explanation of one sample.
 
     donors    the samples whose state is used, best first; repeated for each of their chunks
@@ -54,7 +54,7 @@ class Why:
     sample: str
     question: str
     earlier: int
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[DonorCandidate, ...]
     method: str
     computed: int
     donors: tuple[str, ...]
@@ -64,7 +64,7 @@ class Why:
     settings: RunSettings
 
 
-def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
+def why(folder: Path, sample_id: str, watch: RunProgress | None = None) -> SampleExplanation:
     """Repeats a run in its order, up to the sample asked for, so that its cache holds what it held then: the prompts' state, and the
     rows that blends keep. Each prompt is computed as the run did, for an answer of one token.
 
@@ -83,14 +83,14 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
     if sample_id in not_run:
         raise ConfigError(f"sample {shown(sample_id)} could not run: {not_run[sample_id]}; give the id of another")
 
-    place, watch = sample_ids.index(sample_id), watch or Progress()
+    place, watch = sample_ids.index(sample_id), watch or RunProgress()
     rows = {row.sample_id: row for row in finished_rows(folder) if "cache" in row.arms}
     able = [sample for sample in samples[:place] if sample.id not in not_run]
     watch.stage(f"loading {settings.model}")
     # Nothing of an earlier cache, and no bound: its gate learns nothing here. Its decisions are in the run's rows.
     alone = replace(settings.cache, store=None, disk_dir=None, fusion_cache_dir=None, error_bound=None)
     with opened(settings) as engine, cache_folder(replace(settings, cache=alone)) as inside:
-        prompter = Prompter.of(settings, open_templates(settings))
+        prompter = SamplePrompter.of(settings, open_templates(settings))
         pipeline = pipeline_for("cache", engine, inside.cache, promotes=settings.promote)
         cache = pipeline.cache
         assert cache is not None
@@ -105,7 +105,7 @@ def why(folder: Path, sample_id: str, watch: Progress | None = None) -> Why:
         if answer.decision is None:
             raise ConfigError(f"nothing of {settings.model} is reused: {answer.record.reason}")
 
-        explanation = Why(
+        explanation = SampleExplanation(
             sample=sample_id,
             question=samples[place].question,
             earlier=place,
@@ -129,15 +129,15 @@ def _name(meta: Any) -> str:
 
 def _candidates(
     cache: HierarchicalCache, decision: Decision, config: SemanticCacheConfig, engine: Any
-) -> tuple[Candidate, ...]:
+) -> tuple[DonorCandidate, ...]:
     """The best of each level without its thresholds, and what the run's own guards say of them."""
     # -1 is the least cosine: candidates under the run's threshold are shown too.
     layers = [":".join(layer.split(":")[:2]) + ":-1" for layer in config.embedding_layers]
     levels = build_levels(replace(config, similarity_threshold=-1.0, embedding_layers=tuple(layers)), engine)
-    loose = Finder(cache.store, levels, embed=cache.finder.embed, embedder=cache.finder.embedder)
+    loose = DonorFinder(cache.store, levels, embed=cache.finder.embed, embedder=cache.finder.embedder)
     # New indexes hold nothing until they are filled from the store.
     loose.fill()
-    candidates: list[Candidate] = []
+    candidates: list[DonorCandidate] = []
     for level in levels:
         for match in level.search(decision.query).matches[:CANDIDATES]:
             meta = cache.store.meta(match.donor)
@@ -148,12 +148,12 @@ def _candidates(
             trusted = any(verdict.decision == "accept" for verdict in verdicts) and all(
                 verdict.decision != "reject" for verdict in verdicts
             )
-            candidates.append(Candidate(match.level, _name(meta), meta.chunk, match.score, verdict_texts, trusted))
+            candidates.append(DonorCandidate(match.level, _name(meta), meta.chunk, match.score, verdict_texts, trusted))
 
     return tuple(candidates)
 
 
-def _recorded(row: Row) -> str:
+def _recorded(row: SampleRow) -> str:
     """What the run noted. Its plan may be another: two may take nearly the same time, an error bound draws, and a cache folder may have
     held more."""
     record = row.arms["cache"].record
@@ -171,7 +171,7 @@ def from_donors(names: Sequence[str]) -> str:
     return f", from {counted(len(names), 'donor')} ({', '.join(dict.fromkeys(names))})"
 
 
-def in_words(explanation: Why) -> list[str]:
+def in_words(explanation: SampleExplanation) -> list[str]:
     """What was decided and why, in sentences."""
     decision, donor_search = explanation.decision, explanation.decision.found
     lines = [
@@ -197,12 +197,12 @@ def in_words(explanation: Why) -> list[str]:
     return lines
 
 
-def to_terminal(explanation: Why, console: Console) -> None:
+def to_terminal(explanation: SampleExplanation, console: Console) -> None:
     """Prints the table and the sentences."""
     print_blocks(parts(explanation), console)
 
 
-def to_html(explanation: Why) -> str:
+def to_html(explanation: SampleExplanation) -> str:
     """One self-contained page."""
     about = {
         "model": explanation.settings.model,
@@ -211,10 +211,10 @@ def to_html(explanation: Why) -> str:
     }
     blocks = [drawn(parts(explanation)), facts(about), command(run_command_of(explanation.settings.named()))]
     title = f"Why {explanation.sample} was a {'miss' if explanation.method in ('none', 'prefix') else 'hit'}"
-    return page(title, [Section("", blocks)])
+    return page(title, [ReportSection("", blocks)])
 
 
-def parts(explanation: Why) -> list[Block]:
+def parts(explanation: SampleExplanation) -> list[Block]:
     """The question, the candidates and the decision."""
     rows = [
         [candidate.level, f"{candidate.score:.3f}", "yes" if candidate.trusted else "no", f"{candidate.sample}: {short(candidate.chunk, 200)}", "\n".join(candidate.verdicts)]
@@ -222,5 +222,5 @@ def parts(explanation: Why) -> list[Block]:
     ]  # fmt: skip
 
     title = f"nearest of {explanation.earlier} earlier samples, by level"
-    candidates = Sheet(title, ("level", "score", "trusted", "sample", "guards"), rows)
+    candidates = TextTable(title, ("level", "score", "trusted", "sample", "guards"), rows)
     return [f"{explanation.sample}: {short(explanation.question, 600)}", candidates, *in_words(explanation)]

@@ -12,7 +12,7 @@ from dejakv.models.lckv.configuration import LCKVLlamaConfig
 
 
 @dataclass(frozen=True)
-class Masks:
+class RowMasks:
     """`causal` [batch, 1, rows, keys] true where a row sees a key; `places` [batch, 1, rows, 1] the row's own key."""
 
     causal: torch.Tensor
@@ -21,7 +21,7 @@ class Masks:
     @classmethod
     def of(
         cls, attention_mask: torch.Tensor | None, batch: int, past: int, tokens: int, device: torch.device
-    ) -> "Masks":
+    ) -> "RowMasks":
         """All rows of `tokens` new tokens behind `past` held ones.
 
         attention_mask  None, [batch, past + tokens] (0 is padding), or [batch, 1, tokens, past + tokens] of booleans,
@@ -41,10 +41,10 @@ class Masks:
             f"and {tokens} new: give [{batch}, {past + tokens}], or booleans [{batch}, 1, {tokens}, {past + tokens}]"
         )
 
-    def pick(self, rows: torch.Tensor) -> "Masks":
+    def pick(self, rows: torch.Tensor) -> "RowMasks":
         """The rows [batch, r] alone, counted among the new tokens."""
         index = rows[:, None, :, None]
-        return Masks(
+        return RowMasks(
             self.causal.gather(2, index.expand(-1, 1, -1, self.causal.shape[-1])), self.places.gather(2, index)
         )
 

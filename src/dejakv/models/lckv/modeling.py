@@ -9,10 +9,10 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from dejakv.models.lckv.attention import LCKVDecoderLayer, Masks
+from dejakv.models.lckv.attention import LCKVDecoderLayer, RowMasks
 from dejakv.models.lckv.cache import LCKVCache, length
 from dejakv.models.lckv.configuration import LCKVLlamaConfig
-from dejakv.models.lckv.passes import HiddenRows, Iterations, Passes
+from dejakv.models.lckv.passes import CondensedPasses, HiddenRows, LoopIterations
 
 
 class LCKVLlamaPreTrainedModel(LlamaPreTrainedModel):
@@ -38,8 +38,8 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
         self.layout = config.layout
         self.post_init()
 
-    def passes(self, cache: Cache | None, tokens: int) -> Passes:
-        return Passes(self.layout, cast(Any, self.layers), cache, tokens)
+    def passes(self, cache: Cache | None, tokens: int) -> CondensedPasses:
+        return CondensedPasses(self.layout, cast(Any, self.layers), cache, tokens)
 
     def rows(
         self, embeds: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None, past: int
@@ -54,7 +54,7 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
 
         rotary = self.rotary_emb(embeds, position_ids)
         rotary = tuple(part.expand(batch, -1, -1) for part in rotary)
-        return HiddenRows(embeds, cast(Any, rotary), Masks.of(attention_mask, batch, past, tokens, embeds.device))
+        return HiddenRows(embeds, cast(Any, rotary), RowMasks.of(attention_mask, batch, past, tokens, embeds.device))
 
     def forward(
         self,
@@ -78,12 +78,12 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         if use_cache and past_key_values is None:
             past_key_values = LCKVCache(self.layout)
-        donor_rows, iterations = None, Iterations(self.config.forward_passes, self.config.backward_passes)
+        donor_rows, iterations = None, LoopIterations(self.config.forward_passes, self.config.backward_passes)
         if isinstance(past_key_values, LCKVCache):
             # For one prefill: decoding computes every row.
             donor_rows, past_key_values.given = past_key_values.given, None
             if past_key_values.settled:
-                iterations = Iterations.to_the_end(embeds.shape[1])
+                iterations = LoopIterations.to_the_end(embeds.shape[1])
 
         rows = self.rows(embeds, attention_mask, position_ids, length(past_key_values, self.layout))
         passes = self.passes(past_key_values, embeds.shape[1])

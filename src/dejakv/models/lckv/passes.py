@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers.cache_utils import Cache
 
-from dejakv.models.lckv.attention import LCKVDecoderLayer, Masks
+from dejakv.models.lckv.attention import LCKVDecoderLayer, RowMasks
 from dejakv.models.lckv.cache import KV, GivenRows, held
 from dejakv.models.lckv.layout import KVLayout
 
@@ -23,7 +23,7 @@ ROUNDING = 16
 
 
 @dataclass(frozen=True)
-class Iterations:
+class LoopIterations:
     """How often the loop runs: `without_gradient`, then `with_gradient`. `until_settled`: it stops early at a change that rounding
     alone can make."""
 
@@ -32,11 +32,11 @@ class Iterations:
     until_settled: bool = False
 
     @classmethod
-    def to_the_end(cls, tokens: int) -> "Iterations":
+    def to_the_end(cls, tokens: int) -> "LoopIterations":
         """As many as a prompt of so many tokens takes until nothing changes."""
         return cls(tokens - 1, 1, until_settled=True)
 
-    def for_tokens(self, tokens: int) -> "Iterations":
+    def for_tokens(self, tokens: int) -> "LoopIterations":
         """No more than there are tokens: then every one is exact. Those with gradient come last and stay."""
         after = max(1, min(self.with_gradient, tokens))
         return replace(self, without_gradient=min(self.without_gradient, max(0, tokens - after)), with_gradient=after)
@@ -48,7 +48,7 @@ class HiddenRows:
 
     hidden: torch.Tensor
     place: Place
-    masks: Masks
+    masks: RowMasks
     index: torch.Tensor | None = None
 
     def pick(self, index: torch.Tensor) -> "HiddenRows":
@@ -59,7 +59,7 @@ class HiddenRows:
         return HiddenRows(rows(self.hidden), (rows(self.place[0]), rows(self.place[1])), self.masks.pick(index), index)
 
 
-class Passes:
+class CondensedPasses:
     """One forward over new tokens behind a cache.
 
     new    KV of the new tokens by layer, added to the cache at the end
@@ -92,7 +92,7 @@ class Passes:
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return HiddenRows(hidden, rows.place, rows.masks, rows.index)
 
-    def settle(self, rows: HiddenRows, iterations: Iterations, donor_rows: GivenRows | None = None) -> HiddenRows:
+    def settle(self, rows: HiddenRows, iterations: LoopIterations, donor_rows: GivenRows | None = None) -> HiddenRows:
         """The loop over `rows` until its KV has settled; rows that are `donor_rows` keep theirs."""
         if donor_rows is not None:
             self.new.update(donor_rows.kv)

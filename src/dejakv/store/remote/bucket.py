@@ -22,10 +22,10 @@ from dejakv.errors import MissingExtraError, StoreError
 from dejakv.store.base import CorruptChunk
 from dejakv.store.claim import FORMAT, MARKER, RANK, SEGMENT, SEGMENTS
 from dejakv.store.counters import logger
-from dejakv.store.objects import Bytes, Missing, Unknown
-from dejakv.store.remote.health import Breaker, Link
+from dejakv.store.objects import Bytes, ObjectMissing, StoreUnavailable
+from dejakv.store.remote.health import CircuitBreaker, LinkTiming
 from dejakv.store.remote.packed import MORE, beginning, check_zstd, packed, unpacked
-from dejakv.store.remote.tombstones import Tombstones
+from dejakv.store.remote.tombstones import TombstoneSet
 
 _CLIENT = {"connect_timeout": "2s", "timeout": "20s", "allow_http": True}  # http only where the endpoint says so
 _RETRY = {
@@ -60,7 +60,7 @@ _REMEDIES = (
 """Pattern of a service's message, and the remedy; the first match counts."""
 
 
-class Bucket:
+class BucketObjects:
     """Objects below the prefix of a bucket.
 
     url       `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`
@@ -86,13 +86,13 @@ class Bucket:
             check_zstd()
 
         self._compress = compress
-        self.breaker, self.link = Breaker(), Link()
-        self.tombstones = Tombstones(self)
+        self.breaker, self.link = CircuitBreaker(), LinkTiming()
+        self.tombstones = TombstoneSet(self)
         try:
             options: Any = {"client_options": _CLIENT, "retry_config": _RETRY}
             self._store: Any = obstore.store.from_url(self.url, **options)
             self._check(make)
-        except (*self._errors, Unknown, Missing, CorruptChunk) as error:
+        except (*self._errors, StoreUnavailable, ObjectMissing, CorruptChunk) as error:
             message = str(error.__cause__ or error).partition("\n\nDebug source")[0]
             remedy = next(remedy for pattern, remedy in _REMEDIES if pattern.search(message))
             raise StoreError(f"{self.url} cannot be a store ({_short(message)}): {remedy}") from error
@@ -181,13 +181,15 @@ class Bucket:
             # A missing bucket is no proof that an object has left: nothing may be forgotten for it.
             if _NO_BUCKET.search(str(error)):
                 raise _unknown(error) from error
-            raise Missing(name) from error
+            raise ObjectMissing(name) from error
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         """Ask the service. Raises: FileNotFoundError, the error of an object that exists, Unknown"""
 
         if not self.breaker.allows():
-            raise Unknown(OSError(errno.EIO, f"the service of {self.url} fails: it is asked again in a moment"))
+            raise StoreUnavailable(
+                OSError(errno.EIO, f"the service of {self.url} fails: it is asked again in a moment")
+            )
         try:
             answer = call()
         except (FileNotFoundError, self._exists):
@@ -208,7 +210,7 @@ class Bucket:
 
         try:
             stored_marker = self._read(read, MARKER)
-        except Missing:
+        except ObjectMissing:
             if make:
                 self._create(MARKER, marker)
             stored_marker = self._read(read, MARKER) if make else marker
@@ -220,7 +222,7 @@ class Bucket:
         try:
             # Tried at the start: some services accept the condition and ignore it.
             overwritten = make and self._create(MARKER, marker)
-        except Unknown as error:
+        except StoreUnavailable as error:
             if error.reason != "full":
                 raise
             logger.warning("%s is full: its content is served, and nothing is stored", self.url)
@@ -246,8 +248,8 @@ def _short(text: str) -> str:
     return " ".join((f"{error_fields[1]}: {error_fields[2]}" if error_fields else text).split())[:300]
 
 
-def _unknown(error: BaseException) -> Unknown:
+def _unknown(error: BaseException) -> StoreUnavailable:
     # What follows is the client's internal state, of no use to who reads it.
     text = str(error).partition("\n\nDebug source")[0]
     full, denied = _FULL.search(text), _DENIED.search(text)
-    return Unknown(OSError(errno.ENOSPC if full else errno.EACCES if denied else errno.EIO, _short(text)))
+    return StoreUnavailable(OSError(errno.ENOSPC if full else errno.EACCES if denied else errno.EIO, _short(text)))

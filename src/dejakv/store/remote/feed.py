@@ -19,10 +19,10 @@ from dejakv.errors import MissingExtraError, StoreError
 from dejakv.settings import shown
 from dejakv.store.counters import logger
 from dejakv.store.forks import fork_safe_lock
-from dejakv.store.remote.health import Breaker
+from dejakv.store.remote.health import CircuitBreaker
 
 if TYPE_CHECKING:
-    from dejakv.store.remote.bucket import Bucket
+    from dejakv.store.remote.bucket import BucketObjects
 
 _KEPT = 100_000
 """Events in the stream."""
@@ -45,11 +45,11 @@ Heard = tuple[Put, set[str], list[str]]
 """News of others: objects put, names of objects removed, ids of entries used."""
 
 
-class Away(Exception):
+class FeedUnreachable(Exception):
     """The feed's server does not answer."""
 
 
-class Feed:
+class ChangeFeed:
     """The stream of one bucket's prefix. `tell` is thread-safe; one thread hears.
 
     url   `redis://HOST:PORT/DB`, or `rediss://`
@@ -66,7 +66,7 @@ class Feed:
 
         self._errors = (redis.RedisError, OSError)
         self._stream, self._own = f"dejakv:{name}", secrets.token_hex(8)
-        self.breaker = Breaker()
+        self.breaker = CircuitBreaker()
         self._lock = fork_safe_lock()
         self._unsent = deque[tuple[str, str]](maxlen=_UNSENT)
         self._unsure = False
@@ -143,7 +143,7 @@ class Feed:
         except self._errors as error:
             self._unsure = True
             self._missed(error)
-            raise Away(str(error)) from error
+            raise FeedUnreachable(str(error)) from error
         # Only after the headers came: a failure reads the same events once more.
         self._last = events[-1][0] if events else self._last
         self.breaker.worked()
@@ -199,10 +199,10 @@ def _unpacked(packed: bytes | None) -> Header | None:
         return b"", 0
 
 
-class Announced:
+class AnnouncedObjects:
     """Objects whose changes are told to others."""
 
-    def __init__(self, objects: "Bucket", feed: Feed) -> None:
+    def __init__(self, objects: "BucketObjects", feed: ChangeFeed) -> None:
         self.shared, self.link, self.tombstones = objects.shared, objects.link, objects.tombstones
         self.breaker = objects.breaker
         self._objects, self._feed = objects, feed

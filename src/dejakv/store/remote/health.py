@@ -23,7 +23,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
 """Seconds; each further failure doubles them. They are drawn at random between half and all, so that machines do not come back at once."""
 
 
-class Link:
+class LinkTiming:
     """Round trip and seconds a byte, each the median of the latest reads. Before the first large read a byte costs nothing, and again
     after 20 s without one, as a round trip costs 1 ms without small ones: a service that was slow is tried again.
 
@@ -62,7 +62,7 @@ class Link:
         return median(self._trips or [_TRIP])
 
 
-class Breaker:
+class CircuitBreaker:
     """Says whether a service may be asked: not within a pause after failures, and after it by one caller first. Thread-safe.
 
     clock  seconds that only grow

@@ -15,7 +15,7 @@ import numpy as np
 
 from dejakv.errors import MissingExtraError
 from dejakv.store.base import CorruptChunk
-from dejakv.store.objects import Bytes, Unknown
+from dejakv.store.objects import Bytes, StoreUnavailable
 
 _FRAME = struct.Struct("<IIQ")
 """Magic number and length of a skippable frame, then the size of the whole object when it is not packed."""
@@ -60,7 +60,7 @@ def unpacked(data: Bytes, name: str) -> Bytes:
     try:
         zstd, (length, size) = check_zstd(), frame_sizes
     except MissingExtraError as error:
-        raise Unknown(OSError(errno.EIO, str(error))) from error
+        raise StoreUnavailable(OSError(errno.EIO, str(error))) from error
     try:
         frame = data[MORE + length :]
         if not 0 < size - length == zstd.frame_content_size(frame) <= _MOST:

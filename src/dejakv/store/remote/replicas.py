@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from dejakv.store.counters import logger
 from dejakv.store.reconcile import News
-from dejakv.store.remote.feed import USED, Away, Feed
+from dejakv.store.remote.feed import USED, ChangeFeed, FeedUnreachable
 
 LIST_SECONDS = 10.0
 """Mean seconds between two listings; 20 times as long as a listing takes where that is more, since services charge for them. They are drawn
@@ -18,7 +18,7 @@ FEED_SECONDS = 300.0
 _AWAY_SECONDS = 0.5
 
 
-class Follower:
+class ReplicaFollower:
     """Calls `catch_up` again and again in a thread of its own, so that nothing waits for a listing, until it is closed.
 
     catch_up  with what a feed told; without: by a listing
@@ -29,7 +29,7 @@ class Follower:
         self,
         catch_up: Callable[[News | None], object],
         share: Callable[[Sequence[str]], Sequence[str]],
-        feed: Feed | None = None,
+        feed: ChangeFeed | None = None,
     ) -> None:
         self._catch_up, self._share, self._feed = catch_up, share, feed
         self._took = 0.0
@@ -68,7 +68,7 @@ class Follower:
                     news = None
                 if feed_news is None:  # all machines miss what their feed has lost
                     self._closed.wait(random.uniform(0.0, min(LIST_SECONDS, SHARE * self._took)))
-            except Away:
+            except FeedUnreachable:
                 self._closed.wait(_AWAY_SECONDS)
                 if time.monotonic() < self._next:
                     return

@@ -17,13 +17,13 @@ from dejakv.store.base import CorruptChunk
 from dejakv.store.counters import logger
 from dejakv.store.forks import call_in_child, fork_safe_lock
 from dejakv.store.memory import MemoryTier
-from dejakv.store.objects import Bytes, Folder, Late, Missing, Objects, Unknown
-from dejakv.store.remote.health import AT_ONCE, Breaker, Link
-from dejakv.store.remote.tombstones import Tombstones
+from dejakv.store.objects import Bytes, FolderObjects, ObjectMissing, Objects, ReadTimeout, StoreUnavailable
+from dejakv.store.remote.health import AT_ONCE, CircuitBreaker, LinkTiming
+from dejakv.store.remote.tombstones import TombstoneSet
 from dejakv.store.segment import opened
 
 
-class Copies(Folder):
+class LocalCopies(FolderObjects):
     """Copies in a folder; several processes may share it.
 
     max_bytes  above it the copies unread for the longest time leave; 0: no limit
@@ -45,11 +45,11 @@ class Copies(Folder):
             # Listing the folder for each copy would cost more than the copy.
             if self._most and self._room < 0:
                 self._make_room()
-        except (Unknown, OSError) as error:
+        except (StoreUnavailable, OSError) as error:
             logger.info("no copy of %s is kept: %s", name, error)
 
     def has(self, name: str) -> bool:
-        with suppress(Missing):
+        with suppress(ObjectMissing):
             return os.path.exists(self._path(name))
         return False
 
@@ -58,22 +58,22 @@ class Copies(Folder):
         try:
             data = self.get(name)
             opened(data, name)
-        except (Missing, Unknown):
+        except (ObjectMissing, StoreUnavailable):
             return None
         except CorruptChunk as error:
             logger.warning("a damaged copy is removed: %s", error)
-            with suppress(Unknown):
+            with suppress(StoreUnavailable):
                 self.delete([name])
             return None
 
-        with suppress(OSError, Missing):  # read now; the time of writing tells whether a file is another
+        with suppress(OSError, ObjectMissing):  # read now; the time of writing tells whether a file is another
             os.utime(path := self._path(name), ns=(time.time_ns(), os.stat(path).st_mtime_ns))
         return data
 
     def keep_only(self, names: set[str], before: float) -> None:
         """Removes copies of other objects, unless they are younger."""
         for name in list(self.list()):
-            with suppress(OSError, Missing, Unknown):
+            with suppress(OSError, ObjectMissing, StoreUnavailable):
                 if name not in names and os.stat(self._path(name)).st_mtime < before:
                     self.delete([name])
 
@@ -81,7 +81,7 @@ class Copies(Folder):
         """Meet the budget now, and again when half of the free part has been written: other processes write too."""
         copies: list[tuple[int, int, str]] = []
         for name in self.list():
-            with suppress(OSError, Missing):
+            with suppress(OSError, ObjectMissing):
                 status = os.stat(self._path(name))
                 copies.append((status.st_atime_ns, status.st_size, name))
 
@@ -95,21 +95,21 @@ class Copies(Folder):
         self._room = (self._most - total_bytes) // 2
 
 
-class Tiers:
+class TieredObjects:
     """Objects with copies of some in memory and on disk.
 
     max_bytes  of copies in memory; 0: none
     fill       when a copy enters memory: `write`: with what is written, too; `read`: only with what is read
     """
 
-    def __init__(self, objects: Objects, max_bytes: int, fill: str = "write", disk: Copies | None = None) -> None:
+    def __init__(self, objects: Objects, max_bytes: int, fill: str = "write", disk: LocalCopies | None = None) -> None:
         self.shared = objects.shared
         self._objects, self._most, self._fill, self._disk = objects, max_bytes, fill, disk
         self._held = MemoryTier[str, Bytes](max_bytes)
         self._lock = fork_safe_lock()
-        self._link: Link | None = getattr(objects, "link", None)
-        self.tombstones: Tombstones | None = getattr(objects, "tombstones", None)
-        self.breaker: Breaker | None = getattr(objects, "breaker", None)
+        self._link: LinkTiming | None = getattr(objects, "link", None)
+        self.tombstones: TombstoneSet | None = getattr(objects, "tombstones", None)
+        self.breaker: CircuitBreaker | None = getattr(objects, "breaker", None)
         self._begin_reads()
         call_in_child(self._begin_reads)  # the parent's threads are not there
         self.head = objects.head
@@ -138,7 +138,7 @@ class Tiers:
 
     def fetch(self, sizes: Mapping[str, int], until: float | None) -> Callable[[str], Bytes]:
         """Read those of these objects without a copy here, all at once. Returns `get`, which raises the read's errors. Other names are
-        `Missing`: they were removed meanwhile.
+        `ObjectMissing`: they were removed meanwhile.
 
         until  of `time.monotonic`; later reads go on, for the next caller
 
@@ -154,13 +154,13 @@ class Tiers:
             self._link.read(len(reads), sum(sizes[name] for name in reads), time.monotonic() - began)
 
         if unfinished:
-            raise Late
+            raise ReadTimeout
 
         def get(name: str) -> Bytes:
             if name in reads:
                 return reads[name].result()
             if name not in near:
-                raise Missing(name)
+                raise ObjectMissing(name)
             return near[name]
 
         return get
@@ -222,7 +222,7 @@ class Tiers:
         self._objects.close()
 
     def sweep(self) -> None:
-        """See `Folder.sweep`."""
+        """See `FolderObjects.sweep`."""
         (self._disk or self._objects).sweep()
 
     def _hold(self, name: str, data: Bytes, *, mapped: bool) -> Bytes:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dejakv.store.base import ChunkMeta, CorruptChunk
-from dejakv.store.keys import Keys, prefix_id, prefix_of
-from dejakv.store.objects import Missing
+from dejakv.store.keys import PrefixKeys, prefix_id, prefix_of
+from dejakv.store.objects import ObjectMissing
 from dejakv.store.records import decode_meta
 from dejakv.store.segment import Segment
 from dejakv.store.selection import Selection, chosen
@@ -99,7 +99,7 @@ class Tombstone:
         )
 
 
-class Tombstones:
+class TombstoneSet:
     """The tombstones known to this machine.
 
     number  of the last one carried out here; 0: none
@@ -118,7 +118,7 @@ class Tombstones:
         numbers, new, now = sorted(self._notes.numbers()), list[Tombstone](), self._clock()
         for number in numbers:
             if number not in self._known:
-                with suppress(Missing, ValueError, KeyError, TypeError):
+                with suppress(ObjectMissing, ValueError, KeyError, TypeError):
                     self._known[number] = (Tombstone.read(number, self._notes.note(number)), now)
                     new.append(self._known[number][0])
 
@@ -152,7 +152,7 @@ class Tombstones:
 
 
 def _key(meta: ChunkMeta, tokens: int) -> bytes:
-    return Keys(meta.partition, meta.epoch, meta.token_ids, meta.spans).at(tokens)
+    return PrefixKeys(meta.partition, meta.epoch, meta.token_ids, meta.spans).at(tokens)
 
 
 def _prefixes(meta: ChunkMeta, ends: Iterable[str]) -> set[str]:

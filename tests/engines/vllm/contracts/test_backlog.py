@@ -15,8 +15,8 @@ import pytest
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm_harness import EXTENSION, Engine, greedy, running, tokens, worker_side
 
-from dejakv.engines.vllm.blend.queue import CUT, Queue
-from dejakv.engines.vllm.loads import Loads
+from dejakv.engines.vllm.blend.queue import CUT, BlendQueue
+from dejakv.engines.vllm.loads import LoadRunner
 from dejakv.engines.vllm.scheduler import NO_GAIN, SchedulerSide
 from dejakv.store.store import Store
 
@@ -40,15 +40,15 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def threads_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = Loads.finish
+    finish = LoadRunner.finish
 
-    def finished(loads: Loads, *given: Any) -> Any:
+    def finished(loads: LoadRunner, *given: Any) -> Any:
         for item in loads._loading:
             if item.fetched is not None:
                 item.fetched.result(60)
         return finish(loads, *given)
 
-    monkeypatch.setattr(Loads, "finish", finished)
+    monkeypatch.setattr(LoadRunner, "finish", finished)
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def test_a_blend_that_does_not_pay_leaves_the_exact_prefix(engine: Engine, monke
     (truth,) = engine.ask([prompt], wish={"mode": "off", "no_store": True}, salt="truth")
     engine.reset_prefix_cache()
     before = engine.metrics().get("vllm:dejakv_blends_refused", 0)
-    monkeypatch.setattr(Queue, "_pays", lambda queue, each, *_: not each.rows)
+    monkeypatch.setattr(BlendQueue, "_pays", lambda queue, each, *_: not each.rows)
     (refused,) = engine.ask([prompt], wish={"mode": "blend", "no_store": True})
     assert (refused.told["method"], refused.told["reason"]) == ("exact", NO_GAIN)
     assert (refused.told["tokens_reused"], refused.told["approximate"]) == (refused.cached, False)
@@ -213,7 +213,7 @@ def stepped_to_the_end(llm: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(KVCacheManager, "allocate_slots"), (SchedulerSide, "plan_step"), (Queue, "share_out")]
+    ("kind", "name"), [(KVCacheManager, "allocate_slots"), (SchedulerSide, "plan_step"), (BlendQueue, "share_out")]
 )
 def test_the_budget_is_the_servers_again_after_an_error(
     engine: Engine, threads_in_time: None, kind: type, name: str, monkeypatch: pytest.MonkeyPatch
@@ -226,7 +226,7 @@ def test_the_budget_is_the_servers_again_after_an_error(
 
     def failing(*given: Any, **named: Any) -> Any:
         seen.append(scheduler.max_num_scheduled_tokens)
-        if seen[-1] < BUDGET or (kind is Queue and side.requests):
+        if seen[-1] < BUDGET or (kind is BlendQueue and side.requests):
             raise RuntimeError("broken")
         return real(*given, **named)
 
@@ -237,7 +237,7 @@ def test_the_budget_is_the_servers_again_after_an_error(
         patch.setattr(kind, name, failing)
         with pytest.raises(RuntimeError, match="broken"):
             stepped_to_the_end(llm)
-    assert kind is Queue or seen[-1] < BUDGET
+    assert kind is BlendQueue or seen[-1] < BUDGET
     assert scheduler.max_num_scheduled_tokens == BUDGET
     llm.abort_request(names)
     engine.settle()

@@ -24,8 +24,8 @@ from vllm_harness import (
     worker_side,
 )
 
-from dejakv.engines.vllm.blend.blend import Blender
-from dejakv.engines.vllm.blend.queue import Queue
+from dejakv.engines.vllm.blend.blend import BlendRunner
+from dejakv.engines.vllm.blend.queue import BlendQueue
 from dejakv.engines.vllm.blend.rows import RowForward
 from dejakv.store.store import Store
 
@@ -224,14 +224,14 @@ def test_a_blend_that_fails_costs_itself_alone(engine: Engine, fails: str, monke
     engine.reset_prefix_cache()
     with monkeypatch.context() as patch:
         if fails == "begin":
-            begin = Blender.begin
+            begin = BlendRunner.begin
 
-            def failing(blender: Blender, blend: Any) -> None:
+            def failing(blender: BlendRunner, blend: Any) -> None:
                 if len(blend.draft.ids) == len(prompts[1]):
                     raise RuntimeError("no memory")
                 begin(blender, blend)
 
-            patch.setattr(Blender, "begin", failing)
+            patch.setattr(BlendRunner, "begin", failing)
         else:
             forward = RowForward.forward
             calls = iter([False, True])
@@ -261,7 +261,7 @@ def test_a_step_has_a_forward_for_all_blends_and_one_for_each_question(
     engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside vLLM's own, where tokens are chosen by the question's attention, as at the default quality."""
-    monkeypatch.setattr(Queue, "_pays", lambda *_: True)
+    monkeypatch.setattr(BlendQueue, "_pays", lambda *_: True)
     choosing = replace(engine.connector.settings.blend_config(), share=0.7)
     monkeypatch.setattr(worker_side().blender, "config", choosing)
     run, asking, computing = RowForward.run, list[int](), list[int]()
@@ -285,7 +285,7 @@ def test_decoding_goes_on_beside_blends(
 ) -> None:
     """Each step gives a token to each request that decodes, and its model computes no more tokens than the budget. Blends come to their
     end beside prompts that would fill every step, those too that full computation would have done sooner."""
-    monkeypatch.setattr(Queue, "_pays", lambda *_: True)
+    monkeypatch.setattr(BlendQueue, "_pays", lambda *_: True)
     llm = engine.llm.llm_engine
     decoding, blends = [f"decode-{number}" for number in range(3)], [f"blend-{number}" for number in range(12)]
     for number, name in enumerate(decoding):

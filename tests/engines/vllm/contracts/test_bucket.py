@@ -10,14 +10,14 @@ from tests.services import ValkeyServer, wait_until
 from toy_engine import ToyEngine, answer
 from vllm_harness import tokens
 
-from dejakv.decide.costs import Rate
+from dejakv.decide.costs import RunningMedian
 from dejakv.engines.base import LATE
-from dejakv.engines.vllm.lookups import Pace
+from dejakv.engines.vllm.lookups import RowPace
 from dejakv.engines.vllm.scheduler import FAR
 from dejakv.store.open import open_store
 from dejakv.store.remote import replicas
-from dejakv.store.remote.bucket import Bucket
-from dejakv.store.remote.health import Link
+from dejakv.store.remote.bucket import BucketObjects
+from dejakv.store.remote.health import LinkTiming
 from dejakv.store.selection import Selection
 
 Start = Callable[..., ToyEngine]
@@ -29,18 +29,18 @@ def test_a_load_from_a_bucket_has_a_deadline(toy: Start, bucket: str, monkeypatc
     one = toy({"store": bucket})
     first = one.ask(PROMPT)
     one.settle()
-    go, real, asked = threading.Event(), Bucket.get, list[str]()
+    go, real, asked = threading.Event(), BucketObjects.get, list[str]()
 
-    def slow(self: Bucket, name: str) -> Any:
+    def slow(self: BucketObjects, name: str) -> Any:
         asked.append(name)
         assert go.wait(60)
         return real(self, name)
 
-    monkeypatch.setattr(Bucket, "get", slow)
+    monkeypatch.setattr(BucketObjects, "get", slow)
     two = toy({"store": bucket, "memory_bytes": 0})
     truth = answer(PROMPT, 1, two.weight)
     lookups = two.scheduler.connector.scheduler_side.lookups
-    store, lookups.pace = lookups.cache.store, Pace(_row=Rate(1e-4))
+    store, lookups.pace = lookups.cache.store, RowPace(_row=RunningMedian(1e-4))
     late = two.ask(PROMPT, no_store=True)
     assert (late.told["method"], late.told["reason"], late.tokens) == ("none", LATE, truth)
     while not store.stats().late:  # counted by the thread that read
@@ -52,8 +52,8 @@ def test_a_load_from_a_bucket_has_a_deadline(toy: Start, bucket: str, monkeypatc
     refused = two.ask(PROMPT, no_store=True)
     assert (refused.told["method"], refused.told["reason"], refused.tokens) == ("none", FAR, truth)
     assert len(asked) == known > 0
-    store._far._link = Link()
-    lookups.pace = Pace(_row=Rate(1.0))
+    store._far._link = LinkTiming()
+    lookups.pace = RowPace(_row=RunningMedian(1.0))
     go.set()
     two.forget()
     hit = two.ask(PROMPT, no_store=True)

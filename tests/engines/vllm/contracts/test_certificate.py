@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from vllm_harness import Engine, Output, running, tokens
 
 from dejakv.cli.main import typer_app
-from dejakv.experiments.samples import Prompter
-from dejakv.trust.certificate import Certificate, Hit, rules_of
+from dejakv.experiments.samples import SamplePrompter
+from dejakv.trust.certificate import Certificate, CertifiedHit, rules_of
 from dejakv.trust.rules import PILOT
 from dejakv.trust.settings import TrustSettings
 
@@ -37,7 +37,7 @@ def of_the_command(folder: Path) -> Path:
 
 def opening_less(made: Certificate) -> Certificate:
     """As if hits of its log had been wrong above a risk of .2."""
-    hits = [Hit(number % 50 / 50, number % 50 > 10, 1000, {}) for number in range(PILOT + 1500)]
+    hits = [CertifiedHit(number % 50 / 50, number % 50 > 10, 1000, {}) for number in range(PILOT + 1500)]
     made = replace(made, **rules_of(hits, TrustSettings(error_bound=0.1)))
     assert made.cutoff is not None
     return made
@@ -59,7 +59,7 @@ def test_a_certificate_of_the_command_opens_and_closes_blends(tmp_path: Path, mo
     file = of_the_command(tmp_path)
     with running(extra={**MODES, "certificate": str(file)}) as engine:
         tokenizer = engine.llm.get_tokenizer()
-        prompts = [tokenizer.encode(Prompter(tokenizer).request(sample).prompt) for sample in SAMPLES]
+        prompts = [tokenizer.encode(SamplePrompter(tokenizer).request(sample).prompt) for sample in SAMPLES]
         engine.ask(prompts[: len(DOCUMENTS)])
         engine.settle()
         for prompt in prompts[len(DOCUMENTS) :][:3]:

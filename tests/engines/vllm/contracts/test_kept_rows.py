@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from vllm_harness import EXTENSION, Engine, running, tokens, worker_side
 
-from dejakv.engines.vllm.worker import Saver
+from dejakv.engines.vllm.worker import SaveWorker
 from dejakv.store.base import ROWS, ChunkMeta
 
 A = tokens(400, 401)
@@ -87,15 +87,15 @@ def test_rows_of_a_donor_that_was_removed_meanwhile_are_not_stored(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would have had to leave with it."""
-    donor, submit = tokens(300, 405), Saver.submit
+    donor, submit = tokens(300, 405), SaveWorker.submit
     engine.ask([donor])
     engine.settle()
     key = engine.ask([donor], wish={"no_store": True})[0].told["prompt_key"]
 
-    def late(saver: Saver, *save: Any) -> None:
+    def late(saver: SaveWorker, *save: Any) -> None:
         worker_side().store.delete(key)
         submit(saver, *save)
 
-    monkeypatch.setattr(Saver, "submit", late)
+    monkeypatch.setattr(SaveWorker, "submit", late)
     blended(engine, tokens(50, 406) + donor[60:290])
     assert rows() == []

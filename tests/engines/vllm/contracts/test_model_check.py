@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vllm_harness import BLENDING, EXTENSION, Engine, Output, changed, running, tokens
 
-from dejakv.engines.vllm.blend.model import Rotary
+from dejakv.engines.vllm.blend.model import LayerRotaryTables
 from dejakv.engines.vllm.blend.rows import RowForward
 
 SHORT, LONG = tokens(100, 12), tokens(401, 11)
@@ -35,21 +35,21 @@ def asked(*donors: list[int]) -> list[dict[str, Any]]:
     return [output.told for output in outputs]
 
 
-def unmoved_layer(rotary: Rotary, keys: Any, source: Any, target: Any, move: Callable[..., None]) -> None:
+def unmoved_layer(rotary: LayerRotaryTables, keys: Any, source: Any, target: Any, move: Callable[..., None]) -> None:
     """As in a model of which some layers do not rotate, or rotate by another rule."""
     before = keys[2].clone()
     move(rotary, keys, source, target)
     keys[2] = before
 
 
-def backwards(rotary: Rotary, keys: Any, source: Any, target: Any, move: Callable[..., None]) -> None:
+def backwards(rotary: LayerRotaryTables, keys: Any, source: Any, target: Any, move: Callable[..., None]) -> None:
     move(rotary, keys, target, source)
 
 
 @pytest.mark.parametrize("fault", [unmoved_layer, backwards])
 def test_keys_that_are_rotated_otherwise_than_they_are_moved(fault: Callable[..., None], monkeypatch: Patch) -> None:
-    move = Rotary.move
-    monkeypatch.setattr(Rotary, "move", lambda *given: fault(*given, move))
+    move = LayerRotaryTables.move
+    monkeypatch.setattr(LayerRotaryTables, "move", lambda *given: fault(*given, move))
     for told in asked(LONG):
         assert told["method"] == "none"
         assert OFF in told["reason"]
@@ -71,7 +71,7 @@ def test_a_forward_that_differs_far_into_a_prompt(monkeypatch: Patch) -> None:
 
 def test_a_check_that_an_error_ended_is_made_again(monkeypatch: Patch) -> None:
     """The second of its two forwards, say for want of memory."""
-    run, move, calls = RowForward.run, Rotary.move, itertools.count()
+    run, move, calls = RowForward.run, LayerRotaryTables.move, itertools.count()
 
     def run_or_fail(*given: Any, **hooks: Any) -> None:
         if next(calls) == 1:
@@ -79,7 +79,7 @@ def test_a_check_that_an_error_ended_is_made_again(monkeypatch: Patch) -> None:
         run(*given, **hooks)
 
     monkeypatch.setattr(RowForward, "run", run_or_fail)
-    monkeypatch.setattr(Rotary, "move", lambda *given: backwards(*given, move))
+    monkeypatch.setattr(LayerRotaryTables, "move", lambda *given: backwards(*given, move))
     first, second = asked(LONG)
     assert first["reason"] == "the load failed: MemoryError"
     assert OFF in second["reason"]

@@ -10,10 +10,10 @@ import pytest
 from vllm_harness import EXTENSION, Engine, Steps, greedy, recomputing_none, running, tokens
 
 from dejakv.cache import HierarchicalCache
-from dejakv.engines.vllm.blend.blend import Blender
-from dejakv.engines.vllm.blend.names import Names
-from dejakv.engines.vllm.request import Tracked
-from dejakv.engines.vllm.settings import ConnectorSettings, Wish
+from dejakv.engines.vllm.blend.blend import BlendRunner
+from dejakv.engines.vllm.blend.names import ApproximateNames
+from dejakv.engines.vllm.request import RequestState
+from dejakv.engines.vllm.settings import ConnectorSettings, RequestOptions
 
 BLOCK = 32
 DONORS = [tokens(230, seed) for seed in (701, 702, 703)]
@@ -84,19 +84,19 @@ def finish(engine: Engine) -> dict[str, dict[str, Any]]:
     return told
 
 
-def asking(name: str, prompt_tokens: int = 13) -> Tracked:
+def asking(name: str, prompt_tokens: int = 13) -> RequestState:
     """A request with hashes of 2 tokens each."""
     hashes = [bytes([number]) for number in range(prompt_tokens // 2)]
     request = SimpleNamespace(
         request_id=name, num_prompt_tokens=prompt_tokens, block_hashes=hashes, _block_hasher=lambda request: []
     )
-    return Tracked(request, Wish("blend"), None, 0.0)
+    return RequestState(request, RequestOptions("blend"), None, 0.0)
 
 
 @pytest.mark.parametrize("most", [0, 2])
 def test_blocks_are_found_by_the_last_hash_of_their_tokens_and_waited_for_until_they_are_made(most: int) -> None:
     """Of four tokens each. 0: none is shared, so that nobody waits for one."""
-    names, maker, other = Names(ConnectorSettings(), 2, 4, most), asking("maker"), asking("other")
+    names, maker, other = ApproximateNames(ConnectorSettings(), 2, 4, most), asking("maker"), asking("other")
     assert names.rename(maker, 0)
     maker.blended = 1
     names.makes(maker)
@@ -112,7 +112,7 @@ def test_blocks_are_found_by_the_last_hash_of_their_tokens_and_waited_for_until_
 
 def test_what_the_prefix_cache_holds_of_a_long_prompt_is_looked_at_where_it_ends() -> None:
     """In each step for each prompt that waits: not all of its blocks again."""
-    names, waits, looked = Names(ConnectorSettings(), 2, 4, 2), asking("waits"), list[bytes]()
+    names, waits, looked = ApproximateNames(ConnectorSettings(), 2, 4, 2), asking("waits"), list[bytes]()
     blocks = [number.to_bytes(2, "big") for number in range(2000)]
     waits.request.block_hashes, waits.request.num_prompt_tokens = blocks, 4001
     for held in (400, 401, 398, 1000, 0, 7):
@@ -196,7 +196,7 @@ def test_a_blend_that_fails_behind_shared_blocks_leaves_the_answer_approximate(
         engine.ask([prompt[: len(FIRST)]], wish=BLEND)
     before = engine.metrics()
     with monkeypatch.context() as patch:
-        patch.setattr(Blender, "begin", failing)
+        patch.setattr(BlendRunner, "begin", failing)
         (failed,) = engine.ask([prompt], wish={"mode": "blend"})
     assert failed.told["reason"] == "the load failed: RuntimeError"
     assert (failed.told["approximate"], failed.told["bitwise"], failed.told["level"]) == (True, False, "prefix")
@@ -213,7 +213,7 @@ def test_a_blend_that_fails_behind_exact_blocks_leaves_exact_ones(
     prompt = tokens(2 * BLOCK, 731) + PROMPT
     engine.ask([prompt[: 2 * BLOCK + 1]], wish=OFF)
     with monkeypatch.context() as patch:
-        patch.setattr(Blender, "begin", failing)
+        patch.setattr(BlendRunner, "begin", failing)
         (failed,) = engine.ask([prompt], wish=BLEND)
     assert (failed.told["reason"], failed.told["approximate"]) == ("the load failed: RuntimeError", False)
     (exact,) = engine.ask([prompt], wish=EXACT)

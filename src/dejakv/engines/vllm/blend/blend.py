@@ -1,9 +1,9 @@
 """Blend inside vLLM's worker: the rows that differ are computed afresh among the state of similar prompts.
 
-What can be done beforehand is a `Draft`, made in a thread. In the engine loop the donors' state is put into the request's blocks,
+What can be done beforehand is a `BlendDraft`, made in a thread. In the engine loop the donors' state is put into the request's blocks,
 and the model runs over the rows that need it (`rows`). They are the same rows in all layers, known before it runs. Maps,
 forced tokens, ranking and choice are the transformers engine's (`dejakv.blend`), and are made for the whole prompt as there.
-The last rows are computed by vLLM. `Mixer` says which blends are checked, begun and computed in a step, within its room.
+The last rows are computed by vLLM. `BlendWorker` says which blends are checked, begun and computed in a step, within its room.
 """
 
 import logging
@@ -18,18 +18,18 @@ from dejakv.blend.blend import find, not_worth
 from dejakv.blend.recomputed import RecomputePlan
 from dejakv.blend.settings import BlendConfig
 from dejakv.blend.slices import copy_rows, ranges_of
-from dejakv.blend.token_map import Donors, TokenMap, new_text
+from dejakv.blend.token_map import DonorTokens, TokenMap, new_text
 from dejakv.decide.copied.fingerprints import GUARANTEED
 from dejakv.engines.tensors import borrowed
-from dejakv.engines.vllm.blend.model import ModelCheck, Rotary, question_attention
+from dejakv.engines.vllm.blend.model import LayerRotaryTables, ModelCheck, question_attention
 from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW
 from dejakv.engines.vllm.blend.rows import More, RowForward
-from dejakv.engines.vllm.blend.state import Blending, BlendPart, Draft, Read
-from dejakv.engines.vllm.pages import Buffers, Lent, PagedKV
-from dejakv.engines.vllm.ranks import ALONE, Lockstep
+from dejakv.engines.vllm.blend.state import BlendDraft, BlendPart, BlendState, Read
+from dejakv.engines.vllm.pages import BufferPool, LentBuffer, PagedKV
+from dejakv.engines.vllm.ranks import ALONE, SingleRank
 from dejakv.errors import InputError, ModelError
 from dejakv.identity import digest_of
-from dejakv.store.base import KV, Chunk, ChunkMeta, consecutive
+from dejakv.store.base import KV, ChunkMeta, StoredState, consecutive
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -38,19 +38,19 @@ FAILED = "the load failed"
 
 
 @dataclass(frozen=True)
-class _Useless:
+class _BlendUseless:
     meta: ChunkMeta
     reason: str
 
 
 @dataclass(frozen=True)
-class _Filled:
+class _PagesFilled:
     state: torch.Tensor
-    proof: Sequence[Chunk]
-    lent: Lent | None
+    proof: Sequence[StoredState]
+    lent: LentBuffer | None
 
 
-class Blender:
+class BlendRunner:
     """Blends with one model.
 
     max_positions  number of the model's positions
@@ -62,13 +62,13 @@ class Blender:
     def __init__(
         self,
         forward: RowForward,
-        rotary: Rotary,
+        rotary: LayerRotaryTables,
         paged: PagedKV,
         config: BlendConfig,
         max_positions: int,
         step_rows: int,
         ends: NDArray[np.int64] | None = None,
-        lockstep: Lockstep = ALONE,
+        lockstep: SingleRank = ALONE,
     ) -> None:
         self.forward = forward
         self.rotary = rotary
@@ -88,9 +88,9 @@ class Blender:
         stop: int,
         donors: Sequence[ChunkMeta],
         read: Read,
-        buffers: Buffers,
+        buffers: BufferPool,
         missing_reasons: Sequence[str] = (),
-    ) -> Draft:
+    ) -> BlendDraft:
         """Draft the blend of a prompt whose tokens before `first` vLLM holds and from `stop` on vLLM computes. Call it in a thread.
 
         The token map needs the donors' token ids alone. Then each donor is read, its mapped rows are copied into lent memory, and it is
@@ -102,14 +102,16 @@ class Blender:
         # Each round that fails drops one donor, so this ends after at most len(donors) rounds.
         usable, left_out = list(donors), list(missing_reasons)
         while usable:
-            donor_tokens = Donors.of(*(meta.token_ids for meta in usable), first=[meta.position for meta in usable])
+            donor_tokens = DonorTokens.of(
+                *(meta.token_ids for meta in usable), first=[meta.position for meta in usable]
+            )
             exact = [meta.generation == meta.position == 0 for meta in usable]
             token_map, forced_tokens = find(ids, donor_tokens, self._embed, self.config, self._ends, exact, first)
             reason = not_worth(self.config, forced_tokens)
             if reason:
                 raise InputError("; ".join([reason, *left_out]))
             filled = self._filled(token_map, donor_tokens, first, stop, usable, read, buffers)
-            if isinstance(filled, _Useless):
+            if isinstance(filled, _BlendUseless):
                 usable.remove(filled.meta)
                 left_out.append(filled.reason)
                 continue
@@ -127,7 +129,7 @@ class Blender:
             if ready_event is not None:
                 ready_event.record()
 
-            draft = Draft(
+            draft = BlendDraft(
                 target_ids,
                 filled.state,
                 plan,
@@ -154,13 +156,13 @@ class Blender:
     def _filled(
         self,
         token_map: TokenMap,
-        donor_tokens: Donors,
+        donor_tokens: DonorTokens,
         first: int,
         stop: int,
         metas: Sequence[ChunkMeta],
         read: Read,
-        buffers: Buffers,
-    ) -> "_Filled | _Useless":
+        buffers: BufferPool,
+    ) -> "_PagesFilled | _BlendUseless":
         """The donors' rows of the tokens from `first` on, in target order; or the first unusable donor."""
         device, dtype, shape = self.paged.device, self.paged.dtype, self.paged.shape(len(token_map))
         buffer = buffers.lend(shape, dtype) if device.type == "cpu" else None
@@ -191,15 +193,15 @@ class Blender:
                 # The map is made again without this donor, and another buffer lent.
                 if buffer is not None:
                     buffers.take_back(buffer)
-                return _Useless(meta, parts if isinstance(parts, str) else "the donor's state lacks rows")
+                return _BlendUseless(meta, parts if isinstance(parts, str) else "the donor's state lacks rows")
             if proves:
                 proof, checked = parts, proof_tokens
         # Keys are stored rotated for the donors' places: all are turned at once to the new ones.
         positions = torch.from_numpy(donor_tokens.positions[token_map.source[first:]]).to(device)
         self.rotary.move(state[0, :, :, first:], positions, torch.arange(first, len(token_map), device=device))
-        return _Filled(state, proof, buffer)
+        return _PagesFilled(state, proof, buffer)
 
-    def _entries(self, part: Chunk, first: int, stop: int) -> tuple[torch.Tensor, int]:
+    def _entries(self, part: StoredState, first: int, stop: int) -> tuple[torch.Tensor, int]:
         """KV entries of a part, of the pages that hold tokens `first` to `stop - 1`, and which token is the first of them."""
         state, block = borrowed(part.tensor), self.paged.block_tokens
         if part.meta.kind != KV:
@@ -209,19 +211,19 @@ class Blender:
         start = part.first + low * block
         return self.paged.entries(state[0, 0, 0, low:high], min(part.first + high * block, part.stop) - start), start
 
-    def rows_checked(self, blend: Blending) -> int:
+    def rows_checked(self, blend: BlendState) -> int:
         """Maximum rows computed by `check`; 0 if there is nothing to check."""
         return 0 if blend.checked else self.model_check.rows(blend.draft.proof, self._own(blend))
 
     @torch.inference_mode()
-    def check(self, blend: Blending) -> None:
+    def check(self, blend: BlendState) -> None:
         """Check the model with a donor, in blocks of the request's own. Raises: ModelError if blends would be wrong."""
         blend.draft.wait()
         problem = self.model_check.check(blend.draft.proof, self._own(blend))
         if problem:
             raise ModelError(problem)
 
-    def _own(self, blend: Blending) -> tuple[int, ...]:
+    def _own(self, blend: BlendState) -> tuple[int, ...]:
         """Blocks without a token that vLLM held before: others may share those."""
         return blend.block_ids[self._blocks(blend.draft.plan.first) :]
 
@@ -230,7 +232,7 @@ class Blender:
         return -(-tokens // self.paged.block_tokens)
 
     @torch.inference_mode()
-    def begin(self, blend: Blending) -> None:
+    def begin(self, blend: BlendState) -> None:
         """Put the donors' state into the blocks and choose the rows; of several ranks the first one does. Tokens before `draft.plan.first`,
         whose blocks others may share, stay as vLLM holds them."""
         draft = blend.draft
@@ -246,7 +248,7 @@ class Blender:
         blend.begin(plan, self.lockstep.of_first(chosen).nonzero().squeeze(1))
 
     @torch.inference_mode()
-    def advance(self, blends: Sequence[Blending], room: int) -> int:
+    def advance(self, blends: Sequence[BlendState], room: int) -> int:
         """Compute the next rows of these blends, at most `room`, in one forward of the model; return their number."""
         parts: list[BlendPart] = []
         runs = self.forward.most_runs
@@ -276,16 +278,16 @@ class Blender:
 
 
 @dataclass
-class Mixer:
+class BlendWorker:
     """The blends of one worker. All ranks call it in the same steps, with the same blends in the same order.
 
     problem  why blend must be switched off, until it is taken
     """
 
-    blender: Blender
+    blender: BlendRunner
     problem: str = ""
 
-    def mix(self, blends: Sequence[Blending], room: int, refused: str = "") -> None:
+    def mix(self, blends: Sequence[BlendState], room: int, refused: str = "") -> None:
         """Compute at most `room` rows: checks of the model, questions, and the rows of all begun blends, in one forward.
 
         refused  why this rank may put nothing into blocks
@@ -304,7 +306,7 @@ class Mixer:
             self._attempt(begun, lambda: self.blender.advance(begun, room))
             self._agree(begun)
 
-    def _begun(self, blends: Sequence[Blending], room: int) -> int:
+    def _begun(self, blends: Sequence[BlendState], room: int) -> int:
         """Check and begin blends, in order, within the room beside the rows of begun ones; return the room taken. It counts the same if
         this rank fails: the others have gone on."""
         blend_runner, spent, moved = self.blender, 0, 0
@@ -333,7 +335,7 @@ class Mixer:
         self._agree(waiting)
         return spent + moved
 
-    def _agree(self, blends: Sequence[Blending]) -> None:
+    def _agree(self, blends: Sequence[BlendState]) -> None:
         """Fail a blend on all ranks if one rank failed it."""
         for blend, agreed in zip(
             blends, self.blender.lockstep.each([not blend.problem for blend in blends]), strict=True
@@ -341,7 +343,7 @@ class Mixer:
             if not agreed:
                 blend.problem = blend.problem or ELSEWHERE
 
-    def _attempt(self, blends: Sequence[Blending], step: Callable[[], object]) -> None:
+    def _attempt(self, blends: Sequence[BlendState], step: Callable[[], object]) -> None:
         """A blend that fails costs time, never the engine: vLLM computes its blocks."""
         try:
             step()

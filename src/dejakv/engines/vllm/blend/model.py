@@ -18,11 +18,11 @@ from dejakv.blend.slices import sliced
 from dejakv.engines.tensors import borrowed
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.blend.rows import NULL_BLOCK, PromptRows, RowForward
-from dejakv.engines.vllm.blend.state import Draft
+from dejakv.engines.vllm.blend.state import BlendDraft
 from dejakv.engines.vllm.pages import PagedKV
-from dejakv.engines.vllm.ranks import ALONE, Lockstep
+from dejakv.engines.vllm.ranks import ALONE, SingleRank
 from dejakv.errors import ModelError
-from dejakv.store.base import Chunk
+from dejakv.store.base import StoredState
 
 CHECKED_ROWS = 64
 """Rows that each check computes."""
@@ -31,7 +31,7 @@ GAP = 8
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 
 
-class Rotary:
+class LayerRotaryTables:
     """The rotary tables of a model's layers, in order (`upstream.rotary_tables`).
 
     Whether the model rotates its keys in the way that follows from them is not to be seen here: `ModelCheck` computes it.
@@ -41,7 +41,7 @@ class Rotary:
         self.tables = tuple(tables)
 
     @classmethod
-    def of(cls, model: torch.nn.Module, attention: Sequence[Any]) -> "Rotary":
+    def of(cls, model: torch.nn.Module, attention: Sequence[Any]) -> "LayerRotaryTables":
         """Tables of the modules that hold the attention layers. Raises: ModelError if one has no rotary table."""
         tables: list[tuple[torch.Tensor, bool]] = []
         for number, table in enumerate(upstream.rotary_tables(model, attention)):
@@ -111,20 +111,20 @@ class ModelCheck:
 
     forward: RowForward
     paged: PagedKV
-    rotary: Rotary
+    rotary: LayerRotaryTables
     max_positions: int
-    lockstep: Lockstep = ALONE
+    lockstep: SingleRank = ALONE
     checked: int = 0
     problem: str = ""
     _moves: bool = False
 
-    def rows(self, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> int:
+    def rows(self, state: Sequence[StoredState], block_ids: tuple[int, ...]) -> int:
         """Maximum rows computed by a check with this state; 0 if there is nothing to check."""
         if self.problem or not state or self._count(state, block_ids) <= self.checked:
             return 0
         return CHECKED_ROWS if self._moves else 2 * CHECKED_ROWS
 
-    def check(self, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> str:
+    def check(self, state: Sequence[StoredState], block_ids: tuple[int, ...]) -> str:
         """Check with a stored, exact state, given by parts, if longer than all checked ones: faults far into a prompt show there alone.
         Returns the problem, or "". `block_ids` are overwritten."""
         if not self.rows(state, block_ids):
@@ -152,7 +152,7 @@ class ModelCheck:
         self.checked = count  # last: a check that an error ended is made again
         return self.problem
 
-    def _count(self, state: Sequence[Chunk], block_ids: tuple[int, ...]) -> int:
+    def _count(self, state: Sequence[StoredState], block_ids: tuple[int, ...]) -> int:
         return min(state[0].meta.num_tokens, len(block_ids) * self.paged.block_tokens)
 
     @property
@@ -205,7 +205,9 @@ def _error(computed: torch.Tensor, expected: torch.Tensor) -> float:
     return float((computed - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
 
 
-def question_attention(forward: RowForward, paged: PagedKV, draft: Draft, block_ids: tuple[int, ...]) -> torch.Tensor:
+def question_attention(
+    forward: RowForward, paged: PagedKV, draft: BlendDraft, block_ids: tuple[int, ...]
+) -> torch.Tensor:
     """Over the last third of the layers: `[n]` float32.
 
     One pass of the question's rows alone, to the prompt's last one, over the donors' state in the blocks. It writes only rows that

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from dejakv.engines.vllm.request import Tracked
+from dejakv.engines.vllm.request import RequestState
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.upstream import RenamedBlocks
 from dejakv.identity import digest_of
@@ -42,7 +42,7 @@ def is_approximate(block_hash: bytes | int) -> bool:
 
 
 @dataclass
-class Names:
+class ApproximateNames:
     """The approximate names of one server's requests. Used in the engine loop alone.
 
     hash_tokens   tokens behind one entry of `Request.block_hashes`
@@ -61,7 +61,7 @@ class Names:
     _served: dict[str, None] = field(default_factory=dict[str, None])
     _prune_at: int = _LEAST_NOTES
 
-    def cached(self, tracked: Tracked, local: int) -> tuple[int, int]:
+    def cached(self, tracked: RequestState, local: int) -> tuple[int, int]:
         """Number of tokens behind `local`, the end of its exact blocks, that a request would find under approximate names, and their
         generation."""
         if not self.most:
@@ -69,7 +69,7 @@ class Names:
         cached_names = list(takewhile(self.is_cached, map(self._naming(tracked), self._hashes(tracked.request, local))))
         return len(cached_names) * self.block_tokens, self._generation(cached_names)
 
-    def held(self, tracked: Tracked) -> int:
+    def held(self, tracked: RequestState) -> int:
         """Number of first tokens of a prompt that vLLM's prefix cache has under the request's present names.
 
         The queue asks in each step for each prompt, so the search starts where it ended before: vLLM evicts a prompt's last blocks first.
@@ -83,7 +83,7 @@ class Names:
         tracked.held = cached_blocks
         return cached_blocks * self.block_tokens
 
-    def awaits(self, tracked: Tracked, prefix_tokens: int) -> bool:
+    def awaits(self, tracked: RequestState, prefix_tokens: int) -> bool:
         """Whether another request is making the block behind the first `prefix_tokens` tokens, within `load_timeout_s`."""
         stop = (prefix_tokens // self.block_tokens + 1) * self.block_tokens
         if stop >= tracked.request.num_prompt_tokens:  # vLLM computes that one
@@ -100,7 +100,7 @@ class Names:
         tracked.shares_until = tracked.shares_until or now + self.settings.load_timeout_s
         return now < tracked.shares_until
 
-    def rename(self, tracked: Tracked, local: int) -> bool:
+    def rename(self, tracked: RequestState, local: int) -> bool:
         """File the request's blocks behind `local` under their approximate names; False without any."""
         first = local // self.hash_tokens
         if tracked.names is None and first < len(tracked.request.block_hashes):
@@ -110,7 +110,7 @@ class Names:
             tracked.names.move(tracked.request, first)
         return tracked.names is not None
 
-    def settle(self, tracked: Tracked, local: int, *, blends: bool) -> None:
+    def settle(self, tracked: RequestState, local: int, *, blends: bool) -> None:
         """Note that vLLM takes the blocks up to `local`, and blends or computes those behind it."""
         if tracked.names is None or tracked.used:
             return
@@ -124,7 +124,7 @@ class Names:
             tracked.names.restore(tracked.request)
             tracked.names = None
 
-    def makes(self, tracked: Tracked) -> None:
+    def makes(self, tracked: RequestState) -> None:
         """Note a blend of the request's blocks: others that want the same wait for them, unless these may not serve them."""
         self._note(tracked)
         if tracked.names is None or tracked.blended > self.most:
@@ -137,7 +137,7 @@ class Names:
         """Note that a request's blocks are filed (vLLM files them before it asks for a waiting request), or will not come."""
         self._makers = {name: maker for name, maker in self._makers.items() if maker != request_id}
 
-    def over(self, tracked: Tracked, *, answered: bool) -> None:
+    def over(self, tracked: RequestState, *, answered: bool) -> None:
         """Note the end of a request; its answer's blocks are filed by then. Its blend ends when the worker says so (`made`)."""
         self._note(tracked)
         if answered and tracked.approximate and tracked.found is not None:
@@ -156,13 +156,13 @@ class Names:
         last = (request.num_prompt_tokens - 1) // self.block_tokens * stride
         return request.block_hashes[local // self.hash_tokens : last][stride - 1 :: stride]
 
-    def _naming(self, tracked: Tracked) -> Callable[[bytes], bytes]:
+    def _naming(self, tracked: RequestState) -> Callable[[bytes], bytes]:
         """What names this request's blocks."""
         options, lookup_result = tracked.wish, tracked.found
         prompt = lookup_result.key if lookup_result is not None and self.settings.certificate is not None else ""
         return partial(approximate_name, digest_of(str(options.threshold), prompt, *options.donors))
 
-    def _own(self, tracked: Tracked, names: RenamedBlocks) -> Sequence[bytes]:
+    def _own(self, tracked: RequestState, names: RenamedBlocks) -> Sequence[bytes]:
         """Approximate names of the request's blocks behind those that it shares."""
         return tracked.request.block_hashes[names.first + tracked.shared // self.hash_tokens :]
 
@@ -172,7 +172,7 @@ class Names:
         # Without a note the worst is assumed.
         return max(depths, default=self.most)
 
-    def _note(self, tracked: Tracked) -> None:
+    def _note(self, tracked: RequestState) -> None:
         if tracked.names is None:
             return
         for name in self._own(tracked, tracked.names):

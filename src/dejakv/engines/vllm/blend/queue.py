@@ -22,7 +22,7 @@ CUT = 256
 Stage = Literal["waits", "loads", "due", "runs"]
 
 
-class Waiting(NamedTuple):
+class WaitingBlend(NamedTuple):
     """A request before its first token.
 
     tokens  of its prompt that vLLM has to compute as things are
@@ -52,7 +52,7 @@ class StepRoom(NamedTuple):
 
 
 @dataclass
-class Queue:
+class BlendQueue:
     """Shares out steps between vLLM, loads and blends. For the engine loop alone.
 
     It compares itself with the queue of a server without loads, which would have `lead` tokens more to compute. A load's deadline is the
@@ -71,14 +71,14 @@ class Queue:
     _given: int = 0
     _full: bool = False
     _short: int | None = None
-    _planned: dict[str, tuple[Waiting, int, int]] = field(default_factory=dict[str, tuple[Waiting, int, int]])
+    _planned: dict[str, tuple[WaitingBlend, int, int]] = field(default_factory=dict[str, tuple[WaitingBlend, int, int]])
 
     @property
     def lead(self) -> int:
         """Tokens to compute less than without loads."""
         return max(0, self._saved - self._rows)
 
-    def share_out(self, queue: Sequence[Waiting], decoding: int = 0) -> StepRoom:
+    def share_out(self, queue: Sequence[WaitingBlend], decoding: int = 0) -> StepRoom:
         """Share out the next step.
 
         queue     in arrival order
@@ -185,7 +185,7 @@ class Queue:
         """What one is expected to cost."""
         return self._cut if self._crowded else 0
 
-    def _pays(self, waiting: Waiting, ahead: int, lead: int) -> bool:
+    def _pays(self, waiting: WaitingBlend, ahead: int, lead: int) -> bool:
         """`ahead`: tokens that are computed before it. Steps are compared by the tokens in them, since the last ones have fewer."""
         gain = self._gain(waiting)
         if gain < self._cost or not waiting.rows:
@@ -195,7 +195,7 @@ class Queue:
         deadline = self._steps(ahead + lead + waiting.tokens)
         return min(blended * self._step, self._left - gain) <= min(deadline * self._step, self._left + lead)
 
-    def _gain(self, waiting: Waiting) -> int:
+    def _gain(self, waiting: WaitingBlend) -> int:
         return max(0, waiting.tokens - (waiting.rows or 0) - waiting.last)
 
     def _steps(self, tokens: int) -> int:

@@ -1,6 +1,6 @@
 """One ordinary forward of the served model over chosen rows of prompts whose KV lies in vLLM's blocks.
 
-The rows are sequences of the attention metadata (`Batch`). All rows' K and V of a layer are written before the layer attends, so a
+The rows are sequences of the attention metadata (`RowBatch`). All rows' K and V of a layer are written before the layer attends, so a
 row sees the fresh state of those before it. Any model, weight format and attention backend that vLLM runs in this way can be
 used; nothing here knows its layers.
 """
@@ -39,7 +39,7 @@ class PromptRows:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RowBatch:
     """Input of a forward, on the host but for `of_prompt`. Short runs come first: backends that treat single rows as decoding expect that.
 
     ids, positions, slots  `[tokens]`
@@ -57,7 +57,7 @@ class Batch:
     of_prompt: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, prompts: Sequence[PromptRows], block_tokens: int) -> "Batch":
+    def of(cls, prompts: Sequence[PromptRows], block_tokens: int) -> "RowBatch":
         places = np.concatenate([rows.places.cpu().numpy() for rows in prompts])
         prompt = np.repeat(np.arange(len(prompts)), [len(rows.places) for rows in prompts])
         tables = np.zeros((len(prompts), max(len(rows.block_ids) for rows in prompts)), dtype=np.int64)
@@ -148,7 +148,7 @@ class RowForward:
         ids = torch.arange(self._config.get_vocab_size())
         return torch.cat([self.embed(id_batch).cpu() for id_batch in ids.split(EMBEDDED_AT_ONCE)])
 
-    def forward(self, batch: Batch) -> None:
+    def forward(self, batch: RowBatch) -> None:
         """Runs the model."""
         upstream.forward_rows(self._runner, self._model, self._layers, batch)
 
@@ -156,7 +156,7 @@ class RowForward:
         self, prompts: Sequence[PromptRows], on_written: Written | None = None, on_queries: Asked | None = None
     ) -> None:
         """Computes the rows and writes their K and V to their blocks, in the engine loop. All prompts share one forward."""
-        batch = Batch.of(prompts, self._block_tokens)
+        batch = RowBatch.of(prompts, self._block_tokens)
         with ExitStack() as stack:
             for number, layer in enumerate(self._layers.values()):
                 stack.enter_context(self._watched(number, layer, batch, on_written, on_queries))
@@ -164,7 +164,7 @@ class RowForward:
             self.forward(batch)
 
     def _watched(
-        self, number: int, layer: Any, batch: Batch, on_written: Written | None, on_queries: Asked | None
+        self, number: int, layer: Any, batch: RowBatch, on_written: Written | None, on_queries: Asked | None
     ) -> AbstractContextManager[None]:
         """Record a layer's K, V and queries, and end the forward at the last layer."""
         last = number == len(self._layers) - 1

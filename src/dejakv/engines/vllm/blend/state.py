@@ -1,4 +1,4 @@
-"""One blend's state: its start (`Draft`), made in a thread without a forward pass, and its progress (`Blending`)."""
+"""One blend's state: its start (`BlendDraft`), made in a thread without a forward pass, and its progress (`BlendState`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -7,23 +7,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dejakv.blend.offsets import Correction, corrected, corrections
+from dejakv.blend.offsets import OffsetCorrection, corrected, corrections
 from dejakv.blend.recomputed import RecomputePlan
 from dejakv.blend.slices import contiguous
 from dejakv.blend.token_map import long_runs
 from dejakv.decide.copied.fingerprints import GUARANTEED
 from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW
 from dejakv.engines.vllm.blend.rows import More, PromptRows
-from dejakv.engines.vllm.messages import Kept
-from dejakv.engines.vllm.pages import Lent, slots_of
-from dejakv.store.base import Chunk, Rows
+from dejakv.engines.vllm.messages import BlendedRows
+from dejakv.engines.vllm.pages import LentBuffer, slots_of
+from dejakv.store.base import Rows, StoredState
 
-Read = Callable[[str, "Rows | None"], "Sequence[Chunk] | str"]
+Read = Callable[[str, "Rows | None"], "Sequence[StoredState] | str"]
 """What holds at least these rows of a stored state of this model, by its id, first rows first (None: all); or why there is none."""
 
 
 @dataclass(frozen=True)
-class Draft:
+class BlendDraft:
     """What is known before the model runs.
 
     ids       target tokens `[n]`
@@ -51,8 +51,8 @@ class Draft:
     fresh: NDArray[np.bool_] | None = None
     mark: str = ""
     left_out: tuple[str, ...] = ()
-    proof: Sequence[Chunk] = ()
-    lent: Lent | None = None
+    proof: Sequence[StoredState] = ()
+    lent: LentBuffer | None = None
     ready: torch.cuda.Event | None = None
 
     @property
@@ -78,7 +78,7 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass
-class Blending:
+class BlendState:
     """One blend, from its draft to its last row.
 
     checked   the model was checked with its donors as far as is needed
@@ -88,7 +88,7 @@ class Blending:
     problem   why it is given up, empty if it is not
     """
 
-    draft: Draft
+    draft: BlendDraft
     block_ids: tuple[int, ...]
     checked: bool = False
     begun: bool = False
@@ -128,7 +128,7 @@ class Blending:
         return self._part(rows, block_tokens)
 
     @property
-    def kept(self) -> Kept | None:
+    def kept(self) -> BlendedRows | None:
         """New text for later blends, with the rows computed by vLLM itself; None without any."""
         draft = self.draft
         if draft.fresh is None:
@@ -138,7 +138,7 @@ class Blending:
         # The rows behind the blend are computed by vLLM.
         computed[draft.plan.end :] = True
         runs = long_runs(computed & draft.fresh, GUARANTEED)
-        return Kept(runs, draft.used, draft.generation) if runs else None
+        return BlendedRows(runs, draft.used, draft.generation) if runs else None
 
     def _part(self, rows: torch.Tensor, block_tokens: int) -> "BlendPart":
         prompt_rows = PromptRows(self.draft.ids[rows], rows, self.block_ids)
@@ -174,9 +174,9 @@ class BlendPart:
     slots  of the corrected rows
     """
 
-    draft: Draft
+    draft: BlendDraft
     rows: PromptRows
-    moves: tuple[Correction, ...] = ()
+    moves: tuple[OffsetCorrection, ...] = ()
     slots: torch.Tensor | None = None
 
     def moved(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> More | None:
