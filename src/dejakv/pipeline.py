@@ -66,7 +66,7 @@ class Pipeline:
             decision = cache.decide(prepared, self.engine)
             waited_seconds = time.perf_counter() - began
             plan, completion = self.run_plans(prepared, decision.plans, on_token)
-            if plan.method == "none" and not plan.reason:
+            if plan.method == "none" and self.engine.no_reuse:
                 plan = replace(plan, reason=self.engine.no_reuse)
             stored = cache.keep(prepared, decision, plan, completion)
             if self.promotes and plan.approximate and plan.answer is None and not cache.config.quantizes:
