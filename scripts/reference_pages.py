@@ -328,7 +328,7 @@ def _kind(kind: Any) -> str:
         inner, *more = get_args(kind)
         return (
             f"{_kind(inner)}, {str(more[0]).removeprefix('a number ')}"
-            if "Within" in repr(more[0])
+            if "NumberRange" in repr(more[0])
             else "address"
             if not hasattr(more[0], "store")
             else "folder or address"

@@ -228,7 +228,7 @@ def test_state_in_a_bucket_is_read_where_that_beats_computing_and_until_then(
 ) -> None:
     donor = meta("donor")
     found = DonorSearch(MATCH, (donor,)) if same else DonorSearch(prefix=(PrefixHit("donor", 99), donor))
-    chosen = best(100, found, ReuseRequest(), costs=ReuseCosts(row=1e-3), same=same, away=lambda donor, held: seconds)
+    chosen = best(100, found, ReuseRequest(), costs=ReuseCosts(row=1e-3), same=same, read_seconds=lambda donor, held: seconds)
     assert chosen.method == (method if same or method == "none" else "prefix")
     if chosen.donors:  # copies that are here, too: they may leave before they are read
         assert (chosen.within, chosen.seconds) == (pytest.approx(0.099), pytest.approx(0.001 + seconds))
@@ -243,6 +243,6 @@ def test_a_blend_of_donors_in_a_bucket_is_made_where_it_beats_the_exact_prefix_t
         return 0.015 if donor == "donor" else 0.0
 
     for row, method in ((1e-3, "blend"), (1e-4, "prefix")):
-        chosen = best(100, found, ReuseRequest("blend"), costs=ReuseCosts(row=row), away=away)
+        chosen = best(100, found, ReuseRequest("blend"), costs=ReuseCosts(row=row), read_seconds=away)
         assert chosen.method == method
         assert chosen.within == pytest.approx(0.03 - 0.01 if method == "blend" else 0.01 - 0.003)

@@ -71,7 +71,7 @@ def not_worth(config: BlendConfig, needed: ForcedTokens) -> str:
 
     >>> import numpy as np
     >>> forced = np.array([True, True, True, False])
-    >>> not_worth(BlendConfig(max_share=0.5), Need(forced, forced, tail=1, left=~forced))
+    >>> not_worth(BlendConfig(max_share=0.5), ForcedTokens(forced, forced, tail=1, left=~forced))
     'too little is alike: 75% of the prompt must be computed'
     """
     tokens = len(needed.forced)

@@ -77,7 +77,7 @@ def surroundings_of(target: Ids, donors: DonorTokens, donor_map: TokenMap) -> Te
     """Compare the text before all tokens. The text before a donor that begins late in its prompt is unknown and counts as other text.
 
     >>> found = TokenMap(np.array([0, 1, 2, 3]), np.ones(4, np.float32), np.zeros(4, np.int64))
-    >>> surroundings_of(np.array([5, 1, 6, 7]), Donors.of([5, 2, 6, 7]), found).changed.tolist()
+    >>> surroundings_of(np.array([5, 1, 6, 7]), DonorTokens.of([5, 2, 6, 7]), found).changed.tolist()
     [0.0, 1.0, 0.5, 0.5]
     """
     first, stop = equal_runs(target, donors, donor_map.source)

@@ -21,7 +21,7 @@ class DonorTokens:
     starts  index in `ids` of each donor's first token
     first   position of each donor's first token in its own prompt
 
-    >>> donors = Donors.of([5, 6, 7], [8, 9])
+    >>> donors = DonorTokens.of([5, 6, 7], [8, 9])
     >>> donors.starts, donors.lengths, donors.positions.tolist()
     ((0, 3), [3, 2], [0, 1, 2, 0, 1])
     """
@@ -75,7 +75,7 @@ class DonorTokens:
     def parts(self, source: Ids) -> Iterator[tuple[int, Ids, Ids]]:
         """Yield `(donor, target tokens, their indices in the donor)` for each donor that the map `source` uses.
 
-        >>> [(n, rows.tolist(), at.tolist()) for n, rows, at in Donors.of([5, 6], [7]).parts(np.array([2, 0, 1]))]
+        >>> [(n, rows.tolist(), at.tolist()) for n, rows, at in DonorTokens.of([5, 6], [7]).parts(np.array([2, 0, 1]))]
         [(0, [1, 2], [0, 1]), (1, [0], [0])]
         """
         number, places = self.number[source], self.rows[source]
@@ -115,7 +115,7 @@ def equal_runs(target: Ids, donors: DonorTokens, source: Ids) -> tuple[Ids, Ids]
     """Return, for each target token, first and stop of its copied run: tokens that equal consecutive tokens of one donor. A token that
     differs from its donor token is a run of its own.
 
-    >>> first, stop = equal_runs(np.array([5, 6, 1, 7]), Donors.of([5, 6, 9, 7]), np.array([0, 1, 2, 3]))
+    >>> first, stop = equal_runs(np.array([5, 6, 1, 7]), DonorTokens.of([5, 6, 9, 7]), np.array([0, 1, 2, 3]))
     >>> first.tolist(), stop.tolist()
     ([0, 0, 2, 3], [2, 2, 3, 4])
     """
@@ -142,7 +142,7 @@ def with_prefix(donor_map: TokenMap, target: Ids, donors: DonorTokens, exact: Se
 
     exact  whether each donor's state is exact; donors not named are not
 
-    >>> donors = Donors.of([5, 6, 7, 8])
+    >>> donors = DonorTokens.of([5, 6, 7, 8])
     >>> found = TokenMap(np.zeros(3, np.int64), np.zeros(3, np.float32), np.zeros(3, np.int64))
     >>> with_prefix(found, np.array([5, 6, 1]), donors, [True])[1]
     2
@@ -168,7 +168,7 @@ def new_text(target: Ids, donors: DonorTokens, donor_map: TokenMap, min_length: 
     """Mark tokens outside copied runs of at least `min_length` tokens, which the donors already serve. Media (negative ids) are never new.
 
     >>> found = TokenMap(np.array([0, 1, 2]), np.ones(3, np.float32), np.zeros(3, np.int64))
-    >>> new_text(np.array([5, 6, 1]), Donors.of([5, 6, 7]), found, least=2).tolist()
+    >>> new_text(np.array([5, 6, 1]), DonorTokens.of([5, 6, 7]), found, min_length=2).tolist()
     [False, False, True]
     """
     first, stop = equal_runs(target, donors, donor_map.source)
@@ -178,7 +178,7 @@ def new_text(target: Ids, donors: DonorTokens, donor_map: TokenMap, min_length: 
 def long_runs(marked: NDArray[np.bool_], min_length: int) -> tuple[tuple[int, int], ...]:
     """Return first and stop of each run of at least `min_length` marked tokens.
 
-    >>> long_runs(np.array([True, True, False, True]), least=2)
+    >>> long_runs(np.array([True, True, False, True]), min_length=2)
     ((0, 2),)
     """
     return tuple((first, stop) for first, stop in stretches(marked) if stop - first >= min_length)

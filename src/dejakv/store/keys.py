@@ -21,7 +21,7 @@ class PrefixKeys:
     """The key of each prefix of one prompt. It names partition, epoch, and all tokens and media before its end, so equal keys are
     a proof. A medium counts from the block its first token stands in.
 
-    >>> one, other = Keys("p", "e", range(40)), Keys("p", "e", [*range(39), 7])
+    >>> one, other = PrefixKeys("p", "e", range(40)), PrefixKeys("p", "e", [*range(39), 7])
     >>> one.at(32) == other.at(32), one.at(40) == other.at(40)
     (True, False)
 

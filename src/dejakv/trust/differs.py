@@ -49,7 +49,7 @@ NAMED = {
 def differs_of(text: str) -> AnswerComparison:
     """What a setting `differs` names. Raises: ConfigError for an unknown name, and for a function that does not import.
 
-    >>> asked, full, reused = Request("r", "Where?", "Where?"), Seen("In Rome.", (7, 8)), Seen("In Oslo.", (7, 9))
+    >>> asked, full, reused = Request("r", "Where?", "Where?"), ComparedAnswer("In Rome.", (7, 8)), ComparedAnswer("In Oslo.", (7, 9))
     >>> [differs_of(name).wrong(asked, full, reused) for name in ("first", "answer")]
     [False, True]
     """

@@ -187,7 +187,7 @@ def _token() -> str:
 class ClassEvidence:
     """The evidence of one class of hits.
 
-    >>> terms, state = Terms(delta=0.05, needed=3.0, explore=1.0, audit=0.02), State().ruled((0.1, 0.2, 1.0))
+    >>> terms, state = EvidenceTerms(delta=0.05, needed=3.0, explore=1.0, audit=0.02), ClassEvidence().ruled((0.1, 0.2, 1.0))
     >>> for number in range(200):
     ...     state = state.learned(state.round, number % 10 / 10, state.opened, wrong=False, terms=terms)
     >>> state.opened

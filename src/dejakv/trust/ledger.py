@@ -61,12 +61,12 @@ class EvidenceLedger:
 
     Methods raise StoreError while the file cannot be read or written; then nothing has changed.
 
-    >>> ledger = Ledger()
-    >>> draw = Draw(ClassKey("model", "blend", "default", "group"), risk=0.5, id="1")
+    >>> ledger = EvidenceLedger()
+    >>> draw = HitDraw(ClassKey("model", "blend", "default", "group"), risk=0.5, id="1")
     >>> ledger.note(draw)
-    >>> ledger.change(draw.cls, lambda state: state.counted(Counts(explored=1)), told=draw).counts.explored
+    >>> ledger.change(draw.cls, lambda state: state.counted(HitCounts(explored=1)), labelled_draw=draw).counts.explored
     1
-    >>> ledger.change(draw.cls, lambda state: state.counted(Counts(explored=1)), told=draw).counts.explored
+    >>> ledger.change(draw.cls, lambda state: state.counted(HitCounts(explored=1)), labelled_draw=draw).counts.explored
     1
     """
 

@@ -30,7 +30,7 @@ class VectorSpaces:
     dim   components of the vectors; None: those of the first
     kind  index of each space: `flat` (exact) or `hnsw`. Raises: ConfigError for another
 
-    >>> spaces = Spaces(dim=2)
+    >>> spaces = VectorSpaces(dim=2)
     >>> spaces.add("tenant a", "donor", [1, 0])
     >>> spaces.search("tenant a", [1, 0])
     [('donor', 1.0)]

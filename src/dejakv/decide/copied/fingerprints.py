@@ -39,7 +39,7 @@ def with_media(token_ids: Sequence[int] | Ids, spans: Sequence[MediumSpan]) -> I
     """Token ids `[n]` in which a picture's placeholders have ids of their own (negative), from its digest and their order: so
     a placeholder fits only the same row of the same picture.
 
-    >>> with_media([5, 0, 0, 6], [Span(1, 2, "0000000001" + "0" * 54)])
+    >>> with_media([5, 0, 0, 6], [MediumSpan(1, 2, "0000000001" + "0" * 54)])
     array([     5, -65537, -65538,      6])
     """
     ids = np.array(token_ids, dtype=np.int64)

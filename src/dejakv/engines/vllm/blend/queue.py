@@ -84,10 +84,10 @@ class BlendQueue:
         queue     in arrival order
         decoding  requests that take one token of the step each
 
-        >>> queue = Queue(100)
-        >>> queue.share_out([Waiting("a", 50), Waiting("b", 0, "loads", 20, 4), Waiting("c", 160)])
+        >>> queue = BlendQueue(100)
+        >>> queue.share_out([WaitingBlend("a", 50), WaitingBlend("b", 0, "loads", 20, 4), WaitingBlend("c", 160)])
         StepRoom(tokens=40, longest=0)
-        >>> queue.share_out([Waiting("b", 4, "due"), Waiting("c", 150, "runs")])
+        >>> queue.share_out([WaitingBlend("b", 4, "due"), WaitingBlend("c", 150, "runs")])
         StepRoom(tokens=92, longest=4)
         """
         earlier, self.reserved, self._short = self.reserved, 0, None
