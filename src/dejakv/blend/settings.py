@@ -63,7 +63,7 @@ def quality_of(
     """Return the named quality, with its selector or share replaced.
 
     >>> quality_of("default", share=0.3)
-    Quality(selector='prophet', share=0.3)
+    BlendQualitySettings(selector='prophet', share=0.3)
     """
     chosen = QUALITIES[name]
     if selector is not None:
