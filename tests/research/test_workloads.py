@@ -59,9 +59,9 @@ from pathlib import Path
 from research.workloads.measure import measure
 from research.workloads.streams import Stream
 from dejakv.experiments.settings import settings_from
-from dejakv.experiments.summary import Progress
+from dejakv.experiments.summary import RunProgress
 
-class Killed(Progress):
+class Killed(RunProgress):
     def sample(self, done, total, row):
         if done == 3:
             os.kill(os.getpid(), signal.SIGKILL)
