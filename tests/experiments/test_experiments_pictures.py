@@ -96,7 +96,10 @@ def test_a_missing_picture_is_a_counted_fallback_in_both(
 def test_without_any_folder_the_report_says_that_no_picture_was_shown(gqa: Path, engine: Any) -> None:
     summary = run(settings(gqa), engine=engine).summary
     assert summary["pictures_missing"] == COUNT
-    assert "no folder of pictures is named; give --image-root or set SEMANTIC_CACHE_IMAGE_ROOT or GQA_IMAGE_ROOT" in summary["warning"]
+    assert (
+        "no folder of pictures is named; give --image-root or set SEMANTIC_CACHE_IMAGE_ROOT or GQA_IMAGE_ROOT"
+        in summary["warning"]
+    )
 
 
 def test_a_text_model_is_asked_without_pictures_as_the_prototype_did(

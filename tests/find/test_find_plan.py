@@ -228,7 +228,9 @@ def test_state_in_a_bucket_is_read_where_that_beats_computing_and_until_then(
 ) -> None:
     donor = meta("donor")
     found = DonorSearch(MATCH, (donor,)) if same else DonorSearch(prefix=(PrefixHit("donor", 99), donor))
-    chosen = best(100, found, ReuseRequest(), costs=ReuseCosts(row=1e-3), same=same, read_seconds=lambda donor, held: seconds)
+    chosen = best(
+        100, found, ReuseRequest(), costs=ReuseCosts(row=1e-3), same=same, read_seconds=lambda donor, held: seconds
+    )
     assert chosen.method == (method if same or method == "none" else "prefix")
     if chosen.donors:  # copies that are here, too: they may leave before they are read
         assert (chosen.within, chosen.seconds) == (pytest.approx(0.099), pytest.approx(0.001 + seconds))

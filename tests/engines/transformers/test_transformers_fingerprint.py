@@ -115,6 +115,14 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
 def epoch():
     return TransformersEngine(model, tokenizer, check=False).epoch
 
+def parted():
+    config = transformers.LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+    part = transformers.AutoModel.from_config(config)
+    part.set_attn_implementation("eager")
+    transformers.LlavaForConditionalGeneration(transformers.LlavaConfig(
+        text_config=config, vision_config=transformers.CLIPVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2),
+    ))
+
 def compiled():
     torch.compile(nn.Linear(2, 2), backend="eager")(torch.ones(2))
 
@@ -162,7 +170,7 @@ def told():
     transformers.set_seed(1)
 
 first = epoch()
-for history in (trained, profiled, saved, switched, generated, told, adapted, traced, compiled):
+for history in (trained, profiled, saved, switched, generated, told, adapted, parted, traced, compiled):
     history()
     print(history.__name__, epoch() == first, flush=True)
 """
@@ -173,7 +181,7 @@ def test_what_else_a_process_did_does_not_count(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     done = subprocess.run([sys.executable, "-c", HISTORIES, str(tmp_path)], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    assert len(lines) == 9
+    assert len(lines) == 10
     assert [line for line in lines if not line.endswith(" True")] == []
 
 

@@ -211,8 +211,10 @@ def running(
     }
     try:
         llm = LLM(str(model), kv_transfer_config=transfer, **(defaults | options))
-    except BaseException:
+    except BaseException as error:
         _forget()
+        if isinstance(error, NotImplementedError) and "FP8 KV cache on CPU requires" in str(error):
+            pytest.skip(str(error))
         raise
     engine = Engine(llm)
     try:

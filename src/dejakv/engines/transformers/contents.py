@@ -34,7 +34,7 @@ IGNORED = frozenset(vars(nn.Module())) - {"training"} | {
     "architectures", "generation_config", "loss_type", "all_tied_weights_keys", "_tp_plan", "_ep_plan", "_pp_plan", "_fsdp_plan",
     "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict", "_no_split_modules", "_skip_keys_device_placement",
     "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected", "_keys_to_ignore_on_save", "_weight_conversions",
-    "_is_hf_initialized", "_output_capturing_hooks_installed", "generate", "__getstate__", "_abc_impl", "__annotations__", "__dict__", "__doc__",
+    "_is_hf_initialized", "_can_set_attn_implementation_cached_value", "_can_set_experts_implementation_cached_value", "_output_capturing_hooks_installed", "generate", "__getstate__", "_abc_impl", "__annotations__", "__dict__", "__doc__",
     "__firstlineno__", "__module__", "__qualname__", "__static_attributes__", "__weakref__", "__orig_bases__", "__parameters__",
     "__dataclass_fields__", "__validators__", "__annotate__", "__annotate_func__", "__annotations_cache__", "_auto_class", "__slotnames__",
 }  # fmt: skip

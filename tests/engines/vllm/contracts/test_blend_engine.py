@@ -267,8 +267,8 @@ def test_a_step_has_a_forward_for_all_blends_and_one_for_each_question(
     run, asking, computing = RowForward.run, list[int](), list[int]()
 
     def counted(forward: RowForward, *given: Any, **named: Any) -> None:
-        if "asked" in named or "written" in named:
-            (asking if "asked" in named else computing).append(len(steps.tokens))
+        if "on_queries" in named or "on_written" in named:
+            (asking if "on_queries" in named else computing).append(len(steps.tokens))
         run(forward, *given, **named)
 
     monkeypatch.setattr(RowForward, "run", counted)

@@ -23,6 +23,9 @@ def prom():
     """The connector's Prometheus side, as vLLM makes it for a server of two engines."""
     engines = {0: ["docs", "0"], 1: ["docs", "1"]}
     types = {kind: kind for kind in (Counter, Gauge, Histogram)}
+    for name in METRICS:  # of an engine that ran in this process before
+        if (earlier := REGISTRY._names_to_collectors.get(f"vllm:dejakv_{name}")) is not None:
+            REGISTRY.unregister(earlier)
     prom_metrics = DejaKVConnector.build_prom_metrics(
         SimpleNamespace(kv_transfer_config=None), types, ["model_name", "engine"], engines
     )
