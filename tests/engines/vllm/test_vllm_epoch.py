@@ -42,8 +42,8 @@ def test_state_of_another_device_dtype_backend_or_block_is_a_miss(
     with monkeypatch.context() as other:
         other.setattr(type(current_platform), "get_device_name", classmethod(lambda *_: "another"))
         assert asked() == ("none", "exact")
-    assert asked(kv_cache_dtype="fp8") == ("none", "exact")
     assert asked() == ("exact", "exact")
+    assert asked(kv_cache_dtype="fp8") == ("none", "exact")
 
 
 def test_engines_of_other_weights_share_a_folder(tmp_path: Path) -> None:
