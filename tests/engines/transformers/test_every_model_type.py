@@ -91,9 +91,9 @@ ALWAYS = frozenset(
     "bart bloom cohere2 cosmos3_edge cpmant deepseek_v3 falcon gemma2 gemma4 git gpt2 gpt_neo gpt_oss jamba kosmos-2.5 llama "
     "llama4 llava mamba mistral mllama moshi mpt opt phi3 prophetnet qwen2_5_vl qwen3_next reformer whisper".split()
 )
-"""A type of each kind of attention and cache; the others are slow."""
+"""A type of each kind of attention and cache; the others run in `make soak`."""
 KINDS = [
-    pytest.param(auto, kind, marks=() if kind in ALWAYS else pytest.mark.slow)
+    pytest.param(auto, kind, marks=() if kind in ALWAYS else pytest.mark.soak)
     for auto, kinds in (("causal", CAUSAL), ("image-text", IMAGE_TEXT))
     for kind in kinds
     if (auto, kind) not in LEFT_OUT
