@@ -19,7 +19,7 @@ from dejakv.engines.vllm.settings import ConnectorSettings, EncoderSettings
 from dejakv.experiments.settings import SINGULARS, RunSettings
 from dejakv.server import routes_cache, routes_generate, routes_operator, schemas
 from dejakv.server.settings import DECIDED, ServerSettings
-from dejakv.settings import helps, kinds_of
+from dejakv.settings import NumberRange, helps, kinds_of
 from dejakv.trust.settings import TrustSettings
 
 ROOT = Path(__file__).parents[1]
@@ -328,7 +328,7 @@ def _kind(kind: Any) -> str:
         inner, *more = get_args(kind)
         return (
             f"{_kind(inner)}, {str(more[0]).removeprefix('a number ')}"
-            if "NumberRange" in repr(more[0])
+            if isinstance(more[0], NumberRange)
             else "address"
             if not hasattr(more[0], "store")
             else "folder or address"

@@ -1,6 +1,6 @@
 """Builds a cache from a config: store, levels in order, guards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +75,21 @@ def check_config(config: SemanticCacheConfig) -> None:
             named(dotted, setting_name)
 
 
-def check_encoders(config: SemanticCacheConfig, hidden: int | None) -> None:
-    """Check that encoders can be loaded and layers have their dimensions, before the model is loaded. `hidden`: width of the model's own
-    embeddings, if it is known. Raises: ConfigError, MissingExtraError, ModelError."""
-    made = check_hook(config.embedding_hook, config) if config.embedding_layers else []
-    widths: dict[str, int | None] = {}
-    if config.semantic_text or "prompt" in made:
-        own = config.index_encoder == "model"
-        widths["prompt"] = hidden if own else sentence_width(config.index_encoder)
-    if "vision" in made and config.image_encoder is not None:
-        own = config.image_encoder == "model"
-        widths["vision"] = hidden if own else sentence_width(config.image_encoder, "image_encoder")
+def check_encoders(config: SemanticCacheConfig, hidden: Callable[[], int | None]) -> None:
+    """Check that encoders can be loaded and layers have their dimensions, before the model is loaded.
+
+    hidden  tells the width of the model's own embeddings, None if it is unknown; called where a layer has such vectors
+
+    Raises: ConfigError, MissingExtraError, ModelError.
+    """
+    hook_layers = check_hook(config.embedding_hook, config) if config.embedding_layers else []
+    encoders: dict[str, tuple[str, str]] = {}
+    if config.semantic_text or "prompt" in hook_layers:
+        encoders["prompt"] = config.index_encoder, "index_encoder"
+    if "vision" in hook_layers and config.image_encoder is not None:
+        encoders["vision"] = config.image_encoder, "image_encoder"
+    widths = {layer: sentence_width(*encoder) for layer, encoder in encoders.items() if encoder[0] != "model"}
+    widths |= {layer: hidden() for layer in hook_layers if encoders.get(layer, ("",))[0] == "model"}
     for spec in map(LayerSpec.parse, config.embedding_layers):
         if spec.dim is not None and (width := widths.get(spec.name)) not in (None, spec.dim):
             raise ConfigError(spec.misfit(f"its vectors have {width} components", width))

@@ -67,14 +67,14 @@ def test_code_under_functools_wraps_is_not_taken_for_the_librarys() -> None:
     model = tiny()
     with Steered(model) as served:
         assert served.ask() == (0, 0)
-        assert (0, 6) in [served.ask() for _ in range(4)]
+        assert served.ask() == (0, 6)
         for strength in (0.3, 4.0):
             steer(model, strength)
             assert served.ask() == (0, 0)
-            assert (0, 6) in [served.ask() for _ in range(4)]
+            assert served.ask() == (0, 6)
         del model.model.layers[1].forward
         served.ask()
-        assert (0, 6) in [served.ask() for _ in range(4)]
+        assert served.ask() == (0, 6)
 
 
 def test_code_behind_accelerates_hooks_counts() -> None:
@@ -84,7 +84,7 @@ def test_code_behind_accelerates_hooks_counts() -> None:
         steer(model, 0.3)
         add_hook_to_module(model.model.layers[1], ModelHook())
         assert served.ask() == (0, 0)
-        assert (0, 6) in [served.ask() for _ in range(4)]
+        assert served.ask() == (0, 6)
         del model.model.layers[1]._old_forward, model.model.layers[1].forward
 
 
@@ -161,10 +161,10 @@ def test_ones_own_class_is_reused_and_its_code_counts() -> None:
     replace_mlps(model, own_class(2.0))
     with Steered(model) as served:
         assert served.ask() == (0, 0)
-        assert (0, 6) in [served.ask() for _ in range(4)]
+        assert served.ask() == (0, 6)
         replace_mlps(model, own_class(3.0))  # the cell was edited and run again
         assert served.ask() == (0, 0)
-        assert (0, 6) in [served.ask() for _ in range(4)]
+        assert served.ask() == (0, 6)
         type(model.model.layers[0].mlp).forward = lambda self, x: 5.0 * self.mlp(x)
         assert served.ask() == (0, 0)
         replace_mlps(model, own_class(2.0))
@@ -178,9 +178,9 @@ def test_ones_own_hook_counts() -> None:
         served.ask()
         handle = model.model.layers[1].mlp.register_forward_hook(lambda _module, _given, out: 3.0 * out)
         assert served.ask() == (0, 0)
-        assert (0, 6) in [served.ask() for _ in range(4)]
+        assert served.ask() == (0, 6)
         handle.remove()
-        assert (0, 6) in [served.ask() for _ in range(4)]
+        assert served.ask() == (0, 6)
 
 
 def test_an_edited_class_finds_nothing_after_a_restart(tmp_path: Path) -> None:
@@ -244,23 +244,24 @@ def test_torch_modes_go_to_the_model(mode: Any) -> None:
         with mode():
             assert served.ask() == (0, 0)
             assert "mode is on" in served.reason()
-        assert (0, 6) in [served.ask() for _ in range(4)]
+        assert served.ask() == (0, 6)
 
 
 def test_a_default_device_is_no_mode_that_counts() -> None:
     with torch.device("cpu"), Steered(tiny()) as served:
         served.ask()
-        assert (0, 6) in [served.ask() for _ in range(4)]
+        assert served.ask() == (0, 6)
 
 
 def test_torch_compile_is_reused() -> None:
+    torch.compiler.reset()  # else what this process compiled before counts towards the limit of compilations
     model = tiny()
     model.model.layers[0].mlp.compile(backend="eager")
     model.model.layers[1] = torch.compile(model.model.layers[1], backend="eager")
     with Steered(model) as served:
         assert served.ask() == (0, 0)
         served.ask()  # the first of them was not stored: the model was compiled while it ran
-        assert (0, 6) in [served.ask() for _ in range(4)]
+        assert served.ask() == (0, 6)
 
 
 COMPILES_ELSEWHERE = """
@@ -293,7 +294,7 @@ def test_a_compiler_of_ones_own_is_reused() -> None:
     with Steered(model) as served:
         served.ask()
         served.ask()
-        assert (0, 6) in [served.ask() for _ in range(4)]
+        assert served.ask() == (0, 6)
 
 
 def test_lora_switched_merged_and_scaled_is_reused() -> None:
@@ -310,7 +311,7 @@ def test_lora_switched_merged_and_scaled_is_reused() -> None:
         ):
             change()
             served.ask()
-            assert (0, 6) in [served.ask() for _ in range(4)]
+            assert served.ask() == (0, 6)
 
 
 def test_after_a_restart_the_same_weights_with_another_alpha_find_nothing(tmp_path: Path) -> None:

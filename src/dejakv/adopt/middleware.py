@@ -98,10 +98,9 @@ class ServerMiddleware:
         shown = not body.get("stream") or route_path(scope) in STREAMS
         if not shown or not watch(getattr(state, "engine_client", None)):
             return send
+        # The connector says what is wrong, and keeps nothing: it cannot read whether that was asked for.
         if asks and not isinstance(body["kv_transfer_params"]["dejakv"], dict):
-            return (
-                send  # the connector says what is wrong, and keeps nothing: it cannot read whether that was asked for
-            )
+            return send
 
         with_wish(body, {**wish_of(body), "labelled": True, **({} if asks else {"quiet": True})})
         return labelling(send, asks)

@@ -67,8 +67,8 @@ def need(
             first, then new ones, then reworded ones, short before long
     exact   tokens of the exact prefix, fewer than there are
 
-    >>> found = TokenMap(np.arange(6), np.ones(6, np.float32), np.full(6, 12))
-    >>> need(np.array([5, 6, 1, 7, 8, 9]), DonorTokens.of([5, 6, 2, 7, 8, 9]), found, tail=1).forced.tolist()
+    >>> donor_map = TokenMap(np.arange(6), np.ones(6, np.float32), np.full(6, 12))
+    >>> need(np.array([5, 6, 1, 7, 8, 9]), DonorTokens.of([5, 6, 2, 7, 8, 9]), donor_map, tail=1).forced.tolist()
     [False, False, True, True, True, True]
     """
     n = len(target)

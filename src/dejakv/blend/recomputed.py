@@ -76,8 +76,8 @@ class TextSurroundings:
 def surroundings_of(target: Ids, donors: DonorTokens, donor_map: TokenMap) -> TextSurroundings:
     """Compare the text before all tokens. The text before a donor that begins late in its prompt is unknown and counts as other text.
 
-    >>> found = TokenMap(np.array([0, 1, 2, 3]), np.ones(4, np.float32), np.zeros(4, np.int64))
-    >>> surroundings_of(np.array([5, 1, 6, 7]), DonorTokens.of([5, 2, 6, 7]), found).changed.tolist()
+    >>> donor_map = TokenMap(np.array([0, 1, 2, 3]), np.ones(4, np.float32), np.zeros(4, np.int64))
+    >>> surroundings_of(np.array([5, 1, 6, 7]), DonorTokens.of([5, 2, 6, 7]), donor_map).changed.tolist()
     [0.0, 1.0, 0.5, 0.5]
     """
     first, stop = equal_runs(target, donors, donor_map.source)

@@ -143,8 +143,8 @@ def with_prefix(donor_map: TokenMap, target: Ids, donors: DonorTokens, exact: Se
     exact  whether each donor's state is exact; donors not named are not
 
     >>> donors = DonorTokens.of([5, 6, 7, 8])
-    >>> found = TokenMap(np.zeros(3, np.int64), np.zeros(3, np.float32), np.zeros(3, np.int64))
-    >>> with_prefix(found, np.array([5, 6, 1]), donors, [True])[1]
+    >>> donor_map = TokenMap(np.zeros(3, np.int64), np.zeros(3, np.float32), np.zeros(3, np.int64))
+    >>> with_prefix(donor_map, np.array([5, 6, 1]), donors, [True])[1]
     2
     """
     prefix_tokens, start = 0, 0
@@ -167,8 +167,8 @@ def with_prefix(donor_map: TokenMap, target: Ids, donors: DonorTokens, exact: Se
 def new_text(target: Ids, donors: DonorTokens, donor_map: TokenMap, min_length: int) -> NDArray[np.bool_]:
     """Mark tokens outside copied runs of at least `min_length` tokens, which the donors already serve. Media (negative ids) are never new.
 
-    >>> found = TokenMap(np.array([0, 1, 2]), np.ones(3, np.float32), np.zeros(3, np.int64))
-    >>> new_text(np.array([5, 6, 1]), DonorTokens.of([5, 6, 7]), found, min_length=2).tolist()
+    >>> donor_map = TokenMap(np.array([0, 1, 2]), np.ones(3, np.float32), np.zeros(3, np.int64))
+    >>> new_text(np.array([5, 6, 1]), DonorTokens.of([5, 6, 7]), donor_map, min_length=2).tolist()
     [False, False, True]
     """
     first, stop = equal_runs(target, donors, donor_map.source)

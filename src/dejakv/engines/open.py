@@ -1,7 +1,6 @@
 """Which model in which engine, and the engine by that choice. Nothing heavy is imported before it is asked for."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from dejakv.config import SemanticCacheConfig, switched_off
@@ -83,7 +82,10 @@ def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache | None:
 
 def takes_pictures(choice: ModelChoice) -> bool:
     """Whether the model reads pictures, by its configuration; True if that cannot be read, which loading reports."""
-    if _is_gguf(choice):
+    from dejakv.models import resolve
+    from dejakv.models.gguf import is_gguf
+
+    if is_gguf(resolve(choice.model)):
         return False
     config = _configuration(choice)
     return config is None or hasattr(config, "vision_config")
@@ -91,26 +93,24 @@ def takes_pictures(choice: ModelChoice) -> bool:
 
 def hidden_size(choice: ModelChoice) -> int | None:
     """Return the width of the model's input embeddings, by its configuration; None if that does not tell."""
-    config = None if _is_gguf(choice) else _configuration(choice)
+    config = _configuration(choice)
     text = config.get_text_config() if config is not None else None
     narrower = any(hasattr(text, name) for name in ("embedding_size", "word_embed_proj_dim"))
     return None if narrower else getattr(text, "hidden_size", None)
 
 
-def _is_gguf(choice: ModelChoice) -> bool:
-    from dejakv.models import resolve
-    from dejakv.models.gguf import SUFFIX
-
-    return isinstance(found := resolve(choice.model), Path) and found.suffix == SUFFIX
-
-
 def _configuration(choice: ModelChoice) -> Any:
+    """Read a model's configuration; None where there is none to read, as in a GGUF file."""
     from transformers import AutoConfig
 
     from dejakv.models import resolve
+    from dejakv.models.gguf import is_gguf
 
+    source = resolve(choice.model)
+    if is_gguf(source):
+        return None
     try:
-        return AutoConfig.from_pretrained(str(resolve(choice.model)), trust_remote_code=choice.trust_remote_code)
+        return AutoConfig.from_pretrained(str(source), trust_remote_code=choice.trust_remote_code)
     except (OSError, ValueError, KeyError):
         return None
 
@@ -120,10 +120,10 @@ def open_templates(choice: ModelChoice) -> Any:
     from transformers import AutoProcessor, AutoTokenizer
 
     from dejakv.models import resolve
-    from dejakv.models.gguf import SUFFIX, load_gguf_tokenizer
+    from dejakv.models.gguf import is_gguf, load_gguf_tokenizer
 
     model_source = resolve(choice.model)
-    if isinstance(model_source, Path) and model_source.suffix == SUFFIX:
+    if is_gguf(model_source):
         return load_gguf_tokenizer(model_source)
 
     where = str(model_source)

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def chosen_samples(settings: RunSettings, resume: bool = False) -> tuple[RunSett
     if not chosen:
         why = "; ".join(left_out) or "check --dataset-path and --split"
         raise DatasetError(f"the data set {settings.dataset!r} has no samples: {why}")
+    # What the samples lack for these settings is said now, not after a model was loaded.
     for sample in chosen:
         chunk_of(sample, settings.chunk_source, "")
     SamplePrompter(template=settings.prompt_template)
@@ -104,7 +106,7 @@ def run_chosen(
             )
         if engine is not None:
             return _run(settings, chosen, engine, watch)
-        check_encoders(settings.cache, hidden_size(settings))
+        check_encoders(settings.cache, partial(hidden_size, settings))
 
         watch.stage(f"loading {settings.model}")
         with opened(settings) as engine:

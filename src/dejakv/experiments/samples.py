@@ -15,7 +15,7 @@ from dejakv.engines.open import takes_pictures
 from dejakv.errors import ConfigError, DatasetError, InputError, ModelError
 from dejakv.experiments.settings import RunSettings
 from dejakv.models import RECIPES, fetched, resolve, tokenizer_folder
-from dejakv.models.gguf import SUFFIX, load_gguf_tokenizer
+from dejakv.models.gguf import is_gguf, load_gguf_tokenizer
 from dejakv.request import DEFAULT_PARTITION, Request, Sampling
 from dejakv.vectors.image import image_id, image_roots, pictures_of
 
@@ -211,7 +211,7 @@ def tokenizer_of(settings: RunSettings) -> Any:
     if settings.model in RECIPES:
         return AutoTokenizer.from_pretrained(tokenizer_folder(settings.model))
     model_source = resolve(settings.model)
-    if isinstance(model_source, Path) and model_source.suffix == SUFFIX:
+    if is_gguf(model_source):
         return load_gguf_tokenizer(model_source)
 
     try:

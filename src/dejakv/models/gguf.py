@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dejakv.errors import MissingExtraError, ModelError, is_out_of_memory
 
@@ -29,6 +29,11 @@ _BEGIN_WITH_BOS = {
     "chameleon",
 }
 """Pre-tokenizers of BPE for which llama.cpp adds the first token where a file does not say."""
+
+
+def is_gguf(source: Path | str) -> TypeGuard[Path]:
+    """Whether a model's source is a GGUF file: a path with its suffix, and not a name of a hub."""
+    return isinstance(source, Path) and source.suffix == SUFFIX
 
 
 def load_gguf(file: Path, **options: Any) -> tuple[Any, Any]:
@@ -65,10 +70,10 @@ def load_gguf_tokenizer(file: Path) -> Any:
 
     def read() -> Any:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        said = _metadata(file)
-        begins = said.get("model") == "llama" or said.get("pre") in _BEGIN_WITH_BOS
-        tokenizer.add_bos_token = bool(said.get("add_bos_token", begins))
-        tokenizer.add_eos_token = bool(said.get("add_eos_token", False))
+        metadata = _metadata(file)
+        begins = metadata.get("model") == "llama" or metadata.get("pre") in _BEGIN_WITH_BOS
+        tokenizer.add_bos_token = bool(metadata.get("add_bos_token", begins))
+        tokenizer.add_eos_token = bool(metadata.get("add_eos_token", False))
         return tokenizer
 
     return _read(file, read)
@@ -78,12 +83,12 @@ def _metadata(file: Path) -> dict[str, Any]:
     """What a file says of its tokenizer, without arrays; transformers reads less of it, and the package `gguf` takes seconds."""
     values: dict[str, Any] = {}
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        at = 16
+        offset = 16
 
         def read(format: str) -> Any:
-            nonlocal at
-            (value,) = struct.unpack_from(f"<{format}", data, at)
-            at += struct.calcsize(f"<{format}")
+            nonlocal offset
+            (value,) = struct.unpack_from(f"<{format}", data, offset)
+            offset += struct.calcsize(f"<{format}")
             return value
 
         def text() -> bytes:
@@ -94,8 +99,8 @@ def _metadata(file: Path) -> dict[str, Any]:
             if kind == _ARRAY:
                 of, count = read("I"), read("Q")
                 for _ in range(count if of == _TEXT else 0):
-                    at += 8 + struct.unpack_from("<Q", data, at)[0]
-                at += 0 if of == _TEXT else count * struct.calcsize(_WIDTHS[of])
+                    offset += 8 + struct.unpack_from("<Q", data, offset)[0]
+                offset += 0 if of == _TEXT else count * struct.calcsize(_WIDTHS[of])
             else:
                 values[name.removeprefix("tokenizer.ggml.")] = text().decode() if kind == _TEXT else read(_WIDTHS[kind])
     return values

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from dejakv.errors import ModelError
-from dejakv.models.gguf import SUFFIX, load_gguf
+from dejakv.models.gguf import SUFFIX, is_gguf, load_gguf
 from dejakv.models.lckv import register
 from dejakv.models.table import known, names, path
 
@@ -68,7 +68,7 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     model_source = resolve(name_or_path)
-    if isinstance(model_source, Path) and model_source.suffix == SUFFIX:
+    if is_gguf(model_source):
         return load_gguf(model_source, **options)
     where, trusted = str(model_source), bool(options.get("trust_remote_code", False))
 

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -44,7 +45,7 @@ def create_app(settings: ServerSettings | None = None, engine: Any = None) -> Fa
     config = settings.cache(keys.partitions)
     check_config(config)
     if engine is None:
-        check_encoders(config, hidden_size(settings))
+        check_encoders(config, partial(hidden_size, settings))
 
     store = store_of(config)  # before the model is loaded, which may take minutes
     try:

@@ -504,14 +504,14 @@ class Store:
             parts[:] = loose(sql, selection, [meta.id for meta in selected], records, self._clock())
             return records, parts
 
-        left = "entries"
+        remains = "entries"
         try:
             removal = self._remove(choose, dry_run=dry_run)
             if not dry_run:
                 # The cache keeps decoded prompts, and would keep the purged ones in memory.
                 decode_meta.cache_clear()
                 self._discard()
-                left = "text of removed entries in catalog.sqlite-wal"
+                remains = "text of removed entries in catalog.sqlite-wal"
                 # The write-ahead log still holds the removed rows' bytes.
                 self._catalog.empty_log()
         except (sqlite3.Error, StoreUnavailable) as error:
@@ -519,7 +519,7 @@ class Store:
             remedy = {"full": "make room on its disk", "busy": "end the process that uses it"}.get(
                 why, "make the store writable"
             )
-            raise StoreError(f"{left} could not be removed ({error}): {remedy} and purge again") from error
+            raise StoreError(f"{remains} could not be removed ({error}): {remedy} and purge again") from error
         return replace(counted(selected), parts=len(parts), bytes=removal.nbytes)
 
     def sweep(self) -> int:

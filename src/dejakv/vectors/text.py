@@ -118,8 +118,9 @@ _ahead: dict[tuple[str, str], Any] = {}
 def sentence_width(name_or_path: str, setting: str = "index_encoder") -> int | None:
     """Return the components of an encoder's vectors, None where it does not say. Raises: as `load_sentence_transformer`."""
     model = _ahead[name_or_path, "cpu"] = load_sentence_transformer(name_or_path, "cpu", setting)
-    # of its former name before 5.1
-    return getattr(model, "get_embedding_dimension", model.get_sentence_embedding_dimension)()
+    # The method's name changed with 5.1.
+    width = getattr(model, "get_embedding_dimension", None) or model.get_sentence_embedding_dimension
+    return width()
 
 
 def load_sentence_transformer(name_or_path: str, device: str, setting: str = "index_encoder") -> Any:

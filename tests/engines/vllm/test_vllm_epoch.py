@@ -44,6 +44,7 @@ def test_state_of_another_device_dtype_backend_or_block_is_a_miss(
         assert asked() == ("none", "exact")
     assert asked() == ("exact", "exact")
     assert asked(kv_cache_dtype="fp8") == ("none", "exact")
+    assert asked() == ("exact", "exact")
 
 
 def test_engines_of_other_weights_share_a_folder(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What of DejaKV holds for a model, and what its work is, found out when it is loaded: from its configuration, then by trying."""
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,7 +61,7 @@ def check_attention(model: Any) -> str:
     Raises: ModelError if it cannot continue from arbitrary state.
     """
     configs = (text_config(model), model.config)
-    implementation = next(filter(None, (setting(one, "_attn_implementation") for one in configs)), "")
+    implementation = next(filter(None, (setting(config, "_attn_implementation") for config in configs)), "")
     if implementation and implementation not in ATTENTION:
         raise ModelError(
             f"attention implementation {implementation!r} is not supported: load the model with "
@@ -153,22 +154,30 @@ def _padding(model: Any, ids: torch.Tensor) -> str:
     # A fixed number of tokens: answers of two lengths could not be compared.
     options = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "num_beams": 1, "pad_token_id": 0}
     options |= {"output_logits": True, "return_dict_in_generate": True}
-    base = vision_base(model)
-    remembered = getattr(base, "rope_deltas", None)
 
     try:
-        expected, got = (
-            torch.cat(type(model).generate(model, input_ids=row, attention_mask=seen, **options).logits).float()
-            for row, seen in ((padded, mask), (ids, torch.ones_like(ids)))
-        )
+        with _same_memory(vision_base(model)):
+            expected, got = (
+                torch.cat(type(model).generate(model, input_ids=row, attention_mask=seen, **options).logits).float()
+                for row, seen in ((padded, mask), (ids, torch.ones_like(ids)))
+            )
     except Exception as error:  # a model's own code may raise anything
         return f"a padded prompt failed: {type(error).__name__}: {error}"
-    finally:
-        if hasattr(base, "rope_deltas"):  # it is part of the epoch
-            base.rope_deltas = remembered
 
     reason = disagreement(expected, got, model.dtype, "logits behind padding")
     return f"its answers depend on padding ({reason})" if reason else ""
+
+
+@contextmanager
+def _same_memory(base: Any) -> Iterator[None]:
+    """Leave what a model remembers of its last prompt's positions as it was: its owner's own decoding may go on from there."""
+    attributes = getattr(base, "__dict__", {})
+    before = {name: attributes[name] for name in ("rope_deltas",) if name in attributes}
+    try:
+        yield
+    finally:
+        attributes.pop("rope_deltas", None)
+        attributes.update(before)
 
 
 def disagreement(expected: torch.Tensor, got: torch.Tensor, dtype: torch.dtype, subject: str) -> str:
@@ -254,7 +263,9 @@ def check_pictures(model: Any, vision: VisionModel, capabilities: ModelCapabilit
     try:
         ids, spans = image_text_ids(vision.book, prompt, (media,))
         prepared = Prepared(Request("", prompt, prompt, (media,)), tuple(ids), spans)
-        expected, device = _own_path(model, vision, prompt, media), model.get_input_embeddings().weight.device
+        with _same_memory(vision.base):
+            expected = _own_path(model, vision, prompt, media)
+        device = model.get_input_embeddings().weight.device
         cache, state = plain_cache(), None
         # All rows, a start inside the picture, and the last row alone.
         for split in (0, spans[0].start + spans[0].length // 2, len(ids) - 1) if capabilities.reuse else (0,):
@@ -270,9 +281,6 @@ def check_pictures(model: Any, vision: VisionModel, capabilities: ModelCapabilit
     finally:
         # The check's own runs of the tower are no request's.
         vision.take_runs()
-        getattr(vision.base, "__dict__", {}).pop("rope_deltas", None)
-        if hasattr(vision.base, "get_rope_index"):
-            vision.base.rope_deltas = None
     return capabilities.without("images", reason)
 
 

@@ -62,10 +62,6 @@ _NOTHING = object()
 Leave = Callable[[str], bool]
 
 
-def _makes_modules(kind: type, name: str) -> bool:
-    return kind is nn.Module and name in _MAKE_MODULES
-
-
 def plain(value: Any) -> bool:
     """Whether a value is nothing but itself: it never changes, and its `repr` is the same in every process."""
     return type(value) in _VALUES or (isinstance(value, np.generic) and _native(type(value)))
@@ -367,7 +363,7 @@ class Contents:
         return ["class", *(self._classes[base][0] if base in self._classes else _name(base) for base in kind.__mro__)]
 
     def _members(self, kind: type) -> Any:
-        leave = functools.partial(_makes_modules, kind) if kind is nn.Module else None
+        leave = _MAKE_MODULES.__contains__ if kind is nn.Module else None
         self._look.at_all(vars(kind), leave)
         named = {name: item for name, item in vars(kind).items() if _counts(name, leave)}
         return [[name, self._level(named[name], f"{_name(kind)}.{name}")] for name in sorted(named)]
@@ -414,8 +410,8 @@ class Contents:
             # A copy: reading members may add classes.
             for kind, (_, hops) in list(self._classes.items()):
                 self._hops = hops
-                counted = {name for name in vars(kind) if not _makes_modules(kind, name)}
-                for name in sorted(self._attributes & counted) if hops < _HOPS else ():
+                members = vars(kind).keys() - (_MAKE_MODULES if kind is nn.Module else ())
+                for name in sorted(self._attributes & members) if hops < _HOPS else ():
                     for function in _functions_of(vars(kind)[name]):
                         self._function(function, name, run=True)
             if not self._waiting:

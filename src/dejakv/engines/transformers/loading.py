@@ -23,9 +23,9 @@ def load(name: str, dtype: str, device: str, attn: str, trust_remote_code: bool)
     # Before the load, which takes long: a wrong name fails at once.
     place = _device(device)
     # transformers takes sdpa for itself where a model has it, and refuses the name where it has none (Mamba)
-    wanted = None if attn == "sdpa" else attn
+    attention = None if attn == "sdpa" else attn
     model, processor = load_model(
-        name, dtype=DTYPES.get(dtype, dtype), attn_implementation=wanted, trust_remote_code=trust_remote_code
+        name, dtype=DTYPES.get(dtype, dtype), attn_implementation=attention, trust_remote_code=trust_remote_code
     )
 
     if hasattr(processor, "image_processor"):

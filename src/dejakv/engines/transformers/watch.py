@@ -180,9 +180,10 @@ class Writes:
     def note(self, module: nn.Module, name: str, value: Any) -> None:
         if id(module) in self._watch.modules and not self.any and name not in IGNORED:
             before = getattr(module, name, None)
-            changes = before is not value and not (plain(before) and plain(value) and repr(before) == repr(value))
+            if before is value or (plain(before) and plain(value) and repr(before) == repr(value)):
+                return
             leave = left_by_runs(module)
-            self.any = changes and not (leave is not None and leave(name))
+            self.any = leave is None or not leave(name)
 
 
 _open_writes: list[Writes] = []
