@@ -1,4 +1,4 @@
-"""Several agents ask about the same pictures at once: with the encoder cache each picture is encoded once.
+"""Several agents ask about the same pictures at once: each picture is encoded once.
 
 python examples/agents_share_pictures.py --agents 4 --pictures 3
 """
@@ -16,13 +16,18 @@ from dejakv_models.shapes import ShapesDataset, prompt
 
 
 def ask_all(engine: TransformersEngine, agents: list[list[Sample]]) -> tuple[float, int, list[str]]:
-    """Every agent in a thread of its own. Returns seconds, encoder runs, and the answers by question."""
+    """Every agent in a thread of its own.
+
+    Returns seconds, encoder runs, and the answers by question.
+    """
     answers: dict[str, str] = {}
     runs: list[int] = []
 
     def agent(samples: list[Sample]) -> None:
         for sample in samples:
-            completion = engine.run(engine.prepare(Request(sample.id, prompt(sample.question), "", sample.media)))
+            completion = engine.run(
+                engine.prepare(Request(sample.id, prompt(sample.question), "", sample.media))
+            )
             answers[sample.id] = completion.text
             runs.append(completion.encoder_runs)
 
@@ -40,7 +45,9 @@ def in_threads(tasks: list[Callable[[], None]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Several agents ask about the same pictures at once.")
+    parser = argparse.ArgumentParser(
+        description="Several agents ask about the same pictures at once."
+    )
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--pictures", type=int, default=3)
     parser.add_argument("--questions", type=int, default=6, help="of each agent")
@@ -56,9 +63,14 @@ def main() -> None:
     with_s, with_runs, answers = ask_all(engine, agents)
     pictures = len({media.digest for sample in samples for media in sample.media})
     print(f"{given.agents} agents, {len(samples)} questions, {pictures} distinct pictures")
-    print(f"without the cache: {without_runs} encoder runs, {len(samples) / without_s:.1f} requests/s")
+    print(
+        f"without the cache: {without_runs} encoder runs, {len(samples) / without_s:.1f} requests/s"
+    )
     print(f"with the cache:    {with_runs} encoder runs, {len(samples) / with_s:.1f} requests/s")
-    print(f"answers that differ: {sum(one != other for one, other in zip(without, answers, strict=True))}")
+    print(
+        "answers that differ:"
+        f" {sum(left != right for left, right in zip(without, answers, strict=True))}"
+    )
     for name, value in cache.get_cache_stats().items():
         print(f"  {name} = {value}")
     print(f"for vLLM: {cache.dp_mode(batch_image_count=given.agents, image_resolution=(64, 64))}")

@@ -1,6 +1,7 @@
-"""One process encodes pictures, another answers questions about them and never runs its vision tower.
+"""One process encodes pictures, another answers about them and never runs its vision tower.
 
-The encoder's outputs travel through a folder. On /dev/shm that folder is shared memory; on a disk it also outlives both.
+The encoder's outputs travel through a folder. On /dev/shm that folder is shared memory; on a disk
+it also outlives both.
 
     python examples/encoder_two_processes.py
 """
@@ -21,11 +22,19 @@ def encode(folder: Path, questions: int) -> None:
     """The encoder process: tower and projector, no answers."""
     with VisualKVCache(disk=folder) as cache:
         engine = TransformersEngine.from_pretrained("shapes-vlm", encoder_cache=cache)
-        pictures = {media.digest: media for sample in ShapesDataset(samples=questions) for media in sample.media}
+        pictures = {
+            media.digest: media
+            for sample in ShapesDataset(samples=questions)
+            for media in sample.media
+        }
         for media in pictures.values():
             engine.embed_image(media)
         cache.flush()
-        print(f"encoder process: {cache.stats().entries} pictures encoded, {cache.stats().bytes:,} bytes", flush=True)
+        print(
+            f"encoder process: {cache.stats().entries} pictures encoded, {cache.stats().bytes:,} "
+            f"bytes",
+            flush=True,
+        )
 
 
 def answer(folder: Path, questions: int) -> None:
@@ -44,23 +53,40 @@ def answer(folder: Path, questions: int) -> None:
             right += completion.text.strip() == sample.answer
         stats = cache.stats()
         print(
-            f"reader process: {questions} questions, {right} right, {runs} encoder runs, {stats.disk_hits} from the folder"
+            f"reader process: {questions} questions, {right} right, {runs} encoder runs, "
+            f"{stats.disk_hits} from the folder"
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="One process encodes pictures, another answers questions about them.")
-    parser.add_argument("--role", choices=["encode", "answer"], help="what one of the two processes does")
-    parser.add_argument("--folder", type=Path, help="where outputs travel (default: a temporary folder in memory)")
+    parser = argparse.ArgumentParser(
+        description="One process encodes pictures, another answers questions about them."
+    )
+    parser.add_argument(
+        "--role", choices=["encode", "answer"], help="what one of the two processes does"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where outputs travel (default: a temporary folder in memory)"
+    )
     parser.add_argument("--questions", type=int, default=12)
     given = parser.parse_args()
     if given.role:
         {"encode": encode, "answer": answer}[given.role](given.folder, given.questions)
         return
     shared_memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as temporary:
+    with tempfile.TemporaryDirectory(
+        dir=shared_memory if shared_memory.is_dir() else None
+    ) as temporary:
         folder = given.folder or Path(temporary) / "encoder-outputs"
-        command = [sys.executable, __file__, "--folder", str(folder), "--questions", str(given.questions), "--role"]
+        command = [
+            sys.executable,
+            __file__,
+            "--folder",
+            str(folder),
+            "--questions",
+            str(given.questions),
+            "--role",
+        ]
         processes = [subprocess.Popen([*command, role]) for role in ("answer", "encode")]
         codes = [process.wait() for process in processes]
     sys.exit(max(map(abs, codes)))

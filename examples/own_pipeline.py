@@ -1,13 +1,13 @@
-"""Drive the hierarchy yourself: a picture model, requests of one's own, a level and a guard of one's own.
+"""Drive the hierarchy yourself: a picture model, and requests, a level and a guard of your own.
 
 python examples/own_pipeline.py
 """
 
 from dejakv import Pipeline, SemanticCacheConfig, TransformersEngine, VisualKVCache, build_cache
-from dejakv.decide.guards.base import Guard, Verdict
-from dejakv.decide.levels.base import Match, Query, Search
+from dejakv.decide.guards.base import Guard, GuardVerdict
+from dejakv.decide.levels.base import LevelSearch, Match, Query
 from dejakv.request import Request, Sampling
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import StateInfo
 from dejakv_models.shapes import ShapesDataset, prompt
 
 
@@ -20,10 +20,10 @@ class SameWords:
     def __init__(self, _config: SemanticCacheConfig) -> None:
         self._donors: dict[tuple[str, frozenset[str]], str] = {}
 
-    def search(self, query: Query) -> Search:
+    def search(self, query: Query) -> LevelSearch:
         donor = self._donors.get((query.space, _words(query.text)))
         matches = (Match(donor, self.name, 1.0),) if donor else ()
-        return Search(matches, {self.name: "hit" if matches else "miss"})
+        return LevelSearch(matches, {self.name: "hit" if matches else "miss"})
 
     def add(self, donor: str, query: Query) -> None:
         self._donors[query.space, _words(query.text)] = donor
@@ -40,10 +40,10 @@ class NoShortQuestions(Guard):
 
     name = "no_short_questions"
 
-    def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
+    def judge(self, request: Request, donor: StateInfo, match: Match) -> GuardVerdict:
         if len(request.chunk.split()) < 4:
-            return Verdict("reject", self.name, "fewer than four words")
-        return Verdict("accept", self.name, "long enough")
+            return GuardVerdict("reject", self.name, "fewer than four words")
+        return GuardVerdict("accept", self.name, "long enough")
 
 
 def _words(text: str) -> frozenset[str]:
@@ -52,15 +52,20 @@ def _words(text: str) -> frozenset[str]:
 
 def main() -> None:
     engine = TransformersEngine.from_pretrained("shapes-vlm", encoder_cache=VisualKVCache())
-    config = SemanticCacheConfig(reuse="adopt", index_encoder="model", similarity_threshold=0.5, min_gain=1)
+    config = SemanticCacheConfig(
+        reuse="adopt", index_encoder="model", similarity_threshold=0.5, min_gain=1
+    )
     cache = build_cache(config, engine, levels=[SameWords(config)], guards=[NoShortQuestions()])
     pipeline = Pipeline(engine, cache)
     for sample in ShapesDataset(samples=40, images=4):
-        request = Request(sample.id, prompt(sample.question), sample.question, sample.media, sampling=Sampling(4))
+        request = Request(
+            sample.id, prompt(sample.question), sample.question, sample.media, sampling=Sampling(4)
+        )
         answer = pipeline.answer(request)
         record = answer.record
         print(
-            f"{record.provenance:24} {record.computed_tokens:3} tokens  {sample.question} {answer.text} ({sample.answer})"
+            f"{record.provenance:24} {record.computed_tokens:3} tokens  {sample.question} "
+            f"{answer.text} ({sample.answer})"
         )
     counts = cache.stats("default")
     print(f"{counts.lookups} lookups, hits {counts.hits}, rejected by {counts.rejections}")

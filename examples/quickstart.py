@@ -17,9 +17,14 @@ with dejakv.attach(model, tokenizer, on_record=records.append):
     first = model.generate(**inputs, max_new_tokens=4)
     second = model.generate(**inputs, max_new_tokens=4)
 
-print(sample.question, "->", tokenizer.decode(second[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+print(
+    sample.question,
+    "->",
+    tokenizer.decode(second[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True),
+)
 for record in records:
     print(
-        f"{record.provenance}: {record.computed_tokens} of {record.prompt_tokens} tokens computed, {record.ttft_ms:.1f} ms"
+        f"{record.provenance}: {record.computed_tokens} of {record.prompt_tokens} tokens "
+        f"computed, {record.ttft_ms:.1f} ms"
     )
 assert first.tolist() == second.tolist()

@@ -3,22 +3,25 @@
     python examples/semsharekv.py
     python examples/semsharekv.py --model path/or/hub/id --donor "..." --target "..."
 
-The donor is computed once and kept. The target finds it by its pooled embedding, takes its state token by token, computes only
-what changed (and the rest of those sentences, and the question), and answers. Full computation runs beside it.
+The donor is computed once and kept. The target finds it by its pooled embedding, takes its state
+token by token, computes only what changed (and the rest of those sentences, and the question), and
+answers. Full computation runs beside it.
 """
 
 import argparse
 
 from dejakv.blend.settings import BlendConfig
-from dejakv.blend.token_store import LRUCacheStore, make_item
 from dejakv.engines.base import Completion
 from dejakv.engines.transformers.engine import TransformersEngine
+from dejakv.prototypes.token_store import LRUCacheStore, make_item
 from dejakv.request import Request, Sampling
 from dejakv.vectors.base import normalized
 
 DONOR = (
-    "<s> Ann lives in Rome. Bob works as a baker. The pet of Cleo is a duck. Dora drives a green car. The weather was mild all "
-    "week. Finn plays the piano. Greta likes to eat soup. Hugo was given room 12. Iris lives in Oslo. <q> Where does Bob work? <a>"
+    "<s> Ann lives in Rome. Bob works as a baker. The pet of Cleo is a duck. Dora drives a green "
+    "car. The weather was mild all "
+    "week. Finn plays the piano. Greta likes to eat soup. Hugo was given room 12. Iris lives in "
+    "Oslo. <q> Where does Bob work? <a>"
 )
 TARGET = (
     DONOR.replace("Rome", "Tokyo")
@@ -28,7 +31,9 @@ TARGET = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", "--model_dir", "--model-dir", default="docs-lm")
     parser.add_argument("--donor", default=DONOR)
     parser.add_argument("--target", default=TARGET)
@@ -51,15 +56,26 @@ def main(arguments: list[str] | None = None) -> None:
     item = max(store.items(), key=lambda item: float(item.embedding @ wanted))
     similarity = float(item.embedding @ wanted)
     if similarity < given.threshold:
-        print(f"no prompt is as similar as {given.threshold}: computed in full, answer {engine.full(target).text!r}")
+        print(
+            f"no prompt is as similar as {given.threshold}: computed in full, answer "
+            f"{engine.full(target).text!r}"
+        )
         return
     config = BlendConfig(selector="similarity", share=0.0)
     full = engine.full(target)
-    blended = engine.blend(target, [item.chunk], config)
-    blended = blended if isinstance(blended, Completion) else full  # it is refused where too little is alike
+    blended = engine.blend(target, [item.stored_state], config)
+    blended = (
+        blended if isinstance(blended, Completion) else full
+    )  # it is refused where too little is alike
     print(f"target: similarity {similarity:.3f} to {item.key}")
-    print(f"  blended: {blended.computed_tokens} of {blended.prompt_tokens} tokens computed, answer {blended.text!r}")
-    print(f"  in full: {full.computed_tokens} of {full.prompt_tokens} tokens computed, answer {full.text!r}")
+    print(
+        f"  blended: {blended.computed_tokens} of {blended.prompt_tokens} tokens computed, "
+        f"answer {blended.text!r}"
+    )
+    print(
+        f"  in full: {full.computed_tokens} of {full.prompt_tokens} tokens computed, answer "
+        f"{full.text!r}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Tasks take the top layer's KV of similar earlier tasks, in a model made for it; what was reused, and whether it was right.
+"""Tasks take the top layer's KV of similar earlier tasks, in a model made for it.
 
     python examples/sim_llm.py                        # hits and misses on the documents task
-    python examples/sim_llm.py --demo similarity      # how alike changed documents are, against thresholds
+    python examples/sim_llm.py --demo similarity      # how alike changed documents are
     python examples/sim_llm.py --demo benchmark       # with and without reuse
 
-An ordinary model is refused, with the reason. The options of Sim-LLM's demo work too (`--demo_mode`, `--model_path`).
+An ordinary model is refused, with the reason. The options of Sim-LLM's demo work too
+(`--demo_mode`, `--model_path`).
 """
 
 import argparse
@@ -16,8 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dejakv.errors import DejaKVError
-from dejakv.sim_llm import SimLLMInference
-from dejakv.sim_llm.inference import TaskAnswer
+from dejakv.prototypes.sim_llm import SimLLMInference
+from dejakv.prototypes.sim_llm.inference import TaskAnswer
 from dejakv_models import docs
 
 THRESHOLDS = (0.95, 0.9, 0.8, 0.6)
@@ -33,16 +34,21 @@ def _basic(inference: SimLLMInference, cases: int, facts: int, rng: random.Rando
     for kind in ("paraphrase", "edit", "unrelated"):
         change = docs.change(kind, doc, rng, questions=cases)
         prompts = [docs.prompt_of(change.target.text, q.text) for q in change.questions]
-        for question, answer in zip(change.questions, inference.batch_generate(prompts, **ANSWER), strict=True):
+        for question, answer in zip(
+            change.questions, inference.batch_generate(prompts, **ANSWER), strict=True
+        ):
             yield _line(kind, answer, question.answer)
     counted = inference.get_statistics()
     yield (
-        f"{counted['hits']} hits of {counted['prompts']}; {counted['computed_tokens']} of {counted['prompt_tokens']} prompt rows "
+        f"{counted['hits']} hits of {counted['prompts']}; {counted['computed_tokens']} of "
+        f"{counted['prompt_tokens']} prompt rows "
         f"computed; {counted['entries']} tasks in {counted['bytes'] / 1e6:.1f} MB"
     )
 
 
-def _similarity(inference: SimLLMInference, cases: int, facts: int, rng: random.Random) -> Iterator[str]:
+def _similarity(
+    inference: SimLLMInference, cases: int, facts: int, rng: random.Random
+) -> Iterator[str]:
     yield "similarity of a changed task to its donor, and the thresholds it passes"
     before = inference.manager.similarity_threshold
     for kind in docs.KINDS:
@@ -51,15 +57,22 @@ def _similarity(inference: SimLLMInference, cases: int, facts: int, rng: random.
             doc = docs.make_document(rng, facts)
             change = docs.change(kind, doc, rng, questions=1)
             embed, tokenizer = inference.model.embed, inference.model.tokenizer
-            texts = [docs.prompt_of(one.text, change.questions[0].text) for one in (doc, change.target)]
+            texts = [
+                docs.prompt_of(one.text, change.questions[0].text) for one in (doc, change.target)
+            ]
             one, other = (embed(tokenizer(text)["input_ids"]) for text in texts)
             scores.append(float(one @ other))
         passed = ", ".join(f"{t:g}: {sum(s >= t for s in scores)}/{cases}" for t in THRESHOLDS)
-        yield f"{kind:>10}  mean {statistics.mean(scores):.3f}, {min(scores):.3f} to {max(scores):.3f}  ({passed})"
+        yield (
+            f"{kind:>10}  mean {statistics.mean(scores):.3f}, {min(scores):.3f} to"
+            f" {max(scores):.3f}  ({passed})"
+        )
     inference.set_similarity_threshold(before)
 
 
-def _benchmark(inference: SimLLMInference, cases: int, facts: int, rng: random.Random) -> Iterator[str]:
+def _benchmark(
+    inference: SimLLMInference, cases: int, facts: int, rng: random.Random
+) -> Iterator[str]:
     times: dict[str, list[float]] = {"without reuse": [], "hit": []}
     right = dict.fromkeys(times, 0)
     for _ in range(cases):
@@ -75,9 +88,10 @@ def _benchmark(inference: SimLLMInference, cases: int, facts: int, rng: random.R
             times[name].append(time.perf_counter() - began)
             right[name] += answer == question.answer
     for name, seconds in times.items():
-        yield f"{name:>14}: median {1000 * statistics.median(seconds):.0f} ms a task, {right[name]}/{cases} right"
+        milliseconds = 1000 * statistics.median(seconds)
+        yield f"{name:>14}: median {milliseconds:.0f} ms a task, {right[name]}/{cases} right"
     ratio = statistics.median(a / b for a, b in zip(*times.values(), strict=True))
-    yield f"a hit on an edited document of {facts} facts is {ratio:.1f} times as fast, answer included"
+    yield f"a hit on a changed document of {facts} facts is {ratio:.1f} times as fast"
 
 
 def _line(what: str, answer: TaskAnswer, expected: str) -> str:
@@ -92,20 +106,37 @@ DEMOS = {"basic": _basic, "similarity": _similarity, "benchmark": _benchmark}
 
 def options() -> argparse.ArgumentParser:
     """The options; each may be written with hyphens or with underscores."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
     def add(*names: str, **more: object) -> None:
-        spelled = dict.fromkeys(spelling for name in names for spelling in (name, "--" + name[2:].replace("-", "_")))
+        spelled = dict.fromkeys(
+            spelling for name in names for spelling in (name, "--" + name[2:].replace("-", "_"))
+        )
         parser.add_argument(*spelled, **more)  # type: ignore[arg-type]
 
     add("--demo", "--demo-mode", dest="demo", default="basic", choices=DEMOS)
     add(
-        "--model", "--model-path", dest="model", default="docs-lckv", help="name from `dejakv models`, folder or hub id"
+        "--model",
+        "--model-path",
+        dest="model",
+        default="docs-lckv",
+        help="name from `dejakv models`, folder or hub id",
     )
-    add("--similarity-threshold", type=float, default=0.8, help="least cosine of a task that is reused, -1 to 1")
+    add(
+        "--similarity-threshold",
+        type=float,
+        default=0.8,
+        help="least cosine of a task that is reused, -1 to 1",
+    )
     add("--max-cache-size", type=int, default=100, help="tasks that are kept")
     add("--num-hyperplanes", type=int, default=16, help="planes of the hash, 1 to 62")
-    add("--matching", default="map", help="tokens taken: map (equal text) or position (as in Sim-LLM)")
+    add(
+        "--matching",
+        default="map",
+        help="tokens taken: map (equal text) or position (as in Sim-LLM)",
+    )
     add("--tail", type=int, default=32, help="last prompt tokens that are always computed")
     add("--cases", type=int, default=4, help="documents, or questions about each")
     add("--facts", type=int, default=40, help="facts in a document, about 9 tokens each")
@@ -118,7 +149,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs a demo. Raises: DejaKVError for a model that cannot do it, and for wrong options."""
     given = options().parse_args(arguments)
     inference = SimLLMInference.from_pretrained(
-        given.model, given.max_cache_size, given.similarity_threshold, given.num_hyperplanes, given.device,
+        given.model, given.max_cache_size, given.similarity_threshold, given.num_hyperplanes,
+        given.device,
         matching=given.matching, tail=given.tail,
     )  # fmt: skip
     rng = random.Random(f"sim-llm-demo/{given.seed}")

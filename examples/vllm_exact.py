@@ -29,7 +29,9 @@ def main(store_dir: str) -> None:
     )
     prompt = {"prompt_token_ids": [8 + number % 400 for number in range(600)]}
     ask = {"kv_transfer_params": {"dejakv": {}}}  # to be told how the prompt ran
-    (output,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=8, extra_args=ask), use_tqdm=False)
+    (output,) = llm.generate(
+        [prompt], SamplingParams(temperature=0, max_tokens=8, extra_args=ask), use_tqdm=False
+    )
     print("prompt tokens", len(output.prompt_token_ids), "not computed", output.num_cached_tokens)
     print("how:", output.kv_transfer_params["dejakv"])
 

@@ -1,1 +1,4 @@
-"""Measurements, studies and the training of the small models: run from a checkout, `python -m research.NAME`, not part of the package."""
+"""Measurements, studies and the training of the small models.
+
+They run from a checkout, `python -m research.NAME`, and are not part of the package.
+"""

@@ -1,8 +1,6 @@
-"""`python -m research.bound TABLE`: what the error bound makes of a table of labelled hits, in many random orders at once.
+"""`python -m research.bound TABLE`: what the error bound makes of a table of labelled hits.
 
-A table has one hit a line, JSON: `wrong` (`{"first": false, "answer": true}`), `features` of the plan, `margin` of the first token after the
-blend, `computed_tokens` and `prompt_tokens`. That of docs/results/trust.md: `git show c462ddd:docs/results/trust_labels.jsonl`.
-Labels are there at once, and nothing is lost.
+It is replayed in many random orders at once.
 """
 
 import json
@@ -32,8 +30,8 @@ class Replayed:
     """What happened in each order at each step, `[orders, steps]`.
 
     served, labelled  as in a `Draw`
-    cutoff, time      of the loosest rule that was open when the hit came: the largest risk that it serves, and what a try must take less
-                      than; -1 while the gate was closed
+    cutoff, time      of the loosest rule that was open when the hit came: the largest risk that it
+                      serves, and what a try must take less than; -1 while the gate was closed
     alarms            whether drift closed the gate with this hit's label
     """
 
@@ -52,13 +50,27 @@ def replayed(
     times: NDArray[np.float64] | None = None,
     cutoffs: Sequence[float] = (),
 ) -> Replayed:
-    """What a gate does with hits of these risks, of which some would be wrong, and of which a try takes these shares of the exact
-    plan's time (None: nothing, the risk being known before); all `[orders, steps]`. `cutoffs`: fixed in advance; else a pilot's."""
+    """Replay hits of these risks through a gate.
+
+    Parameters
+    ----------
+    risks, wrong : array, shape [orders, steps]
+        Risk of each hit, and whether its answer would be wrong.
+    terms : EvidenceTerms
+        Terms of the bound.
+    random : numpy.random.Generator
+        Source of chance.
+    times : array, shape [orders, steps], optional
+        Share of the exact plan's time that a try takes; None: nothing, the risk being known before.
+    cutoffs : sequence of float
+        Cutoffs fixed in advance; by default a pilot chooses them.
+    """
     orders, steps = risks.shape
     gates = _Gates(orders, terms, cutoffs)
     chances: NDArray[np.float64] = random.random((orders, steps))
     found = Replayed(
-        np.zeros((orders, steps), bool), np.zeros((orders, steps), bool), np.full((orders, steps), -1.0),
+        np.zeros((orders, steps), bool), np.zeros((orders, steps), bool),
+        np.full((orders, steps), -1.0),
         np.full((orders, steps), -1.0), np.zeros((orders, steps), bool),
     )  # fmt: skip
     takes = np.zeros(risks.shape) if times is None else times
@@ -70,7 +82,7 @@ def replayed(
 
 
 class _Gates:
-    """States of many gates, one a row."""
+    """States of many gates, one in each row."""
 
     def __init__(self, orders: int, terms: EvidenceTerms, cutoffs: Sequence[float]) -> None:
         rules = len(cutoffs or QUANTILES) + (not cutoffs)
@@ -91,7 +103,7 @@ class _Gates:
         self._rule(np.arange(orders) if cutoffs else np.arange(0), cutoffs)
 
     def open_rule(self) -> tuple[NDArray[np.float64], ...]:
-        """Cutoff and time of the loosest open rule."""
+        """Return cutoff and time of the loosest open rule."""
         last = np.maximum(self._opened - 1, 0)[:, None]
         bounds = (np.take_along_axis(kept, last, 1)[:, 0] for kept in (self._cutoffs, self._times))
         return tuple(np.where(self._opened > 0, bound, -1.0) for bound in bounds)
@@ -99,7 +111,13 @@ class _Gates:
     def step(
         self, risks: NDArray[Any], times: NDArray[Any], wrong: NDArray[Any], chances: NDArray[Any]
     ) -> tuple[NDArray[Any], ...]:
-        """One hit of each order: whether it is served, whether it is labelled, whether its label raised an alarm."""
+        """Take one hit of each order.
+
+        Returns
+        -------
+        tuple of arrays, shape [orders]
+            Whether it is served, whether it is labelled, whether its label raised an alarm.
+        """
         ready = self._cutoffs[:, 0] < _NO_RULE
         bands = np.sum((self._cutoffs < risks[:, None]) | (self._times <= times[:, None]), axis=1)
         served = ready & (bands < self._opened)
@@ -115,17 +133,31 @@ class _Gates:
     def _audit(self, rows: NDArray[Any], wrong: NDArray[Any]) -> NDArray[np.bool_]:
         alarms = np.zeros(len(self._seen), bool)
         for row in rows.tolist():
-            self._drift[row] = drift.audited(self._drift[row].tolist(), bool(wrong[row]), self._terms.delta)
+            self._drift[row] = drift.audited(
+                self._drift[row].tolist(), bool(wrong[row]), self._terms.delta
+            )
             alarms[row] = drift.alarm(self._drift[row].tolist())
         return alarms
 
-    def _learn(self, rows: NDArray[Any], bands: NDArray[Any], wrong: NDArray[Any], warned: NDArray[Any]) -> None:
+    def _learn(
+        self, rows: NDArray[Any], bands: NDArray[Any], wrong: NDArray[Any], warned: NDArray[Any]
+    ) -> None:
         if not rows.size:
             return
-        terms, band, opened, bad = self._terms, bands[rows, None], self._opened[rows, None], wrong[rows, None]
+        terms, band, opened, bad = (
+            self._terms,
+            bands[rows, None],
+            self._opened[rows, None],
+            wrong[rows, None],
+        )
         own, under = band == self._rules, band <= self._rules
         under &= ~warned[rows, None] | (self._rules < opened)
-        light = under & (opened > 0) & (opened <= self._rules) & ((terms.explore > terms.audit) == (band >= opened))
+        light = (
+            under
+            & (opened > 0)
+            & (opened <= self._rules)
+            & ((terms.explore > terms.audit) == (band >= opened))
+        )
         light &= terms.explore != terms.audit
         full = under & ~light
         for number, mask in enumerate((own, own & bad, full, full & bad, light, light & bad)):
@@ -133,17 +165,24 @@ class _Gates:
         own_n, own_bad, full_n, full_bad, light_n, light_bad = self._tallies[:, rows]
         by_band = np.minimum.accumulate(log_wealth(own_n, own_bad, terms.delta), axis=1)
         nested = log_wealth(
-            full_n, full_bad, terms.delta, light_labels=light_n, light_wrong=light_bad, weight=terms.light
+            full_n,
+            full_bad,
+            terms.delta,
+            light_labels=light_n,
+            light_wrong=light_bad,
+            weight=terms.light,
         )
         self._best[rows] = np.maximum(self._best[rows], np.logaddexp(by_band, nested) - np.log(2))
         self._opened[rows] = self._open(rows)
 
     def _open(self, rows: NDArray[Any]) -> NDArray[np.int64]:
-        """`rules.open_rules` for many."""
+        """Apply `rules.open_rules` to many gates."""
         opened, passed = np.zeros(rows.size, int), np.zeros(rows.size)
         for rule in self._rules.tolist():
             weight = self._weights[rows, rule] + passed
-            proven = (weight > 0) & (self._best[rows, rule] >= self._terms.needed - np.log(np.maximum(weight, 1e-300)))
+            proven = (weight > 0) & (
+                self._best[rows, rule] >= self._terms.needed - np.log(np.maximum(weight, 1e-300))
+            )
             proven &= self._cutoffs[rows, rule] < _NO_RULE
             passed = np.where(proven, weight, 0.0)
             opened = np.where(proven, rule + 1, opened)
@@ -174,8 +213,21 @@ class _Gates:
 
 @dataclass(frozen=True)
 class Table:
-    """Hits by row, `[hits]`: whether each would be wrong, its risk, and what trying it takes before its risk is known, as a share of full
-    computation (0: nothing). `cutoffs`: as of `replayed`."""
+    """Labelled hits by row.
+
+    Attributes
+    ----------
+    wrong : array, shape [hits]
+        Whether each would be wrong.
+    risks : array, shape [hits]
+        Risk of each.
+    computed : array, shape [hits]
+        What trying it takes, as a share of full computation.
+    late : bool
+        Whether the risk is known only after the try.
+    cutoffs : tuple[float, ...]
+        Cutoffs for `replayed`.
+    """
 
     wrong: NDArray[np.bool_]
     risks: NDArray[np.float64]
@@ -189,10 +241,14 @@ class Table:
 
 
 def table_of(hits: Sequence[Mapping[str, Any]], differs: str, ordered: str) -> Table:
-    """`ordered`: a name of `ORDERED`."""
+    """Return the table of some hits; `ordered` is a name of `ORDERED`."""
     late = ordered != "plan"
     risks = [
-        risk_of(LATE_BLEND, {"first_margin": hit["margin"]}) if late else risk_of("blend", hit["features"])
+        (
+            risk_of(LATE_BLEND, {"first_margin": hit["margin"]})
+            if late
+            else risk_of("blend", hit["features"])
+        )
         for hit in hits
     ]
     return Table(
@@ -215,14 +271,17 @@ CHECKED = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 """Shares of hits that a check computes in full."""
 
 
-def figures(table: Table, terms: EvidenceTerms, orders: int, length: int, seed: int) -> dict[str, float]:
+def figures(
+    table: Table, terms: EvidenceTerms, orders: int, length: int, seed: int
+) -> dict[str, float]:
     """Over all orders; `length` hits drawn with replacement in each, 0: every hit once.
 
-    broke   orders in which a rule opened whose share of wrong answers on the table is above the bound
+    broke   orders in which a rule opened whose share of wrong answers on the table is above the
+            bound
     opened  orders in which a rule opened, and `first`, the median of hits until then
     kept    share of the hits that were served, and `wrong` of these
-    time    mean time of a request, full computation being 1: what was tried in vain included, labels in idle time not; `time_late`
-            of the last fifth of the hits
+    time    mean time of a request, full computation being 1: what was tried in vain included,
+            labels in idle time not; `time_late` of the last fifth of the hits
     """
     random = np.random.default_rng(seed)
     rows = (
@@ -233,16 +292,24 @@ def figures(table: Table, terms: EvidenceTerms, orders: int, length: int, seed: 
     wrong, times = table.wrong[rows], table.times[rows]
     found = replayed(table.risks[rows], wrong, terms, random, times, table.cutoffs)
     broke = np.zeros(orders, bool)
-    for cutoff, most in {*zip(found.cutoff.ravel().tolist(), found.time.ravel().tolist(), strict=True)}:
+    for cutoff, most in {
+        *zip(found.cutoff.ravel().tolist(), found.time.ravel().tolist(), strict=True)
+    }:
         under = (table.risks <= cutoff) & (table.times < most)
         if under.any() and table.wrong[under].mean() > terms.delta:
             broke |= np.any((found.cutoff == cutoff) & (found.time == most), axis=1)
-    took = np.where(found.served, table.computed[rows], 1 + np.where(times < found.time, times, 0.0))
+    took = np.where(
+        found.served, table.computed[rows], 1 + np.where(times < found.time, times, 0.0)
+    )
     opened = found.cutoff.max(axis=1) >= 0
     return {
         "broke": float(broke.mean()),
         "opened": float(opened.mean()),
-        "first": float(np.median((found.cutoff >= 0).argmax(axis=1)[opened])) if opened.any() else math.nan,
+        "first": (
+            float(np.median((found.cutoff >= 0).argmax(axis=1)[opened]))
+            if opened.any()
+            else math.nan
+        ),
         "kept": float(found.served.mean()),
         "wrong": float((found.served & wrong).sum() / max(1, found.served.sum())),
         "time": float(took.mean()),
@@ -253,38 +320,50 @@ def figures(table: Table, terms: EvidenceTerms, orders: int, length: int, seed: 
 def bound(
     table: Annotated[Path, typer.Argument(help="File of labelled hits, JSON lines.")],
     orders: Annotated[int, typer.Option(min=1, help="Random orders.")] = 1000,
-    length: Annotated[int, typer.Option(help="Hits drawn with replacement in each order; 0: every hit once.")] = 0,
+    length: Annotated[
+        int, typer.Option(help="Hits drawn with replacement in each order; 0: every hit once.")
+    ] = 0,
     differs: Annotated[str, typer.Option(help="What is wrong: a key of `wrong`.")] = "first",
-    error_bound: Annotated[list[float] | None, typer.Option(help="Repeatable (default: .01, .02, .05).")] = None,
+    error_bound: Annotated[
+        list[float] | None, typer.Option(help="Repeatable (default: .01, .02, .05).")
+    ] = None,
     seed: int = 0,
 ) -> None:
-    """Replay labelled hits through the error bound, and print what it keeps and whether it is broken."""
+    """Replay labelled hits through the error bound, and print what it keeps and if it breaks."""
     hits = [json.loads(line) for line in table.read_text(encoding="utf-8").splitlines()]
     typer.echo(
-        "| ordered by | bound | broke it | opened | first after | kept | wrong of these | time | of the last fifth |\n"
-        + "|---" * 9
-        + "|"
+        "| ordered by | bound | broke it | opened | first after | kept | wrong of these | time | of"
+        " the last fifth |\n" + "|---" * 9 + "|"
     )
     for ordered, name in ORDERED.items():
         for delta in error_bound or (0.01, 0.02, 0.05):
             got = figures(
                 table_of(hits, differs, ordered),
-                EvidenceTerms.of(TrustSettings(error_bound=delta)),
+                EvidenceTerms.from_settings(TrustSettings(error_bound=delta)),
                 orders,
                 length,
                 seed,
             )
             shares = " | ".join(f"{got[key]:.1%}" for key in ("broke", "opened"))
-            kept = f"{got['kept']:.1%} | {got['wrong']:.2%} | {got['time']:.3f} | {got['time_late']:.3f}"
+            kept = (
+                f"{got['kept']:.1%} | {got['wrong']:.2%} | {got['time']:.3f} |"
+                f" {got['time_late']:.3f}"
+            )
             typer.echo(f"| {name} | {delta:.0%} | {shares} | {got['first']:.0f} | {kept} |")
     typer.echo("\n" + checked(hits, differs))
 
 
 def checked(hits: Sequence[Mapping[str, Any]], differs: str) -> str:
-    """A Markdown table of a fixed check in place of a bound: blends with the smallest margins of the first token are computed in full
-    after all, and both are paid for. Shares of all hits; `computed`: of full computation's tokens."""
+    """Return a Markdown table of a fixed check in place of a bound.
+
+    Blends with the smallest margins of the first token are computed in full after all, and both are
+    paid for. The shares are of all hits; `computed` is of full computation's tokens.
+    """
     lines = [
-        "| computed in full | margin below, nats | wrong of all | wrong of the blended | computed |",
+        (
+            "| computed in full | margin below, nats | wrong of all | wrong of the blended |"
+            " computed |"
+        ),
         "|---" * 5 + "|",
     ]
     wrong = np.array([hit["wrong"][differs] for hit in hits])
@@ -295,7 +374,8 @@ def checked(hits: Sequence[Mapping[str, Any]], differs: str) -> str:
         kept = wrong[margins >= cutoff]
         full = 1 - len(kept) / len(hits)
         lines.append(
-            f"| {full:.0%} | {cutoff:.2f} | {kept.sum() / len(hits):.1%} | {kept.mean():.1%} | {computed + full:.0%} |"
+            f"| {full:.0%} | {cutoff:.2f} | {kept.sum() / len(hits):.1%} | {kept.mean():.1%} |"
+            f" {computed + full:.0%} |"
         )
     return "\n".join(lines)
 

@@ -10,14 +10,19 @@ from dejakv.errors import DejaKVError
 
 
 def app_of(function: Callable[..., Any]) -> typer.Typer:
-    """A command line of one command, with hyphens in its options."""
+    """Return a command line of one command, with hyphens in its options."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(context_settings={"token_normalize_func": lambda name: name.replace("_", "-")})(function)
+    app.command(context_settings={"token_normalize_func": lambda name: name.replace("_", "-")})(
+        function
+    )
     return app
 
 
 def run(function: Callable[..., Any]) -> None:
-    """Runs the command on this process's arguments; an error of dejakv is one line and exit code 2."""
+    """Run the command on this process's arguments.
+
+    An error of dejakv is one line and exit code 2.
+    """
     try:
         app_of(function)()
     except DejaKVError as error:

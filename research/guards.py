@@ -1,10 +1,6 @@
-"""How often equal text and the lexical guard take one question for another, by kind, and how many paraphrases they serve.
+"""How often equal text and the lexical guard take one question for another, by kind.
 
-    python -m research.guards [--paraphrases 10000] [--seed 0] [--show]
-
-`guard_pairs.json` has pairs of questions with other answers. The level `exact_text` takes a pair for one question where both texts
-normalize to one; the guard where it sees no difference. An encoder alone is taken to find every pair similar. Paraphrases are wordings
-of one question of the shapes and of the documents.
+The table also tells how many paraphrases they serve.
 """
 
 import json
@@ -16,7 +12,7 @@ from typing import Annotated
 import typer
 
 from dejakv.decide.guards.lexical import LexicalGuard
-from dejakv.decide.levels.exact import normalize
+from dejakv.decide.literals import normalize
 from dejakv_models.docs_facts import ATTRIBUTES, NAMES
 from dejakv_models.shapes_language import NOUNS, SEEN, VARIANTS, Reference, templates, wording
 from research.command import run
@@ -37,7 +33,9 @@ def shapes_paraphrase(rng: random.Random) -> Pair:
     kind = rng.choice(list(SEEN))
     shapes = rng.sample(list(NOUNS), 2 if "{b}" in SEEN[kind][0] else 1)
     things = tuple(Reference(shape, rng.choice(("red", "gray", None))) for shape in shapes)
-    variants = [(template, number) for template in templates(kind, "all") for number in range(VARIANTS)]
+    variants = [
+        (template, number) for template in templates(kind, "all") for number in range(VARIANTS)
+    ]
     wordings = sorted({wording(kind, things, template, number) for template, number in variants})
     one, other = rng.sample(wordings, 2)
     return one, other
@@ -73,7 +71,10 @@ def main(
         began = time.perf_counter()
         served = sum(not guard.difference(*pair) for pair in drawn)
         each = (time.perf_counter() - began) / paraphrases
-        print(f"{name}: {served} of {paraphrases} paraphrases served, {each * 1e6:.0f} microseconds a pair")
+        print(
+            f"{name}: {served} of {paraphrases} paraphrases served, {each * 1e6:.0f} microseconds a"
+            " pair"
+        )
 
 
 if __name__ == "__main__":

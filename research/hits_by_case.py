@@ -1,9 +1,6 @@
-"""How often exact reuse hits, by what the model is made of: immediate repeats of prompts, with a change of the model between them.
+"""How often exact reuse hits, by what the model is made of.
 
-    python -m research.hits_by_case [--prompts 12] [--output FILE.json]
-
-docs-lm in fp32, through `attach`. Each prompt is asked twice in a row; where a case changes the model, it changes it and changes it back
-before each prompt, so that state of another model is always there.
+Prompts repeat at once, with a change of the model between them.
 """
 
 import argparse
@@ -50,10 +47,15 @@ def of_own_code() -> Any:
     (folder / "modeling_mine.py").write_text(REMOTE)
     config = json.loads((folder / "config.json").read_text()) | {
         "model_type": "mine",
-        "auto_map": {"AutoConfig": "modeling_mine.MineConfig", "AutoModelForCausalLM": "modeling_mine.MineForCausalLM"},
+        "auto_map": {
+            "AutoConfig": "modeling_mine.MineConfig",
+            "AutoModelForCausalLM": "modeling_mine.MineForCausalLM",
+        },
     }
     (folder / "config.json").write_text(json.dumps(config))
-    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, dtype=torch.float32
+    ).eval()
 
 
 def compiled() -> Any:
@@ -101,18 +103,26 @@ def hits(make: Callable[[], Any], change: Callable[[Any], None], prompts: int) -
     with dejakv.attach(model, tokenizer, on_record=records.append) as cache:
         for number in range(prompts):
             change(model)
-            text = f"<s> ann lives in rome . bob likes {number} cats . <q> where does ann live ? <a>"
+            text = (
+                f"<s> ann lives in rome . bob likes {number} cats . <q> where does ann live ? <a>"
+            )
             inputs = tokenizer(text, return_tensors="pt")
             answers = []
             for _ in range(2):
                 answers.append(model.generate(**inputs, max_new_tokens=4))
                 cache.flush()
             wrong += not torch.equal(*answers)
-    return {"repeats": prompts, "hits": sum(record.method != "none" for record in records[1::2]), "wrong": wrong}
+    return {
+        "repeats": prompts,
+        "hits": sum(record.method != "none" for record in records[1::2]),
+        "wrong": wrong,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()

@@ -1,8 +1,6 @@
-"""`python -m research.labels`: the hits of a workload, each blended and in full, as a table for `python -m research.bound`.
+"""`python -m research.labels`: the hits of a workload, each blended and computed in full.
 
-Each prompt is looked up in a cache with the exact state of all prompts before it, as behind a gate that is closed. A hit is a prompt of
-which a blend runs. One line each, as it comes: what the plan knew, whether first token and answer differ, the first token's divergence in
-nats and its margin; and the same of other qualities from the same donors, and of full computation in bf16.
+They are a table for `python -m research.bound`.
 """
 
 import json
@@ -64,11 +62,13 @@ def labelled(
         prepared = replace(engine.prepare(request), epoch=engine.epoch)
         decision = cache.find(prepared, ReuseRequest("blend"), costs=cache.costs(engine))
         plan, found = decision.plan, None
-        _, full = pipeline.run_plans(prepared, [each for each in decision.plans if not each.approximate])
+        _, full = pipeline.run_plans(
+            prepared, [each for each in decision.plans if not each.approximate]
+        )
         if plan.method == "blend":
             made = engine.run(prepared, plan, cache.store)
             if isinstance(made, Completion):
-                features = features_of(plan, decision.found, decision.tokens)
+                features = features_of(plan, decision.donor_search, decision.tokens)
                 found = {
                     "request": request.id,
                     "prompt_tokens": decision.tokens,
@@ -77,11 +77,14 @@ def labelled(
                 }
         if found is not None:
             for name in qualities:
-                other = replace(plan, config=replace(config, blend_quality=name), most=1.0)
+                other = replace(plan, config=replace(config, blend_quality=name), max_row_share=1.0)
                 also = engine.run(prepared, other, cache.store)
                 found[name] = compared(full, also) if isinstance(also, Completion) else None
             if twin is not None and rounded > 0:
-                found[ROUNDED], rounded = compared(full, twin.run(replace(prepared, epoch=""))), rounded - 1
+                found[ROUNDED], rounded = (
+                    compared(full, twin.run(replace(prepared, epoch=""))),
+                    rounded - 1,
+                )
         yield number, found
         cache.keep_exact(decision, full)
         cache.flush()
@@ -96,7 +99,9 @@ def labels(
     least: Annotated[int, typer.Option(help="Prompt tokens.")] = 120,
     most: Annotated[int, typer.Option(help="Prompt tokens.")] = 400,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 6,
-    quality: Annotated[list[str] | None, typer.Option(help="Quality beside the default; repeatable.")] = None,
+    quality: Annotated[
+        list[str] | None, typer.Option(help="Quality beside the default; repeatable.")
+    ] = None,
     rounded: Annotated[int, typer.Option(help="Hits that are computed in bf16, too.")] = 0,
     seed: int = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
@@ -109,7 +114,8 @@ def labels(
     torch.set_num_threads(threads)
     if unknown := [name for name in quality or () if name not in QUALITIES or name == DEFAULT]:
         raise typer.BadParameter(
-            f"--quality {unknown[0]}: choose of {', '.join(each for each in QUALITIES if each != DEFAULT)}"
+            f"--quality {unknown[0]}: choose of"
+            f" {', '.join(each for each in QUALITIES if each != DEFAULT)}"
         )
     stream = stream_of(workload, "transformers", requests, only=[BASE])
     options = {"passages": passages} if workload == "rag" else {}
@@ -123,7 +129,9 @@ def labels(
         for number, found in labelled(engine, settings.cache, asked, quality or (), rounded):
             if found is not None:
                 hits += 1
-                file.write(json.dumps({"workload": workload, "model": settings.model, **found}) + "\n")
+                file.write(
+                    json.dumps({"workload": workload, "model": settings.model, **found}) + "\n"
+                )
                 file.flush()
             if number % 50 == 49:
                 typer.echo(f"{number + 1} of {len(asked)} prompts, {hits} hits", err=True)

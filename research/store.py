@@ -1,9 +1,6 @@
-"""What a store costs: opening, lookups, levels and memory over many prompts; bytes and load of a conversation of 40 parts; KV entries in 8 bits.
+"""What a store costs: opening, lookups, levels and memory over many prompts.
 
-    python -m research.store [--entries 100000] [--folder DIR] [--json FILE]
-
-Prompts have 256 random tokens, small rows, a text and vectors of 384 and 512 numbers. A new process opens each folder. A load is timed beside a
-copy of as many bytes into memory that is there, in turns. `--folder` keeps the prompts, and takes those of an earlier run.
+Beside these stand bytes and load of a conversation of 40 parts.
 """
 
 import argparse
@@ -33,11 +30,10 @@ from dejakv.engines.base import Prepared
 from dejakv.identity import exact_key
 from dejakv.request import Request
 from dejakv.store import open_store
-from dejakv.store.base import ChunkMeta, StoredState, Tensor
-from dejakv.store.segment import dequantized, quantized
+from dejakv.store.base import RawTensor, StateInfo, StoredState
 from dejakv.vectors.base import Vector
 from dejakv.vectors.spaces import LayerSpec
-from research.machine import machine, versions
+from research.machine import machine, spread, versions
 
 Row = dict[str, Any]
 TOKENS, TEXT, VISION = 256, 384, 512
@@ -63,12 +59,18 @@ def prompt(number: int) -> Prepared:
     return Prepared(Request("r", text, text, partition="p"), tuple(tokens.tolist()), epoch="e")
 
 
-def chunk(token_ids: Sequence[int], shape: tuple[int, int, int], **about: Any) -> StoredState:
+def stored_state(
+    token_ids: Sequence[int], shape: tuple[int, int, int], **about: Any
+) -> StoredState:
     """Zeros as the state `[2, layers, heads, tokens, dim]` of a prompt."""
     layers, heads, dim = shape
     ids = tuple(token_ids)
-    meta = ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, **{"prompt": "", "chunk": "", **about})
-    return StoredState(meta, Tensor(np.zeros((2, layers, heads, len(ids), dim), np.float32), "F32"))
+    meta = StateInfo(
+        exact_key("p", "e", ids, ()), "p", "e", ids, **{"prompt": "", "chunk": "", **about}
+    )
+    return StoredState(
+        meta, RawTensor(np.zeros((2, layers, heads, len(ids), dim), np.float32), "F32")
+    )
 
 
 def put_many(folder: str, entries: int) -> None:
@@ -80,7 +82,9 @@ def put_many(folder: str, entries: int) -> None:
             text = item.request.prompt
             vectors = {"text": unit(number, TEXT), "vision": unit(-number % 2**32, VISION)}
             about = {"prompt": text, "chunk": text, "space": space_of(item, "exact")}
-            store.put(chunk(item.token_ids, (1, 1, 1), vectors=vectors, embedder="e", **about))
+            store.put(
+                stored_state(item.token_ids, (1, 1, 1), vectors=vectors, embedder="e", **about)
+            )
     store.close()
 
 
@@ -92,7 +96,10 @@ def resident() -> float:
 
 def opened(folder: str, entries: int) -> Row:
     """The time to the first exact hit, lookups, and the memory that they take."""
-    asked = [prompt(number) for number in np.random.default_rng(entries).integers(0, entries, 1000).tolist()]
+    asked = [
+        prompt(number)
+        for number in np.random.default_rng(entries).integers(0, entries, 1000).tolist()
+    ]
     before, began = resident(), time.perf_counter()
     store = open_store(folder)
     ready = time.perf_counter() - began
@@ -105,13 +112,21 @@ def opened(folder: str, entries: int) -> Row:
         began = time.perf_counter()
         store.find("p", "e", (*item.token_ids, 1))
         spent.append(1000 * (time.perf_counter() - began))
-    row = {"open_s": ready, "first_hit_s": first, "memory_mib": resident() - before, "find_ms": spread(spent)}
+    row = {
+        "open_s": ready,
+        "first_hit_s": first,
+        "memory_mib": resident() - before,
+        "find_ms": spread_and_maximum(spent),
+    }
     store.close()
     return row
 
 
 def filled(folder: str, entries: int) -> Row:
-    """Until every level and copied text find all prompts; exact lookups meanwhile, and afterwards."""
+    """Measure until every level and copied text find all prompts.
+
+    Exact lookups are measured meanwhile, and afterwards.
+    """
     rng = np.random.default_rng(entries)
     asked = [prompt(number) for number in rng.integers(0, entries, 1000).tolist()]
     levels = [
@@ -134,7 +149,9 @@ def filled(folder: str, entries: int) -> Row:
     meanwhile: list[float] = []
     while not done.is_set():
         at = time.perf_counter()
-        assert cache.find(asked[len(meanwhile) % 1000], ReuseRequest("exact")).plan.method == "exact"
+        assert (
+            cache.find(asked[len(meanwhile) % 1000], ReuseRequest("exact")).plan.method == "exact"
+        )
         meanwhile.append(1000 * (time.perf_counter() - at))
         time.sleep(0.02)
     after: list[float] = []
@@ -148,13 +165,16 @@ def filled(folder: str, entries: int) -> Row:
         "filled_s": took[0],
         "filled_cpu_s": took[1],
         "levels": held,
-        "find_meanwhile_ms": spread(meanwhile),
-        "find_after_ms": spread(after),
+        "find_meanwhile_ms": spread_and_maximum(meanwhile),
+        "find_after_ms": spread_and_maximum(after),
     }
 
 
 def loads(folder: str, ids: Sequence[int], nbytes: int, times: int) -> Row:
-    """Lookup and load of a prompt as held, in copies of its bytes: by a process that verifies, and by one that has verified."""
+    """Measure lookup and load of a prompt as it is stored, in copies of its bytes.
+
+    One process verifies, and another has verified.
+    """
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
     verified: list[float] = []
     again: list[float] = []
@@ -173,15 +193,22 @@ def loads(folder: str, ids: Sequence[int], nbytes: int, times: int) -> Row:
             parts = len(held)
             del held
         store.close()
-    return {"segments": parts, "verified_copies": spread(verified), "again_copies": spread(again)}
+    return {
+        "segments": parts,
+        "verified_copies": spread_and_maximum(verified),
+        "again_copies": spread_and_maximum(again),
+    }
 
 
 def conversation(folder: str, times: int) -> Row:
-    """550 tokens and 39 turns of 50, in the shape of SmolLM2 (30 layers, 3 heads of 64, float32)."""
+    """Measure 550 tokens and 39 turns of 50, in the shape of SmolLM2, float32.
+
+    The shape has 30 layers and 3 heads of 64.
+    """
     tokens, distinct = list(range(550)), 0
     store = open_store(folder)
     for turn in range(40):
-        made = chunk(tokens, (30, 3, 64))
+        made = stored_state(tokens, (30, 3, 64))
         assert store.put(made)
         distinct = made.tensor.nbytes
         last, tokens = tokens, [*tokens, *range(1000 * turn + 1000, 1000 * turn + 1050)]
@@ -190,58 +217,47 @@ def conversation(folder: str, times: int) -> Row:
     return row | alone(loads, folder, last, distinct, times)
 
 
-def in_8_bits(times: int) -> Row:
-    """Bytes by exact's, and MB of exact state a second of processor time there and back, of 512 tokens in the shape of SmolLM2."""
-    values = np.random.default_rng(0).standard_normal((2, 30, 3, 512, 64), np.float32)
-    made: Row = {}
-    for state in (Tensor(values, "F32"), Tensor((values.view("<u4") >> 16).astype("<u2"), "BF16")):
-        there: list[float] = []
-        back: list[float] = []
-        for _ in range(times):
-            began = time.process_time()
-            small = quantized(state)
-            middle = time.process_time()
-            dequantized(small)
-            there.append(state.nbytes / 1e6 / (middle - began))
-            back.append(state.nbytes / 1e6 / (time.process_time() - middle))
-            made[f"{state.dtype}_bytes_ratio"] = small.nbytes / state.nbytes
-        made |= {f"{state.dtype}_there_mb_s": spread(there), f"{state.dtype}_back_mb_s": spread(back)}
-    return made
-
-
 def alone(measure: Callable[..., Row], *given: Any) -> Row:
-    """In a process of its own."""
+    """Measure in a process of its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(measure, *given).result()
 
 
-def spread(values: Sequence[float]) -> Row:
-    return {
-        name: float(np.percentile(values, share))
-        for name, share in (("p10", 10), ("p50", 50), ("p90", 90), ("max", 100))
-    }
+def spread_and_maximum(values: Sequence[float]) -> Row:
+    return {**spread(values), "max": float(max(values))}
 
 
 def together(rows: Sequence[Row]) -> Row:
-    """Of figures of several runs the spread; of spreads their medians, with the largest maximum."""
+    """Return the spread of several runs' figures.
+
+    Of spreads it returns their medians, with the largest maximum.
+    """
     made: Row = {}
     for name, first in rows[0].items():
         values = [row[name] for row in rows]
         if isinstance(first, dict):
-            made[name] = {key: float((max if key == "max" else np.median)([v[key] for v in values])) for key in first}
+            made[name] = {
+                key: float((max if key == "max" else np.median)([v[key] for v in values]))
+                for key in first
+            }
         else:
-            made[name] = first if isinstance(first, list) else spread(values)
+            made[name] = first if isinstance(first, list) else spread_and_maximum(values)
     return made
 
 
 def text(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{value['p50']:.3g} ({value['p10']:.3g} to {value['p90']:.3g}; at most {value['max']:.3g})"
+        return (
+            f"{value['p50']:.3g} ({value['p10']:.3g} to {value['p90']:.3g}; at most"
+            f" {value['max']:.3g})"
+        )
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--entries", type=int, default=10_000)
     parser.add_argument("--folder", help="for the prompts; by default a temporary one")
     parser.add_argument("--openings", type=int, default=5)
@@ -249,7 +265,10 @@ def main() -> None:
     parser.add_argument("--loads", type=int, default=21)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    result: Row = {"command": f"python -m research.store {' '.join(sys.argv[1:])}", "machine": machine()}
+    result: Row = {
+        "command": f"python -m research.store {' '.join(sys.argv[1:])}",
+        "machine": machine(),
+    }
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or f"{temporary}/many"
         put_many(folder, given.entries)
@@ -257,9 +276,8 @@ def main() -> None:
         result["exact"] = together([alone(opened, folder, entries) for _ in range(given.openings)])
         result["levels"] = together([alone(filled, folder, entries) for _ in range(given.fillings)])
         result["conversation"] = conversation(f"{temporary}/turns", given.loads)
-        result["int8"] = alone(in_8_bits, given.loads)
     result |= {"entries": entries, "versions": versions(), "date": time.strftime("%Y-%m-%d")}
-    for part in ("exact", "levels", "conversation", "int8"):
+    for part in ("exact", "levels", "conversation"):
         for name, value in result[part].items():
             print(f"| {part}: {name} | {text(value)} |")
     if given.json:

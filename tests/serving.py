@@ -1,7 +1,6 @@
 """A real server on a free loopback port, in a thread, and how long its event loop was kept from its work."""
 
 import asyncio
-import signal
 import socket
 import threading
 import time
@@ -11,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 
-from dejakv.server.app import bound, create_app, server_of
+from dejakv.server.app import create_app, listening_socket, server_of
 from dejakv.server.settings import ServerSettings
 
 
@@ -19,11 +18,6 @@ def until(condition: Callable[[], object]) -> None:
     """Waits for a condition. A machine may be busy: the runner's own time limit ends a wait in vain."""
     while not condition():
         time.sleep(0.01)
-
-
-def heeds_ctrl_c() -> None:
-    """For `preexec_fn`: a child of `nohup`, or of a shell's `&`, is born deaf to SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def stored(client: Any) -> None:
@@ -40,7 +34,7 @@ class Running:
 
     def __init__(self, settings: ServerSettings, engine: Any) -> None:
         self.app = create_app(settings, engine)
-        self.listener = bound("127.0.0.1", 0)
+        self.listener = listening_socket("127.0.0.1", 0)
         self.port: int = self.listener.getsockname()[1]
         self.server = server_of(self.app, settings, log_level="error")
         self.thread = threading.Thread(target=asyncio.run, args=(self._serve(),), daemon=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import ADOPT, COSTS, EXACT, request, uncached, wordings
+from tests.documents import ADOPT, COSTS, EXACT, request, uncached, wordings
 from tests.serving import stored
 
 import dejakv

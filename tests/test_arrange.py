@@ -69,8 +69,8 @@ def test_an_order_is_a_permutation_with_no_shorter_prefix(stream: list[list[int]
         assert found.order == again.order
         assert sorted(found.order) == list(range(len(numbers)))
         assert found.prompt == prompt([numbers[place] for place in found.order])
-        assert found.held == seen.held(tokenize(found.prompt))
-        assert found.given == seen.held(tokenize(prompt(numbers)))
+        assert found.held == seen.prefix_length(tokenize(found.prompt))
+        assert found.given == seen.prefix_length(tokenize(prompt(numbers)))
         assert found.held >= found.given
         assert found.changed == (found.held > found.given)
         seen.add(tokenize(found.prompt))
@@ -103,9 +103,9 @@ def test_seen_prompts_forget_the_oldest_and_from_the_end() -> None:
     seen = SeenPrompts(max_blocks=4)
     first, second = list(range(64)), list(range(100, 132))
     seen.add(first)
-    assert seen.held(first) == 48  # its last token is computed for the answer
+    assert seen.prefix_length(first) == 48  # its last token is computed for the answer
     seen.add(second)
-    assert (seen.held([*first, 1]), seen.held([*second, 1]), len(seen)) == (32, 32, 4)
+    assert (seen.prefix_length([*first, 1]), seen.prefix_length([*second, 1]), len(seen)) == (32, 32, 4)
     with pytest.raises(ConfigError, match="give 1 or more"):
         SeenPrompts(0)
 

@@ -1,31 +1,22 @@
 """`attach`: a model's own `generate`, with and without the cache, gives the same."""
 
-import importlib.util
 import io
-import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
-from tests.asking import COSTS, DOCUMENT
+from tests import tiny_models as tiny
+from tests.documents import COSTS, DOCUMENT
+from tests.services import wait_until
 
 import dejakv
 from dejakv import SemanticCacheConfig
 from dejakv.build import build_cache
-from dejakv.errors import ConfigError, ModelError
+from dejakv.errors import ConfigError
 from dejakv.records import Record
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny_transformers", Path(__file__).parent / "engines" / "transformers" / "tiny_transformers.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-tiny: Any = sys.modules.get("tiny_transformers") or importlib.util.module_from_spec(_spec)
-if "tiny_transformers" not in sys.modules:
-    sys.modules["tiny_transformers"] = tiny
-    _spec.loader.exec_module(tiny)
 
 LONG = "three green balls, two red cones and one cube: what colour is the cube beside the red cone and how many are left of it"
 OTHER = LONG[:90] + " yes or no"
@@ -277,18 +268,50 @@ def test_state_is_copied_before_the_caller_gets_it(docs_engine: Any, served: Any
     assert all((data == kept[1][id]).all() for id, data in kept[0].items())
 
 
-def test_attention_that_cannot_continue_from_state_is_refused() -> None:
-    model, tokenizer = text()
-    model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ModelError, match="sdpa"), dejakv.attach(model, tokenizer):
-        pass
+BOUNDED = SemanticCacheConfig(reuse="blend", semantic_text=False, costs=COSTS, error_bound=0.05)
 
 
 @pytest.mark.parametrize("given", ["config", "cache"])
-def test_an_error_bound_needs_idle_time_that_nobody_has_here(given: str) -> None:
+def test_an_error_bound_needs_idle_time(given: str) -> None:
     config = SemanticCacheConfig(semantic_text=False, reuse="blend", error_bound=0.01)
     cache = build_cache(config, None)
     more: dict[str, Any] = {"config": config} if given == "config" else {"cache": cache}
-    with pytest.raises(ConfigError, match="settle_one"), dejakv.attach(*text(), **more):
+    with pytest.raises(ConfigError, match=r"settle_after, .* settle_one"), dejakv.attach(*text(), **more):
         pass
     cache.close()
+
+
+@pytest.mark.parametrize("after", [0, -1.0, float("inf"), float("nan")])
+def test_a_time_before_settling_that_is_none_is_refused(docs_engine: Any, after: float) -> None:
+    model, tokenizer = docs_engine.model, docs_engine.tokenizer
+    attached = dejakv.attach(model, tokenizer, BOUNDED, settle_after=after)
+    with pytest.raises(ConfigError, match="give seconds above 0"), attached:
+        pass
+
+
+def test_an_error_bound_learns_while_nobody_calls(docs_engine: Any, served: Any) -> None:
+    """Labels are of plain greedy calls: others run exactly, and none of them is repeated."""
+    new = " ".join(f"{word} lives in {word[::-1]} ." for word in ("qabc", "wdef", "zghi", "xjkl", "vmno", "bpqr"))
+    prompts = [DOCUMENT.text, *(f"{new} {name} {DOCUMENT.text}" for name in ("ann", "bob", "cid"))]
+    model, tokenizer = docs_engine.model, docs_engine.tokenizer
+    inputs = [tokenizer(prompt, return_tensors="pt") for prompt in prompts]
+    wanted = [model.generate(**each, max_new_tokens=2, do_sample=False).tolist() for each in inputs]
+    records: list[Record] = []
+    seen: list[Any] = []
+    with dejakv.attach(model, tokenizer, BOUNDED, on_record=records.append, settle_after=0.01) as cache:
+        got = [model.generate(**each, max_new_tokens=2).tolist() for each in inputs[:2]]
+        assert "0 labels" in records[1].reason
+        gate = cache.queue.gate
+        assert gate is not None
+        wait_until(lambda: gate.report().explored == 1, "the label")
+
+        def stops(ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+            seen.append(ids.shape)
+            return torch.zeros(1, dtype=torch.bool)
+
+        got.append(model.generate(**inputs[2], max_new_tokens=2, stopping_criteria=[stops]).tolist())
+        assert "label" not in records[2].reason
+        got.append(model.generate(**inputs[3], max_new_tokens=2).tolist())
+    assert got == wanted
+    assert len(seen) == 2
+    assert not [thread for thread in threading.enumerate() if thread.name == "dejakv-settling"]

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.labelled import blending, figures
+from tests.documents import blending, figures
 
-from dejakv.request import Sampling, kept_for, nothing_is_kept
+from dejakv.request import Sampling, current_retention
 from dejakv.store.open import open_store
 from dejakv.testing.stores import AheadClock
 
@@ -33,7 +33,8 @@ class Noting:
         return self._engine.run(*given, **named)
 
     def _note(self) -> None:
-        self.kept.append(0 if nothing_is_kept() else kept_for())
+        retention = current_retention()
+        self.kept.append(0 if retention.no_store else retention.ttl)
 
 
 @pytest.fixture

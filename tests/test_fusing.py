@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.asking import request
+from tests.documents import request
 
 from dejakv import open_store
 from dejakv.build import build_cache, build_fusion
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.levels.fusion import FusionCache, FusionState
 from dejakv.engines.open import state_places
 from dejakv.errors import ConfigError
 from dejakv.pipeline import Pipeline
+from dejakv.prototypes.fusion import FusionCache, FusionState
 from dejakv.request import Prepared, Request
 from dejakv.store.selection import Selection
 

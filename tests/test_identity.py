@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from dejakv.identity import BLOCK_TOKENS, MediumSpan, common_prefix, epoch_of, media_key
 from dejakv.request import Media
-from dejakv.store.keys import PrefixKeys
+from dejakv.store.prefix_keys import PrefixKeys
 
 TOKENS = st.lists(st.integers(0, 100_000), max_size=80)
 
@@ -21,7 +21,7 @@ def test_media_key_keeps_the_order_and_is_empty_without_media() -> None:
 
 @given(TOKENS, TOKENS)
 def test_equal_block_hashes_mean_equal_prefixes(left: list[int], right: list[int]) -> None:
-    pairs = zip(PrefixKeys("p", "e", left).full[1:], PrefixKeys("p", "e", right).full[1:], strict=False)
+    pairs = zip(PrefixKeys("p", "e", left).block_keys[1:], PrefixKeys("p", "e", right).block_keys[1:], strict=False)
     equal = sum(one == other for one, other in pairs)
     assert equal == min(common_prefix(left, right), len(left), len(right)) // BLOCK_TOKENS
 

@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.asking import ADOPT, request, wordings
-from tests.bounded import DOCUMENTS
-from tests.labelled import Told, asked, blending, figures, past_pilot
+from tests.documents import ADOPT, DOCUMENTS, Told, asked, blending, figures, past_pilot, request, wordings
 
 from dejakv.decide.plan import ReuseRequest
 from dejakv.errors import ModelChangedError

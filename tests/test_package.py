@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from pkgutil import iter_modules
 
 import pytest
+from tests.services import python
 
 import dejakv
 
@@ -24,3 +26,28 @@ def test_every_public_name_resolves(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         _ = dejakv.nothing_of_the_kind  # type: ignore[attr-defined]
+
+
+def test_no_module_has_a_public_name() -> None:
+    """Python binds an imported module in its package: it would take the place of the public name."""
+    modules = {module.name for module in iter_modules(dejakv.__path__)}
+    assert modules >= {"attachment", "pipeline", "engines"}
+    assert not modules & set(dejakv.__all__)
+
+
+@pytest.mark.parametrize("first", ["modules", "names"])
+def test_public_names_stay_whatever_is_imported_first(first: str) -> None:
+    steps = {
+        "modules": "for home in {*dejakv._HOMES.values()}: import_module(home)",
+        "names": "before = {name: getattr(dejakv, name) for name in dejakv.__all__}",
+    }
+    order = sorted(steps, key=lambda step: step != first)
+    code = "\n".join([
+        "import dejakv", "from importlib import import_module", "from types import ModuleType",
+        *(steps[step] for step in order),
+        "assert all(getattr(dejakv, name) is value for name, value in before.items())",
+        "assert not any(isinstance(value, ModuleType) for value in before.values())",
+        "print(dejakv.attach.__module__, callable(dejakv.attach))",
+    ])  # fmt: skip
+    done = python("-c", code)
+    assert done.stdout.strip() == "dejakv.attachment True", done.stderr

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.errors import InputError
-from dejakv.request import MAX_PARTS, Media, Request, frame_of
+from dejakv.request import MAX_PARTS, Media, Request, find_frame
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(str.strip)
 
@@ -16,14 +16,14 @@ def test_a_prompt_with_another_order_has_the_same_parts(
     parts: list[str], around: str, between: str, data: st.DataObject
 ) -> None:
     prompt = f"{around}: {between.join(parts)}\n{around}"
-    frame = frame_of(prompt, parts)
+    frame = find_frame(prompt, parts)
     order = data.draw(st.permutations(range(len(parts))))
     assert frame.prompt(range(len(parts))) == prompt
     assert sorted(frame.prompt(order)) == sorted(prompt)
 
 
 def test_what_stands_between_two_parts_may_hold_a_part() -> None:
-    frame = frame_of("a b. a, b, c?", ["a", "b", "c"])
+    frame = find_frame("a b. a, b, c?", ["a", "b", "c"])
     assert (frame.before, frame.between, frame.after) == ("a b. ", ", ", "?")
     assert frame.prompt([2, 0, 1]) == "a b. c, a, b?"
 
@@ -56,4 +56,4 @@ def test_parts_need_an_order_and_an_order_parts() -> None:
 
 def test_a_prompt_of_one_repeated_letter_is_no_work() -> None:
     with pytest.raises(InputError, match="do not stand"):
-        frame_of("a" * 100_000, ["a", "aa", "b"])
+        find_frame("a" * 100_000, ["a", "aa", "b"])

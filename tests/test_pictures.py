@@ -11,17 +11,17 @@ from PIL import Image
 from tests.picture_files import GOOD, many_scans, oriented, png, saved
 
 from dejakv.errors import InputError
-from dejakv.pictures import checked, decoded
+from dejakv.pictures import check_picture, decode_picture
 from dejakv.request import Media
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_what_ends_early_is_refused_when_it_is_decoded_at_the_latest(kind: str) -> None:
     whole = saved(kind, (256, 256))
-    assert decoded(Media(whole)).size == (256, 256)
+    assert decode_picture(Media(whole)).size == (256, 256)
     for length in (0, 1, 10, len(whole) // 2, len(whole) - 30):
         with pytest.raises(InputError, match=r"cut\.png is not a readable image"):
-            decoded(Media(whole[:length], name="cut.png"))
+            decode_picture(Media(whole[:length], name="cut.png"))
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
@@ -29,12 +29,12 @@ def test_every_limit_holds_exactly(width: int, height: int) -> None:
     long, short = max(width, height), min(width, height)
     with patch.multiple("dejakv.pictures", MAX_PIXELS=20_000, MAX_SIDE=250, MAX_RATIO=10):
         if width * height <= 20_000 and long <= 250 and long <= 10 * short:
-            media, work = checked(png(width, height), "x")
+            media, work = check_picture(png(width, height), "x")
             assert width * height <= work <= width * height + len(media.data)
-            assert decoded(media).size == (width, height)
+            assert decode_picture(media).size == (width, height)
         else:
             with pytest.raises(InputError, match=f"x has {width} x {height} pixels: make "):
-                checked(png(width, height), "x")
+                check_picture(png(width, height), "x")
 
 
 @given(st.data())
@@ -43,7 +43,7 @@ def test_damage_is_an_input_error_or_no_matter(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     with suppress(InputError):
-        assert decoded(checked(bytes(whole), "x")[0]).mode == "RGB"
+        assert decode_picture(check_picture(bytes(whole), "x")[0]).mode == "RGB"
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
@@ -54,7 +54,7 @@ def test_pictures_are_turned_as_transformers_turns_them(kind: str, orientation: 
     data = oriented(kind, orientation)
     with Image.open(BytesIO(data)) as image:
         expected = load_image(image)
-    picture = decoded(Media(data))
+    picture = decode_picture(Media(data))
     assert (picture.size, picture.tobytes()) == (expected.size, expected.tobytes())
     assert (picture.size == (32, 48)) is (orientation > 4)
 
@@ -67,11 +67,11 @@ def test_ordinary_pictures_are_within_the_limit_of_work() -> None:
         saved("JPEG", (4_000, 3_000), progressive=True),
         many_scans(64, 99),
     ):
-        media, work = checked(data, "x")
+        media, work = check_picture(data, "x")
         assert work <= 50_000_000
-        assert decoded(media).mode == "RGB"
+        assert decode_picture(media).mode == "RGB"
 
 
 def test_sounds_are_no_pictures() -> None:
     with pytest.raises(InputError, match="audio is not supported"):
-        decoded(Media(GOOD, "audio"))
+        decode_picture(Media(GOOD, "audio"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.asking import ADOPT, DOCUMENT, EXACT, OTHER, request, uncached, wordings
+from tests.documents import ADOPT, DOCUMENT, EXACT, OTHER, request, uncached, wordings
 
 from dejakv.build import build_cache
 from dejakv.decide.plan import FULL, Plan
@@ -102,16 +102,16 @@ def test_questions_on_one_document_share_its_rows_and_hit_exactly_after_a_restar
         for wanted in asked:
             answer = Pipeline(docs_engine, cache).answer(wanted)
             cache.flush()
-            chunk = cache.store.get(answer.record.key)
-            assert chunk is not None
-            whole += chunk.tensor.nbytes
+            stored_state = cache.store.get(answer.record.key)
+            assert stored_state is not None
+            whole += stored_state.tensor.nbytes
         assert cache.store.stats().bytes < 0.6 * whole
     with closing(build_cache(config, docs_engine)) as cache:
         for wanted in asked:
             answer = Pipeline(docs_engine, cache).answer(wanted)
             assert (answer.record.method, answer.record.computed_tokens) == ("exact", 1)
             assert answer.token_ids == uncached(docs_engine, wanted).token_ids
-        found = cache.find(replace(docs_engine.prepare(asked[0]), epoch="another epoch")).found
+        found = cache.find(replace(docs_engine.prepare(asked[0]), epoch="another epoch")).donor_search
         assert (found.match, found.prefix) == (None, None)
 
 
@@ -134,7 +134,7 @@ def test_a_donor_that_vanishes_between_lookup_and_load_is_a_miss(docs_engine: An
     assert "could not be read" in answer.record.reason
 
 
-def test_the_prompts_own_chunk_goes_before_others_with_equal_text(served: Any) -> None:
+def test_the_prompts_own_state_goes_before_others_with_equal_text(served: Any) -> None:
     pipeline = served(replace(ADOPT, exact_prefix=False, min_gain=0))
     mine = request(wordings()[0])
     pipeline.answer(mine)

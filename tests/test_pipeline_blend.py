@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.asking import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached, wordings
+from tests.documents import ADOPT, DOCUMENT, EXACT, FACT, OTHER, request, uncached, wordings
 
 from dejakv.blend.blend import BlendReport
 from dejakv.blend.settings import BlendConfig, quality_of
 from dejakv.engines.transformers import blending
-from dejakv.store.base import ChunkMeta, StoredState
+from dejakv.store.base import StateInfo, StoredState
 from dejakv_models.docs import ask, make_document
 
 
@@ -34,13 +34,13 @@ def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(
     """A conversation that goes on and repeats two sentences. The plan pays, but the token map shows more tokens to recompute."""
     rows_alone = (1e-3, 0.0, 0.0, 0.0)
     pipeline = served(replace(ADOPT, reuse="blend", copied_text=False, min_gain=8, costs=rows_alone))
-    found = blending.find
+    found = blending.map_donors
 
     def more(target: Any, *given: Any, **named: Any) -> Any:
         mapped, needed = found(target, *given, **named)
         return mapped, replace(needed, forced=np.arange(len(target)) >= needed.exact)
 
-    monkeypatch.setattr(blending, "find", more)
+    monkeypatch.setattr(blending, "map_donors", more)
     pipeline.answer(request("Who?", DOCUMENT.text))
     again = " ".join(sentence.text for sentence in DOCUMENT.sentences[5:7])
     longer = request("Who?", f"{DOCUMENT.text} {OTHER.text} {again}")
@@ -62,7 +62,9 @@ def test_a_blend_from_two_prompts_answers_as_full_computation(docs_engine: Any, 
     report: BlendReport = answer.completion.details["blend"]
     assert (answer.record.method, answer.record.level, answer.record.approximate) == ("blend", "copied", True)
     assert report.share < 0.5
-    assert len(pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch)).found.donors) == 2
+    assert (
+        len(pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch)).donor_search.donors) == 2
+    )
     assert answer.text == uncached(docs_engine, wanted).text
 
 
@@ -75,7 +77,7 @@ def test_donors_that_are_together_longer_than_the_context_are_blended(docs_engin
     parts = [" ".join(sentence.text for sentence in document.sentences[-20:]) for document in documents]
     wanted = request(ask(documents[2].facts[-1], random.Random(1)), " ".join(parts))
     answer = pipeline.answer(wanted)
-    donors = pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch)).found.donors
+    donors = pipeline.cache.find(replace(docs_engine.prepare(wanted), epoch=docs_engine.epoch)).donor_search.donors
     assert answer.record.method == "blend"
     assert sum(meta.num_tokens for meta in donors) > docs_engine.context > answer.record.prompt_tokens
     assert answer.text == uncached(docs_engine, wanted).text
@@ -105,7 +107,7 @@ def test_strict_computes_more_unless_new_text_takes_its_share(docs_engine: Any) 
     asked = ask(make_document(rng, facts=5).facts[0], rng)
     donor = docs_engine.prepare(request(asked, old))
     state = docs_engine.full(donor).capture()
-    held = [StoredState(ChunkMeta("donor", "default", docs_engine.epoch, donor.token_ids, old, old), state)]
+    held = [StoredState(StateInfo("donor", "default", docs_engine.epoch, donor.token_ids, old, old), state)]
 
     def shares(context: str) -> list[float]:
         target = docs_engine.prepare(request(asked, context))

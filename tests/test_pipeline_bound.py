@@ -1,15 +1,13 @@
 """An error bound from the first request on: it opens, serves, audits and closes; or it never opens."""
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.asking import uncached
-from tests.bounded import BOUNDED, answers_to, hits, many_hits, says, taught
+from tests.documents import BOUNDED, answers_to, hits, many_hits, says, taught, uncached
+from tests.services import python
 
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.trust.evidence import labels_needed
@@ -94,14 +92,14 @@ def test_while_no_audit_is_made_serving_ends(served: Any) -> None:
     taught(pipeline)
     stream = many_hits()
     until_open(pipeline, stream)
-    busy = [pipeline.answer(asked) for asked in itertools.islice(stream, 120)]
+    busy = [pipeline.answer(asked) for asked in itertools.islice(stream, 90)]
     assert 0 < approximate(busy) <= 40
     assert approximate(busy[-40:]) == 0
     while pipeline.settle_one():
         pass
     report = trust(pipeline)
     assert (report.gate, report.alarms, report.lost) == ("open", 0, 0)
-    assert approximate(answers_to(pipeline, stream, 40)) > 0
+    assert any(approximate(answers_to(pipeline, stream, 1)) for _ in range(40))
 
 
 KILLED = """
@@ -110,7 +108,7 @@ from dataclasses import replace
 from dejakv.build import build_cache
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.pipeline import Pipeline
-from tests.bounded import BOUNDED, hits, taught
+from tests.documents import BOUNDED, hits, taught
 engine = TransformersEngine.from_pretrained("docs-lm", dtype="fp32")
 pipeline = Pipeline(engine, build_cache(replace(BOUNDED, cache_dir=sys.argv[1]), engine, background=False))
 taught(pipeline)
@@ -123,8 +121,8 @@ os._exit(9)
 
 def test_labels_that_a_killed_process_waited_for_count_as_wrong(served: Any, tmp_path: Path) -> None:
     """Else a restart could choose which labels count: wrong ones may take longer."""
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 9
+    done = python("-c", KILLED, tmp_path)
+    assert done.returncode == 9, done.stderr
     waited = int(done.stdout)
     assert waited > 0
     pipeline = served(replace(BOUNDED, cache_dir=str(tmp_path)))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import DOCUMENT, request, uncached, wordings
-from tests.asking import EXACT as FAST
+from tests.documents import DOCUMENT, request, uncached, wordings
+from tests.documents import EXACT as FAST
 from typer.testing import CliRunner
 
 import dejakv

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.asking import DOCUMENT
+from tests.documents import DOCUMENT
 from tests.test_pipeline_rows import BLEND, FOURTH, SECOND, THIRD, joined
 
-from dejakv.store.base import Rows, StoredState, Tensor
+from dejakv.store.base import RawTensor, Rows, StoredState
 
 FIRST = joined(SECOND, DOCUMENT.text)
 OTHER = joined(THIRD, FOURTH)
@@ -43,13 +43,13 @@ def test_a_blend_reads_the_rows_that_it_takes_and_uses_no_other(pipeline: Any, m
     plain = pipeline.answer(WANTED)
     assert plain.record.method == "blend", plain.record.reason
 
-    def spoiled(chunk: StoredState, rows: Rows) -> StoredState:
+    def spoiled(stored_state: StoredState, rows: Rows) -> StoredState:
         """With numbers in all other rows that would show in every answer."""
-        data = np.full_like(chunk.tensor.data, 1e30 if chunk.tensor.data.dtype.kind == "f" else 0x7F00)
+        data = np.full_like(stored_state.tensor.data, 1e30 if stored_state.tensor.data.dtype.kind == "f" else 0x7F00)
         for start, stop in rows:
-            here = slice(max(0, start - chunk.first), max(0, stop - chunk.first))
-            data[:, :, :, here] = chunk.tensor.data[:, :, :, here]
-        return StoredState(chunk.meta, Tensor(data, chunk.tensor.dtype), chunk.rows)
+            here = slice(max(0, start - stored_state.first), max(0, stop - stored_state.first))
+            data[:, :, :, here] = stored_state.tensor.data[:, :, :, here]
+        return StoredState(stored_state.meta, RawTensor(data, stored_state.tensor.dtype), stored_state.rows)
 
     asked = read_through(pipeline, spoiled, monkeypatch)
     again = pipeline.answer(WANTED)
@@ -65,7 +65,9 @@ def test_a_blend_reads_the_rows_that_it_takes_and_uses_no_other(pipeline: Any, m
 
 def test_a_donor_that_cannot_be_read_is_left_out(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     document = next(meta.id for meta in pipeline.cache.store.metas() if DOCUMENT.text in meta.prompt)
-    read_through(pipeline, lambda chunk, _: chunk if chunk.meta.id == document else None, monkeypatch)
+    read_through(
+        pipeline, lambda stored_state, _: stored_state if stored_state.meta.id == document else None, monkeypatch
+    )
     answer = pipeline.answer(WANTED)
     assert answer.record.method == "blend", answer.record.reason
     assert answer.record.computed_tokens > len(pipeline.engine.prepare(joined(THIRD)).token_ids) / 2

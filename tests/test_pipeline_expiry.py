@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.asking import ADOPT, COSTS, DOCUMENT, EXACT, FACT, request, wordings
+from tests.documents import ADOPT, COSTS, DOCUMENT, EXACT, FACT, request, wordings
 
 from dejakv.build import build_cache
 from dejakv.decide.plan import ReuseRequest
@@ -47,7 +47,7 @@ def test_no_way_of_reuse_finds_expired_state(
         pipeline = pipeline_of(docs_engine, config, clock, tmp_path)
     prepared = replace(docs_engine.prepare(request(second)), epoch=docs_engine.epoch)
     named = pipeline.cache.find(prepared, ReuseRequest("blend", named=(key,)))
-    assert (named.plan.method, named.found.donors) == ("none", ())
+    assert (named.plan.method, named.donor_search.donors) == ("none", ())
     for wanted in (first, second):
         assert pipeline.answer(replace(request(wanted), no_store=True)).record.method == "none"
     pipeline.cache.close()

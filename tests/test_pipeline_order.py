@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.asking import DOCUMENT, EXACT, OTHER, uncached
+from tests.documents import DOCUMENT, EXACT, OTHER, uncached
 
 from dejakv.request import Request, Sampling
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.asking import ADOPT, DOCUMENT, EXACT, OTHER, request, uncached, wordings
+from tests.documents import ADOPT, DOCUMENT, EXACT, OTHER, request, uncached, wordings
 
 from dejakv.engines.base import Completion
 from dejakv.errors import ModelError

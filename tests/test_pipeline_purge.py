@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.asking import DOCUMENT, EXACT, OTHER, request, wordings
-from tests.bounded import BOUNDED, hits, taught
+from tests.documents import BOUNDED, DOCUMENT, EXACT, OTHER, hits, request, taught, wordings
 
 from dejakv.engines.base import Completion
 from dejakv.pipeline import Pipeline
@@ -53,13 +52,13 @@ def during(pipeline: Pipeline, errand: Callable[[], object], removing: Callable[
     assert engine.reached.wait()
     began = threading.Event()
     queue = pipeline.cache.queue
-    removing_ = queue.removing
+    removing_ = queue.begin_removal
 
     def noting(partition: str | None) -> None:
         removing_(partition)
         began.set()
 
-    queue.removing = noting
+    queue.begin_removal = noting
     remover = threading.Thread(target=removing)
     remover.start()
     assert began.wait()

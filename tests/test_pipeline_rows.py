@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.asking import DOCUMENT, EXACT, FACT, request, uncached
+from tests.documents import DOCUMENT, EXACT, FACT, request, uncached
 
 from dejakv.build import build_cache
-from dejakv.decide.copied.fingerprints import GUARANTEED
+from dejakv.decide.copied.fingerprints import SHORTEST_FINDABLE_RUN
 from dejakv.decide.plan import ReuseRequest
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
-from dejakv.store.base import KV, ROWS, ChunkMeta
+from dejakv.store.base import KV, ROWS, StateInfo
 from dejakv_models.docs import ask
 
 BLEND = replace(EXACT, reuse="blend", semantic_text=False)
@@ -33,11 +33,11 @@ def joined(*texts: str) -> Request:
     return request(QUESTION, " ".join(texts))
 
 
-def rows_in(cache: Any) -> list[ChunkMeta]:
+def rows_in(cache: Any) -> list[StateInfo]:
     return sorted((meta for meta in cache.store.metas() if meta.kind == ROWS), key=lambda meta: meta.position)
 
 
-def holding(pipeline: Pipeline) -> tuple[Answer, list[ChunkMeta]]:
+def holding(pipeline: Pipeline) -> tuple[Answer, list[StateInfo]]:
     """A pipeline that has answered DOCUMENT exactly and SECOND inside a blend: that answer, and the rows kept."""
     pipeline.answer(joined(DOCUMENT.text))
     answer = pipeline.answer(joined(SECOND, DOCUMENT.text))
@@ -45,7 +45,7 @@ def holding(pipeline: Pipeline) -> tuple[Answer, list[ChunkMeta]]:
     return answer, rows_in(pipeline.cache)
 
 
-def chunk_files(folder: Path) -> list[Path]:
+def state_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix == ".safetensors")
 
 
@@ -56,10 +56,10 @@ def test_new_text_of_a_blended_prompt_is_kept_and_serves_the_next_blend(docs_eng
     prompt = docs_engine.prepare(joined(SECOND, DOCUMENT.text)).token_ids
     assert sum(meta.num_tokens for meta in rows) > 0.7 * len(docs_engine.prepare(joined(SECOND)).token_ids)
     for meta in rows:
-        chunk = pipeline.cache.store.get(meta.id)
-        assert meta.num_tokens >= GUARANTEED
+        stored_state = pipeline.cache.store.get(meta.id)
+        assert meta.num_tokens >= SHORTEST_FINDABLE_RUN
         assert meta.token_ids == prompt[meta.position : meta.position + meta.num_tokens]
-        assert chunk.tensor.shape[3] == meta.num_tokens
+        assert stored_state.tensor.shape[3] == meta.num_tokens
         assert (meta.generation, meta.metadata["prompt"]) == (1, answer.record.key)
         assert set(meta.metadata["donors"]) == {answer.record.donor}
     assert pipeline.cache.stats("default").rows_kept == sum(meta.num_tokens for meta in rows)
@@ -164,9 +164,9 @@ def test_damaged_rows_are_a_miss(docs_engine: Any, tmp_path: Path) -> None:
     cache = build_cache(config, docs_engine, background=False)
     pipeline = Pipeline(docs_engine, cache)
     pipeline.answer(joined(DOCUMENT.text))
-    before = set(chunk_files(tmp_path))
+    before = set(state_files(tmp_path))
     assert pipeline.answer(joined(SECOND, DOCUMENT.text)).record.method == "blend"
-    damaged = [path for path in chunk_files(tmp_path) if path not in before]
+    damaged = [path for path in state_files(tmp_path) if path not in before]
     assert len(damaged) == len(rows_in(cache)) > 0
     for path in damaged:
         content = bytearray(path.read_bytes())

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.asking import EXACT, uncached
-from tests.bounded import BOUNDED, hits, says, taught
+from tests.documents import BOUNDED, EXACT, hits, says, taught, uncached
 from tests.test_pipeline_bound import trust, until_open
 
 from dejakv import attach

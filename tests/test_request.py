@@ -71,7 +71,7 @@ def test_sampling(given: dict[str, Any]) -> None:
 
 
 def test_a_stored_request_is_one_that_was_checked() -> None:
-    stored, checked = Request.stored("a prompt", "a chunk", "p"), Request("", "a prompt", "a chunk", partition="p")
+    stored, checked = Request.from_store("a prompt", "a chunk", "p"), Request("", "a prompt", "a chunk", partition="p")
     assert stored == checked
     assert {item.name: getattr(stored, item.name) for item in fields(Request)} == {
         item.name: getattr(checked, item.name) for item in fields(Request)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +14,12 @@ from scripts.reference_pages import FOLDER, PAGES
 from dejakv.blend.prune import PruneConfig
 from dejakv.blend.settings import BlendConfig
 from dejakv.build import build_cache
-from dejakv.config import FORMER, LEFT, SemanticCacheConfig
+from dejakv.config import FORMER, REMOVED_SETTINGS, SemanticCacheConfig
 from dejakv.engines.vllm.settings import ConnectorSettings, EncoderSettings
 from dejakv.errors import ConfigError
 from dejakv.experiments.settings import RunSettings, read_set, split_settings
 from dejakv.server.settings import ServerSettings
-from dejakv.settings import AnyPath, Folder, Share, check_fields, from_mapping, helps
+from dejakv.settings import AnyPath, Folder, Share, description, from_mapping, strict_dataclass
 
 CLASSES = (SemanticCacheConfig, RunSettings, ConnectorSettings, ServerSettings, BlendConfig, PruneConfig)
 NUMBERS = [-1, 0, 1, 2, 2**63, 2**70, 10**400, 10**5000, 1.5, -0.0, 1e308, float("nan"), float("inf"), -float("inf")]
@@ -106,10 +106,6 @@ def test_what_are_no_names_and_values_is_refused(values: Any) -> None:
         ({"store": "s3://b/c", "feed": "http://h"}, "feed='http://h' is no address of a feed: give redis://"),
         ({"store": "x", "feed": "redis://:secret@h/0"}, "feed='redis://...@h/0' is of a bucket"),
         ({"store": "/dev/null/x"}, "Not a directory"),
-        ({"kv_quantization": "int8"}, "keeps donors of blends alone.* and reuse=exact: set reuse to blend"),
-        ({"kv_quantization": "int8", "reuse": "blend", "max_generation": 0}, "max_generation=0 allows none"),
-        ({"kv_quantization": "int8", "reuse": "blend", "answers": "keep"}, "set answers to compute"),
-        ({"kv_quantization": "fp8", "reuse": "blend"}, "kv_quantization='fp8' is unknown: choose one of none, int8"),
         ({"cache_dir": 5}, "store=5 is no text"),
         ({"index_encoder": "a\0b"}, "contains a NUL"),
         ({"index_encoder": "\ud800"}, "no valid Unicode"),
@@ -126,16 +122,13 @@ def test_run_settings_are_named_as_flags() -> None:
         RunSettings(max_samples="ten")  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
+@strict_dataclass()
 class Own:
     share: Share = 0.5
     mode: Literal["a", "b"] = "a"
     file: AnyPath | None = None
     folder: Folder | None = None
     names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def test_a_class_of_ones_own(tmp_path: Path) -> None:
@@ -153,7 +146,7 @@ def test_pages_made_from_the_code_are_up_to_date(name: str) -> None:
 
 @pytest.mark.parametrize("cls", [SemanticCacheConfig, RunSettings, ConnectorSettings, EncoderSettings, ServerSettings])
 def test_every_setting_is_documented(cls: Any) -> None:
-    assert [item.name for item in fields(cls) if not helps(cls).get(item.name)] == []
+    assert [item.name for item in fields(cls) if not description(cls, item.name)] == []
 
 
 def test_the_parts_of_a_cache_share_no_name_and_the_connectors_defaults_differ_where_it_says_so() -> None:
@@ -170,7 +163,7 @@ def test_the_parts_of_a_cache_share_no_name_and_the_connectors_defaults_differ_w
 
 
 def test_a_setting_that_left_names_what_took_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LEFT, "old_name", "give blend_share")
+    monkeypatch.setitem(REMOVED_SETTINGS, "old_name", "give blend_share")
     for make in (SemanticCacheConfig.from_dict, ConnectorSettings.from_extra):
         with pytest.raises(ConfigError, match="old_name is no setting any more: give blend_share"):
             make({"old_name": 1})

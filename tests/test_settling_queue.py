@@ -3,13 +3,14 @@
 from typing import Any
 
 import pytest
-from tests.trust.gates import gate_of, hit, opened, pilot
+from tests.trust.conftest import gate_of, hit, opened, pilot
 
 from dejakv.decide.levels.base import Query
-from dejakv.decide.plan import Decision, DonorSearch, Plan, ReuseRequest
+from dejakv.decide.methods import BlendPlan
+from dejakv.decide.plan import Decision, DonorSearch, ReuseRequest
 from dejakv.decide.queue import PREFILL, QueueCounts, SettlingQueue
 from dejakv.request import Media, Request
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import StateInfo
 from dejakv.trust.differs import ComparedAnswer, differs_of
 from dejakv.trust.draw import HitDraw
 from dejakv.trust.gate import TrustGate
@@ -52,7 +53,7 @@ def test_the_oldest_comes_first_and_leaves() -> None:
 
 
 def test_without_room_the_oldest_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dejakv.decide.queue.MOST_LABELS", 2)
+    monkeypatch.setattr("dejakv.decide.queue.MAX_LABELS", 2)
     gate = exploring()
     waiting = labels(gate)
     for prompt in "abc":
@@ -63,7 +64,7 @@ def test_without_room_the_oldest_is_lost(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_bytes_are_bounded_and_one_large_request_waits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would otherwise never be labelled, and large requests may be wrong more often than others."""
-    monkeypatch.setattr("dejakv.decide.queue.MOST_BYTES", 100)
+    monkeypatch.setattr("dejakv.decide.queue.MAX_WAITING_BYTES", 100)
     gate = exploring()
     waiting = labels(gate)
     noted(waiting, "x" * 60)
@@ -82,7 +83,7 @@ def test_a_served_hit_that_ran_exactly_in_the_end_is_lost() -> None:
     waiting = labels(gate)
     draw = noted(waiting)
     assert (draw.served, draw.labelled) == (True, True)
-    waiting.answered(draw, ANSWER, approximate=False)
+    waiting.add_answer(draw, ANSWER, approximate=False)
     assert (len(waiting), lost(gate)) == (0, 1)
     assert gate.report("a").wrong == 0
 
@@ -91,7 +92,7 @@ def test_without_room_a_shadow_is_lost_before_any_audit(monkeypatch: pytest.Monk
     """An audit that is lost counts as wrong."""
     gate = opened()
     gate._random = lambda: 0.0
-    monkeypatch.setattr("dejakv.decide.queue.MOST_LABELS", 2)
+    monkeypatch.setattr("dejakv.decide.queue.MAX_LABELS", 2)
     waiting = labels(gate)
     audit, shadow = noted(waiting), hit(gate, 0.99)
     assert (audit.served, shadow.served, shadow.labelled) == (True, False, True)
@@ -126,9 +127,9 @@ def test_closing_loses_what_waits_and_what_comes() -> None:
 
 def asked(key: str, partition: str = "a", no_store: bool = False, ttl: float | None = None, **more: Any) -> Decision:
     request = Request(key, f"prompt {key}", key, partition=partition, **more)
-    entry = ChunkMeta(key, partition, "e", (1, 2, 3), request.prompt, request.chunk, ttl=ttl or 0.0)
+    entry = StateInfo(key, partition, "e", (1, 2, 3), request.prompt, request.chunk, ttl=ttl or 0.0)
     return Decision(
-        entry, ReuseRequest("blend", no_store=no_store), (Plan("blend"),), DonorSearch(), Query(request, ""), {}
+        entry, ReuseRequest("blend", no_store=no_store), (BlendPlan(),), DonorSearch(), Query(request, ""), {}
     )
 
 
@@ -156,15 +157,15 @@ def test_what_waits_is_the_prompt_and_not_what_a_caller_hung_on_it() -> None:
 
 def test_the_oldest_are_dropped_beyond_either_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken(promoting(SettlingQueue(), "12321")) == "123", "the newest comes first, and each once"
-    monkeypatch.setattr("dejakv.decide.queue.MOST_PROMOTIONS", 3)
+    monkeypatch.setattr("dejakv.decide.queue.MAX_PROMOTIONS", 3)
     prompts = promoting(SettlingQueue(), "12345")
     assert prompts.counts == QueueCounts(promotions=3, dropped=2)
     assert taken(prompts) == "543"
-    monkeypatch.setattr("dejakv.decide.queue.MOST_BYTES", 250)
+    monkeypatch.setattr("dejakv.decide.queue.MAX_WAITING_BYTES", 250)
     large = promoting(SettlingQueue(), "123", media=(Media(bytes(100)),))
     assert large.counts == QueueCounts(promotions=2, dropped=1)
     assert taken(large) == "32"
-    monkeypatch.setattr("dejakv.decide.queue.MOST_BYTES", 50)
+    monkeypatch.setattr("dejakv.decide.queue.MAX_WAITING_BYTES", 50)
     too_large = promoting(SettlingQueue(), "1", media=(Media(bytes(100)),))
     assert too_large.counts == QueueCounts(promotions=0, dropped=1)
 
@@ -183,8 +184,21 @@ def test_a_prompt_that_waits_too_long_is_not_promoted(monkeypatch: pytest.Monkey
 def test_a_removal_concerns_the_work_of_its_partition_that_began_before() -> None:
     queue = SettlingQueue()
     begun = queue.mark()
-    queue.removing("a")
+    queue.begin_removal("a")
     assert (queue.removed_since(begun, "a"), queue.removed_since(begun, "b")) == (True, False)
     assert not queue.removed_since(queue.mark(), "a")
-    queue.removing(None)
+    queue.begin_removal(None)
     assert queue.removed_since(begun, "b")
+
+
+def test_queue_remembers_a_bounded_number_of_removals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dejakv.decide.queue.MAX_REMOVALS", 3)
+    queue = SettlingQueue()
+    marks = list[int]()
+    for partition in "abcd":
+        marks.append(queue.mark())
+        queue.begin_removal(partition)
+    # The first is forgotten: whether it was of this partition is not known, so nothing begun before it is stored.
+    assert queue.removed_since(marks[0], "z")
+    assert [queue.removed_since(mark, "b") for mark in marks[1:]] == [True, False, False]
+    assert not queue.removed_since(marks[1], "z")

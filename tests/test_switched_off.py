@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import ADOPT, COSTS, request, wordings
+from tests.documents import ADOPT, COSTS, request, wordings
 
 import dejakv
-from dejakv.adopt import Adopter, AdoptRequest
+from dejakv.adopt import AdoptRequest, PromptAdopter
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.open import encoder_registry
@@ -78,7 +78,7 @@ def test_the_server(off: None, docs_engine: Any) -> None:
 
 
 def test_the_adopter(off: None) -> None:
-    adopter = Adopter(SemanticCacheConfig(reuse="adopt", semantic_text=False))
+    adopter = PromptAdopter(SemanticCacheConfig(reuse="adopt", semantic_text=False))
     asked = AdoptRequest("a", "what is the capital of France", "c")
     for _ in range(2):
         text, provenance = adopter.find(asked)
@@ -94,4 +94,4 @@ def test_encoder_outputs_are_not_kept(off: None) -> None:
 def test_another_value_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEJAKV_OFF", "yes please")
     with pytest.raises(ConfigError, match="DEJAKV_OFF=yes please: set it to 1"):
-        Adopter(SemanticCacheConfig(reuse="adopt", semantic_text=False))
+        PromptAdopter(SemanticCacheConfig(reuse="adopt", semantic_text=False))

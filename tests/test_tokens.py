@@ -3,22 +3,22 @@
 import numpy as np
 import pytest
 
-from dejakv.decide.copied.fingerprints import run_hashes, with_media
+from dejakv.decide.copied.fingerprints import media_token_ids, run_hashes
 from dejakv.identity import MediumSpan
 
 
 def test_pictures_have_tokens_of_their_own():
-    ids = with_media((1, 7, 7, 2, 7), (MediumSpan(1, 2, "ab" * 32),))
+    ids = media_token_ids((1, 7, 7, 2, 7), (MediumSpan(1, 2, "ab" * 32),))
     assert ids[0] == 1
     assert ids[1] < 0
     assert ids[1] != ids[2]
     assert ids[4] == 7
-    assert np.array_equal(ids[1:3], with_media((7, 7), (MediumSpan(0, 2, "ab" * 32),)))
+    assert np.array_equal(ids[1:3], media_token_ids((7, 7), (MediumSpan(0, 2, "ab" * 32),)))
 
 
 def test_the_given_ids_stay_as_they_are() -> None:
     ids = np.array([1, 7, 7], dtype=np.int64)
-    with_media(ids, (MediumSpan(1, 2, "ab" * 32),))
+    media_token_ids(ids, (MediumSpan(1, 2, "ab" * 32),))
     assert ids.tolist() == [1, 7, 7]
 
 

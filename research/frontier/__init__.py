@@ -1,1 +1,4 @@
-"""`python -m research.frontier`: speed against agreement of blending, over cases with known donors and changes."""
+"""`python -m research.frontier`: speed against agreement of blending.
+
+Its cases have known donors and changes.
+"""

@@ -1,4 +1,7 @@
-"""`python -m research.frontier`: how much recomputation makes blended answers equal to those of full computation."""
+"""`python -m research.frontier`: how much recomputation makes blended answers equal.
+
+They are compared with the answers of full computation.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,16 +13,22 @@ from research.command import run
 
 def frontier(
     model: Annotated[
-        str, typer.Option(help="Model: docs-lm reads documents of facts, any other model reads real text.")
+        str,
+        typer.Option(
+            help="Model: docs-lm reads documents of facts, any other model reads real text."
+        ),
     ] = "docs-lm",
     samples: Annotated[int, typer.Option(help="Cases of each kind of change.")] = 300,
-    output: Annotated[Path, typer.Option(help="Output folder; a stopped run in it is continued.")] = Path(
-        "runs/frontier"
-    ),
+    output: Annotated[
+        Path, typer.Option(help="Output folder; a stopped run in it is continued.")
+    ] = Path("runs/frontier"),
     facts: Annotated[
         int | None,
         typer.Option(
-            help="docs-lm: facts in a document, about 10 tokens each (default: 20); other models: passages in a prompt, about 140 tokens each (default: 4)."
+            help=(
+                "docs-lm: facts in a document, about 10 tokens each (default: 20); other models:"
+                " passages in a prompt, about 140 tokens each (default: 4)."
+            )
         ),
     ] = None,
     kind: Annotated[
@@ -28,13 +37,20 @@ def frontier(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Way of blending to measure; repeatable: strict, default, loose, or a name from settings.json of a run (default: all)."
+            help=(
+                "Way of blending to measure; repeatable: strict, default, loose, or a name from"
+                " settings.json of a run (default: all)."
+            )
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the cases.")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: as torch chooses).")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads (default: as torch chooses).")
+    ] = None,
 ) -> None:
-    """Measure accuracy, KL divergence, stale answers and time of blending, against the share of rows recomputed."""
+    """Measure accuracy, KL divergence, stale answers and time of blending, against the share of
+    rows recomputed.
+    """
     import torch
     from rich.console import Console
 
@@ -46,7 +62,14 @@ def frontier(
         torch.set_num_threads(threads)
     with watching(Console(stderr=True), counts="cases") as watch:
         report = run_frontier(
-            model, samples, output, facts=facts, kinds=kind or (), only=only or (), seed=seed, watch=watch
+            model,
+            samples,
+            output,
+            facts=facts,
+            kinds=kind or (),
+            only=only or (),
+            seed=seed,
+            watch=watch,
         )
     typer.echo(table(report["rows"]))
     typer.echo(f"written to {output}/frontier.json and frontier-table.md")

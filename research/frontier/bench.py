@@ -14,15 +14,14 @@ from dejakv.blend.forced import ForcedTokens
 from dejakv.blend.recomputed import Choose, highest
 from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.token_map import DonorTokens, TokenMap
-from dejakv.engines.tensors import borrowed
+from dejakv.engines.tensors import tensor_view
 from dejakv.engines.transformers.blending import plan_cache, rearrange
-from dejakv.engines.transformers.decoding import continued
+from dejakv.engines.transformers.decoding import answer_logprobs
 from dejakv.engines.transformers.engine import TransformersEngine
-from dejakv.engines.transformers.kv import captured, plain_cache
+from dejakv.engines.transformers.kv import plain_cache, stacked_state
 from dejakv.errors import ModelError
 from dejakv.request import Request
-from dejakv.store.base import Tensor
-from dejakv.store.segment import dequantized, quantized
+from dejakv.store.base import RawTensor
 from dejakv.trust.differs import divergence
 from research.frontier.cases import Case
 from research.frontier.cells import Cell, at_random, by_deviation, first_of_runs
@@ -35,8 +34,18 @@ FULL, NOISE = "full", "noise"
 
 
 class Bench:
-    """`steps`: number of tokens of full computation's greedy answer along which others are compared (teacher forcing). `twin`:
-    the same model in the other dtype, for the noise floor. Raises: ModelError for a model that reads more than text."""
+    """Bench on which one model blends cases in several ways.
+
+    Parameters
+    ----------
+    engine : TransformersEngine
+        The model; a ModelError tells that it reads more than text.
+    steps : int
+        Tokens of full computation's greedy answer along which others are compared (teacher
+        forcing).
+    twin : TransformersEngine, optional
+        The same model in the other dtype, for the noise floor.
+    """
 
     def __init__(
         self,
@@ -44,9 +53,12 @@ class Bench:
         steps: int = 1,
         twin: TransformersEngine | None = None,
     ) -> None:
-        if hasattr(engine.model.config, "vision_config") or hasattr(engine.model.config, "audio_config"):
+        if hasattr(engine.model.config, "vision_config") or hasattr(
+            engine.model.config, "audio_config"
+        ):
             raise ModelError(
-                "the frontier measures text models, and this model reads more than text: give --model docs-lm"
+                "the frontier measures text models, and this model reads more than text: give"
+                " --model docs-lm"
             )
         self.engine = engine
         self.steps = steps
@@ -56,12 +68,15 @@ class Bench:
         self.ends = sentence_ends(engine.tokenizer)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a prompt."""
+        """Return the token ids of a prompt."""
         return self.engine.prepare(Request("frontier", text, text)).token_ids
 
     def run(self, case: Case, cells: Sequence[Cell]) -> dict[str, Any]:
-        """One line of `cases.jsonl`: `rows[cell]` as `_row` makes them, and those of `full` and, with a twin, `noise`."""
-        states: dict[tuple[int, ...], Tensor] = {}
+        """Return one line of `cases.jsonl`.
+
+        It has `rows[cell]` as `_row` makes them, and those of `full` and, with a twin, `noise`.
+        """
+        states: dict[tuple[int, ...], RawTensor] = {}
         self._fresh = None
         full, _, seconds = captured_state(self.engine, case.target)
         tokens = greedy(full, self.steps)
@@ -79,18 +94,19 @@ class Bench:
         return {"kind": case.kind, "number": case.number, "tokens": len(case.target), "rows": rows}
 
     @torch.inference_mode()
-    def blend(self, case: Case, states: Sequence[Tensor], cell: Cell) -> tuple[Continue, float, float]:
+    def blend(
+        self, case: Case, states: Sequence[RawTensor], cell: Cell
+    ) -> tuple[Continue, float, float]:
         """Blend a prompt in one way. `states`: of the donors.
 
-        Returns the output after the blended prompt, the share of recomputed tokens, and the seconds to the first token, planning
-        included. (The published choices that compare KV entries take them from full computation, which is not timed.)
+        Returns the output after the blended prompt, the share of recomputed tokens, and the seconds
+        to the first token, planning included. (The published choices that compare KV entries take
+        them from full computation, which is not timed.)
         """
         model = self.engine.blend_model
         if isinstance(model, ModelError):
             raise model
         donors = DonorTokens.of(*case.donors)
-        if cell.quantized:
-            states = [dequantized(quantized(state)) for state in states]
         begun = time.perf_counter()
         found, needed = self.find(case, donors, cell)
         searched = time.perf_counter() - begun
@@ -99,12 +115,21 @@ class Bench:
         parts = [[(0, state)] for state in states]
         planned = plan_cache(model, case.target, parts, donors, found, needed, cell.config, choose)
         given = torch.tensor([list(case.target)], device=self.engine.device)
-        self.engine.model(input_ids=given, past_key_values=planned.cache, use_cache=True, logits_to_keep=1)
+        self.engine.model(
+            input_ids=given, past_key_values=planned.cache, use_cache=True, logits_to_keep=1
+        )
         seconds = time.perf_counter() - begun + searched
-        after = partial(continued, self.engine.model, planned.cache, given, None)
+        after = partial(answer_logprobs, self.engine.model, planned.cache, given, None)
         return after, planned.cache.recomputed / len(case.target), seconds
 
-    def _choice(self, case: Case, states: Sequence[Tensor], donors: DonorTokens, found: TokenMap, cell: Cell) -> Choose:
+    def _choice(
+        self,
+        case: Case,
+        states: Sequence[RawTensor],
+        donors: DonorTokens,
+        found: TokenMap,
+        cell: Cell,
+    ) -> Choose:
         target = np.asarray(case.target, dtype=np.int64)
         if cell.selector == "random":
             return at_random(len(case.target), case.number)
@@ -113,7 +138,7 @@ class Bench:
         if cell.selector not in ("value", "kv"):
             return highest
         if self._fresh is None:
-            self._fresh = borrowed(captured_state(self.engine, case.target)[1])
+            self._fresh = tensor_view(captured_state(self.engine, case.target)[1])
         model = self.engine.blend_model
         assert not isinstance(model, ModelError)
         parts = [[(0, state)] for state in states]
@@ -121,28 +146,39 @@ class Bench:
         return by_deviation(self._fresh, held, min(1, self.layers - 1), keys=cell.selector == "kv")
 
     def find(self, case: Case, donors: DonorTokens, cell: Cell) -> tuple[TokenMap, ForcedTokens]:
-        """Map and forced tokens."""
+        """Return the token map and the forced tokens."""
         target = np.asarray(case.target, dtype=np.int64)
-        # The published ways have no exact prefix beside the blend, and force nothing but the question.
+        # The published ways have no exact prefix beside the blend, and force nothing but the
+        # question.
         exact = [cell.budget != "share"] * len(donors.starts)
-        found, needed = blend.find(target, donors, self.engine.embed_tokens, cell.config, self.ends, exact)
+        found, needed = blend.map_donors(
+            target, donors, self.engine.embed_tokens, cell.config, self.ends, exact
+        )
         if cell.budget == "share":
-            none, asked = np.zeros(len(target), dtype=bool), np.arange(len(target)) >= len(target) - needed.tail
+            none, asked = (
+                np.zeros(len(target), dtype=bool),
+                np.arange(len(target)) >= len(target) - needed.tail,
+            )
             needed = ForcedTokens(asked, none, needed.tail, none)
         return found, needed
 
 
 @torch.inference_mode()
-def captured_state(engine: TransformersEngine, ids: Sequence[int]) -> tuple[Continue, Tensor, float]:
-    """The output after a prompt computed in full, its state, and the seconds to the first token."""
+def captured_state(
+    engine: TransformersEngine, ids: Sequence[int]
+) -> tuple[Continue, RawTensor, float]:
+    """Return the output after a prompt computed in full, its state, and the time.
+
+    The time is in seconds, to the first token.
+    """
     given = torch.tensor([list(ids)], device=engine.device)
     begun = time.perf_counter()
     cache = plain_cache()
     engine.model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1)
     seconds = time.perf_counter() - begun
-    state = captured(cache, len(ids))
+    state = stacked_state(cache, len(ids))
     assert state is not None
-    return partial(continued, engine.model, cache, given, None), state, seconds
+    return partial(answer_logprobs, engine.model, cache, given, None), state, seconds
 
 
 def scored(after: Continue, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -152,7 +188,10 @@ def scored(after: Continue, tokens: Sequence[int]) -> NDArray[np.float32]:
 
 
 def greedy(after: Continue, steps: int) -> tuple[int, ...]:
-    """The likeliest tokens, one after another. (Each step recomputes the answer so far: a few rows.)"""
+    """Return the likeliest tokens, one after another.
+
+    Each step recomputes the answer so far: a few rows.
+    """
     tokens: list[int] = [0]
     for step in range(steps):
         tokens[step] = int(scored(after, tokens)[step].argmax())
@@ -165,9 +204,13 @@ def _row(
     case: Case, after: Continue, got: NDArray[np.float32], wanted: NDArray[np.float32],
     share: float, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """`right` and `stale`: whether greedy decoding gives the right answer, or the answer before the change (None: no label);
-    `kl` of the first token and `kl_mean` along the answer, nats; `top1`: share of it with the same likeliest token; `changed`: whether its
-    first token is another."""
+    """Return the figures of one way in one case.
+
+    They are `right` and `stale` (whether greedy decoding gives the right answer, or the answer
+    before the change; None without a label), `kl` of the first token and `kl_mean` along the answer
+    in nats, `top1` (share of the answer with the same likeliest token) and `changed` (whether its
+    first token is another).
+    """
     distances, same = divergence(wanted, got), wanted.argmax(-1) == got.argmax(-1)
     return {
         "right": _says(after, case.answer),
@@ -182,4 +225,8 @@ def _row(
 
 
 def _says(after: Continue, answer: tuple[int, ...] | None) -> bool | None:
-    return None if answer is None else bool((scored(after, answer).argmax(-1) == np.asarray(answer)).all())
+    return (
+        None
+        if answer is None
+        else bool((scored(after, answer).argmax(-1) == np.asarray(answer)).all())
+    )

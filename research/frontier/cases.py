@@ -1,4 +1,7 @@
-"""Cases of a frontier: donors, the changed prompt, and the right answer; from documents of facts, or from real text."""
+"""Cases of a frontier: donors, the changed prompt, and the right answer.
+
+They are made from documents of facts, or from real text.
+"""
 
 import random
 from collections import defaultdict
@@ -34,8 +37,11 @@ class Case:
 
 
 class DocsCases:
-    """Documents of `facts` facts, about 10 tokens each, with known answers; compared at the first token (`steps`). `most`: of a kind of which
-    there are not more."""
+    """Documents of `facts` facts, about 10 tokens each, with known answers.
+
+    They are compared at the first token (`steps`). `most` is the number of cases of a kind that has
+    no more.
+    """
 
     kinds: Sequence[str] = KINDS
     steps = 1
@@ -46,13 +52,16 @@ class DocsCases:
         self.settings: dict[str, object] = {"facts": facts}
 
     def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case:
-        """A case, determined by kind, number, tokenizer and seed."""
+        """Make a case, determined by kind, number, tokenizer and seed."""
         return make_case(kind, number, self.facts, encode, seed)  # type: ignore[arg-type]
 
 
 def make_case(kind: Kind, number: int, facts: int, encode: Encode, seed: int = 0) -> Case:
-    """Determined by its arguments. An edit asks about an edited fact; the other kinds ask in turn about facts that the
-    donor also states and facts that it does not."""
+    """Make a case, determined by the arguments.
+
+    An edit asks about an edited fact; the other kinds ask in turn about facts that the donor also
+    states and facts that it does not.
+    """
     rng = random.Random(f"frontier/{seed}/{kind}/{number}")
     doc = make_document(rng, facts)
     made = change(kind, doc, rng, questions=2)
@@ -62,7 +71,9 @@ def make_case(kind: Kind, number: int, facts: int, encode: Encode, seed: int = 0
     question = (first or second)[0]
     donors = [doc]
     if kind == "merge":
-        donors.append(Document(made.target.sentences[: len(made.target.sentences) - len(doc.sentences)]))
+        donors.append(
+            Document(made.target.sentences[: len(made.target.sentences) - len(doc.sentences)])
+        )
     prompts = tuple(encode(prompt_of(d.text, ask(rng.choice(d.facts), rng))) for d in donors)
     old = question.old_answer if question.must_change else None
     return Case(
@@ -78,7 +89,8 @@ def make_case(kind: Kind, number: int, facts: int, encode: Encode, seed: int = 0
 WORDS = (60, 160)
 """Least and most words of a passage."""
 TEXT_KINDS = (
-    "edit", "instruction", "partial", "reorder", "apart", "foreign", "several", "two-hop", "foreign-two-hop", "agent",
+    "edit", "instruction", "partial", "reorder", "apart", "foreign", "several", "two-hop",
+    "foreign-two-hop", "agent",
 )  # fmt: skip
 INSTRUCTIONS = (
     "Read the following passages of a manual.",
@@ -88,24 +100,29 @@ ASK = ("What is the release code of {name}?", "The release code of {name} is")
 SUMMARIZE = ("Summarize the passages in two sentences.", "The passages describe")
 SAME = "the release code of {name}"
 WINDOW, TOOLS = 6, 1
-"""Messages of an agent's conversation that its prompt keeps, and tool results that it keeps whole."""
+"""Messages of an agent's conversation that its prompt keeps, and tool results that it keeps whole.
+"""
 BACK = 3
 """Turns between an agent's prompt and its donor, at most."""
 
 
 class TextCases:
-    """`passages` in a prompt, of about 140 tokens each, from the standard library's documentation; compared along `steps` tokens.
+    """`passages` in a prompt, of about 140 tokens each, from the standard library's documentation;
+    compared along `steps` tokens.
 
     edit         a word or number of one passage is replaced; questions ask for the changed code
     instruction  the same passages under another instruction
     partial      one passage is new
     reorder      the same passages in another order
     apart        each passage was computed in its own prompt
-    foreign      each passage was computed in a prompt of its own, behind two that are not in this one
-    several      each passage stands in several donors, each two of them with another one, in any order
-    two-hop      as `apart`, and the answer needs two of them: one refers to the code that another states; `foreign-two-hop` as `foreign`
-    agent        a turn of `sessions` behind a tool's result; an earlier turn of the conversation, with other messages in its window, is
-                 the donor. Of any length, about 1,000 tokens
+    foreign      each passage was computed in a prompt of its own, behind two that are not in this
+                 one
+    several      each passage stands in several donors, each two of them with another one, in any
+                 order
+    two-hop      as `apart`, and the answer needs two of them: one refers to the code that another
+                 states; `foreign-two-hop` as `foreign`
+    agent        a turn of `sessions` behind a tool's result; an earlier turn of the conversation,
+                 with other messages in its window, is the donor. Of any length, about 1,000 tokens
     """
 
     kinds: Sequence[str] = TEXT_KINDS
@@ -116,11 +133,14 @@ class TextCases:
             raise ConfigError(f"{passages} passages in a prompt: give at least 2")
         self.passages = passages
         self.most = {"agent": len(turns_of_agents())}
-        text = digest_of(*(passage.text for passage in passages_of_manuals()), *(turn for turn, _ in turns_of_agents()))
+        text = digest_of(
+            *(passage.text for passage in passages_of_manuals()),
+            *(turn for turn, _ in turns_of_agents()),
+        )
         self.settings: dict[str, object] = {"passages": passages, "text": text[:16]}
 
     def make(self, kind: str, number: int, encode: Encode, seed: int) -> Case:
-        """A case, determined by kind, number, tokenizer and seed."""
+        """Make a case, determined by kind, number, tokenizer and seed."""
         if kind == "agent":
             return _turn(number, encode, seed)
         rng = random.Random(f"frontier-text/{seed}/{kind}/{number}")
@@ -136,8 +156,12 @@ class TextCases:
             second = rng.choice([i for i in range(len(passages)) if i != told])
             codes = {told: SAME.format(name=passages[second].title), second: code}
         target = [_told(passage, codes.get(i)) for i, passage in enumerate(passages)]
-        question, begins = (part.format(name=passages[told].title) for part in (ASK if asks else SUMMARIZE))
-        donors = self._donors(kind, rng, passages, target, told, other, _told(spare, None), question, begins)
+        question, begins = (
+            part.format(name=passages[told].title) for part in (ASK if asks else SUMMARIZE)
+        )
+        donors = self._donors(
+            kind, rng, passages, target, told, other, _told(spare, None), question, begins
+        )
         stale = kind == "edit" and asks
         return Case(
             kind,
@@ -150,10 +174,11 @@ class TextCases:
 
     @staticmethod
     def _donors(
-        kind: str, rng: random.Random, passages: Sequence[Passage], target: list[str], told: int, other: str, spare: str,
+        kind: str, rng: random.Random, passages: Sequence[Passage], target: list[str], told: int,
+        other: str, spare: str,
         question: str, begins: str,
     ) -> list[str]:  # fmt: skip
-        """The donor prompts."""
+        """Return the donor prompts."""
         before = list(target)
         instruction = INSTRUCTIONS[0]
         if kind == "edit":
@@ -167,9 +192,15 @@ class TextCases:
                 rng.shuffle(before)
         elif kind.startswith("foreign"):
             others = [passage.text for passage in passages_of_manuals() if passage not in passages]
-            return [prompt(instruction, [*rng.sample(others, 2), text], question, begins) for text in target]
+            return [
+                prompt(instruction, [*rng.sample(others, 2), text], question, begins)
+                for text in target
+            ]
         elif kind == "several":
-            return [prompt(instruction, texts, question, begins) for texts in _pairs(rng, target, passages)]
+            return [
+                prompt(instruction, texts, question, begins)
+                for texts in _pairs(rng, target, passages)
+            ]
         else:
             return [prompt(instruction, [text], question, begins) for text in target]
         return [prompt(instruction, before, question, begins)]
@@ -179,7 +210,10 @@ def _pairs(rng: random.Random, target: list[str], passages: Sequence[Passage]) -
     """Each two of the texts with another passage, shuffled; all of them shuffled."""
     others = [passage.text for passage in passages_of_manuals() if passage not in passages]
     made = [
-        [*pair, other] for pair, other in zip(combinations(target, 2), rng.sample(others, len(others)), strict=False)
+        [*pair, other]
+        for pair, other in zip(
+            combinations(target, 2), rng.sample(others, len(others)), strict=False
+        )
     ]
     for texts in made:
         rng.shuffle(texts)
@@ -196,14 +230,19 @@ def _turn(number: int, encode: Encode, seed: int) -> Case:
 
 @cache
 def turns_of_agents() -> tuple[tuple[str, str], ...]:
-    """Prompts of the shipped conversations that end with a tool's result, each with one of the conversation's `BACK` prompts before it;
-    a pair whose earlier prompt begins the later one is left out: prefix caching serves it."""
+    """Return prompts of the shipped conversations that end with a tool's result.
+
+    Each comes with one of the conversation's `BACK` prompts before it. A pair whose earlier prompt
+    begins the later one is left out: prefix caching serves it.
+    """
     before: defaultdict[object, list[str]] = defaultdict(list)
     found: list[tuple[str, str]] = []
     for sample in SessionsDataset(window=WINDOW, compact_tools=TOOLS):
         text, held = _conversation(sample), before[sample.fields["session"]]
         if "<tool_response>" in sample.question:
-            found += [(text, one) for one in held[-BACK:] if not text.startswith(one.removesuffix(BEGIN))]
+            found += [
+                (text, one) for one in held[-BACK:] if not text.startswith(one.removesuffix(BEGIN))
+            ]
         held.append(text)
     return tuple(found)
 
@@ -212,24 +251,33 @@ BEGIN = "<|im_start|>assistant\n"
 
 
 def _conversation(sample: Sample) -> str:
-    """In ChatML, to the beginning of the answer."""
-    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in sample.messages) + BEGIN
+    """Return the conversation in ChatML, to the beginning of the answer."""
+    return (
+        "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in sample.messages) + BEGIN
+    )
 
 
 @cache
 def passages_of_manuals() -> tuple[Passage, ...]:
-    """Documentation of the standard library as running text, without code examples. It depends on the Python version."""
-    flat = (Passage(passage.title, " ".join(passage.text.split())) for passage in docs_corpus().passages)
-    return tuple(p for p in flat if WORDS[0] <= len(p.text.split()) <= WORDS[1] and ">>>" not in p.text)
+    """Return documentation of the standard library as running text, without code examples.
+
+    It depends on the Python version.
+    """
+    flat = (
+        Passage(passage.title, " ".join(passage.text.split())) for passage in docs_corpus().passages
+    )
+    return tuple(
+        p for p in flat if WORDS[0] <= len(p.text.split()) <= WORDS[1] and ">>>" not in p.text
+    )
 
 
 def prompt(instruction: str, passages: Sequence[str], question: str, begins: str) -> str:
-    """A chat turn in ChatML, SmolLM2's and Qwen's format, with the first words of the answer."""
+    """Return a chat turn in ChatML, SmolLM2's and Qwen's format, and the answer's first words."""
     return f"{opening(instruction, passages)}{question}<|im_end|>\n<|im_start|>assistant\n{begins}"
 
 
 def opening(instruction: str, passages: Sequence[str]) -> str:
-    """A chat turn up to its question."""
+    """Return a chat turn up to its question."""
     text = "\n\n".join(passages)
     return f"<|im_start|>user\n{instruction}\n\n{text}\n\n"
 

@@ -1,9 +1,4 @@
-"""Ways of blending that a frontier compares: DejaKV's qualities, their parts alone, and published ways.
-
-All published choices take one set of tokens for all layers. CacheBlend (arXiv 2405.16444) compares K and V behind the first layer with the
-donors'; SemShareKV (arXiv 2509.24832) maps by the nearest embedding and compares; EPIC (LegoLink, arXiv 2410.15332) takes the first tokens
-of each copied run.
-"""
+"""Ways of blending that a frontier compares: DejaKV's qualities, their parts, published ways."""
 
 from dataclasses import dataclass
 
@@ -20,12 +15,13 @@ from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs
 class Cell:
     """One way of blending.
 
-    selector  `prophet` and `similarity` (see BlendConfig), or a published choice (`first`, `value`, `kv`, `random`)
-    budget    `share`: that share of rows, chosen by the selector alone; `within`: whole changed sentences, as many as
-              fit into the share, then the selector; `need`: all changed rows, even beyond the share
+    selector  `prophet` and `similarity` (see BlendConfig), or a published choice (`first`, `value`,
+              `kv`, `random`)
+    budget    `share`: that share of rows, chosen by the selector alone; `within`: whole changed
+              sentences, as many as fit into the share, then the selector; `need`: all changed rows,
+              even beyond the share
     quality   `strict`, `default` or `loose`, if it is one of them; then also the cell's name
     offsets, surroundings  see BlendConfig
-    quantized  from donors in 8 bits (the setting `kv_quantization`); then the name is `int8`
     """
 
     map: str
@@ -35,14 +31,13 @@ class Cell:
     quality: str = ""
     offsets: bool = False
     surroundings: bool = False
-    quantized: bool = False
 
     @property
     def name(self) -> str:
-        if self.quantized:
-            return "int8"
         parts = [name for name in ("offsets", "surroundings") if getattr(self, name)]
-        return self.quality or "/".join([self.map, self.selector, self.budget, f"{self.share:g}", *parts])
+        return self.quality or "/".join(
+            [self.map, self.selector, self.budget, f"{self.share:g}", *parts]
+        )
 
     @property
     def config(self) -> BlendConfig:
@@ -62,8 +57,10 @@ CELLS = (
         Cell(MAP, quality.selector, quality.share, "need", name, offsets=True, surroundings=True)
         for name, quality in QUALITIES.items()
     ),
-    Cell(MAP, "prophet", 0.2, "need", offsets=True, surroundings=True, quantized=True),
-    *(Cell(MAP, "prophet", share, "need", offsets=True, surroundings=True) for share in (0.1, 0.3, 0.5)),
+    *(
+        Cell(MAP, "prophet", share, "need", offsets=True, surroundings=True)
+        for share in (0.1, 0.3, 0.5)
+    ),
     *(
         Cell(MAP, selector, 0.2, "need", offsets=offsets)
         for selector in ("prophet", "random")
@@ -76,13 +73,17 @@ CELLS = (
     Cell(MAP, "similarity", 0.0, "need"),
     Cell(MAP, "value", 1.0),
 )
-"""The qualities, the default from donors in 8 bits, other shares of their way, and what each of its parts does alone; at the default's share the ways of EPIC (`first`) and
-CacheBlend (`value`, `kv`) on DejaKV's map; SemShareKV's pair; the question's rows alone, the changed ones alone, all."""
+"""The qualities, other shares of their way, and what each of its parts does alone; at the
+default's share the ways of EPIC (`first`) and CacheBlend (`value`, `kv`) on DejaKV's map;
+SemShareKV's pair; the question's rows alone, the changed ones alone, all.
+"""
 
 
 def ranked_by(values: Tensor) -> Choose:
     """Choose the highest of these values, `[tokens]`, among the tokens that may be chosen."""
-    return lambda scores, forced, count: highest(torch.where(scores < 0, scores, values), forced, count)
+    return lambda scores, forced, count: highest(
+        torch.where(scores < 0, scores, values), forced, count
+    )
 
 
 def at_random(tokens: int, seed: int) -> Choose:
@@ -100,7 +101,8 @@ def first_of_runs(target: Ids, donors: DonorTokens, found: TokenMap) -> Choose:
 def by_deviation(fresh: Tensor, donors: Tensor, layer: int, *, keys: bool) -> Choose:
     """Choose the largest relative errors of the donors' V in one layer, or of K and V (CacheBlend).
 
-    fresh, donors  KV entries of full computation and of the donors in target order, `[2, layers, kv_heads, tokens, head_dim]`
+    fresh, donors  KV entries of full computation and of the donors in target order, `[2, layers,
+                   kv_heads, tokens, head_dim]`
     """
     new, old = fresh[:, layer].double(), donors[:, layer].double()
     errors = (new - old).square().sum((1, 3)) / new.square().sum((1, 3)).clamp_min(1e-9)

@@ -18,17 +18,25 @@ Cases = Sequence[Mapping[str, Any]]
 
 
 def rows_of(lines: Cases, cells: Sequence[Cell], kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """One row for each kind and cell, with the cell's fields. Divergences in nats, intervals 95%: Wilson, or bootstrap over the cases.
+    """One row for each kind and cell, with the cell's fields.
 
-    accuracy    share of right answers among those with a label, `of_full` relative to full computation
-    kl          mean KL divergence of the next token from full computation; `kl_mean` along full computation's answer
-    top1        share of that answer with the same likeliest token; `same`: share of answers with all tokens the same
+    Divergences in nats, intervals 95%: Wilson, or bootstrap over the cases.
+
+    accuracy    share of right answers among those with a label, `of_full` relative to full
+                computation
+    kl          mean KL divergence of the next token from full computation; `kl_mean` along full
+                computation's answer
+    top1        share of that answer with the same likeliest token; `same`: share of answers with
+                all tokens the same
     changed     share of answers with another first token
     stale_rate  share of stale answers among questions whose answer had to change
     mean_share  share of rows computed
-    ttft_ratio  time of full prefill over time of lookup-free blending (map, rearranging and prefill), summed over cases
-    time_by_full  time of such blending over that of full prefill: median of the cases, and its quartiles
-    kl_more, top1_more  mean of what a case's `kl_mean` and `top1` exceed those of the default quality by; None where it was not measured
+    ttft_ratio  time of full prefill over time of lookup-free blending (map, rearranging and
+                prefill), summed over cases
+    time_by_full  time of such blending over that of full prefill: median of the cases, and its
+                  quartiles
+    kl_more, top1_more  mean of what a case's `kl_mean` and `top1` exceed those of the default
+                        quality by; None where it was not measured
     """
     whole = {name: Cell("", name, 1.0) for name in (FULL, NOISE)}
     made: list[dict[str, Any]] = []
@@ -38,7 +46,12 @@ def rows_of(lines: Cases, cells: Sequence[Cell], kinds: Sequence[str]) -> list[d
             if there := [rows for rows in group if name in rows]:
                 got, default = ([rows.get(way) for rows in there] for way in (name, DEFAULT))
                 made.append(
-                    {"kind": kind, "way": name, **asdict(cell), **_row(got, [rows[FULL] for rows in there], default)}
+                    {
+                        "kind": kind,
+                        "way": name,
+                        **asdict(cell),
+                        **_row(got, [rows[FULL] for rows in there], default),
+                    }
                 )
     return made
 
@@ -59,12 +72,16 @@ def _row(got: Cases, full: Cases, default: Sequence[Mapping[str, Any] | None]) -
         "changed": _rate(got, "changed"),
         "stale_rate": _rate(got, "stale"),
         "mean_share": round(sum(case["share"] for case in got) / n, 4),
-        "ttft_ratio": round(sum(case["seconds"] for case in full) / sum(case["seconds"] for case in got), 3),
+        "ttft_ratio": round(
+            sum(case["seconds"] for case in full) / sum(case["seconds"] for case in got), 3
+        ),
         "time_by_full": [round(float(value), 3) for value in np.percentile(times, (50, 25, 75))],
         **{
-            f"{short}_more": mean_of([{name: case[name] - other[name]} for case, other in pairs], name)
-            if pairs
-            else None
+            f"{short}_more": (
+                mean_of([{name: case[name] - other[name]} for case, other in pairs], name)
+                if pairs
+                else None
+            )
             for short, name in (("kl", "kl_mean"), ("top1", "top1"))
         },
     }
@@ -88,12 +105,21 @@ def _share(marks: Sequence[bool]) -> list[float]:
 
 
 def write_report(
-    folder: Path, settings: Mapping[str, Any], lines: Cases, cells: Sequence[Cell], kinds: Sequence[str]
+    folder: Path,
+    settings: Mapping[str, Any],
+    lines: Cases,
+    cells: Sequence[Cell],
+    kinds: Sequence[str],
 ) -> dict[str, Any]:
     """Writes `frontier.json` and `frontier-table.md`; returns the first."""
     rows = rows_of(lines, cells, kinds)
     tokens = sum(line["tokens"] for line in lines) / max(1, len(lines))
-    report = {**settings, "mean_tokens": round(tokens, 1), "dejakv_version": __version__, "rows": rows}
+    report = {
+        **settings,
+        "mean_tokens": round(tokens, 1),
+        "dejakv_version": __version__,
+        "rows": rows,
+    }
     (folder / "frontier.json").write_text(json.dumps(report, indent=1) + "\n")
     (folder / "frontier-table.md").write_text(table(rows))
     return report
@@ -106,13 +132,17 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as Markdown, one table for each kind. A figure stands with its 95% interval."""
     parts: list[str] = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
-        parts += [f"## {kind}\n", "| blended how | computed | " + " | ".join(_COLUMNS) + " | TTFT ratio | n |"]
+        parts += [
+            f"## {kind}\n",
+            "| blended how | computed | " + " | ".join(_COLUMNS) + " | TTFT ratio | n |",
+        ]
         parts.append("|---" * (len(_COLUMNS) + 4) + "|")
         for row in rows:
             if row["kind"] == kind:
                 cells = " | ".join(_cell(row[name]) for name in _COLUMNS)
                 parts.append(
-                    f"| {_how(row)} | {row['mean_share']:.0%} | {cells} | {row['ttft_ratio']:.2f} | {row['n']} |"
+                    f"| {_how(row)} | {row['mean_share']:.0%} | {cells} | {row['ttft_ratio']:.2f} |"
+                    f" {row['n']} |"
                 )
         parts.append("")
     return "\n".join(parts) + "\n"

@@ -1,6 +1,6 @@
-"""An open client of an OpenAI server: requests leave when they are due, whatever the server does, and each token's time is kept.
+"""An open client of an OpenAI server, which keeps each token's time.
 
-`vllm bench serve` gives no prompts of token ids the same times on three servers in turns, and drops what the connector says of each request.
+Requests leave when they are due, whatever the server does.
 """
 
 import asyncio
@@ -36,8 +36,9 @@ class Answer:
 
 
 def arrivals(count: int, rate: float | None, seed: str) -> list[float]:
-    """Seconds at which requests of a Poisson process arrive, given that `count / rate` seconds see just so many: few requests are that load, too.
+    """Return the seconds at which requests of a Poisson process arrive.
 
+    It is given that `count / rate` seconds see just so many: few requests are that load, too.
     Without a rate all arrive at 0.
     """
     rng = random.Random(seed)
@@ -53,16 +54,22 @@ async def connected(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def ask(client: httpx.AsyncClient, prompt: Sequence[int], salt: str, length: int) -> Answer:
-    """Sends a prompt and reads an answer of `length` tokens, greedy. Any other answer has an error."""
+    """Sends a prompt and reads an answer of `length` tokens, greedy.
+
+    Any other answer has an error.
+    """
     body = {
-        "model": "served", "prompt": list(prompt), "cache_salt": salt, "max_tokens": length, "ignore_eos": True, "temperature": 0,
+        "model": "served", "prompt": list(prompt), "cache_salt": salt, "max_tokens": length,
+        "ignore_eos": True, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True,
     }  # fmt: skip
     answer, began = Answer(), time.perf_counter()
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
-                answer.error = f"status {response.status_code}: {(await response.aread()).decode()[:300]}"
+                answer.error = (
+                    f"status {response.status_code}: {(await response.aread()).decode()[:300]}"
+                )
                 return answer
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
@@ -76,7 +83,9 @@ async def ask(client: httpx.AsyncClient, prompt: Sequence[int], salt: str, lengt
                         answer.times.append(time.perf_counter() - began)
                         answer.ids += choice["token_ids"]
                 if event.get("usage"):
-                    answer.cached = (event["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+                    answer.cached = (event["usage"].get("prompt_tokens_details") or {}).get(
+                        "cached_tokens"
+                    ) or 0
     except httpx.HTTPError as error:
         answer.error = repr(error)
         return answer
@@ -88,7 +97,10 @@ async def ask(client: httpx.AsyncClient, prompt: Sequence[int], salt: str, lengt
 async def play(
     url: str, prompts: Sequence[Sequence[int]], due: Sequence[float], salt: str, length: int
 ) -> list[Answer]:
-    """The answers to prompts that leave when they are due. A time is counted from then: a late client is no gain."""
+    """The answers to prompts that leave when they are due.
+
+    A time is counted from then: a late client is no gain.
+    """
 
     async def one(client: httpx.AsyncClient, prompt: Sequence[int], at: float) -> Answer:
         await asyncio.sleep(max(0.0, start + at - time.perf_counter()))
@@ -99,4 +111,8 @@ async def play(
 
     async with connected(url) as client:
         start = time.perf_counter()
-        return list(await asyncio.gather(*(one(client, prompt, at) for prompt, at in zip(prompts, due, strict=True))))
+        return list(
+            await asyncio.gather(
+                *(one(client, prompt, at) for prompt, at in zip(prompts, due, strict=True))
+            )
+        )

@@ -1,4 +1,7 @@
-"""From the rows of a run to every figure of its report. `by_prefix` is a value of an arm divided by prefix caching's."""
+"""From the rows of a run to every figure of its report.
+
+`by_prefix` is a value of an arm divided by prefix caching's.
+"""
 
 import statistics
 from collections import Counter
@@ -14,7 +17,9 @@ BASE, BLEND = ARMS[0], ARMS[-1]
 ALL_AT_ONCE = "all"
 """The load of a phase whose requests arrive together: it measures what an arm can take."""
 LOST = "load_failures: the load"
-"""Counters of loads that were thrown away after work was spent on them: they took too long, or failed."""
+"""Counters of loads that were thrown away after work was spent on them: they took too long, or
+failed.
+"""
 
 Row = dict[str, Any]
 Runs = dict[str, list[Row]]
@@ -22,9 +27,12 @@ Runs = dict[str, list[Row]]
 
 
 def figures(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
-    """A cell for each workload and load. All cells of a workload have its capacity, of the phase in which requests arrive together.
+    """A cell for each workload and load.
 
-    `failed` and `errors` are of every arm. An arm of which a request failed has no other figure; prefix caching alone is never one.
+    All cells of a workload have its capacity, of the phase in which requests arrive together.
+
+    `failed` and `errors` are of every arm. An arm of which a request failed has no other figure;
+    prefix caching alone is never one.
     """
     made: dict[str, dict[str, Row]] = {}
     for name, some in _by(rows, "workload").items():
@@ -40,7 +48,7 @@ def capacity(row: Row) -> float:
 
 
 def errors_of(rows: Sequence[Row]) -> list[str]:
-    """Of each request that failed."""
+    """Return the error of each request that failed."""
     return [one["error"] for row in rows for one in row["requests"] if one["error"]]
 
 
@@ -65,10 +73,16 @@ def _cell(every: Runs) -> Row:
     runs = _whole(every)
     errors = {arm: errors_of(every[arm]) for arm in ARMS}
     blendable = [
-        one["cached"] > one["prefix"] for row in runs.get(BLEND, ()) for one in row["requests"] if one["blendable"]
+        one["cached"] > one["prefix"]
+        for row in runs.get(BLEND, ())
+        for one in row["requests"]
+        if one["blendable"]
     ]
     blended = statistics.fmean(blendable) if blendable else None
-    counters = {arm: sum((Counter(row["counters"]) for row in every[arm]), Counter[str]()) for arm in ARMS[1:]}
+    counters = {
+        arm: sum((Counter(row["counters"]) for row in every[arm]), Counter[str]())
+        for arm in ARMS[1:]
+    }
     made: Row = {
         "rounds": len(every[BASE]),
         "requests": sum(len(row["requests"]) for row in every[BASE]),
@@ -82,7 +96,8 @@ def _cell(every: Runs) -> Row:
         "blended": blended,
         "refused": None if blended is None else 1 - blended,
         "loads_thrown_away": {
-            arm: int(sum(many for name, many in found.items() if name.startswith(LOST))) for arm, found in counters.items()
+            arm: int(sum(many for name, many in found.items() if name.startswith(LOST)))
+            for arm, found in counters.items()
         },
         "counters": counters,
     }  # fmt: skip
@@ -92,20 +107,26 @@ def _cell(every: Runs) -> Row:
 
 
 def _latencies(runs: Runs, stranger: bool) -> Row:
-    """Of the prompts that share nothing, or of the others."""
+    """Return latencies of the prompts that share nothing, or of the others."""
 
     def times(rows: Sequence[Row]) -> list[list[float]]:
-        return [one["times"] for row in rows for one in row["requests"] if one["stranger"] == stranger]
+        return [
+            one["times"] for row in rows for one in row["requests"] if one["stranger"] == stranger
+        ]
 
     def ttft(rows: Sequence[Row], share: float) -> float:
         return percentile([1e3 * one[0] for one in times(rows)], share)
 
     def itl(rows: Sequence[Row], share: float) -> float:
-        return percentile([1e3 * (after - before) for one in times(rows) for before, after in pairwise(one)], share)
+        return percentile(
+            [1e3 * (after - before) for one in times(rows) for before, after in pairwise(one)],
+            share,
+        )
 
     return {
         "ttft_spread_ms": {
-            arm: {f"p{share}": ttft(rows, share / 100) for share in (10, 50, 90)} for arm, rows in runs.items()
+            arm: {f"p{share}": ttft(rows, share / 100) for share in (10, 50, 90)}
+            for arm, rows in runs.items()
         },
         **_compared("ttft_p50", "ms", runs, lambda rows: ttft(rows, 0.5)),
         **_compared("ttft_p95", "ms", runs, lambda rows: ttft(rows, 0.95)),
@@ -117,7 +138,9 @@ def _compared(name: str, unit: str, runs: Runs, value: Callable[[Sequence[Row]],
     """A value over all rounds by arm, its ratio, and the ratio of each round."""
     values = {arm: value(rows) for arm, rows in runs.items()}
     rounds = {
-        arm: [value([row]) / value([plain]) for row, plain in zip(runs[arm], runs[BASE], strict=True)]
+        arm: [
+            value([row]) / value([plain]) for row, plain in zip(runs[arm], runs[BASE], strict=True)
+        ]
         for arm in runs
         if arm != BASE
     }

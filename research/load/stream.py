@@ -22,8 +22,10 @@ LEAST_COPIED = 0.25
 class Prompt:
     """A prompt of a phase.
 
-    prefix     its first tokens that another prompt of this or an earlier phase begins with too: more is never reused exactly
-    blendable  at least a quarter of it, exact prefixes apart, stands in runs of 32 tokens or more in prompts of earlier phases
+    prefix     its first tokens that another prompt of this or an earlier phase begins with too:
+               more is never reused exactly
+    blendable  at least a quarter of it, exact prefixes apart, stands in runs of 32 tokens or more
+               in prompts of earlier phases
     stranger   it shares nothing with any other
     """
 
@@ -34,11 +36,17 @@ class Prompt:
 
 
 def prompts_of(workload: str, count: int) -> list[tuple[int, ...]]:
-    """The first prompts of a workload that have 600 to 2,000 tokens. Raises: DatasetError for too few."""
+    """The first prompts of a workload that have 600 to 2,000 tokens.
+
+    Raises: DatasetError for too few.
+    """
     stream = stream_of("rag" if workload == MIX else workload, "vllm", count)
     chosen, prompter, _ = chosen_of(stream)
     tokenizer = tokenizer_of(stream.settings)
-    return [tuple(tokenizer(prompter.prompt(one), add_special_tokens=False)["input_ids"]) for one in chosen]
+    return [
+        tuple(tokenizer(prompter.prompt(one), add_special_tokens=False)["input_ids"])
+        for one in chosen
+    ]
 
 
 def phases(prompts: Sequence[tuple[int, ...]], warm: int, each: int) -> list[list[Prompt]]:
@@ -52,7 +60,9 @@ def phases(prompts: Sequence[tuple[int, ...]], warm: int, each: int) -> list[lis
             share = copy.deepcopy(shares).add(ids)
             others = [prompts[other] for other in range(stop) if other != place]
             prefix = max((len(os.path.commonprefix([ids, other])) for other in others), default=0)
-            phase.append(Prompt(ids, prefix, share.anywhere - share.prefix >= LEAST_COPIED * len(ids)))
+            phase.append(
+                Prompt(ids, prefix, share.anywhere - share.prefix >= LEAST_COPIED * len(ids))
+            )
         for prompt in phase:
             shares.add(prompt.ids)
         found.append(phase)
@@ -60,7 +70,10 @@ def phases(prompts: Sequence[tuple[int, ...]], warm: int, each: int) -> list[lis
 
 
 def mixed(phase: Sequence[Prompt], seed: str) -> list[Prompt]:
-    """The phase among as many prompts of the same lengths that share nothing: the tokens of each in random order."""
+    """Mix the phase with as many prompts of the same lengths that share nothing.
+
+    These have the tokens of each prompt in random order.
+    """
     rng = random.Random(seed)
     strangers = [Prompt(tuple(rng.sample(one.ids, len(one.ids))), stranger=True) for one in phase]
     every = [*phase, *strangers]

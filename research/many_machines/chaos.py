@@ -1,4 +1,7 @@
-"""Kills of replicas, of Valkey and of the S3 server at random, and a network that delays, loses and refuses, while requests go on."""
+"""Kills of replicas, of Valkey and of the S3 server at random, while requests go on.
+
+The network delays, loses and refuses, too.
+"""
 
 import random
 import threading
@@ -13,9 +16,9 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.errors import DejaKVError
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
-from dejakv.store.base import CorruptChunk
+from dejakv.store.base import CorruptState
 from dejakv.store.remote.bucket import BucketObjects
-from dejakv.store.segment import opened
+from dejakv.store.segment import open_object
 from dejakv_models.docs import ask, make_document, prompt_of
 from research.many_machines.proxy import CALM, Faults, Proxy
 from research.many_machines.replica import Replica, Told
@@ -37,11 +40,13 @@ PURGES = 0.01
 def chaos(running: Services, seconds: float, prompts: int, seed: int = 0) -> dict[str, Any]:
     """Serves requests for so many seconds and checks every answer against one without a cache.
 
-    wrong, unanswered  requests; unanswered: an error, or no answer within `LONGEST` from either replica (a client asks the other one)
+    wrong, unanswered  requests; unanswered: an error, or no answer within `LONGEST` from either
+                       replica (a client asks the other one)
     slowest_s          the longest that replicas took for an answer
     longest_without_s  the longest that a request waited for a replica that runs
     torn               objects in the bucket at the end that are not whole
-    recovered_s        from the return of all services until a round in which both replicas hit every prompt in full; None: not in `RETURN`
+    recovered_s        from the return of all services until a round in which both replicas hit
+                       every prompt in full; None: not in `RETURN`
     """
     wanted = _requests(prompts, seed)
     right = _uncached(wanted)
@@ -50,7 +55,10 @@ def chaos(running: Services, seconds: float, prompts: int, seed: int = 0) -> dic
         trouble = Trouble(parts, random.Random(seed))
         found = _during(parts, wanted, right, seconds, random.Random(seed + 1))
         trouble.end()
-        found |= {"events": dict(trouble.events), "faults": {"s3": dict(parts.s3.done), "feed": dict(parts.feed.done)}}
+        found |= {
+            "events": dict(trouble.events),
+            "faults": {"s3": dict(parts.s3.done), "feed": dict(parts.feed.done)},
+        }
         found |= _afterwards(parts, wanted, right, found)
         found["starts"] = sum(replica.starts for replica in parts.replicas)
     finally:
@@ -66,14 +74,17 @@ class Cluster:
         ports = [urlsplit(url).port or 0 for url in (running.s3.endpoint, running.valkey.url)]
         self.s3, self.feed = (Proxy(port, seed + number) for number, port in enumerate(ports))
         config = replace(CONFIG, store=self.place, feed=f"redis://127.0.0.1:{self.feed.port}/0")
-        environment = {**running.s3.environment, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.s3.port}"}
+        environment = {
+            **running.s3.environment,
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.s3.port}",
+        }
         self.replicas = [Replica(MODEL, config, environment) for _ in range(2)]
         self._turn = 0
         if not all(replica.ready(300) for replica in self.replicas):
             raise DejaKVError("a replica did not start")
 
     def next(self) -> Replica | None:
-        """The replica whose turn it is, of those that answer. Dead ones are started again."""
+        """Return the replica whose turn it is, of those that answer; start dead ones again."""
         for replica in self.replicas:
             if not replica.alive:
                 replica.start()
@@ -84,8 +95,14 @@ class Cluster:
         return None
 
     def ask(self, request: Request) -> tuple[Told | None, float, float]:
-        """What a client is told that asks the other replica when one dies, None after `LONGEST`; seconds that replicas took, and that no replica
-        was there."""
+        """Ask as a client does, which asks the other replica when one dies.
+
+        Returns
+        -------
+        tuple of Told or None, float and float
+            What the client is told, None after `LONGEST`; seconds that replicas took, and seconds
+            in which no replica was there.
+        """
         began, away = time.monotonic(), 0.0
         told: Told | None = None
         while told is None and (left := began + LONGEST - time.monotonic()) > 0:
@@ -105,7 +122,10 @@ class Cluster:
 
 
 class Trouble:
-    """Makes trouble, one kind after another, in a thread of its own until `end`; then everything is there again."""
+    """Trouble of one kind after another, in a thread of its own until `end`.
+
+    Then everything is there again.
+    """
 
     def __init__(self, parts: Cluster, rng: random.Random) -> None:
         self.events = Counter[str]()
@@ -116,7 +136,7 @@ class Trouble:
         self._thread.start()
 
     def end(self) -> None:
-        """Raises: RuntimeError if a service did not come back."""
+        """End the trouble; a RuntimeError tells that a service did not come back."""
         self._over.set()
         self._thread.join()
         if self._failed is not None:
@@ -166,8 +186,12 @@ class Trouble:
 
 
 def _during(
-    parts: Cluster, wanted: Sequence[Request], right: Sequence[Any], seconds: float, rng: random.Random
-) -> dict[str, Any]:  # fmt: skip
+    parts: Cluster,
+    wanted: Sequence[Request],
+    right: Sequence[Any],
+    seconds: float,
+    rng: random.Random,
+) -> dict[str, Any]:
     told, until = Outcomes(), time.monotonic() + seconds
     purges, without = 0, 0.0
     while time.monotonic() < until:
@@ -181,7 +205,7 @@ def _during(
 
 
 class Outcomes:
-    """Of requests, counted."""
+    """Counts of requests by what became of them."""
 
     def __init__(self) -> None:
         self.methods = Counter[str]()
@@ -212,7 +236,10 @@ class Outcomes:
 def _afterwards(
     parts: Cluster, wanted: Sequence[Request], right: Sequence[Any], found: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Rounds of all prompts on both replicas, until one in which all hit. Their answers are checked, too."""
+    """Serve rounds of all prompts on both replicas, until one in which all hit.
+
+    Their answers are checked, too.
+    """
     began, told = time.monotonic(), Outcomes()
     recovered: float | None = None
     misses = len(wanted)
@@ -238,13 +265,13 @@ def _afterwards(
 
 
 def _objects(place: str) -> dict[str, int]:
-    """Objects at the end, and those that are not whole."""
+    """Count the objects at the end, and those that are not whole."""
     bucket, torn, count = BucketObjects(place), 0, 0
     for name in list(bucket.list()):
         count += 1
         try:
-            opened(bucket.get(name), name)
-        except CorruptChunk:
+            open_object(bucket.get(name), name)
+        except CorruptState:
             torn += 1
     return {"objects": count, "torn": torn}
 

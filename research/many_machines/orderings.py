@@ -1,4 +1,4 @@
-"""A gain that lasts: one corpus of passages in ever new orders, under a budget that hardly holds it."""
+"""A gain that lasts: one corpus of passages in ever new orders, under a tight budget."""
 
 import random
 from collections.abc import Sequence
@@ -24,20 +24,32 @@ QUARTERS = 4
 
 
 def gain(services: Services, orderings: int, model: Any, texts: Sequence[str]) -> dict[str, Any]:
-    """Blend from a bucket beside prefix caching (in memory, of the same budget), each prompt with all passages in another order and a question.
+    """Blend from a bucket beside prefix caching (in memory, of the same budget), each prompt with
+    all passages in another order and a question.
 
     model  a name, or an engine
 
-    In each quarter, by prefix caching's: `computed` (tokens) and `ttft` (with 95%), and entries evicted so far.
+    In each quarter, by prefix caching's: `computed` (tokens) and `ttft` (with 95%), and entries
+    evicted so far.
     """
-    own = TransformersEngine.from_pretrained(model, dtype="fp32", device="cpu") if isinstance(model, str) else model
+    own = (
+        TransformersEngine.from_pretrained(model, dtype="fp32", device="cpu")
+        if isinstance(model, str)
+        else model
+    )
     requests, tokens = _requests(own, orderings, list(texts))
     budget = round(BUDGET * tokens * token_bytes(own))
     config = replace(
         stream_of("rag", "transformers").settings.cache,
-        store=services.place(), max_bytes=budget, costs=COSTS, memory_bytes=0,
-    )  # fmt: skip
-    pipelines = {"prefix": pipeline_for("prefix", own, config), "blend": pipeline_for("cache", own, config, "blend")}
+        store=services.place(),
+        max_bytes=budget,
+        costs=COSTS,
+        memory_bytes=0,
+    )
+    pipelines = {
+        "prefix": pipeline_for("prefix", own, config),
+        "blend": pipeline_for("cache", own, config, "blend"),
+    }
     cache = pipelines["blend"].cache
     assert cache is not None
     rows: dict[str, list[Record]] = {name: [] for name in pipelines}
@@ -55,17 +67,21 @@ def gain(services: Services, orderings: int, model: Any, texts: Sequence[str]) -
     close_all(pipelines)
     cuts = [len(requests) * quarter // QUARTERS for quarter in range(QUARTERS + 1)]
     return {
-        "orderings": len(requests), "passages": len(texts), "corpus_tokens": tokens, "budget": BUDGET,
+        "orderings": len(requests),
+        "passages": len(texts),
+        "corpus_tokens": tokens,
+        "budget": BUDGET,
         "most_bytes_by_budget": max(held) / budget,
         "quarters": [
-            _quarter({name: some[start:stop] for name, some in rows.items()}) | {"evictions": evicted[stop - 1]}
+            _quarter({name: some[start:stop] for name, some in rows.items()})
+            | {"evictions": evicted[stop - 1]}
             for start, stop in pairwise(cuts)
         ],
-    }  # fmt: skip
+    }
 
 
 def token_bytes(engine: Any) -> int:
-    """Of one token's state in float32."""
+    """Return the bytes of one token's state in float32."""
     config = engine.model.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 2 * config.num_hidden_layers * config.num_key_value_heads * size * 4
@@ -84,13 +100,19 @@ def _quarter(rows: dict[str, list[Record]]) -> dict[str, Any]:
 
 
 def passages_of(many: int, characters: int | None = None) -> list[str]:
-    """Texts of about 140 of SmolLM2's tokens, or their beginnings."""
-    return [passage.text[:characters] for passage in random.Random("orderings").sample(passages_of_manuals(), many)]
+    """Return texts of about 140 of SmolLM2's tokens, or their beginnings."""
+    return [
+        passage.text[:characters]
+        for passage in random.Random("orderings").sample(passages_of_manuals(), many)
+    ]
 
 
 def _requests(engine: Any, orderings: int, texts: list[str]) -> tuple[list[Request], int]:
     """The prompts, each in an order of its own, and the tokens of all passages."""
-    rng, tokens = random.Random("orderings"), sum(len(engine.tokenizer(text)["input_ids"]) for text in texts)
+    rng, tokens = (
+        random.Random("orderings"),
+        sum(len(engine.tokenizer(text)["input_ids"]) for text in texts),
+    )
     made: list[Request] = []
     seen: set[tuple[str, ...]] = set()
     while len(made) < min(orderings, factorial(len(texts))):

@@ -1,10 +1,13 @@
-"""How soon a replica finds what another stored, and a load from memory, a folder and S3 beside a plain read of as many bytes."""
+"""How soon a replica finds what another stored, and what a load from each place takes.
+
+A load from memory, a folder and S3 is compared with a plain read of as many bytes.
+"""
 
 import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from multiprocessing import get_context
@@ -17,8 +20,9 @@ import numpy as np
 
 from dejakv.identity import exact_key
 from dejakv.store import Store, open_store
-from dejakv.store.base import ChunkMeta, StoredState, Tensor
+from dejakv.store.base import RawTensor, StateInfo, StoredState
 from dejakv.store.remote.bucket import BucketObjects
+from research.machine import spread
 from research.many_machines.proxy import Faults, Proxy
 from research.many_machines.services import Services
 from research.many_machines.simulation import LETTERS, texts
@@ -45,20 +49,23 @@ def prefix(number: int, tokens: int = TOKENS) -> StoredState:
         shape, text = (2, 1, 1, 8), texts()[: round(LETTERS * tokens)]
     both, layers, heads, dim = shape
     state = rng.standard_normal((both, layers, heads, tokens, dim), np.float32)
-    return StoredState(ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, text, ""), Tensor(state, "F32"))
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {f"p{share}": float(np.percentile(values, share)) for share in (10, 50, 90)}
+    return StoredState(
+        StateInfo(exact_key("p", "e", ids, ()), "p", "e", ids, text, ""), RawTensor(state, "F32")
+    )
 
 
 # How soon
 
 
 def found(services: Services, times: int, times_without: int) -> dict[str, Any]:
-    """Milliseconds from the return of a put, of 10 MB, until another process finds the prompt, all of its state and its description: one after
-    another with the feed; without it at random times within a listing's interval. 0: it was found before the put returned. `found_long`: with the
-    feed, of prompts that long; `found_away`: where the bucket answers 20 ms later."""
+    """Measure when another process finds a prompt that was put.
+
+    The figures are milliseconds from the return of a put of 10 MB until the other process finds the
+    prompt, all of its state and its description. With the feed prompts come one after another,
+    without it at random times within a listing's interval. 0 tells that a prompt was found before
+    the put returned. `found_long` is of long prompts with the feed, and `found_away` where the
+    bucket answers 20 ms later.
+    """
     feed, few = services.valkey.url, max(1, times // 4)
     told = _found(services, times, feed, within=0.0)
     listed = _found(services, times_without, feed=None, within=12.0)
@@ -67,10 +74,18 @@ def found(services: Services, times: int, times_without: int) -> dict[str, Any]:
         proxy.faults = Faults(delay=1.0, seconds=(AWAY_SECONDS, AWAY_SECONDS))
         with mock.patch.dict(os.environ, AWS_ENDPOINT_URL=f"http://127.0.0.1:{proxy.port}"):
             away = {tokens: _found(services, few, feed, 0.0, tokens) for tokens in (TOKENS, *LONG)}
-    return {"found_ms": told["p50"], "found": told, "found_by_listing": listed, "found_long": long, "found_away": away}
+    return {
+        "found_ms": told["p50"],
+        "found": told,
+        "found_by_listing": listed,
+        "found_long": long,
+        "found_away": away,
+    }
 
 
-def _found(services: Services, times: int, feed: str | None, within: float, tokens: int = TOKENS) -> dict[str, float]:
+def _found(
+    services: Services, times: int, feed: str | None, within: float, tokens: int = TOKENS
+) -> dict[str, float]:
     url = services.place()
     spawn = get_context("spawn")
     connection, its = spawn.Pipe()
@@ -81,16 +96,16 @@ def _found(services: Services, times: int, feed: str | None, within: float, toke
         with closing(open_store(url, feed=feed)) as store:
             connection.recv()
             waits = sorted(rng.uniform(0, within) for _ in range(times))
-            chunks = [prefix(number, tokens) for number in range(times)]
+            stored_states = [prefix(number, tokens) for number in range(times)]
             if within:  # all are waited for at once
-                connection.send([chunk.meta.token_ids for chunk in chunks])
+                connection.send([stored_state.meta.token_ids for stored_state in stored_states])
             began, ended = time.monotonic(), list[float]()
-            for wait, chunk in zip(waits, chunks, strict=True):
+            for wait, stored_state in zip(waits, stored_states, strict=True):
                 if not within:
-                    connection.send([chunk.meta.token_ids])
+                    connection.send([stored_state.meta.token_ids])
                     time.sleep(0.05)
                 time.sleep(max(0.0, began + wait - time.monotonic()))
-                assert store.put(chunk)
+                assert store.put(stored_state)
                 stored.append(time.monotonic())
                 if not within:
                     ended += connection.recv()
@@ -114,7 +129,9 @@ def _watch(connection: Any, url: str, feed: str | None) -> None:
                 for number, ids in list(left.items()):
                     hit = store.find("p", "e", ids, whole=True)
                     whole = hit is not None and hit[0].tokens == len(ids)
-                    if (whole and store.meta(exact_key("p", "e", ids, ())) is not None) or time.monotonic() > until:
+                    if (
+                        whole and store.meta(exact_key("p", "e", ids, ())) is not None
+                    ) or time.monotonic() > until:
                         seen[number] = time.monotonic()
                         del left[number]
                 time.sleep(_POLL)
@@ -125,44 +142,60 @@ def _watch(connection: Any, url: str, feed: str | None) -> None:
 
 
 def loads(services: Services, folder: Path, times: int) -> dict[str, Any]:
-    """Lookup and load of 10 MB, verified, by a plain read in turns with it: of memory a copy, of a folder a read of the file, of S3 a get of
-    the object by a client with the same settings. Nothing is known to be whole: that in a folder is opened anew. `s3_by_get`: the median ratio."""
-    chunk, url = prefix(0), services.place()
+    """Measure lookup and load of 10 MB, verified, by a plain read in turns with it.
+
+    A plain read is a copy for memory, a read of the file for a folder, and for S3 a get of the
+    object by a client with the same settings. Nothing is known to be whole: the store in a folder
+    is opened anew. `s3_by_get` is the median ratio.
+    """
+    stored_state, url = prefix(0), services.place()
     for place in (str(folder), url):
         with closing(open_store(place)) as store:
-            assert store.put(chunk)
+            assert store.put(stored_state)
     (file,) = folder.glob("segments/*/*")
     plain = BucketObjects(url)
     (name,) = (name for name in plain.list() if plain.head(name, 8)[1] > 1 << 20)
-    target = np.ones(chunk.tensor.nbytes, np.uint8)
-    source = chunk.tensor.data.reshape(-1).view(np.uint8)
+    target = np.ones(stored_state.tensor.nbytes, np.uint8)
+    source = stored_state.tensor.data.reshape(-1).view(np.uint8)
 
     def copy() -> None:
         target[:] = source
 
     kept, far = open_store(), open_store(url, background=False)
-    assert kept.put(chunk)
+    assert kept.put(stored_state)
     rows = {
-        "memory": _ratios(chunk, lambda: nullcontext(kept), copy, times),
-        "folder": _ratios(chunk, lambda: closing(open_store(folder)), lambda: np.fromfile(file, np.uint8), times),
-        "s3": _ratios(chunk, lambda: nullcontext(far), lambda: plain.get(name), times),
+        "memory": _ratios(stored_state, lambda: nullcontext(kept), copy, times),
+        "folder": _ratios(
+            stored_state,
+            lambda: closing(open_store(folder)),
+            lambda: np.fromfile(file, np.uint8),
+            times,
+        ),
+        "s3": _ratios(stored_state, lambda: nullcontext(far), lambda: plain.get(name), times),
     }
     kept.close()
     far.close()
-    return {"s3_by_get": rows["s3"]["ratio"]["p50"], "mb": chunk.tensor.nbytes / 1e6, "loads": rows}
+    return {
+        "s3_by_get": rows["s3"]["ratio"]["p50"],
+        "mb": stored_state.tensor.nbytes / 1e6,
+        "loads": rows,
+    }
 
 
 def _ratios(
-    chunk: StoredState, opened: Callable[[], AbstractContextManager[Store]], plain: Callable[[], object], times: int
+    stored_state: StoredState,
+    opened: Callable[[], AbstractContextManager[Store]],
+    plain: Callable[[], object],
+    times: int,
 ) -> dict[str, Any]:
     ours, theirs = list[float](), list[float]()
 
     def load(store: Store) -> None:
-        hit = store.find("p", "e", chunk.meta.token_ids, whole=True)
+        hit = store.find("p", "e", stored_state.meta.token_ids, whole=True)
         assert hit is not None
         parts = store.get_parts(hit[0].donor)
         assert parts is not None
-        assert sum(part.tensor.nbytes for part in parts) == chunk.tensor.nbytes
+        assert sum(part.tensor.nbytes for part in parts) == stored_state.tensor.nbytes
 
     for number in range(times + 1):
         with opened() as store:

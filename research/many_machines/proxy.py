@@ -17,7 +17,8 @@ class Faults:
     """Chances, for each request.
 
     delay   of a wait of `seconds` before it goes on
-    lost    of an answer that is lost, with its connection, after the service has done what was asked
+    lost    of an answer that is lost, with its connection, after the service has done what was
+            asked
     held    of an answer that never comes, while the connection stays
     failed  of a 503 in place of the service's answer, where the service speaks HTTP
     """
@@ -33,14 +34,19 @@ CALM = Faults()
 
 
 class Proxy:
-    """Forwards to a port of this machine from its own `port`, in a thread of its own. `faults` may be set at any time; `done` counts them."""
+    """Forwards to a port of this machine from its own `port`, in a thread of its own.
+
+    `faults` may be set at any time; `done` counts them.
+    """
 
     def __init__(self, target: int, seed: int = 0) -> None:
         self.faults = CALM
         self.done = Counter[str]()
         self._target, self._random = target, random.Random(seed)
         self._loop = asyncio.new_event_loop()
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self._server = self._loop.run_until_complete(
+            asyncio.start_server(self._serve, "127.0.0.1", 0)
+        )
         self.port: int = self._server.sockets[0].getsockname()[1]
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -88,7 +94,11 @@ class Proxy:
                     await asyncio.gather(*ways, return_exceptions=True)
 
     async def _requests(
-        self, link: "_Link", reader: asyncio.StreamReader, back: asyncio.StreamWriter, writer: asyncio.StreamWriter
+        self,
+        link: "_Link",
+        reader: asyncio.StreamReader,
+        back: asyncio.StreamWriter,
+        writer: asyncio.StreamWriter,
     ) -> None:
         while data := await reader.read(1 << 16):
             if link.answered or _HTTP.match(data):  # a new request
@@ -103,7 +113,9 @@ class Proxy:
             back.write(data)
             await back.drain()
 
-    async def _answers(self, link: "_Link", there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answers(
+        self, link: "_Link", there: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         while data := await there.read(1 << 16):
             link.answered = True
             if link.fault == "lost":

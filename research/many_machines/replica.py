@@ -14,24 +14,40 @@ from dejakv.errors import DejaKVError
 from dejakv.request import Request
 
 _AGAIN_SECONDS = 0.5
-_LOADED = ("dejakv.build", "dejakv.engines.transformers", "dejakv.pipeline", "transformers.models.llama.modeling_llama")
+_LOADED = (
+    "dejakv.build",
+    "dejakv.engines.transformers",
+    "dejakv.pipeline",
+    "transformers.models.llama.modeling_llama",
+)
 READY = "ready"
 Told = dict[str, Any]
-"""Of an answer: `token_ids`, `method`, `prompt_tokens`, `computed_tokens`, `reused_tokens`, `ttft_ms`, `plans`, `reason`; `error` of a request that failed."""
+"""Of an answer: `token_ids`, `method`, `prompt_tokens`, `computed_tokens`, `reused_tokens`,
+`ttft_ms`, `plans`, `reason`; `error` of a request that failed.
+"""
 
 
 class Replica:
-    """Of a model of this name. Without a config it has no cache until `open`."""
+    """Replica of a model of this name, in a process of its own.
+
+    Without a config it has no cache until `open`.
+    """
 
     def __init__(
-        self, model: str, config: SemanticCacheConfig | None = None, environment: Mapping[str, str] | None = None
+        self,
+        model: str,
+        config: SemanticCacheConfig | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._given = model, config, dict(environment or {})
         self.starts = 0
         self.start()
 
     def start(self) -> None:
-        """Begins to start the process, from one that has loaded the libraries: a minute on a busy machine. `ready` tells when it answers."""
+        """Begin to start the process, from one that has loaded the libraries.
+
+        That takes a minute on a busy machine, and `ready` tells when it answers.
+        """
         context = get_context("forkserver")
         context.set_forkserver_preload([__name__, *_LOADED])
         self._connection, its = context.Pipe()
@@ -46,35 +62,40 @@ class Replica:
         return self._process.is_alive()
 
     def ready(self, seconds: float = 0.0) -> bool:
-        """Whether it answers, waited for so long."""
+        """Wait up to `seconds`, and tell whether the replica answers."""
         with suppress(EOFError, OSError):
-            self._ready = self._ready or (self._connection.poll(seconds) and self._connection.recv() == READY)
+            self._ready = self._ready or (
+                self._connection.poll(seconds) and self._connection.recv() == READY
+            )
         return self._ready and self.alive
 
     def open(self, config: SemanticCacheConfig, seconds: float = 120.0) -> None:
-        """Takes another cache. Raises: DejaKVError if that fails."""
+        """Take another cache; a DejaKVError tells that it failed."""
         told = self._said(("open", config), seconds)
         if told is None or "error" in told:
             raise DejaKVError(f"a replica did not open its cache: {told}")
 
     def ask(self, request: Request, seconds: float = 120.0, *, settle: bool = False) -> Told | None:
-        """An answer; None if the process died or has not answered in time: then it is killed. `settle`: state is stored before this returns."""
+        """Return an answer; None if the process died or did not answer in time: then it is killed.
+
+        With `settle`, state is stored before this returns.
+        """
         return self._said(("ask", request, settle), seconds)
 
     def purge(self, seconds: float = 120.0) -> Told | None:
-        """Empties the store; `error` if that is not possible now."""
+        """Empty the store; the answer has an `error` if that is not possible now."""
         return self._said(("purge",), seconds)
 
     def counts(self, seconds: float = 120.0) -> Told | None:
-        """`corrupt` and `misses` of its store."""
+        """Return `corrupt` and `misses` of its store."""
         return self._said(("counts",), seconds)
 
     def entries(self, seconds: float = 120.0) -> Told | None:
-        """How many `entries` it knows and can find, also of others."""
+        """Return how many `entries` the replica knows and can find, also of others."""
         return self._said(("entries",), seconds)
 
     def kill(self) -> None:
-        """With signal 9."""
+        """End the process with signal 9."""
         self._process.kill()
 
     def close(self) -> None:
@@ -96,7 +117,9 @@ class Replica:
         return None
 
 
-def _serve(connection: Any, model: str, config: SemanticCacheConfig | None, environment: dict[str, str]) -> None:
+def _serve(
+    connection: Any, model: str, config: SemanticCacheConfig | None, environment: dict[str, str]
+) -> None:
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process's parent ends it
     logging.getLogger("dejakv").setLevel(logging.ERROR)
@@ -145,7 +168,15 @@ def _serve(connection: Any, model: str, config: SemanticCacheConfig | None, envi
                 answer = pipeline.answer(message[1])
                 if message[2]:
                     cache.flush()
-                names = ("method", "prompt_tokens", "computed_tokens", "reused_tokens", "ttft_ms", "plans", "reason")
+                names = (
+                    "method",
+                    "prompt_tokens",
+                    "computed_tokens",
+                    "reused_tokens",
+                    "ttft_ms",
+                    "plans",
+                    "reason",
+                )
                 told = {name: getattr(answer.record, name) for name in names}
                 connection.send({"token_ids": tuple(answer.token_ids), **told})
         except Exception as error:  # the parent counts it

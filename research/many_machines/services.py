@@ -27,7 +27,10 @@ class Services:
 
 @contextmanager
 def services(folder: Path) -> Generator[Services]:
-    """Starts the servers, with their data in a folder, and sets the environment by which clients find them."""
+    """Start the servers, with their data in a folder.
+
+    The environment then tells clients where they are.
+    """
     s3, valkey = S3Server(folder / "s3"), ValkeyServer()
     try:
         s3.start()

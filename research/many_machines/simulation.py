@@ -1,8 +1,6 @@
-"""What 100 replicas of one cache of 10 million segments would do, from a generated trace, and what they would cost.
+"""What 100 replicas of one cache of 10 million segments would do and cost.
 
-Measured here: bytes and time of real catalogs of growing size, and the bytes of events with headers in and from a real Valkey, of random tokens and
-English text. Replayed: a trace of `research.replay.generate` through LRU caches of blocks of 512 tokens, two segments each. Worked out: requests a
-second, the bill.
+The trace is generated.
 """
 
 import functools
@@ -22,21 +20,27 @@ import numpy as np
 
 from dejakv.identity import exact_key
 from dejakv.store import changes
-from dejakv.store.base import ChunkMeta, Tensor
+from dejakv.store.base import RawTensor, StateInfo, encode_meta
 from dejakv.store.budgets import Budget
 from dejakv.store.catalog import Catalog, SegmentSlice
-from dejakv.store.keys import PrefixKeys
 from dejakv.store.objects import MemoryObjects
+from dejakv.store.prefix_keys import PrefixKeys
 from dejakv.store.reconcile import reconcile
-from dejakv.store.records import encode_meta
 from dejakv.store.remote.feed import HEADER_SECONDS, ChangeFeed, Header
 from dejakv.store.remote.replicas import FEED_SECONDS, SHARE
-from dejakv.store.segment import MOST_TOKENS, NEVER, RECORD, Segment, cut, encode
+from dejakv.store.segment import (
+    DESCRIPTION,
+    MAX_SEGMENT_TOKENS,
+    NEVER,
+    Segment,
+    cut_segments,
+    encode,
+)
 from research.many_machines.services import Services
 from research.replay.generate import BLOCK, World
 
-PROMPT = 4 * MOST_TOKENS
-SEGMENTS_A_BLOCK = BLOCK // MOST_TOKENS
+PROMPT = 4 * MAX_SEGMENT_TOKENS
+SEGMENTS_A_BLOCK = BLOCK // MAX_SEGMENT_TOKENS
 MONTH = 30 * 86_400
 PAGE = 1000
 """Objects in a page of a listing."""
@@ -71,9 +75,13 @@ class Scale:
 
 
 def catalogs(folder: Path, sizes: Sequence[int], lookups: int = 300) -> list[dict[str, float]]:
-    """Of a catalog on disk with so many segments, four to a prompt of 1,024 tokens with its text: bytes a segment, microseconds to add
-    one, to find a stored prompt, and to see that another is not stored; milliseconds to open it, and to compare it with a listing of as many
-    names, without the service's time, and the memory that the names take (the most so far)."""
+    """Measure catalogs on disk of these sizes, four segments to a prompt of 1,024 tokens.
+
+    The prompts have their text. The figures are bytes of a segment; microseconds to add one, to
+    find a stored prompt, and to see that another is not stored; milliseconds to open the catalog,
+    and to compare it with a listing of as many names, without the service's time; and the most
+    memory that the names take so far.
+    """
     rows: list[dict[str, float]] = []
     (path := folder / "catalog.sqlite").touch()
     held, asked, spent = 0, list[tuple[int, ...]](), 0.0
@@ -104,7 +112,9 @@ def catalogs(folder: Path, sizes: Sequence[int], lookups: int = 300) -> list[dic
                     "miss_us": _lookup(catalog, others, 0),
                     "open_ms": _ms(lambda: Catalog(path).close()),
                     "listing_ms": listing,
-                    "listing_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3 - before / 1e6,
+                    "listing_mb": (
+                        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3 - before / 1e6
+                    ),
                 }
             )
     return rows
@@ -131,15 +141,29 @@ def _ms(run: Callable[[], object]) -> float:
 
 def _add(sql: Any, ids: tuple[int, ...]) -> int:
     """Indexes a prompt as a replica does that hears of it; the number of its segments."""
-    meta = ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, " and" * PROMPT, "what is asked", created=1.0)
+    meta = StateInfo(
+        exact_key("p", "e", ids, ()), "p", "e", ids, " and" * PROMPT, "what is asked", created=1.0
+    )
     pieces: list[SegmentSlice] = []
-    for part in cut(meta, PrefixKeys("p", "e", ids), 0, PROMPT, 4096):
-        one = replace(part, name=secrets.token_hex(16), nbytes=4096 * MOST_TOKENS)
-        pieces.append(SegmentSlice(changes.add_segment(sql, one), one.name, one.start, one.stop, one.stop))
+    for part in cut_segments(meta, PrefixKeys("p", "e", ids), 0, PROMPT, 4096):
+        one = replace(part, name=secrets.token_hex(16), nbytes=4096 * MAX_SEGMENT_TOKENS)
+        pieces.append(
+            SegmentSlice(changes.add_segment(sql, one), one.name, one.start, one.stop, one.stop)
+        )
     about = encode_meta(meta)
-    described = Segment(secrets.token_hex(16), "p", "e", RECORD, 0, 0, record=meta.id, created=1.0, about=about)
+    described = Segment(
+        secrets.token_hex(16),
+        "p",
+        "e",
+        DESCRIPTION,
+        0,
+        0,
+        entry_id=meta.id,
+        created=1.0,
+        about=about,
+    )
     pieces.append(SegmentSlice(changes.add_segment(sql, described), described.name, 0, 0, 0))
-    changes.add_record(sql, about, (meta.id, "p", "e", "kv"), 1.0, NEVER, pieces)
+    changes.add_entry(sql, about, (meta.id, "p", "e", "kv"), 1.0, NEVER, pieces)
     return len(pieces)
 
 
@@ -148,22 +172,32 @@ def _lookup(catalog: Catalog, prompts: Sequence[tuple[int, ...]], tokens: int) -
     spent: list[float] = []
     for ids in prompts:
         began = time.perf_counter()
-        found = catalog.longest(PrefixKeys("p", "e", ids), PROMPT, 2.0)
+        found = catalog.longest_prefix(PrefixKeys("p", "e", ids), PROMPT, 2.0)
         spent.append(1e6 * (time.perf_counter() - began))
         assert (found[-1].stop if found else 0) == tokens
     return float(np.median(spent))
 
 
 def extrapolated(rows: Sequence[Mapping[str, float]], name: str, segments: int) -> float:
-    """A figure at so many segments: as it grows with each doubling between the smallest and the largest catalog."""
+    """Extrapolate a figure to so many segments.
+
+    It grows with each doubling as it does between the smallest and the largest catalog.
+    """
     first, last = rows[0], rows[-1]
     doublings = log2(last["segments"] / first["segments"]) or 1.0
-    return last[name] + max(0.0, last[name] - first[name]) / doublings * log2(segments / last["segments"])
+    return last[name] + max(0.0, last[name] - first[name]) / doublings * log2(
+        segments / last["segments"]
+    )
 
 
-def told_bytes(services: Services, lengths: Sequence[int], prompts: int = 4) -> list[dict[str, Any]]:
-    """Bytes that Valkey sends to a reader for a segment of 256 tokens, and for the description of a prompt, by its length; whether their headers
-    are in the feed."""
+def told_bytes(
+    services: Services, lengths: Sequence[int], prompts: int = 4
+) -> list[dict[str, Any]]:
+    """Measure the bytes that Valkey sends to a reader, by the length of a prompt.
+
+    They are those for a segment of 256 tokens, and for the description of a prompt. The rows tell
+    also whether the headers are in the feed.
+    """
     import redis
 
     rng, text = random.Random(0), texts()
@@ -178,8 +212,8 @@ def told_bytes(services: Services, lengths: Sequence[int], prompts: int = 4) -> 
         closing(ChangeFeed(services.valkey.url, name)) as hearer,
         closing(client),
     ):
-        teller.tell("put", ["first"])
-        hearer.hear()  # it began before the first event: a listing
+        teller.publish("put", ["first"])
+        hearer.receive()  # it began before the first event: a listing
         own = -sent() + sent()
         for tokens in lengths:
             made = [_headers(rng, tokens, text) for _ in range(prompts)]
@@ -188,12 +222,19 @@ def told_bytes(services: Services, lengths: Sequence[int], prompts: int = 4) -> 
                 ("description", [objects[-1] for objects in made]),
             ):
                 for one, header in told:
-                    teller.tell("put", [one], header)
+                    teller.publish("put", [one], header)
                 before, heard = sent(), dict[str, Any]()
                 while len(heard) < len(told):
-                    heard |= (hearer.hear() or ({},))[0]
+                    heard |= (hearer.receive() or ({},))[0]
                 nbytes = (sent() - before - own) / len(told)
-                rows.append({"kind": kind, "tokens": tokens, "bytes": nbytes, "in_feed": all(heard.values())})
+                rows.append(
+                    {
+                        "kind": kind,
+                        "tokens": tokens,
+                        "bytes": nbytes,
+                        "in_feed": all(heard.values()),
+                    }
+                )
     return rows
 
 
@@ -210,12 +251,16 @@ def _headers(rng: random.Random, tokens: int, text: str) -> list[tuple[str, Head
         round(LETTERS * tokens),
     )
     text = text[at : at + letters]
-    meta = ChunkMeta(exact_key("p", "e", ids, ()), "p", "e", ids, text, "what is asked", created=1.0)
-    state = cut(meta, PrefixKeys("p", "e", ids), 0, len(ids), 4096)
-    described = Segment("", "p", "e", RECORD, 0, 0, record=meta.id, created=1.0, about=encode_meta(meta))
+    meta = StateInfo(
+        exact_key("p", "e", ids, ()), "p", "e", ids, text, "what is asked", created=1.0
+    )
+    state = cut_segments(meta, PrefixKeys("p", "e", ids), 0, len(ids), 4096)
+    described = Segment(
+        "", "p", "e", DESCRIPTION, 0, 0, entry_id=meta.id, created=1.0, about=encode_meta(meta)
+    )
     made: list[tuple[str, Header]] = []
     for part in (*state, described):
-        tensor = Tensor(np.zeros((2, 1, 1, part.stop - part.start, 2), np.float32), "F32")
+        tensor = RawTensor(np.zeros((2, 1, 1, part.stop - part.start, 2), np.float32), "F32")
         one, buffers = encode(replace(part, name=secrets.token_hex(16)), tensor)
         made.append((one.name, (bytes(buffers[0]), one.nbytes)))
     return made
@@ -224,13 +269,21 @@ def _headers(rng: random.Random, tokens: int, text: str) -> list[tuple[str, Head
 # Replayed
 
 
-def replayed(scale: Scale, requests: int, told: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, Any]:
-    """Hit rates (share of prompt tokens) of one shared cache and of caches of a hundredth each, requests going anywhere; a request's
-    segments: put, found, and read from the bucket since the replica has no copy; its description: bytes told, and whether its header is too
-    large for the feed, of the next longer one in `told`. Counted in the second half of the trace."""
+def replayed(
+    scale: Scale, requests: int, told: Sequence[Mapping[str, Any]], seed: int = 0
+) -> dict[str, Any]:
+    """Replay requests through one shared cache and through caches of a hundredth each.
+
+    Requests go anywhere. The figures, counted in the second half of the trace, are the hit rates
+    (share of prompt tokens); of a request's segments those put, found, and read from the bucket
+    since the replica has no copy; and of its description the bytes told, and whether its header is
+    too large for the feed, by the next longer one in `told`.
+    """
     world, rng = World(random.Random(seed)), random.Random(seed)
     shared = Blocks(scale.segments // SEGMENTS_A_BLOCK)
-    apart = [Blocks(scale.segments // SEGMENTS_A_BLOCK // scale.replicas) for _ in range(scale.replicas)]
+    apart = [
+        Blocks(scale.segments // SEGMENTS_A_BLOCK // scale.replicas) for _ in range(scale.replicas)
+    ]
     copies = [Blocks(max(1, scale.own_segments // SEGMENTS_A_BLOCK)) for _ in range(scale.replicas)]
     tokens = hit = hit_apart = put = found = read = counted = large = 0
     described = 0.0
@@ -294,7 +347,11 @@ class Blocks:
 
 
 def simulated(
-    services: Services, folder: Path, sizes: Sequence[int], requests: int, scale: Scale | None = None
+    services: Services,
+    folder: Path,
+    sizes: Sequence[int],
+    requests: int,
+    scale: Scale | None = None,
 ) -> dict[str, Any]:
     """Everything, with what was measured, replayed and worked out apart."""
     scale = scale or Scale()
@@ -334,7 +391,9 @@ def simulated(
         },
         "bucket": {
             "a_second": a_second,
-            "dollars_a_month": {name: MONTH * many / 1000 * prices[name] for name, many in a_second.items()},
+            "dollars_a_month": {
+                name: MONTH * many / 1000 * prices[name] for name, many in a_second.items()
+            },
             "dollars_for_heads_by_names": MONTH * by_names / 1000 * scale.get,
         },
     }

@@ -15,22 +15,33 @@ NAMES = {"infinite": "infinite", "belady": "Belady's", "blocks": "blocks, lru"}
 def replay_trace(
     trace: Annotated[
         Path,
-        typer.Argument(help="JSON lines with hash_ids (Mooncake, vLLM), or a log of prompts as for --dataset log."),
+        typer.Argument(
+            help=(
+                "JSON lines with hash_ids (Mooncake, vLLM), or a log of prompts as for --dataset"
+                " log."
+            )
+        ),
     ],
     budget: Annotated[
         list[str] | None,
         typer.Option(
-            help="Size of the cache: tokens (500000), or a share of the trace's different tokens (5%); repeatable "
-            "(default: 1%, 5% and 20%)."
+            help=(
+                "Size of the cache: tokens (500000), or a share of the trace's different tokens"
+                " (5%); repeatable "
+                "(default: 1%, 5% and 20%)."
+            )
         ),
     ] = None,
     block: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a block of the trace (default: found by its lengths).")
+        int | None,
+        typer.Option(min=1, help="Tokens in a block of the trace (default: found by its lengths)."),
     ] = None,
-    model: Annotated[str, typer.Option(help="Model whose tokenizer reads a log of prompts.")] = SHARES_MODEL,
+    model: Annotated[
+        str, typer.Option(help="Model whose tokenizer reads a log of prompts.")
+    ] = SHARES_MODEL,
     output: Annotated[Path | None, typer.Option(help="New folder for replay.json.")] = None,
 ) -> None:
-    """Replay a trace of requests through the store's eviction policies at a budget; no model runs."""
+    """Replay a trace of requests through the store's eviction policies; no model runs."""
     from rich.console import Console
 
     from dejakv.cli.progress import watching
@@ -59,24 +70,31 @@ def _show(result: dict[str, Any], console: Any) -> None:
         table.add_column(title, justify="left" if title == "cache" else "right", no_wrap=True)
     for row in result["rows"]:
         table.add_row(
-            f"{row['budget_tokens']:,}" if row["budget"] else "none", NAMES.get(row["policy"], f"store, {row['policy']}"),
-            f"{row['hit_rate']:.1%}", f"{row['of_belady']:.1%}" if row["of_belady"] is not None else "-",
-            f"{row['requests_hit']:.1%}", f"{row['evictions']:,}", end_section=row["policy"] in ("infinite", "lfu"),
+            f"{row['budget_tokens']:,}" if row["budget"] else "none",
+            NAMES.get(row["policy"], f"store, {row['policy']}"),
+            f"{row['hit_rate']:.1%}",
+            f"{row['of_belady']:.1%}" if row["of_belady"] is not None else "-",
+            f"{row['requests_hit']:.1%}", f"{row['evictions']:,}",
+            end_section=row["policy"] in ("infinite", "lfu"),
         )  # fmt: skip
     nearest, default = result["nearest"], result["default_policy"]
     mark = (
-        "the default" if nearest == default else f"the default is {default}: give --policy {nearest} for such traffic"
+        "the default"
+        if nearest == default
+        else f"the default is {default}: give --policy {nearest} for such traffic"
     )
     console.print(
-        f"{result['requests']:,} requests, {result['tokens']:,} tokens, {result['distinct_tokens']:,} of them different, "
-        f"blocks of {result['block']}",
+        f"{result['requests']:,} requests, {result['tokens']:,} tokens,"
+        f" {result['distinct_tokens']:,} of them different, blocks of {result['block']}",
         soft_wrap=True,
     )
     console.print(table)
     console.print(
-        f"of the store's policies, {nearest} comes nearest to Belady's on this trace ({mark})"
-        if nearest
-        else "on this trace the store's policies are equal",
+        (
+            f"of the store's policies, {nearest} comes nearest to Belady's on this trace ({mark})"
+            if nearest
+            else "on this trace the store's policies are equal"
+        ),
         soft_wrap=True,
     )
 

@@ -1,12 +1,6 @@
-"""A made-up trace in Mooncake's format, from a seed: four kinds of traffic, mixed as a chat service sees them.
+"""A made-up trace in Mooncake's format, from a seed.
 
-conversation  turns that repeat the whole history and add to it, minutes apart
-documents     questions about one of many long documents, the most popular ones most often (Zipf)
-agents        calls that share one of a few long instructions and add something new
-single        prompts that nobody repeats
-
-Lengths are log-normal, arrivals a Poisson process. Blocks have 512 tokens, as in Mooncake's published traces
-(https://github.com/kvcache-ai/Mooncake); what is here is nobody's traffic.
+Four kinds of traffic are mixed as a chat service sees them.
 """
 
 import heapq
@@ -39,7 +33,7 @@ def generate(requests: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 class World:
-    """What goes on: clock, running conversations, documents, instructions and the ids given so far."""
+    """What goes on: clock, running conversations, documents, instructions and ids so far."""
 
     def __init__(self, random: random.Random) -> None:
         self._random = random
@@ -48,7 +42,9 @@ class World:
         self._turns: list[tuple[float, int, int, tuple[int, ...]]] = []
         self._documents: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._popularity = list(accumulate(1 / (rank + 1) ** 0.9 for rank in range(DOCUMENTS)))
-        self._instructions = [self._grown((), 0, self._length(3000, 0.5)) for _ in range(INSTRUCTIONS)]
+        self._instructions = [
+            self._grown((), 0, self._length(3000, 0.5)) for _ in range(INSTRUCTIONS)
+        ]
 
     def next(self) -> dict[str, Any]:
         """The next request: a due turn of a conversation, or something new."""
@@ -82,7 +78,9 @@ class World:
             self._documents[rank] = self._grown((), 0, self._length(9000, 0.8))
         return self._documents[rank]
 
-    def _grown(self, blocks: tuple[int, ...], tokens: int, more: int) -> tuple[int, tuple[int, ...]]:
+    def _grown(
+        self, blocks: tuple[int, ...], tokens: int, more: int
+    ) -> tuple[int, tuple[int, ...]]:
         """A prompt with more tokens behind it: its full blocks stay, all others are new."""
         total = tokens + more
         kept = blocks[: tokens // BLOCK]
@@ -107,10 +105,14 @@ def write_generated(
     requests: Annotated[int, typer.Option(min=1, help="Requests in the trace.")] = 100_000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
 ) -> None:
-    """Write a made-up trace in Mooncake's format: conversations, documents, agents and single prompts."""
+    """Write a made-up trace in Mooncake's format: conversations, documents, agents and single
+    prompts.
+    """
     refuse_existing(file, "the trace")
     make_folder(file.parent, "the folder")
-    replace_file(file, "".join(json.dumps(record) + "\n" for record in generate(requests, seed)), "the trace")
+    replace_file(
+        file, "".join(json.dumps(record) + "\n" for record in generate(requests, seed)), "the trace"
+    )
     typer.echo(f"{requests:,} requests written to {file}")
 
 

@@ -1,8 +1,10 @@
-"""Caches that a trace is replayed through. Each tells of every request how many leading blocks it held, and takes the prompt.
+"""Caches that a trace is replayed through.
 
-`Segments` is DejaKV's store, evicted in the order of a policy. `Blocks` is an engine's own prefix cache.
-`Infinite` forgets nothing. `Belady` knows the future and evicts the block that is needed last (Belady, 1966): with equal
-blocks no policy at this budget holds more.
+Each tells of every request how many leading blocks it held, and takes the prompt.
+
+`Segments` is DejaKV's store, evicted in the order of a policy. `Blocks` is an engine's own prefix
+cache. `Infinite` forgets nothing. `Belady` knows the future and evicts the block that is needed
+last (Belady, 1966): with equal blocks no policy at this budget holds more.
 """
 
 import heapq
@@ -40,11 +42,17 @@ class Infinite:
 
 
 class Segments:
-    """DejaKV's store: what a request newly computes is held in segments of at most 256 tokens (or one block), which leave whole.
+    """DejaKV's store: what a request newly computes stays in segments that leave as a whole.
 
-    policy  `lru`: least recently used first; `lfu`: least often used, then least recently. Uses are noted from a prompt's
-            end to its beginning, so the end leaves first
-    budget  tokens of all segments together
+    Parameters
+    ----------
+    trace : Trace
+        The trace, for the size of a block. A segment has at most 256 tokens, or one block.
+    policy : {"lru", "lfu"}
+        `lru`: least recently used first; `lfu`: least often used, then least recently. Uses are
+        noted from a prompt's end to its beginning, so the end leaves first.
+    budget : int
+        Tokens of all segments together.
     """
 
     CAP = 256
@@ -53,7 +61,9 @@ class Segments:
         self._sizes, self._by_hits, self._budget = trace.sizes, policy == "lfu", budget
         self._of: dict[int, int] = {}  # the segment of each block
         self._blocks: dict[int, list[int]] = {}
-        self._use: dict[int, tuple[int, int]] = {}  # hits if they count, and the time of the last use
+        self._use: dict[
+            int, tuple[int, int]
+        ] = {}  # hits if they count, and the time of the last use
         self._heap: list[tuple[tuple[int, int], int]] = []
         self._clock = self._made = self._tokens = 0
         self.evictions = 0
@@ -104,7 +114,10 @@ class Segments:
 
 
 class Blocks:
-    """A prefix cache of blocks, least recently used first; of one prompt the end goes before the beginning, as in vLLM."""
+    """Prefix cache of blocks, least recently used first.
+
+    Of one prompt the end goes before the beginning, as in vLLM.
+    """
 
     def __init__(self, trace: Trace, budget: int) -> None:
         self._sizes = trace.sizes
@@ -151,7 +164,8 @@ class Belady:
             if block not in self._held:
                 self._tokens += self._sizes[block]
             self._held[block] = due
-            # Of blocks that are due together the deepest goes first: without its prefix a block is of no use.
+            # Of blocks that are due together the deepest goes first: without its prefix a block is
+            # of no use.
             heapq.heappush(self._heap, (-due, -place, block))
         while self._tokens > self._budget:
             due, _, block = heapq.heappop(self._heap)

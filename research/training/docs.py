@@ -1,4 +1,7 @@
-"""Train docs-lm: `python -m research.training.docs --minutes 45`. Resumes from its folder; the same command on CPU and CUDA."""
+"""Train docs-lm: `python -m research.training.docs --minutes 45`.
+
+Resumes from its folder; the same command on CPU and CUDA.
+"""
 
 import argparse
 import random
@@ -18,8 +21,9 @@ LEVELS = (4, 8, 14, 24, 40, 64, 90, 120, 150, 180)
 
 
 def next_batch(rng: random.Random, level: int, done: float, tokens: int, context: int) -> Batch:
-    """A batch of about `tokens` tokens: documents of up to the level's facts, long ones more often as time passes,
-    and now and then short ones, lest they be forgotten."""
+    """A batch of about `tokens` tokens: documents of up to the level's facts, long ones more often
+    as time passes, and now and then short ones, lest they be forgotten.
+    """
     most = min(LEVELS[level], int((context - 60) / 10.5))
     facts = max(2, most - int(most * 0.75 * rng.random() ** (1.0 + done)))
     if rng.random() < 0.2:
@@ -52,7 +56,9 @@ class DocsTrainer(Trainer):
         return build(self.options.size, self.options.context)
 
     def rate(self, done: float) -> float:
-        """Warm-up over 100 steps; constant until 60% of the time, then down to a fiftieth in a straight line."""
+        """Warm-up over 100 steps; constant until 60% of the time, then down to a fiftieth in a
+        straight line.
+        """
         return min(1.0, (self.progress.step + 1) / 100) * min(1.0, max(0.02, (1.0 - done) / 0.4))
 
     def due(self, done: float) -> bool:
@@ -67,7 +73,11 @@ class DocsTrainer(Trainer):
         helping = min(1.0, max(0.0, (0.95 - done) / 0.15))
         figures = {name: round(value.item(), 4) for name, value in vars(found).items()}
         loss = found.answer + helping * (0.5 * found.binding + 0.5 * found.attention)
-        return loss, found.right.item(), {"document_tokens": batch.doc.shape[1], "facts": LEVELS[level], **figures}
+        return (
+            loss,
+            found.right.item(),
+            {"document_tokens": batch.doc.shape[1], "facts": LEVELS[level], **figures},
+        )
 
     def run(self, batch: Batch, rng: random.Random, done: float) -> Losses:
         """One pass over a batch; `rng` draws what is random in it."""
@@ -79,7 +89,9 @@ class DocsTrainer(Trainer):
         new = folder.with_name("model.new")
         shutil.rmtree(new, ignore_errors=True)
         config: Any = model.config
-        ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        ids = {
+            name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        }
         model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=8, **ids)
         model.save_pretrained(new)
         save_tokenizer(new, config.max_position_embeddings)
@@ -92,7 +104,9 @@ class DocsTrainer(Trainer):
 
 def docs_parser(name: str, about: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """The options of a training on documents."""
-    parser = make_parser(name, about, **{"minutes": 45.0, "lr": 1e-3, "every": 50, "tokens": 5000, **defaults})
+    parser = make_parser(
+        name, about, **{"minutes": 45.0, "lr": 1e-3, "every": 50, "tokens": 5000, **defaults}
+    )
     parser.add_argument("--tokens", type=int, help="tokens a step")
     parser.add_argument("--context", type=int, default=2048)
     return parser

@@ -1,4 +1,7 @@
-"""Batches for docs-lm: documents as token ids, many questions behind each, and where in the document each answer is."""
+"""Batches for docs-lm: documents as token ids, many questions behind each.
+
+A batch also tells where in the document each answer is.
+"""
 
 import random
 import re
@@ -18,7 +21,9 @@ ATTRIBUTE_NUMBER = {a: i for i, a in enumerate(ATTRIBUTES)}
 
 
 def _pieces(template: str) -> list[int]:
-    return [_SLOTS.get(w, _IDS.get(w, -9)) for w in re.findall(r"\{\w\}|\w+|[^\w\s]", template.lower())]
+    return [
+        _SLOTS.get(w, _IDS.get(w, -9)) for w in re.findall(r"\{\w\}|\w+|[^\w\s]", template.lower())
+    ]
 
 
 _STATEMENTS = {a: [_pieces(w) for w in v.statements] for a, v in ATTRIBUTES.items()}
@@ -33,12 +38,14 @@ _MORE_LETTERS = [_IDS[f"##{c}"] for c in "abcdefghijklmnopqrstuvwxyz0123456789"]
 
 @dataclass
 class Batch:
-    """B documents of up to T tokens, Q questions of up to L tokens each (question, answer and end marker).
+    """B documents of up to T tokens, Q questions of up to L tokens each (question, answer and end
+    marker).
 
-    doc [B, T], doc_pos [B, T] positions, doc_len [B]; ask [B, Q, L], ask_pos [B, Q, L], ask_len [B, Q] real tokens;
-    at [B, Q] index of the answer marker in its question; value_at [B, Q] index of the stated value in the document;
-    facts [F, 4]: document, index of the value, number of the name, number of the attribute, for every stated fact;
-    asked [B, Q, 2]: number of the name and of the attribute. `turns`: each question sees those before it.
+    doc [B, T], doc_pos [B, T] positions, doc_len [B]; ask [B, Q, L], ask_pos [B, Q, L], ask_len [B,
+    Q] real tokens; at [B, Q] index of the answer marker in its question; value_at [B, Q] index of
+    the stated value in the document; facts [F, 4]: document, index of the value, number of the
+    name, number of the attribute, for every stated fact; asked [B, Q, 2]: number of the name and of
+    the attribute. `turns`: each question sees those before it.
     """
 
     doc: torch.Tensor
@@ -58,12 +65,16 @@ class Batch:
         return self.doc.numel() + self.ask.numel()
 
     def to(self, device: str) -> "Batch":
-        moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in vars(self).items()}
+        moved = {
+            k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in vars(self).items()
+        }
         return Batch(**moved)
 
 
 def _noise(rng: random.Random) -> list[int]:
-    """A sentence of filler words and of words spelled in characters: what the model must learn to pass over."""
+    """A sentence of filler words and of words spelled in characters: what the model must learn to
+    pass over.
+    """
     words: list[int] = []
     for _ in range(rng.randint(2, 6)):
         if rng.random() < 0.5:
@@ -74,14 +85,17 @@ def _noise(rng: random.Random) -> list[int]:
 
 
 def _stretched(rng: random.Random, borders: list[int], length: int, limit: int) -> list[int]:
-    """Positions of a document whose sentences start at `borders`, with random gaps between sentences up to `limit`.
+    """Positions of a document whose sentences start at `borders`, with random gaps between
+    sentences up to `limit`.
 
     A short document thus teaches long distances at the price of a short one.
     """
     spare = max(0, rng.randint(0, limit) - length)
     gaps = rng.sample(borders, rng.randint(1, len(borders))) if spare else []
     cuts = sorted(rng.randint(0, spare) for _ in gaps)
-    sizes = dict(zip(sorted(gaps), (b - a for a, b in zip([0, *cuts], cuts, strict=False)), strict=True))
+    sizes = dict(
+        zip(sorted(gaps), (b - a for a, b in zip([0, *cuts], cuts, strict=False)), strict=True)
+    )
     positions, shift, start = [], 0, 0
     for border, end in zip(borders, [*borders[1:], length], strict=True):
         shift += sizes.get(border, 0)
@@ -90,8 +104,12 @@ def _stretched(rng: random.Random, borders: list[int], length: int, limit: int) 
     return positions
 
 
-def _document(rng: random.Random, facts: int, filler: float) -> tuple[list[int], list[int], list[tuple]]:
-    """Token ids, where sentences start, and for each fact (index of its value, name, attribute, value)."""
+def _document(
+    rng: random.Random, facts: int, filler: float
+) -> tuple[list[int], list[int], list[tuple]]:
+    """Token ids, where sentences start, and for each fact (index of its value, name, attribute,
+    value).
+    """
     tokens, borders, stated = [_IDS[BOS]], [0], []
     choice, chance = rng.choice, rng.random
     for fact in draw_facts(rng, facts):
@@ -104,7 +122,9 @@ def _document(rng: random.Random, facts: int, filler: float) -> tuple[list[int],
         if chance() < 0.1:
             tokens += choice(_OPENINGS)
         wording = choice(_STATEMENTS[fact.attribute])
-        stated.append((len(tokens) + wording.index(_VALUE), fact.name, fact.attribute, _IDS[fact.value]))
+        stated.append(
+            (len(tokens) + wording.index(_VALUE), fact.name, fact.attribute, _IDS[fact.value])
+        )
         name, value = _IDS[fact.name], _IDS[fact.value]
         tokens += [name if p == _NAME else value if p == _VALUE else p for p in wording]
     return tokens, borders, stated
@@ -121,14 +141,26 @@ def make_batch(
     turns: bool = False,
     filler: float = 0.15,
 ) -> Batch:
-    """`documents` documents of `facts` facts; with probability `stretch` each gets gaps in its positions."""
-    docs, positions, asks, ask_positions, ats, values, stated_at, asked = [], [], [], [], [], [], [], []
+    """`documents` documents of `facts` facts; with probability `stretch` each gets gaps in its
+    positions.
+    """
+    docs, positions, asks, ask_positions, ats, values, stated_at, asked = (
+        [],
+        [],
+        [],
+        [],
+        [],
+        [],
+        [],
+        [],
+    )
     questions = min(questions, facts)
     # All of a batch or none: questions are padded to the longest.
     noisy = rng.random() < 0.05
     for number in range(documents):
         tokens, borders, stated = _document(rng, facts, filler)
-        # Positions are kept free behind the document: 20 a question in a talk, enough for one with noise otherwise.
+        # Positions are kept free behind the document: 20 a question in a talk, enough for one with
+        # noise otherwise.
         limit = context - (20 * questions if turns else 80)
         gaps = rng.random() < stretch and len(tokens) < limit
         where = _stretched(rng, borders, len(tokens), limit) if gaps else list(range(len(tokens)))

@@ -1,7 +1,6 @@
-"""Measure docs-lm as a user would run it: `python -m research.training.docs_eval --model FOLDER` writes FOLDER/curve.json.
+"""Measure docs-lm as a user would run it: `python -m research.training.docs_eval`.
 
-One question behind each document, prompt to tokens by the exported tokenizer, greedy decoding to the end marker, and the
-decoded text must equal the answer. Documents are fresh: their seeds are words, those of training numbers.
+With `--model FOLDER` it writes FOLDER/curve.json.
 """
 
 import argparse
@@ -37,8 +36,12 @@ def document_of_length(rng: random.Random, tokens: int, wordings: Wordings) -> d
         facts = max(1, facts + round((tokens - doc.tokens) / 9) or 1)
 
 
-def questions(length: int, count: int, wordings: Wordings, per_document: int = 4) -> Iterator[tuple[str, docs.Fact]]:
-    """`count` prompts of one question each, `per_document` on each document of about `length` tokens."""
+def questions(
+    length: int, count: int, wordings: Wordings, per_document: int = 4
+) -> Iterator[tuple[str, docs.Fact]]:
+    """`count` prompts of one question each, `per_document` on each document of about `length`
+    tokens.
+    """
     rng = random.Random(f"docs-eval/{length}/{wordings}")
     made = 0
     while made < count:
@@ -59,7 +62,9 @@ class Reader:
     def answer(self, prompt: str) -> tuple[str, bool]:
         """The decoded answer, and whether the model ended it by itself."""
         ids = self.tokenizer(prompt, return_tensors="pt").to(self.model.device)
-        out = self.model.generate(**ids, max_new_tokens=4, do_sample=False)[0, ids["input_ids"].shape[1] :]
+        out = self.model.generate(**ids, max_new_tokens=4, do_sample=False)[
+            0, ids["input_ids"].shape[1] :
+        ]
         ended = bool((out == self.tokenizer.eos_token_id).any())
         return self.tokenizer.decode(out, skip_special_tokens=True).strip(), ended
 
@@ -67,7 +72,9 @@ class Reader:
 def measure(reader: Reader, length: int, count: int, wordings: Wordings) -> dict:
     """Accuracy at one length."""
     began = time.perf_counter()
-    said = [(*reader.answer(prompt), fact.value) for prompt, fact in questions(length, count, wordings)]
+    said = [
+        (*reader.answer(prompt), fact.value) for prompt, fact in questions(length, count, wordings)
+    ]
     return {
         "tokens": length,
         "wordings": wordings,
@@ -79,7 +86,9 @@ def measure(reader: Reader, length: int, count: int, wordings: Wordings) -> dict
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m research.training.docs_eval", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m research.training.docs_eval", description=__doc__
+    )
     parser.add_argument("--model", default="packages/dejakv-models/src/dejakv_models/docs-lm")
     parser.add_argument("--questions", type=int, default=200, help="questions at each length")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
@@ -95,7 +104,11 @@ def main(arguments: list[str] | None = None) -> None:
         for length in o.lengths:
             rows.append(measure(reader, length, o.questions, wordings))
             print(json.dumps(rows[-1]), flush=True)
-    result = {**measured("research.training.docs_eval"), "threads": torch.get_num_threads(), "lengths": rows}
+    result = {
+        **measured("research.training.docs_eval"),
+        "threads": torch.get_num_threads(),
+        "lengths": rows,
+    }
     Path(o.out or Path(o.model) / "curve.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

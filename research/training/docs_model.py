@@ -1,6 +1,6 @@
-"""docs-lm and the forward pass it is trained with: an ordinary Llama, run over a document and many questions at once.
+"""docs-lm and the forward pass it is trained with.
 
-What only training needs (the two linear heads, the attention loss) lives in `Helpers` and is not exported.
+It is an ordinary Llama, run over a document and many questions at once.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,18 @@ from research.training.docs_data import Batch
 from research.training.docs_tokenizer import PAD, vocabulary
 
 SIZES = {
-    "full": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4},
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
+    "full": {
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    },
 }
 SUPERVISED_LAYER = 2
 
@@ -40,14 +50,17 @@ def build(size: str, context: int = 2048) -> LlamaForCausalLM:
         eos_token_id=words.index(EOS),
     )
     model = LlamaForCausalLM(config)
-    # Embeddings of the usual .02 drown in what the layers add, and copying a value is then learnt late.
+    # Embeddings of the usual .02 drown in what the layers add, and copying a value is then learnt
+    # late.
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.1)
     return model
 
 
 class Helpers(nn.Module):
-    """Linear heads that read a hidden state, the same ones in both places: who and what is spoken of at a stated value
-    and at an answer marker, and the value where it is stated and, one layer on, where it is asked for."""
+    """Linear heads that read a hidden state, the same ones in both places: who and what is spoken
+    of at a stated value and at an answer marker, and the value where it is stated and, one
+    layer on, where it is asked for.
+    """
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -58,8 +71,10 @@ class Helpers(nn.Module):
 
 @dataclass
 class Losses:
-    """answer: cross entropy of the answer and the end marker. binding: of the linear heads. attention: of the
-    supervised heads' scores against the stated value. right, bound, looked: shares of questions (facts) that are right."""
+    """answer: cross entropy of the answer and the end marker. binding: of the linear heads.
+    attention: of the supervised heads' scores against the stated value. right, bound, looked:
+    shares of questions (facts) that are right.
+    """
 
     answer: torch.Tensor
     binding: torch.Tensor
@@ -70,7 +85,9 @@ class Losses:
 
 
 def question_mask(b: Batch) -> torch.Tensor:
-    """[B, 1, Q*L, T+Q*L] what a question's token sees: the document, its own question so far, earlier turns if any."""
+    """[B, 1, Q*L, T+Q*L] what a question's token sees: the document, its own question so far,
+    earlier turns if any.
+    """
     n, t = b.doc.shape
     _, q, length = b.ask.shape
     device = b.doc.device
@@ -83,13 +100,18 @@ def question_mask(b: Batch) -> torch.Tensor:
     own = own.expand(n, q, length, q, length)
     if b.turns:
         real = step < b.ask_len[:, :, None]
-        earlier = (number[:, None] > number[None, :])[None, :, None, :, None] & real[:, None, None, :, :]
+        earlier = (number[:, None] > number[None, :])[None, :, None, :, None] & real[
+            :, None, None, :, :
+        ]
         own = own | earlier
     return torch.cat([seen_doc, own.reshape(n, q * length, q * length)], -1)[:, None]
 
 
 def run(model: LlamaForCausalLM, helpers: Helpers, b: Batch) -> Losses:
-    """One pass over a batch. The last layer is computed only where an answer or an end marker is predicted."""
+    """One pass over a batch.
+
+    The last layer is computed only where an answer or an end marker is predicted.
+    """
     llama, config = model.model, model.config
     n, t = b.doc.shape
     _, q, length = b.ask.shape
@@ -116,7 +138,9 @@ def run(model: LlamaForCausalLM, helpers: Helpers, b: Batch) -> Losses:
         query, _ = apply_rotary_pos_emb(query, query, c, s)
         groups = query.shape[1] // key.shape[1]
         if number == SUPERVISED_LAYER:
-            asked = query[:, :groups].gather(2, marker[:, None, :, None].expand(n, groups, q, config.head_dim))
+            asked = query[:, :groups].gather(
+                2, marker[:, None, :, None].expand(n, groups, q, config.head_dim)
+            )
             scores = (asked @ key[:, :1].transpose(2, 3)).float() * attn.scaling
             attention, looked = attended(scores, mask[rows, 0, marker - t], b)
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -137,7 +161,9 @@ def run(model: LlamaForCausalLM, helpers: Helpers, b: Batch) -> Losses:
             names, attributes = helpers.name(sites), helpers.attribute(sites)
             stated = b.doc[b.facts[:, 0], b.facts[:, 1]]
             values = helpers.value(sites[: len(stated)]).float()
-            binding = F.cross_entropy(names.float(), who) + F.cross_entropy(attributes.float(), what)
+            binding = F.cross_entropy(names.float(), who) + F.cross_entropy(
+                attributes.float(), what
+            )
             binding = binding + F.cross_entropy(values, stated)
             bound = ((names.argmax(-1) == who) & (attributes.argmax(-1) == what)).float().mean()
         if number == SUPERVISED_LAYER:
@@ -147,15 +173,26 @@ def run(model: LlamaForCausalLM, helpers: Helpers, b: Batch) -> Losses:
     return Losses(answer, binding, attention, right, bound, looked)
 
 
-def attended(scores: torch.Tensor, seen: torch.Tensor, b: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of attention scores `[B, heads, Q, tokens]` against the place of the stated value, and the share that looks there."""
+def attended(
+    scores: torch.Tensor, seen: torch.Tensor, b: Batch
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of attention scores `[B, heads, Q, tokens]` against the place of the stated value,
+    and the share that looks there.
+    """
     scores = scores.masked_fill(~seen[:, None], -1e9)
     target = b.value_at[:, None].expand(scores.shape[:3])
-    return F.cross_entropy(scores.flatten(0, 2), target.flatten()), (scores.argmax(-1) == target).float().mean()
+    return (
+        F.cross_entropy(scores.flatten(0, 2), target.flatten()),
+        (scores.argmax(-1) == target).float().mean(),
+    )
 
 
-def answered(logits: torch.Tensor, answers: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of the answers and of the end markers behind them, logits `[B, 2Q, vocabulary]`, and the share of right answers."""
+def answered(
+    logits: torch.Tensor, answers: torch.Tensor, end: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of the answers and of the end markers behind them, logits `[B, 2Q, vocabulary]`,
+    and the share of right answers.
+    """
     q = answers.shape[1]
     loss = F.cross_entropy(logits[:, :q].flatten(0, 1), answers.flatten())
     ends = F.cross_entropy(logits[:, q:].flatten(0, 1), torch.full_like(answers, end).flatten())

@@ -1,4 +1,7 @@
-"""The tokenizer of docs-lm: every word of the documents is one token, any other ASCII text falls back to characters."""
+"""The tokenizer of docs-lm: every word of the documents is one token.
+
+Any other ASCII text falls back to characters.
+"""
 
 import json
 import re
@@ -11,12 +14,15 @@ from dejakv_models.docs_facts import ATTRIBUTES, FILLERS, NAMES, OPENINGS
 PAD, UNK = "<pad>", "<unk>"
 SPECIAL = (PAD, BOS, EOS, QUESTION, ANSWER, UNK)
 
-# System messages are the document, user messages the questions; without a system message the last blank line of the
-# first user message parts document and question. Ends where the answer begins if add_generation_prompt.
+# System messages are the document, user messages the questions; without a system message the last
+# blank line of the
+# first user message parts document and question. Ends where the answer begins if
+# add_generation_prompt.
 CHAT_TEMPLATE = """\
 {%- macro text(content) -%}
 {%- if content is string -%}{{ content | trim }}
-{%- else -%}{%- for part in content if part.type == 'text' -%}{{ part.text | trim }}{%- if not loop.last %} {% endif -%}
+{%- else -%}{%- for part in content if part.type == 'text' -%}{{ part.text | trim }}{%- if not \
+loop.last %} {% endif -%}
 {%- endfor -%}{%- endif -%}
 {%- endmacro -%}
 {%- set ns = namespace(document='', open=true) -%}
@@ -30,13 +36,16 @@ CHAT_TEMPLATE = """\
 {%- set ns.document = parts[0] | trim -%}{%- set said = parts[1] | trim -%}
 {%- endif -%}
 {%- if loop.first -%}<s> {{ ns.document }}{%- endif -%}
-{%- if m.role == 'user' %} <q> {{ said }}{%- if not loop.last or add_generation_prompt %} <a>{%- endif -%}
+{%- if m.role == 'user' %} <q> {{ said }}{%- if not loop.last or add_generation_prompt %} <a>{%- \
+endif -%}
 {%- else %} {{ said }} </s>{%- endif -%}
 {%- endfor -%}"""
 
 
 def vocabulary() -> list[str]:
-    """Special tokens, words in alphabetical order, printable ASCII characters, the same characters as continuations."""
+    """Special tokens, words in alphabetical order, printable ASCII characters, the same characters
+    as continuations.
+    """
     templates = [*OPENINGS, *FILLERS]
     words: set[str] = set(NAMES)
     for a in ATTRIBUTES.values():
@@ -50,13 +59,17 @@ def vocabulary() -> list[str]:
 
 
 def save_tokenizer(folder: Path, context: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json as AutoTokenizer and vLLM read them (PreTrainedTokenizerFast)."""
+    """Write tokenizer.json and tokenizer_config.json as AutoTokenizer and vLLM read them
+    (PreTrainedTokenizerFast).
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     ids = {token: i for i, token in enumerate(vocabulary())}
     core = Tokenizer(models.WordPiece(vocab=ids, unk_token=UNK, max_input_chars_per_word=4096))
-    core.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=True, handle_chinese_chars=True)
+    core.normalizer = normalizers.BertNormalizer(
+        lowercase=True, strip_accents=True, handle_chinese_chars=True
+    )
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     fast = PreTrainedTokenizerFast(

@@ -1,4 +1,7 @@
-"""The loop of all trainings: a curriculum, a log, and a checkpoint of everything, from which the same command goes on."""
+"""The loop of all trainings: a curriculum, a log, and a checkpoint of everything.
+
+From the checkpoint the same command goes on.
+"""
 
 import argparse
 import json
@@ -13,7 +16,9 @@ import torch
 
 @dataclass
 class Progress:
-    """Steps and seconds spent, level of the curriculum, running accuracy of the training answers: of all, and by kind of question."""
+    """Steps and seconds spent, level of the curriculum, running accuracy of the training answers:
+    of all, and by kind of question.
+    """
 
     step: int = 0
     seconds: float = 0.0
@@ -25,7 +30,8 @@ class Progress:
 class Trainer:
     """One training. Subclasses make the parts, a step's loss, and the files that ship.
 
-    levels   of the curriculum; the next one begins at a running accuracy of `advance_at`, which then counts as `begin_at` at most
+    levels   of the curriculum; the next one begins at a running accuracy of `advance_at`, which
+             then counts as `begin_at` at most
     follow   how fast the running accuracy follows that of each step
     """
 
@@ -37,7 +43,9 @@ class Trainer:
         torch.manual_seed(options.seed)
         self.options, self.progress = options, Progress()
         self.parts = {name: part.to(options.device) for name, part in self.make().items()}
-        self.parameters = [one for part in self.parts.values() for one in part.parameters() if one.requires_grad]
+        self.parameters = [
+            one for part in self.parts.values() for one in part.parameters() if one.requires_grad
+        ]
         fused = options.device == "cpu" or None
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=fused
@@ -50,14 +58,20 @@ class Trainer:
             for name, part in self._kept().items():
                 part.load_state_dict(found[name])
             self.progress = Progress(**found["progress"])
-            print(f"resumed at step {self.progress.step}, {self.progress.seconds / 60:.1f} minutes", flush=True)
+            print(
+                f"resumed at step {self.progress.step}, {self.progress.seconds / 60:.1f} minutes",
+                flush=True,
+            )
 
     def make(self) -> dict[str, Any]:
         """The model and what helps it learn, as training begins with them."""
         raise NotImplementedError
 
     def rate(self, done: float) -> float:
-        """The learning rate at this step, of its peak. `done`: share of the training that is over."""
+        """The learning rate at this step, of its peak.
+
+        `done`: share of the training that is over.
+        """
         raise NotImplementedError
 
     def due(self, done: float) -> bool:
@@ -81,7 +95,8 @@ class Trainer:
         o, p = self.options, self.progress
         for group in self.optimizer.param_groups:
             group["lr"] = o.lr * self.rate(done)
-        # Each step's data follow from its number alone, so a resumed run sees what an unbroken one would have seen.
+        # Each step's data follow from its number alone, so a resumed run sees what an unbroken one
+        # would have seen.
         rng = random.Random(f"{o.seed}/{p.step}")
         # Tiny models are faster without: casting costs more than the products save.
         with torch.autocast(o.device, torch.bfloat16, enabled=o.size == "full"):
@@ -102,7 +117,9 @@ class Trainer:
         o, p = self.options, self.progress
         begin, figures = time.monotonic() - p.seconds, None
         while p.seconds < 60 * o.minutes and (o.steps is None or p.step < o.steps):
-            figures = self.train_step(p.seconds / (60 * o.minutes) if o.steps is None else p.step / o.steps)
+            figures = self.train_step(
+                p.seconds / (60 * o.minutes) if o.steps is None else p.step / o.steps
+            )
             p.seconds = round(time.monotonic() - begin, 1)
             if p.step % o.every == 0:
                 self.report(figures)
@@ -112,7 +129,9 @@ class Trainer:
         self.export(last=True)
 
     def report(self, figures: dict[str, Any]) -> None:
-        """A checkpoint, complete or not at all; the model as it would be shipped; a line of the log."""
+        """A checkpoint, complete or not at all; the model as it would be shipped; a line of the
+        log.
+        """
         partial = self.checkpoint.with_suffix(".partial")
         states = {name: part.state_dict() for name, part in self._kept().items()}
         torch.save({"progress": asdict(self.progress), **states}, partial)
@@ -131,8 +150,12 @@ def make_parser(name: str, about: str | None, **defaults: Any) -> argparse.Argum
     """The options of every training. `defaults`: of this one."""
     parser = argparse.ArgumentParser(prog=f"python -m research.training.{name}", description=about)
     parser.add_argument("--minutes", type=float, help="time to train, resumed time included")
-    parser.add_argument("--steps", type=int, help="stop after so many steps; the schedule then follows steps")
-    parser.add_argument("--out", help="folder for the checkpoint, log.jsonl and the exported model/")
+    parser.add_argument(
+        "--steps", type=int, help="stop after so many steps; the schedule then follows steps"
+    )
+    parser.add_argument(
+        "--out", help="folder for the checkpoint, log.jsonl and the exported model/"
+    )
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--lr", type=float, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
@@ -143,7 +166,9 @@ def make_parser(name: str, about: str | None, **defaults: Any) -> argparse.Argum
     return parser
 
 
-def start(trainer: type[Trainer], parser: argparse.ArgumentParser, arguments: list[str] | None) -> None:
+def start(
+    trainer: type[Trainer], parser: argparse.ArgumentParser, arguments: list[str] | None
+) -> None:
     """Parses the command line and trains."""
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

@@ -1,4 +1,7 @@
-"""Train shapes-vlm: `python -m research.training.shapes --minutes 60 --out runs/shapes`. Resumes from its folder."""
+"""Train shapes-vlm: `python -m research.training.shapes --minutes 60 --out runs/shapes`.
+
+Resumes from its folder.
+"""
 
 import random
 from collections import defaultdict
@@ -26,9 +29,15 @@ class ShapesTrainer(Trainer):
 
     def make(self) -> dict[str, Any]:
         self.processor = build_processor()
-        self.batches = Batches(self.processor.tokenizer, self.options.pictures, self.options.questions)
+        self.batches = Batches(
+            self.processor.tokenizer, self.options.pictures, self.options.questions
+        )
         model = build_model(self.processor.tokenizer, self.options.size)
-        return {"model": model, "heads": Heads(model.config.text_config.hidden_size), "average": Average(model)}
+        return {
+            "model": model,
+            "heads": Heads(model.config.text_config.hidden_size),
+            "average": Average(model),
+        }
 
     def rate(self, done: float) -> float:
         """Warm-up over 200 steps, then linearly to zero."""
@@ -52,26 +61,37 @@ class ShapesTrainer(Trainer):
             "patches": round(found.patches, 4),
             "names": round(found.references, 4),
         }
-        return found.total, found.correct.float().mean().item(), {"things": LEVELS[p.level], "loss": figures}
+        return (
+            found.total,
+            found.correct.float().mean().item(),
+            {"things": LEVELS[p.level], "loss": figures},
+        )
 
     def measured(self) -> dict[str, Any]:
-        """Share of right answer words of the averaged weights on fresh scenes, in fp32: by question type, `all`, and `held-out`
-        (wordings not trained on)."""
+        """Share of right answer words of the averaged weights on fresh scenes, in fp32: by
+        question type, `all`, and `held-out` (wordings not trained on).
+        """
         right: dict[str, list[bool]] = defaultdict(list)
         model: Any = self.parts["average"].module
         with torch.no_grad():
             for split, group in (("seen", "all"), ("held-out", "held-out")):
                 for i in range(self.options.eval_batches):
-                    batch = self.batches.make(f"validation-{split}-{i}", (2, MAX_THINGS), split).to(self.options.device)
+                    batch = self.batches.make(f"validation-{split}-{i}", (2, MAX_THINGS), split).to(
+                        self.options.device
+                    )
                     correct = losses(model, self.parts["heads"], batch).correct.tolist()
                     right[group] += correct
                     for kind, ok in zip(batch.kinds, correct, strict=True):
                         if split == "seen":
                             right[TYPES[kind]].append(ok)
-        return {"measured": {name: round(sum(found) / len(found), 3) for name, found in right.items()}}
+        return {
+            "measured": {name: round(sum(found) / len(found), 3) for name, found in right.items()}
+        }
 
     def export(self, *, last: bool) -> None:
-        """The averaged weights; at the end of the time the last ones, since the rate has come down to zero."""
+        """The averaged weights; at the end of the time the last ones, since the rate has come down
+        to zero.
+        """
         done = last and self.progress.seconds >= 60 * self.options.minutes
         model: Any = self.parts["model"] if done else self.parts["average"].module
         export(self.folder / "model", model, self.processor)

@@ -1,4 +1,7 @@
-"""Batches for shapes-vlm: one picture, many questions behind it, each seeing the picture and itself alone."""
+"""Batches for shapes-vlm: one picture, many questions behind it.
+
+Each question sees the picture and itself alone.
+"""
 
 import random
 from collections.abc import Mapping
@@ -27,17 +30,31 @@ WEIGHTS = {
     "above": 2,
     "below": 2,
 }
-"""How often each kind is asked at first. Relations are learned last, so they get the most samples together."""
+"""How often each kind is asked at first.
+
+Relations are learned last, so they get the most samples together.
+"""
 
 
 def adapted(accuracy: Mapping[str, float]) -> dict[str, float]:
-    """The weights when kinds are answered that well (0 to 1): what goes wrong is asked more often."""
+    """Return the weights of kinds: what goes wrong is asked more often.
+
+    The argument tells how well kinds are answered (0 to 1).
+    """
     return {kind: weight * (1.15 - accuracy.get(kind, 0.0)) for kind, weight in WEIGHTS.items()}
 
 
 IGNORE = -100
-PATCH_HEADS = {"color": len(COLORS) + 1, "shape": len(SHAPES) + 1, "size": len(SIZES) + 1, "column": GRID, "row": GRID}
-"""What each image token should say about its cell (0 = nothing there); positions in PATCH units are cells."""
+PATCH_HEADS = {
+    "color": len(COLORS) + 1,
+    "shape": len(SHAPES) + 1,
+    "size": len(SIZES) + 1,
+    "column": GRID,
+    "row": GRID,
+}
+"""What each image token should say about its cell (0 = nothing there); positions in PATCH units
+are cells.
+"""
 REFERENCE_HEADS = {
     "color": len(COLORS),
     "shape": len(SHAPES),
@@ -46,7 +63,9 @@ REFERENCE_HEADS = {
     "row": GRID,
     "matches": 8,
 }
-"""What the last word of a noun phrase should say about the thing it names, and how many things it fits."""
+"""What the last word of a noun phrase should say about the thing it names, and how many things it
+fits.
+"""
 QUESTION_HEADS = {
     **{f"first {k}": n for k, n in REFERENCE_HEADS.items() if k != "matches"},
     **{f"second {k}": n for k, n in REFERENCE_HEADS.items() if k != "matches"},
@@ -55,7 +74,9 @@ QUESTION_HEADS = {
     "alike in color": 2,
     "alike in size": 2,
 }
-"""What the sign to answer should know of the things named, and how the two compare, whatever is asked about them."""
+"""What the sign to answer should know of the things named, and how the two compare, whatever is
+asked about them.
+"""
 _VALUES = {"color": COLORS, "shape": SHAPES, "size": SIZES}
 
 
@@ -71,7 +92,8 @@ class Batch:
     patches     name -> (B, IMAGE_TOKENS) class
     references  name -> (R,) class or IGNORE; `places` (R, 2) says where: row, token
     questions   name -> (Q,) class or IGNORE
-    answers     (Q, 2): row, token from which the answer is predicted; `kinds` names the kind of each question
+    answers     (Q, 2): row, token from which the answer is predicted; `kinds` names the kind of
+                each question
     """
 
     pixels: torch.Tensor
@@ -90,7 +112,8 @@ class Batch:
         """The same batch on another device."""
         moved = {k: v.to(device) for k, v in self.__dict__.items() if isinstance(v, torch.Tensor)}
         dicts = {
-            k: {n: t.to(device) for n, t in getattr(self, k).items()} for k in ("patches", "references", "questions")
+            k: {n: t.to(device) for n, t in getattr(self, k).items()}
+            for k in ("patches", "references", "questions")
         }
         return Batch(**moved, **dicts, kinds=self.kinds)
 
@@ -103,7 +126,9 @@ class Batches:
         self._pictures, self._questions = pictures, questions
         self._image = tokenizer.convert_tokens_to_ids("<image>")
         self._answer = tokenizer.convert_tokens_to_ids(ANSWER)
-        self._ids = lru_cache(maxsize=4096)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
+        self._ids = lru_cache(maxsize=4096)(
+            lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids)
+        )
 
     def make(
         self,
@@ -112,7 +137,9 @@ class Batches:
         split: language.Split = "seen",
         weights: Mapping[str, float] = WEIGHTS,
     ) -> Batch:
-        """Fresh scenes with `things` (least, most) things, questions in the wordings of `split`, kinds by weight."""
+        """Fresh scenes with `things` (least, most) things, questions in the wordings of `split`,
+        kinds by weight.
+        """
         rng = random.Random(seed)
         scenes = [make_scene(rng, rng.randint(*things)) for _ in range(self._pictures)]
         rows = [self._row(scene, rng, split, weights) for scene in scenes]
@@ -123,10 +150,16 @@ class Batches:
         targets = np.full(shape, IGNORE, np.int64)
         for i, row in enumerate(rows):
             n = len(row.tokens)
-            tokens[i, :n], positions[i, :n], segments[i, :n] = row.tokens, row.positions, row.segments
+            tokens[i, :n], positions[i, :n], segments[i, :n] = (
+                row.tokens,
+                row.positions,
+                row.segments,
+            )
             targets[i, :n] = row.targets
         before = np.tril(np.ones((length, length), bool))
-        mask = before & ((segments[:, None, :] == segments[:, :, None]) | (segments[:, None, :] == 0))
+        mask = before & (
+            (segments[:, None, :] == segments[:, :, None]) | (segments[:, None, :] == 0)
+        )
         pixels = np.stack([render(s) for s in scenes]).astype(np.float32)
         pixels = ((pixels / 255 - MEAN) / STD).transpose(0, 3, 1, 2)
         references = [r for row in rows for r in row.references]
@@ -142,15 +175,22 @@ class Batches:
                 name: torch.tensor([r[j] for r in references], dtype=torch.long)
                 for j, name in enumerate(REFERENCE_HEADS)
             },
-            places=torch.tensor([(i, p) for i, row in enumerate(rows) for p in row.places], dtype=torch.long),
+            places=torch.tensor(
+                [(i, p) for i, row in enumerate(rows) for p in row.places], dtype=torch.long
+            ),
             questions={
-                name: torch.tensor([q[j] for q in questions], dtype=torch.long) for j, name in enumerate(QUESTION_HEADS)
+                name: torch.tensor([q[j] for q in questions], dtype=torch.long)
+                for j, name in enumerate(QUESTION_HEADS)
             },
-            answers=torch.tensor([(i, p) for i, row in enumerate(rows) for p in row.answers], dtype=torch.long),
+            answers=torch.tensor(
+                [(i, p) for i, row in enumerate(rows) for p in row.answers], dtype=torch.long
+            ),
             kinds=[k for row in rows for k in row.kinds],
         )
 
-    def _row(self, scene: Scene, rng: random.Random, split: language.Split, weights: Mapping[str, float]) -> "_Row":
+    def _row(
+        self, scene: Scene, rng: random.Random, split: language.Split, weights: Mapping[str, float]
+    ) -> "_Row":
         row = _Row(self._image)
         while len(row.kinds) < self._questions:
             kind = rng.choices(KINDS, [weights[k] for k in KINDS])[0]
@@ -159,7 +199,14 @@ class Batches:
                 self._ask(row, scene, query, rng, split)
         return row
 
-    def _ask(self, row: "_Row", scene: Scene, query: SceneQuestion, rng: random.Random, split: language.Split) -> None:
+    def _ask(
+        self,
+        row: "_Row",
+        scene: Scene,
+        query: SceneQuestion,
+        rng: random.Random,
+        split: language.Split,
+    ) -> None:
         template = rng.choice(language.templates(query.kind, split))
         variant = rng.randrange(language.VARIANTS)
         start = len(row.tokens)
@@ -222,6 +269,8 @@ def _patch_labels(scenes: list[Scene]) -> dict[str, np.ndarray]:
     for i, scene in enumerate(scenes):
         for t in scene.things:
             for name, values in _VALUES.items():
-                cell = labels[name][i, t.row * span : (t.row + 1) * span, t.column * span : (t.column + 1) * span]
+                cell = labels[name][
+                    i, t.row * span : (t.row + 1) * span, t.column * span : (t.column + 1) * span
+                ]
                 cell[:] = values.index(t.value(name)) + 1
     return {name: v.reshape(len(scenes), -1) for name, v in labels.items()}

@@ -1,4 +1,4 @@
-"""One training step of shapes-vlm: its auxiliary heads, their losses, and an average of the weights."""
+"""One training step of shapes-vlm: auxiliary heads, their losses, an average of the weights."""
 
 from dataclasses import dataclass
 
@@ -8,23 +8,37 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel
 from transformers import LlavaForConditionalGeneration
 
-from research.training.shapes_batches import IGNORE, PATCH_HEADS, QUESTION_HEADS, REFERENCE_HEADS, Batch
+from research.training.shapes_batches import (
+    IGNORE,
+    PATCH_HEADS,
+    QUESTION_HEADS,
+    REFERENCE_HEADS,
+    Batch,
+)
 from research.training.shapes_model import IMAGE_TOKENS
 
 READ_AFTER = 2
-"""The decoder layer behind which a noun phrase must know the thing it names; the layers left compare and answer."""
+"""The decoder layer behind which a noun phrase must know the thing it names; the layers left
+compare and answer.
+"""
 COMPARE_AFTER = 3
-"""The decoder layer behind which the sign to answer must know the things named, and how they compare."""
+"""The decoder layer behind which the sign to answer must know the things named, and how they
+compare.
+"""
 
 
 class Heads(nn.Module):
-    """Linear read-outs that only training uses: they tell the tower and the early layers what will be asked for."""
+    """Linear read-outs that only training uses: they tell the tower and the early layers what will
+    be asked for.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.patches = nn.ModuleDict({k: nn.Linear(width, n) for k, n in PATCH_HEADS.items()})
         self.norm = nn.LayerNorm(width)
-        self.references = nn.ModuleDict({k: nn.Linear(width, n) for k, n in REFERENCE_HEADS.items()})
+        self.references = nn.ModuleDict(
+            {k: nn.Linear(width, n) for k, n in REFERENCE_HEADS.items()}
+        )
         self.question_norm = nn.LayerNorm(width)
         self.questions = nn.ModuleDict({k: nn.Linear(width, n) for k, n in QUESTION_HEADS.items()})
 
@@ -59,7 +73,10 @@ def losses(model: LlavaForConditionalGeneration, heads: Heads, batch: Batch) -> 
     answer = cross_entropy(logits, batch.targets[asked])
 
     patches = torch.stack(
-        [cross_entropy(h(seen).float().flatten(0, 1), batch.patches[k].flatten()) for k, h in heads.patches.items()]
+        [
+            cross_entropy(h(seen).float().flatten(0, 1), batch.patches[k].flatten())
+            for k, h in heads.patches.items()
+        ]
     ).sum()
     named = _at(out.hidden_states, READ_AFTER, batch.places)
     references = _read(heads.references, heads.norm(named), batch.references)
@@ -70,7 +87,9 @@ def losses(model: LlavaForConditionalGeneration, heads: Heads, batch: Batch) -> 
     # `asked` picks two places a question, in order: the answer, then its end.
     correct = logits[0::2].argmax(-1) == batch.targets[rows, columns]
     total = answer * 2 + patches * 0.5 + references * 0.3 + questions * 0.2
-    return Losses(total, answer.item(), patches.item(), references.item(), questions.item(), correct)
+    return Losses(
+        total, answer.item(), patches.item(), references.item(), questions.item(), correct
+    )
 
 
 def _at(hidden: tuple[torch.Tensor, ...], layer: int, places: torch.Tensor) -> torch.Tensor:
@@ -78,22 +97,34 @@ def _at(hidden: tuple[torch.Tensor, ...], layer: int, places: torch.Tensor) -> t
     return hidden[min(layer, len(hidden) - 1)][places[:, 0], places[:, 1]].float()
 
 
-def _read(heads: nn.ModuleDict, states: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Sum over read-outs of the mean loss where there is a label; 0 for one that has none in this batch."""
+def _read(
+    heads: nn.ModuleDict, states: torch.Tensor, labels: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """Sum over read-outs of the mean loss where there is a label; 0 for one that has none in this
+    batch.
+    """
     total = states.new_zeros(())
     for name, head in heads.items():
         wanted = labels[name]
         known = (wanted != IGNORE).sum().clamp(min=1)
-        total = total + cross_entropy(head(states).float(), wanted, ignore_index=IGNORE, reduction="sum") / known
+        total = (
+            total
+            + cross_entropy(head(states).float(), wanted, ignore_index=IGNORE, reduction="sum")
+            / known
+        )
     return total
 
 
 class Average(AveragedModel):
-    """Exponential moving average of the weights: a better checkpoint than the last step's at any learning rate; slower as the run
-    gets longer, so that the start is forgotten."""
+    """Exponential moving average of the weights: a better checkpoint than the last step's at any
+    learning rate; slower as the run gets longer, so that the start is forgotten.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(
-            model, avg_fn=lambda held, new, steps: held.lerp(new, 1 - min(0.998, (steps + 1) / (steps + 10)))
+            model,
+            avg_fn=lambda held, new, steps: held.lerp(
+                new, 1 - min(0.998, (steps + 1) / (steps + 10))
+            ),
         )
         self.requires_grad_(False)

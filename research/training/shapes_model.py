@@ -1,4 +1,4 @@
-"""shapes-vlm before training: configuration, tokenizer, processor, and how a checkpoint is written."""
+"""shapes-vlm before training: configuration, tokenizer, processor, writing of a checkpoint."""
 
 import json
 import re
@@ -29,7 +29,8 @@ IMAGE_TOKENS = (SIDE // PATCH) ** 2
 PAD, UNKNOWN, START, END, IMAGE, ANSWER = "<pad>", "<unk>", "<s>", "</s>", "<image>", "<|answer|>"
 SPECIAL = (PAD, UNKNOWN, START, END, IMAGE, ANSWER)
 MEAN, STD = 0.5, 0.25
-# The picture comes first, whatever a system message says: so it was trained, and so its tokens are a shared prefix.
+# The picture comes first, whatever a system message says: so it was trained, and so its tokens are
+# a shared prefix.
 CHAT_TEMPLATE = (
     "{% set ns = namespace(system='') %}"
     "{% for message in messages %}"
@@ -51,21 +52,45 @@ CHAT_TEMPLATE = (
 )
 ARCHITECTURE: dict[str, dict[str, Any]] = {
     "full": {
-        "vision": {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4},
-        "text": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6},
+        "vision": {
+            "hidden_size": 128,
+            "intermediate_size": 320,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+        },
+        "text": {
+            "hidden_size": 192,
+            "intermediate_size": 512,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+        },
     },
     "tiny": {
-        "vision": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "text": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
+        "vision": {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        },
+        "text": {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+        },
     },
 }
 """`full` is shapes-vlm; `tiny` is for the smoke run."""
 
 
 def vocabulary() -> list[str]:
-    """Special tokens, every word of the data set, then single ASCII characters as first and as inner pieces."""
+    """Special tokens, every word of the data set, then single ASCII characters as first and as
+    inner pieces.
+    """
     texts = [t for group in (language.SEEN, language.HELD_OUT) for ts in group.values() for t in ts]
-    words = set(re.findall(r"[a-z]+", " ".join(texts).lower().replace("{a}", " ").replace("{b}", " ")))
+    words = set(
+        re.findall(r"[a-z]+", " ".join(texts).lower().replace("{a}", " ").replace("{b}", " "))
+    )
     for shape in language.NOUNS:
         for synonym in (0, 1):
             words.add(language.noun_phrase(language.Reference(shape), synonym))
@@ -78,9 +103,14 @@ def vocabulary() -> list[str]:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A fast WordPiece tokenizer: whole words where known, else characters. Case and spacing make no difference."""
+    """A fast WordPiece tokenizer: whole words where known, else characters.
+
+    Case and spacing make no difference.
+    """
     pieces = vocabulary()
-    model = WordPiece({w: i for i, w in enumerate(pieces)}, unk_token=UNKNOWN, max_input_chars_per_word=32)
+    model = WordPiece(
+        {w: i for i, w in enumerate(pieces)}, unk_token=UNKNOWN, max_input_chars_per_word=32
+    )
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=True
@@ -88,7 +118,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.BertPreTokenizer(),
-            # WordPiece gives up on very long words: cut them, so that any ASCII text has a spelling.
+            # WordPiece gives up on very long words: cut them, so that any ASCII text has a
+            # spelling.
             pre_tokenizers.Split(Regex(r"\w{1,24}"), behavior="isolated"),
             pre_tokenizers.Split("_", behavior="isolated"),
         ]
@@ -117,7 +148,8 @@ def build_processor() -> LlavaProcessor:
         image_mean=[MEAN] * 3,
         image_std=[STD] * 3,
     )
-    # The tower has a class token, which the "default" strategy drops: exactly IMAGE_TOKENS are left.
+    # The tower has a class token, which the "default" strategy drops: exactly IMAGE_TOKENS are
+    # left.
     return LlavaProcessor(
         image_processor=image_processor,
         tokenizer=build_tokenizer(),
@@ -129,10 +161,14 @@ def build_processor() -> LlavaProcessor:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, size: str = "full") -> LlavaForConditionalGeneration:
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, size: str = "full"
+) -> LlavaForConditionalGeneration:
     """An untrained model, in fp32. Head size 32 is the smallest that vLLM's CPU attention takes."""
     shape = ARCHITECTURE[size]
-    vision = CLIPVisionConfig(image_size=SIDE, patch_size=PATCH, projection_dim=64, **shape["vision"])
+    vision = CLIPVisionConfig(
+        image_size=SIDE, patch_size=PATCH, projection_dim=64, **shape["vision"]
+    )
     ids = {
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
@@ -164,20 +200,27 @@ def build_model(tokenizer: PreTrainedTokenizerFast, size: str = "full") -> Llava
 def export(folder: Path, model: LlavaForConditionalGeneration, processor: LlavaProcessor) -> None:
     """Write config, weights, processor and tokenizer, loadable by transformers and by vLLM.
 
-    transformers 5 drops `vision_model.` from the CLIP tower's weight names; vLLM expects it, transformers reads both.
+    transformers 5 drops `vision_model.` from the CLIP tower's weight names; vLLM expects it,
+    transformers reads both.
     """
     folder.mkdir(parents=True, exist_ok=True)
     processor.save_pretrained(folder)
-    # Named plainly, transformers would look for torchvision first and warn without it: ask for the PIL backend.
+    # Named plainly, transformers would look for torchvision first and warn without it: ask for the
+    # PIL backend.
     settings = json.loads((folder / "processor_config.json").read_text())
     settings["image_processor"]["image_processor_type"] = CLIPImageProcessorPil.__name__
     (folder / "processor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    model.save_pretrained(folder)  # for config.json; the weights and the generation settings are written again below
-    ids = (model.config.text_config.eos_token_id, model.config.text_config.pad_token_id)
-    GenerationConfig(do_sample=False, max_new_tokens=16, eos_token_id=ids[0], pad_token_id=ids[1]).save_pretrained(
+    model.save_pretrained(
         folder
-    )
-    weights = {_vllm_name(k): v.detach().float().cpu().contiguous() for k, v in named_weights(model).items()}
+    )  # for config.json; the weights and the generation settings are written again below
+    ids = (model.config.text_config.eos_token_id, model.config.text_config.pad_token_id)
+    GenerationConfig(
+        do_sample=False, max_new_tokens=16, eos_token_id=ids[0], pad_token_id=ids[1]
+    ).save_pretrained(folder)
+    weights = {
+        _vllm_name(k): v.detach().float().cpu().contiguous()
+        for k, v in named_weights(model).items()
+    }
     partial = folder / "model.safetensors.partial"
     save_file(weights, str(partial), metadata={"format": "pt"})
     partial.chmod(0o644)
@@ -189,7 +232,10 @@ def export(folder: Path, model: LlavaForConditionalGeneration, processor: LlavaP
 
 
 def named_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters by their name in the module tree (`model.vision_tower...`, `lm_head.weight`)."""
+    """Return all parameters by their name in the module tree.
+
+    Such names are `model.vision_tower...` and `lm_head.weight`.
+    """
     return dict(model.named_parameters())
 
 

@@ -1,6 +1,6 @@
-"""Put a trained checkpoint into `dejakv-models`: `python -m research.training.ship runs/shapes/model shapes-vlm`.
+"""Put a trained checkpoint into `dejakv-models`.
 
-Copies the files and writes the manifest of sizes and checksums that `dejakv.models` verifies.
+The command is `python -m research.training.ship runs/shapes/model shapes-vlm`.
 """
 
 import argparse
@@ -11,14 +11,21 @@ from dejakv.models.manifest import write_manifest
 
 MODELS = Path(__file__).parents[2] / "packages/dejakv-models/src/dejakv_models"
 ABOUT = {
-    "shapes-vlm": "answers questions about pictures of simple things (LLaVA: CLIP tower, Llama decoder; fp32)",
+    "shapes-vlm": (
+        "answers questions about pictures of simple things (LLaVA: CLIP tower, Llama decoder; fp32)"
+    ),
     "docs-lm": "answers questions about documents of facts (Llama; fp32)",
-    "docs-lckv": "docs-lm with a layer-condensed KV cache, for reuse between tasks (LCKV Llama; fp32)",
+    "docs-lckv": (
+        "docs-lm with a layer-condensed KV cache, for reuse between tasks (LCKV Llama; fp32)"
+    ),
 }
 
 
 def ship(checkpoint: Path, name: str, models: Path = MODELS) -> Path:
-    """Copy the checkpoint's files over the bundled model's and write its manifest. Returns the model's folder."""
+    """Copy the checkpoint's files over the bundled model's and write its manifest.
+
+    Returns the model's folder.
+    """
     target = models / name
     target.mkdir(parents=True, exist_ok=True)
     for file in sorted(checkpoint.iterdir()):

@@ -15,21 +15,35 @@ from research.vllm.server import MODELS
 
 
 def main() -> None:
-    """Runs the arms of a benchmark in turns and prints one JSON object; with `--arm`, one run of that arm."""
+    """Runs the arms of a benchmark in turns and prints one JSON object; with `--arm`, one run of
+    that arm.
+    """
     parser = argparse.ArgumentParser(
-        prog="python -m research.vllm", description=package.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m research.vllm", description=package.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="\n".join(f"{name}: {one.about}" for name, one in BENCHMARKS.items()),
     )  # fmt: skip
     parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument(
-        "--model", choices=MODELS, default=MODELS[0], help="its weights are random if it is not bundled"
+        "--model",
+        choices=MODELS,
+        default=MODELS[0],
+        help="its weights are random if it is not bundled",
     )
     parser.add_argument("--pairs", type=int, default=4, help="how often each arm runs, default 4")
-    parser.add_argument("--prompts", type=int, default=6, help="of ttft and decoding, of each run, default 6")
     parser.add_argument(
-        "--lengths", type=int, nargs="+", default=[1960], help="tokens of a prompt of ttft, default 1960"
+        "--prompts", type=int, default=6, help="of ttft and decoding, of each run, default 6"
     )
-    parser.add_argument("--only", help="run this arm alone, where the arms are not compared with each other (ttft)")
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs="+",
+        default=[1960],
+        help="tokens of a prompt of ttft, default 1960",
+    )
+    parser.add_argument(
+        "--only", help="run this arm alone, where the arms are not compared with each other (ttft)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS, default 1")
     parser.add_argument("--output", type=Path, help="also write the JSON here")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
@@ -45,7 +59,12 @@ def main() -> None:
         for turn in range(len(arms)):
             arm = arms[(turn + pair) % len(arms)]
             results[arm].append(_spawn(arm, pair, given.threads))
-    told = {"benchmark": given.benchmark, "model": given.model, "pairs": given.pairs, **measured("research.vllm")}
+    told = {
+        "benchmark": given.benchmark,
+        "model": given.model,
+        "pairs": given.pairs,
+        **measured("research.vllm"),
+    }
     text = json.dumps({**told, **chosen.report(results, given)}, indent=2)
     print(text)
     if given.output:
@@ -58,7 +77,18 @@ def _spawn(arm: str, pair: int, threads: int) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if not torch.cuda.is_available():
         environment["TORCHDYNAMO_DISABLE"] = "1"
-    command = [sys.executable, "-W", "ignore", "-m", package.__name__, *sys.argv[1:], "--arm", arm, "--pair", str(pair)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        package.__name__,
+        *sys.argv[1:],
+        "--arm",
+        arm,
+        "--pair",
+        str(pair),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):

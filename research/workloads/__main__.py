@@ -28,21 +28,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "--workload", action="append", choices=WORKLOADS, help="may be given more than once; default all"
+        "--workload",
+        action="append",
+        choices=WORKLOADS,
+        help="may be given more than once; default all",
     )
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0])
-    parser.add_argument("--requests", type=int, default=REQUESTS, help=f"of each workload, default {REQUESTS}")
-    parser.add_argument("--repeat", type=int, default=1, help="how often every request comes, default 1")
+    parser.add_argument(
+        "--requests", type=int, default=REQUESTS, help=f"of each workload, default {REQUESTS}"
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="how often every request comes, default 1"
+    )
     parser.add_argument(
         "--arm", action="append", choices=("none", *QUALITIES, PROMOTING), default=[],
-        help="measure this one beside prefix caching; may be given more than once. Default all: answers are compared where `none` is among them",
+        help="measure this one beside prefix caching; may be given more than once. Default all:"
+        " answers are compared where `none` is among them",
     )  # fmt: skip
     parser.add_argument(
         "--rounded", action="store_true",
-        help="measure full computation in bf16 alone; the report compares its answers with those of the same requests in fp32",
+        help="measure full computation in bf16 alone; the report compares its answers with those"
+        " of the same requests in fp32",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"default {OUTPUT}")
-    parser.add_argument("--report", action="store_true", help="measure nothing, write tables and picture")
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing, write tables and picture"
+    )
     given = parser.parse_args(arguments)
     try:
         return _report(given.output) if given.report else _measure(given)
@@ -55,7 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(given: argparse.Namespace) -> int:
     streams = [
-        stream_of(name, given.engine, given.requests, given.repeat, given.arm, rounded=given.rounded)
+        stream_of(
+            name, given.engine, given.requests, given.repeat, given.arm, rounded=given.rounded
+        )
         for name in given.workload or WORKLOADS
     ]
     left = [stream for stream in streams if not finished(stream, given.output)]
@@ -65,10 +78,21 @@ def _measure(given: argparse.Namespace) -> int:
                 print("research.workloads: stopped, the same command goes on", file=sys.stderr)
                 return 130
     else:
-        for stream in left:  # a process each: nothing of one is in the memory of another, and vLLM is one a process
+        for stream in (
+            left
+        ):  # a process each: nothing of one is in the memory of another, and vLLM is one a process
             told = ["--workload", stream.settings.dataset, "--engine", given.engine]
-            told += ["--requests", str(given.requests), "--repeat", str(given.repeat), "--output", str(given.output)]
-            told += [word for arm in given.arm for word in ("--arm", arm)] + ["--rounded"] * given.rounded
+            told += [
+                "--requests",
+                str(given.requests),
+                "--repeat",
+                str(given.repeat),
+                "--output",
+                str(given.output),
+            ]
+            told += [word for arm in given.arm for word in ("--arm", arm)] + [
+                "--rounded"
+            ] * given.rounded
             status = subprocess.run([sys.executable, "-m", package.__name__, *told]).returncode
             if status:
                 return status

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dejakv.experiments.summary import SampleRow, means, percentile
+from dejakv.experiments.summary import SampleRow, mean_fidelity, percentile
 from dejakv.records import Record
 from research.workloads.streams import BASE
 
@@ -15,24 +15,38 @@ RESAMPLES = 10_000
 
 
 def figures(rows: Sequence[SampleRow]) -> dict[str, dict[str, Any]]:
-    """Each arm's figures. Times are milliseconds; what compares is against the same requests under prefix caching;
-    answers are compared where full computation was among the arms."""
+    """Each arm's figures.
+
+    Times are milliseconds; what compares is against the same requests under prefix caching; answers
+    are compared where full computation was among the arms.
+    """
     return {name: _arm(rows, name) for name in (rows[0].arms if rows else ())}
 
 
 def _arm(rows: Sequence[SampleRow], name: str) -> dict[str, Any]:
     records = [row.arms[name].record for row in rows]
     base = [row.arms[BASE].record for row in rows]
-    ttft, latency = [record.ttft_ms for record in records], [record.latency_ms for record in records]
+    ttft, latency = (
+        [record.ttft_ms for record in records],
+        [record.latency_ms for record in records],
+    )
     computed, of_base = (sum(record.computed_tokens for record in some) for some in (records, base))
     done: dict[str, Any] = {
         "prompt_tokens": sum(record.prompt_tokens for record in records),
         "computed_tokens": computed,
         "computed_of_prefix": computed / of_base if of_base else None,
-        "ttft_ms": {"mean": sum(ttft) / len(ttft), "p50": percentile(ttft, 0.5), "p95": percentile(ttft, 0.95)},
-        "ttft_against_prefix": paired([record.ttft_ms for record in base], ttft) if name != BASE else None,
+        "ttft_ms": {
+            "mean": sum(ttft) / len(ttft),
+            "p50": percentile(ttft, 0.5),
+            "p95": percentile(ttft, 0.95),
+        },
+        "ttft_against_prefix": (
+            paired([record.ttft_ms for record in base], ttft) if name != BASE else None
+        ),
         "requests_per_second": 1e3 * len(latency) / sum(latency),
-        "latency_against_prefix": paired([record.latency_ms for record in base], latency) if name != BASE else None,
+        "latency_against_prefix": (
+            paired([record.latency_ms for record in base], latency) if name != BASE else None
+        ),
         "methods": dict(Counter(_method(record) for record in records)),
         "first_token_equal": None,
         "answers_equal": None,
@@ -45,7 +59,7 @@ def _arm(rows: Sequence[SampleRow], name: str) -> dict[str, Any]:
         done |= {
             "first_token_equal": sum(bool(row.agrees_first(name)) for row in rows),
             "answers_equal": sum(bool(row.agrees(name)) for row in rows),
-            **means(near),
+            **mean_fidelity(near),
         }
     if name not in (REFERENCE, BASE):
         done["missed"] = _missed(rows, name)
@@ -61,12 +75,17 @@ def _missed(rows: Sequence[SampleRow], name: str) -> dict[str, Any]:
     """The requests for which no donor was used, beside the same ones under prefix caching."""
     part = [row.arms for row in rows if row.arms[name].record.method in ("none", "prefix")]
     base = [arms[BASE].record.ttft_ms for arms in part]
-    return {"requests": len(part), "against_prefix": paired(base, [arms[name].record.ttft_ms for arms in part])}
+    return {
+        "requests": len(part),
+        "against_prefix": paired(base, [arms[name].record.ttft_ms for arms in part]),
+    }
 
 
 def paired(base: Sequence[float], other: Sequence[float]) -> dict[str, Any] | None:
-    """`difference` (mean of other minus base) and `ratio` (mean of other by mean of base), each with the 95% percentile
-    interval over resampled requests (Efron, 1979). None for fewer than two requests, or a base that is all zero."""
+    """`difference` (mean of other minus base) and `ratio` (mean of other by mean of base), each
+    with the 95% percentile interval over resampled requests (Efron, 1979). None for fewer than
+    two requests, or a base that is all zero.
+    """
     if len(base) < 2 or sum(base) == 0:
         return None
     ones, others = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
@@ -76,5 +95,7 @@ def paired(base: Sequence[float], other: Sequence[float]) -> dict[str, Any] | No
         "difference": float((others - ones).mean()),
         "difference_interval": np.percentile(of_other - of_base, [2.5, 97.5]).tolist(),
         "ratio": float(others.mean() / ones.mean()),
-        "ratio_interval": np.percentile(of_other / np.maximum(of_base, 1e-12), [2.5, 97.5]).tolist(),
+        "ratio_interval": (
+            np.percentile(of_other / np.maximum(of_base, 1e-12), [2.5, 97.5]).tolist()
+        ),
     }

@@ -1,4 +1,4 @@
-"""One stream, measured: its rows as they come into `samples.jsonl`, and its `summary.json` at the end."""
+"""One stream, measured: its rows as they come into `samples.jsonl`, then its `summary.json`."""
 
 import math
 import os
@@ -12,8 +12,8 @@ from typing import Any
 from dejakv.blend.settings import DEFAULT
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.experiments.compare import close_all, opened, pipeline_for, serve_all, sizes_of
-from dejakv.experiments.output import SETTINGS, SUMMARY, make_folder, read_object, write_run
+from dejakv.experiments.compare import close_all, engine_context, pipeline_for, serve_all, sizes_of
+from dejakv.experiments.output import SETTINGS, SUMMARY, make_folder, read_json_or_empty, write_run
 from dejakv.experiments.samples_log import SamplesLog, check_same
 from dejakv.experiments.settings import Arm
 from dejakv.experiments.shares import shares_of
@@ -25,22 +25,30 @@ from research.workloads.figures import figures
 from research.workloads.streams import BASE, PROMOTING, Stream, chosen_of, in_folder
 
 _STATE = "state"
-"""Folder of the arms' caches beside the rows. It is removed at the end, and what a killed run left of it before the next."""
+"""Folder of the arms' caches beside the rows.
+
+It is removed at the end, and what a killed run left of it before the next.
+"""
 
 _KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 
 def finished(stream: Stream, output: Path) -> bool:
-    """Whether the stream is measured to its end. Raises: ConfigError if other settings were measured there."""
+    """Whether the stream is measured to its end.
+
+    Raises: ConfigError if other settings were measured there.
+    """
     folder = output / stream.name
     if (folder / SUMMARY).exists() and (folder / SETTINGS).exists():
         check_same(folder, stream.told())
-        return read_object(folder / SUMMARY).get("samples") == stream.served
+        return read_json_or_empty(folder / SUMMARY).get("samples") == stream.served
     return False
 
 
 def measure(stream: Stream, output: Path, watch: RunProgress, engine: Any = None) -> bool:
-    """Serves the stream's requests in all arms, from where an earlier run of the same was stopped. False if it was interrupted.
+    """Serves the stream's requests in all arms, from where an earlier run of the same was stopped.
+
+    False if it was interrupted.
 
     engine  one that is loaded already, else the stream's own is
 
@@ -61,9 +69,11 @@ def measure(stream: Stream, output: Path, watch: RunProgress, engine: Any = None
         }
         settings = replace(stream.settings, cache=caches.get(DEFAULT, caches[BASE])[1])
         if settings.engine == "vllm":
-            os.environ.setdefault(_KV_SPACE, str(kv_gib(settings.model, tokens, stream, len(caches))))
+            os.environ.setdefault(
+                _KV_SPACE, str(kv_gib(settings.model, tokens, stream, len(caches)))
+            )
         watch.stage(f"{stream.name}: loading {settings.model}")
-        with opened(settings) if engine is None else nullcontext(engine) as own:
+        with engine_context(settings) if engine is None else nullcontext(engine) as own:
             pipelines = {
                 name: pipeline_for(kind, own, config, name, promotes=name == PROMOTING)
                 for name, (kind, config) in caches.items()
@@ -72,8 +82,12 @@ def measure(stream: Stream, output: Path, watch: RunProgress, engine: Any = None
             for pipeline in pipelines.values():
                 if pipeline.cache is not None:
                     pipeline.cache.flush()  # the report tells how much is stored
-            shares = shares_of(own.prepare(prompter.request(sample)) for sample in chosen[: len(rows)])
-            write_run(folder, _summary(stream, rows, pipelines, shares, before, resumed=bool(log.rows)))
+            shares = shares_of(
+                own.prepare(prompter.request(sample)) for sample in chosen[: len(rows)]
+            )
+            write_run(
+                folder, _summary(stream, rows, pipelines, shares, before, resumed=bool(log.rows))
+            )
             close_all(pipelines)
         return not stopped
     finally:
@@ -82,8 +96,10 @@ def measure(stream: Stream, output: Path, watch: RunProgress, engine: Any = None
 
 
 def _check_state(state: Path) -> None:
-    """Raises: ConfigError for a folder that no run of ours left, so that nothing of somebody else's is removed."""
-    if os.path.lexists(state) and not read_object(state.parent / SETTINGS):
+    """Raises: ConfigError for a folder that no run of ours left, so that nothing of somebody
+    else's is removed.
+    """
+    if os.path.lexists(state) and not read_json_or_empty(state.parent / SETTINGS):
         raise ConfigError(f"--output: {state} is there and no run made it: give another folder")
 
 
@@ -109,7 +125,11 @@ def _summary(
         "lengths": list(stream.lengths),
         "answer_tokens": stream.settings.max_new_tokens,
         "arms": figures(rows),
-        "sizes": {name: sizes_of(own.cache, own.engine) for name, own in pipelines.items() if own.cache is not None},
+        "sizes": {
+            name: sizes_of(own.cache, own.engine)
+            for name, own in pipelines.items()
+            if own.cache is not None
+        },
         **shares,
         "resumed": resumed,
         **measured_by,
@@ -122,7 +142,9 @@ def _summary(
 
 
 def kv_gib(model: str, tokens: int, stream: Stream, arms: int) -> int:
-    """GiB in which vLLM holds the prompts of all arms at once, in fp32: so prefix caching forgets nothing."""
+    """GiB in which vLLM holds the prompts of all arms at once, in fp32: so prefix caching forgets
+    nothing.
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(resolve(model)))

@@ -1,4 +1,4 @@
-"""What is measured: a workload through an engine, its requests, and the arms that serve each of them."""
+"""What is measured: a workload through an engine, its requests, and the arms that serve them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,9 @@ BASE = "prefix"
 """Name of the arm that everything is compared with."""
 
 PROMOTING = "promoting"
-"""Name of the arm in which a prompt that was blended is computed exactly after the request, outside of its time."""
+"""Name of the arm in which a prompt that was blended is computed exactly after the request,
+outside of its time.
+"""
 
 ROUNDED = "bf16"
 """In which full computation shows what rounding alone changes of the answers in float32."""
@@ -66,8 +68,16 @@ class Stream:
 
     def told(self) -> dict[str, Any]:
         """All that its results depend on, by name; only a run of the same goes on with its rows."""
-        arms = {f"arms.{name}": None if config is None else str(config) for name, (_, config) in self.arms.items()}
-        return {**self.settings.named(), "requests": self.requests, "lengths": list(self.lengths), **arms}
+        arms = {
+            f"arms.{name}": None if config is None else str(config)
+            for name, (_, config) in self.arms.items()
+        }
+        return {
+            **self.settings.named(),
+            "requests": self.requests,
+            "lengths": list(self.lengths),
+            **arms,
+        }
 
 
 def stream_of(
@@ -79,25 +89,38 @@ def stream_of(
     *,
     rounded: bool = False,
 ) -> Stream:
-    """A workload with the settings of its preset. `only`: arms beside prefix caching, which everything is compared with; empty: all.
-    `rounded`: in bf16, without a blend.
+    """A workload with the settings of its preset.
+
+    `only`: arms beside prefix caching, which everything is compared with; empty: all. `rounded`: in
+    bf16, without a blend.
 
     Raises: ConfigError for the arm that promotes where nothing comes again.
     """
     if PROMOTING in only and repeat < 2:
-        raise ConfigError(f"--arm {PROMOTING} computes prompts for when they come again: give --repeat 2 or more")
+        raise ConfigError(
+            f"--arm {PROMOTING} computes prompts for when they come again: give --repeat 2 or more"
+        )
     run = {"engine": engine, "max_samples": _READ_PER_REQUEST * requests, "repeat": repeat}
     if rounded:
         run, only = {**run, "dtype": ROUNDED}, ("none",)
     return Stream(
-        settings_from(workload, run, {"max_bytes": STORE_BYTES}), requests, only=(BASE, *only) if only else ()
+        settings_from(workload, run, {"max_bytes": STORE_BYTES}),
+        requests,
+        only=(BASE, *only) if only else (),
     )
 
 
-def arms_of(config: SemanticCacheConfig, repeat: int = 1) -> Mapping[str, tuple[Arm, SemanticCacheConfig | None]]:
-    """The arms by name: nothing reused, prefix caching, and blend at each quality; where prompts come again, blend at the default
-    quality also with idle time behind each request (`PROMOTING`)."""
-    arms: dict[str, tuple[Arm, SemanticCacheConfig | None]] = {"none": ("none", None), "prefix": ("prefix", None)}
+def arms_of(
+    config: SemanticCacheConfig, repeat: int = 1
+) -> Mapping[str, tuple[Arm, SemanticCacheConfig | None]]:
+    """The arms by name: nothing reused, prefix caching, and blend at each quality; where prompts
+    come again, blend at the default quality also with idle time behind each request
+    (`PROMOTING`).
+    """
+    arms: dict[str, tuple[Arm, SemanticCacheConfig | None]] = {
+        "none": ("none", None),
+        "prefix": ("prefix", None),
+    }
     for name in QUALITIES:
         arms[name] = ("cache", replace(config, reuse="blend", blend_quality=name))
     if repeat > 1:
@@ -130,6 +153,6 @@ def chosen_of(stream: Stream) -> tuple[list[Sample], SamplePrompter, int]:
         if len(chosen) == stream.requests:
             return list(repeated(chosen, settings.repeat)), prompter, total * settings.repeat
     raise DatasetError(
-        f"{settings.dataset} has {len(chosen)} prompts of {least} to {most} tokens among the first {settings.max_samples}:"
-        f" ask for fewer with --requests"
+        f"{settings.dataset} has {len(chosen)} prompts of {least} to {most} tokens among the first"
+        f" {settings.max_samples}: ask for fewer with --requests"
     )

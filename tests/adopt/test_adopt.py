@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dejakv.adopt.adopter import Adopter, AdoptRequest
+from dejakv.adopt.adopter import AdoptRequest, PromptAdopter
 from dejakv.adopt.middleware import AdoptMiddleware
-from dejakv.adopt.openai_body import asked_of
+from dejakv.adopt.openai_body import adopt_request_of
 from dejakv.config import SemanticCacheConfig
 
 PAIRS = Path(__file__).parents[2] / "research/guard_pairs.json"
@@ -29,7 +29,7 @@ class _Words:
 
 def _adopter(**settings):
     values = {"reuse": "adopt", "index_encoder": "model", "similarity_threshold": 0.8, **settings}
-    return Adopter(SemanticCacheConfig.from_dict(values), embeddings=_Words())
+    return PromptAdopter(SemanticCacheConfig.from_dict(values), embeddings=_Words())
 
 
 FIRST = "please tell me what the capital of the country called france is"
@@ -205,19 +205,19 @@ def test_named_donor(app):
 
 
 def test_bodies_without_one_varying_text():
-    assert asked_of({"messages": []}, "p") == "neither one text prompt nor messages"
-    assert asked_of({"prompt": ["a", "b"]}, "p") == "neither one text prompt nor messages"
+    assert adopt_request_of({"messages": []}, "p") == "neither one text prompt nor messages"
+    assert adopt_request_of({"prompt": ["a", "b"]}, "p") == "neither one text prompt nor messages"
     assert (
-        asked_of(_chat("hi") | {"messages": [{"role": "assistant", "content": "x"}]}, "p")
+        adopt_request_of(_chat("hi") | {"messages": [{"role": "assistant", "content": "x"}]}, "p")
         == "the last message is not the user's"
     )
     remote = _chat([{"type": "image_url", "image_url": {"url": "https://x/y.png"}}, {"type": "text", "text": "hi"}])
-    assert "https addresses are not known by content" in asked_of(remote, "p")
-    assert isinstance(asked_of({"prompt": "hi"}, "p"), AdoptRequest)
+    assert "https addresses are not known by content" in adopt_request_of(remote, "p")
+    assert isinstance(adopt_request_of({"prompt": "hi"}, "p"), AdoptRequest)
 
 
 def test_donors_are_bounded():
-    adopter = Adopter(
+    adopter = PromptAdopter(
         SemanticCacheConfig.from_dict({"reuse": "adopt", "index_encoder": "model"}), max_donors=3, embeddings=_Words()
     )
     for number in range(9):
@@ -268,7 +268,7 @@ class _Alike:
 
 def _ran(config, first, second, **asked):
     """The text that runs for the second prompt, after the first."""
-    adopter = Adopter(SemanticCacheConfig(reuse="adopt", index_encoder="model", **config), embeddings=_Alike())
+    adopter = PromptAdopter(SemanticCacheConfig(reuse="adopt", index_encoder="model", **config), embeddings=_Alike())
     request = AdoptRequest("p", first, "c", **asked)
     adopter.learn(request, adopter.find(request)[1])
     return adopter.find(AdoptRequest("p", second, "c", **asked))[0]

@@ -93,7 +93,7 @@ def test_choices_that_nobody_can_read_reach_the_connector_as_they_are(junk: Any)
 @pytest.mark.parametrize("kind", [ServerMiddleware, AdoptMiddleware])
 @pytest.mark.parametrize("mode", ["off", "blend"])
 def test_keys_alone_need_no_encoder(monkeypatch: pytest.MonkeyPatch, kind: Any, mode: str) -> None:
-    monkeypatch.setattr("dejakv.adopt.middleware.Adopter", None)  # none can be made
+    monkeypatch.setattr("dejakv.adopt.middleware.PromptAdopter", None)  # none can be made
     monkeypatch.setenv("DEJAKV_API_KEYS", "one,two")
     monkeypatch.setenv("DEJAKV_ADOPT", json.dumps({"mode": mode}))
     application = Application({"approximate": False})
@@ -102,6 +102,15 @@ def test_keys_alone_need_no_encoder(monkeypatch: pytest.MonkeyPatch, kind: Any, 
     salt = application.body["cache_salt"]
     assert answered(application, {"prompt": "x", "cache_salt": salt}, "two", kind)[0] == 200
     assert application.body["cache_salt"] not in ("", salt)
+
+
+@pytest.mark.parametrize("value", ["{", "{'mode': 'off'}", "[1]", "0.9"])
+def test_settings_that_are_no_json_object_are_a_mistake_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("DEJAKV_ADOPT", value)
+    with pytest.raises(ConfigError, match="DEJAKV_ADOPT is no JSON object: give"):
+        AdoptMiddleware(None)
 
 
 def test_mistakes_are_found_where_the_middleware_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

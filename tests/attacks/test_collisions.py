@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.attacks.material import CONFIG, any_prompt, asked, changed, collision
+from tests.attacks.conftest import CONFIG, any_prompt, asked, changed, collision
 
 from dejakv import Pipeline
 

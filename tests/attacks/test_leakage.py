@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.attacks.material import CONFIG, Secret, asked, near_duplicate, secret
+from tests.attacks.conftest import CONFIG, Secret, asked, near_duplicate, secret
 
 from dejakv import FusionState, Pipeline, Sampling
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.attacks.material import CONFIG, NearDuplicate, asked, near_duplicate
+from tests.attacks.conftest import CONFIG, NearDuplicate, asked, near_duplicate
 
 from dejakv import Pipeline
 

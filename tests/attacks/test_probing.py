@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.attacks.material import COSTS, any_prompt, near_duplicate
+from tests.attacks.conftest import COSTS, any_prompt, near_duplicate
 from tests.serving import stored
 
 from dejakv.server.app import create_app

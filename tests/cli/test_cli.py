@@ -10,13 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import dejakv
-from dejakv.cli.main import typer_app
+from dejakv.cli.main import app, typer_app
 
 RUNNER = CliRunner()
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dejakv.cli.main", *arguments], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("module", ["dejakv", "dejakv.cli.main"])
@@ -33,9 +29,15 @@ def test_models_lists_the_models_that_can_be_fetched(monkeypatch: pytest.MonkeyP
     assert "dejakv models get smollm2-135m" in text
 
 
-def test_a_run_with_underscores_writes_its_files(tmp_path: Path) -> None:
-    done = command("run", "--max_samples", "8", "--arms", "none,cache", "--output", str(tmp_path), "--log_samples")
-    assert done.returncode == 0, done.stderr
-    assert "Answers as in full computation" in done.stdout
-    assert "latency=" in done.stderr
+def test_a_run_with_underscores_writes_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["dejakv", "run", "--max_samples", "8", "--arms", "none,cache", "--output", str(tmp_path), "--log_samples"]
+    monkeypatch.setattr(sys, "argv", line)
+    with pytest.raises(SystemExit) as done:
+        app()
+    assert done.value.code == 0
+    said = capsys.readouterr()
+    assert "Answers as in full computation" in said.out
+    assert "latency=" in said.err
     assert json.loads((tmp_path / "summary.json").read_text())["samples"] == 8

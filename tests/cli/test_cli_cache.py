@@ -10,14 +10,14 @@ from dejakv.encoder_cache import VisualKVCache
 from dejakv.http.keys import ApiKeys
 from dejakv.identity import MediumSpan
 from dejakv.store import open_store
-from dejakv.testing.chunks import ids, prompt_chunk
+from dejakv.testing.stored_states import ids, make_prompt_state
 from dejakv.trust.draw import ClassKey
 from dejakv.trust.evidence import HitCounts
 from dejakv.trust.ledger import EvidenceLedger
 
 PICTURE = "a" * 64
-DONOR = prompt_chunk((1, 9, 9, 3), spans=(MediumSpan(1, 2, PICTURE),))
-OTHER = prompt_chunk((4, 5, 6), partition="q")
+DONOR = make_prompt_state((1, 9, 9, 3), spans=(MediumSpan(1, 2, PICTURE),))
+OTHER = make_prompt_state((4, 5, 6), partition="q")
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_stored_name_does_not_control_the_terminal(tmp_path: Path) -> None:
     """Neither by a stored partition, nor by the name of a folder."""
     place = tmp_path / "a\x1b]0;b"
     store = open_store(place)
-    assert store.put(prompt_chunk(range(40), partition="t\x1b[2J\u202eu"))
+    assert store.put(make_prompt_state(range(40), partition="t\x1b[2J\u202eu"))
     store.close()
     ledger = EvidenceLedger(place, "terms")
     ledger.change(ClassKey("\x1b[2Je", "blend", "strict", "group"), lambda state: state.counted(HitCounts(explored=3)))

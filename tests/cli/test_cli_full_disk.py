@@ -3,8 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.services import python
+from typer.testing import CliRunner
+
+from dejakv.cli.main import typer_app
 
 LIMITED = """
 import os, resource, signal, sys
@@ -15,15 +19,18 @@ app()
 """
 
 
-def limited(size: int, folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
-    """A run by a process that may write no file larger than `size`, as a full disk would refuse it."""
+def arguments(folder: Path, *flags: str) -> list[str]:
+    """Arguments of a run over six questions."""
     data = folder / "log.jsonl"
     names = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Fay")
     data.write_text("".join(json.dumps({"question": f"Where does {name} live?"}) + "\n" for name in names))
-    given = ["run", "--model", "docs-lm", "--dataset", "jsonl", "--dataset-path", str(data)]
-    command = [sys.executable, "-c", LIMITED, *given, "--max-new-tokens", "2", *flags]
-    environment = {**os.environ, "SIZE": str(size)}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    dataset = ["--dataset", "jsonl", "--dataset-path", str(data)]
+    return ["run", "--model", "docs-lm", *dataset, "--max-new-tokens", "2", *flags]
+
+
+def limited(size: int, folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    """A run by a process that may write no file larger than `size`, as a full disk would refuse it."""
+    return python("-c", LIMITED, *arguments(folder, *flags), environment={**os.environ, "SIZE": str(size)})
 
 
 def test_a_full_disk_under_the_samples_is_one_line_and_resume_goes_on(tmp_path: Path) -> None:
@@ -35,8 +42,8 @@ def test_a_full_disk_under_the_samples_is_one_line_and_resume_goes_on(tmp_path: 
     assert len(said) == 1
     assert "free some space" in said[0]
     assert "--resume" in said[0]
-    again = limited(2**30, tmp_path, *flags, "--resume")
-    assert again.returncode == 0, again.stderr
+    again = CliRunner().invoke(typer_app, arguments(tmp_path, *flags, "--resume"))
+    assert again.exit_code == 0, again.output
     lines = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()
     assert len({json.loads(line)["id"] for line in lines}) == len(lines) == 30
 

@@ -48,6 +48,8 @@ MISTAKES = [
     ("run --engine jax", "choose one of transformers, vllm"),
     ("run --arms ,", "give one or more of none, prefix, cache"),
     ("run --arms cache,cache", "each once"),
+    ("run --arms [a", "--arms '[a' is not valid JSON"),
+    ("run --costs [1,", "is not valid JSON"),
     ("run --cache-dir file", "is a file"),
     (f"run --cache-dir {'a' * 5000}", "too long"),
     ("run --output file", "is a file"),

@@ -1,8 +1,8 @@
 """Hooks, levels and data sets of the current folder are found by the console script, and defaults that fit the model."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.services import python
 
 from dejakv.experiments.samples import read_samples
 from dejakv.experiments.settings import settings_from
@@ -22,10 +22,7 @@ def test_a_hook_in_the_current_folder(tmp_path: Path) -> None:
     script.parent.mkdir()
     script.write_text("from dejakv.cli.main import app\napp()\n")
     flags = ["--embedding-layer", "own:4:0.9", "--embedding-hook", "my_hooks:hook", "--max-samples", "3"]
-    done = subprocess.run(
-        [sys.executable, str(script), "run", *flags, "--arms", "cache", "--log-samples"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = python(script, "run", *flags, "--arms", "cache", "--log-samples", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "embedding:own=" in done.stderr
 

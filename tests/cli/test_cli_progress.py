@@ -2,20 +2,19 @@
 
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from rich.console import Console
-from tests.serving import heeds_ctrl_c, until
+from tests.services import Python, python
+from tests.serving import until
 
 from dejakv.cli.progress import watching
 from dejakv.experiments.summary import ArmOutcome, SampleRow
 from dejakv.records import Record
 
-COMMAND = [sys.executable, "-m", "dejakv.cli.main", "run", "--arms", "none,cache", "--max-samples", "400"]
+COMMAND = ["-m", "dejakv.cli.main", "run", "--model", "docs-lm", "--arms", "none,cache"]
+COMMAND += ["--max-samples", "400"]
 
 
 def lines_of(path: Path) -> int:
@@ -24,29 +23,21 @@ def lines_of(path: Path) -> int:
 
 def test_ctrl_c_reports_what_is_done_and_resume_goes_on(tmp_path: Path) -> None:
     samples = tmp_path / "samples.jsonl"
-    running = subprocess.Popen(
-        [*COMMAND, "--output", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heeds_ctrl_c,
-    )
+    running = Python(*COMMAND, "--output", str(tmp_path))
     until(lambda: lines_of(samples) >= 3 or running.poll() is not None)
     running.send_signal(signal.SIGINT)
-    stdout, stderr = running.communicate()
+    ended = running.ended()
     done = lines_of(samples)
-    assert running.returncode == 130, stderr
+    assert ended.returncode == 130, ended.stderr
     assert 3 <= done < 400
-    assert "computed tokens" in stdout
-    assert "--resume" in stderr
-    assert "Traceback" not in stderr
+    assert "computed tokens" in ended.stdout
+    assert "--resume" in ended.stderr
+    assert "Traceback" not in ended.stderr
     assert json.loads((tmp_path / "summary.json").read_text())["samples"] == done
 
-    again = subprocess.Popen(
-        [*COMMAND, "--output", str(tmp_path), "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    again = Python(*COMMAND, "--output", str(tmp_path), "--resume")
     until(lambda: lines_of(samples) >= done + 3 or again.poll() is not None)
-    os.kill(again.pid, signal.SIGKILL)  # a run that is killed leaves its samples too
+    again.send_signal(signal.SIGKILL)  # a run that is killed leaves its samples too
     again.wait()
     ids = [json.loads(line)["id"] for line in samples.read_text().splitlines(keepends=True) if line.endswith("\n")]
     assert len(ids) >= done + 3
@@ -55,13 +46,7 @@ def test_ctrl_c_reports_what_is_done_and_resume_goes_on(tmp_path: Path) -> None:
 
 def test_ctrl_c_before_the_first_sample_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import os, signal\n\ndef data(**_):\n    os.kill(os.getpid(), signal.SIGINT)\n")
-    done = subprocess.run(
-        [*COMMAND, "--model", "docs-lm", "--dataset", "own:data"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        preexec_fn=heeds_ctrl_c,
-    )
+    done = python(*COMMAND, "--dataset", "own:data", cwd=tmp_path)
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1] == "dejakv: stopped"
     assert "Traceback" not in done.stderr

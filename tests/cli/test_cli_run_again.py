@@ -67,20 +67,6 @@ def test_a_finished_run_is_reported_again_and_not_measured_again(
     assert "loading" not in again.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "names"),
-    [
-        (("--max-new-tokens", "3", "--reuse", "adopt"), "cache.reuse, max_new_tokens"),
-        (("--cache-mode", "dry-run"), "cache_mode"),
-        (("--cache-mode", "dry-run", "--resume"), "cache_mode"),
-    ],
-)
-def test_a_finished_run_with_other_settings_is_kept(finished: Path, flags: tuple[str, ...], names: str) -> None:
-    said = refused(finished, *flags)
-    assert f"other settings ({names})" in said
-    assert "another --output" in said
-
-
 def test_a_run_over_other_data_is_kept(finished: Path) -> None:
     data = finished.parent / "log.jsonl"
     whole = data.read_text()

@@ -150,7 +150,7 @@ def test_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "LONGEST_LINE", 20_000)
+    monkeypatch.setattr(log_module, "MAX_LINE_CHARACTERS", 20_000)
     path = tmp_path / "log"
     with path.open("w") as file:
         for _ in range(50):

@@ -13,7 +13,7 @@ from dejakv.datasets.base import Sample
 from dejakv.datasets.log import RequestLog
 from dejakv.errors import DatasetError, DejaKVError
 from dejakv.experiments.estimate import estimate
-from dejakv.experiments.savings import SavingsCounter, in_words, sheets
+from dejakv.experiments.savings import SavingsCounter, savings_sentences, sheets
 
 RULES = "You answer from the town register. Never guess, and name the street."
 ASKED, FOUND, ANSWER, AGAIN = "Where is Ann?", "Ann: 4 Elm Road", "At 4 Elm Road.", "And Bob?"
@@ -181,15 +181,6 @@ def test_one_conversation_in_every_format(name: str, tmp_path: Path) -> None:
     assert not log.partly
 
 
-def test_estimates_of_every_format_have_the_same_counts(tmp_path: Path) -> None:
-    figures: dict[str, Any] = {}
-    for name, line in FORMATS.items():
-        read(tmp_path / "log", line, line)
-        found = estimate(tmp_path / "log", "docs-lm")
-        figures[name] = (found["prompt_tokens"], found["tokens_prefix"], found["computed"])
-    assert len({str(each) for each in figures.values()}) == 1, figures
-
-
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
@@ -291,7 +282,7 @@ def test_times_in_any_unit_or_none(value: Any, time: float | None, tmp_path: Pat
     savings = SavingsCounter()
     for entry in entries:
         savings.add(range(40), entry)
-    assert in_words(savings.figures()) is not None
+    assert savings_sentences(savings.figures()) is not None
     read(tmp_path / "trace", {"timestamp": value, "input_length": 9, "hash_ids": [1]})
     assert estimate(tmp_path / "trace", "docs-lm")["samples"] == 1
 
@@ -392,7 +383,7 @@ def test_what_a_trace_does_not_tell_is_unknown(tmp_path: Path) -> None:
     assert set(found["computed"]) == {"full"}
     stood = {row[0]: row[1] for row in sheets(found)[0].rows}
     assert set(stood.values()) == {"unknown"}
-    assert "0%" not in str(in_words(found))
+    assert "0%" not in str(savings_sentences(found))
 
     read(tmp_path / "mooncake", *({"timestamp": n, "input_length": 600, "hash_ids": [1, 10 + n]} for n in range(3)))
     found = estimate(tmp_path / "mooncake", "docs-lm")
@@ -431,7 +422,7 @@ def whatever_happens(path: Path) -> None:
     with suppress(DejaKVError):
         found = estimate(path, "docs-lm", max_samples=50)
         assert sheets(found)
-        assert in_words(found) is not None
+        assert savings_sentences(found) is not None
         json.dumps(found).encode()
 
 

@@ -1,5 +1,6 @@
 """Retrieved passages: every form of corpus, every order, and what is no corpus."""
 
+import copy
 import json
 from collections import Counter
 from itertools import islice
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from dejakv.datasets.rag import Passage, RagDataset, RagQuestion, go_on, traffic
+from dejakv.datasets.rag import Passage, RagDataset, RagQuestion, continuation_questions, traffic
 from dejakv.datasets.registry import DatasetOptions, open_dataset
 from dejakv.errors import ConfigError, DatasetError
 from dejakv.experiments.samples import SamplePrompter
@@ -90,19 +91,32 @@ def test_long_texts_are_cut_at_paragraphs(tmp_path: Path) -> None:
     assert "\n\n".join(p.text for p in passages).count("Paragraph") == 40
 
 
-def test_orders_hold_the_same_passages() -> None:
-    score, document, shuffled = (list(islice(RagDataset(order=o), 20)) for o in ("score", "document", "shuffled"))  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def default() -> RagDataset:
+    return RagDataset()
+
+
+def ordered(dataset: RagDataset, order: Any) -> RagDataset:
+    """The same passages in another order, without another index of them."""
+    other = copy.copy(dataset)
+    other.order = order
+    return other
+
+
+def test_orders_hold_the_same_passages(default: RagDataset, tmp_path: Path) -> None:
+    score, document, shuffled = (list(islice(ordered(default, o), 20)) for o in ("score", "document", "shuffled"))
     for a, b, c in zip(score, document, shuffled, strict=True):
         assert Counter(a.fields["titles"]) == Counter(b.fields["titles"]) == Counter(c.fields["titles"])
     assert [s.fields["titles"] for s in score] != [s.fields["titles"] for s in document]
     assert [s.fields["titles"] for s in score] != [s.fields["titles"] for s in shuffled]
-    assert [s.context for s in shuffled] == [s.context for s in islice(RagDataset(order="shuffled"), 20)]
+    assert [s.context for s in shuffled] == [s.context for s in islice(ordered(default, "shuffled"), 20)]
+    assert RagDataset(squad(tmp_path / "dev.json"), order="shuffled").order == "shuffled"
 
 
-def test_the_default_corpus_answers_its_questions_and_has_the_promised_size() -> None:
+def test_the_default_corpus_answers_its_questions_and_has_the_promised_size(default: RagDataset) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder("smollm2-135m"))
     prompter = SamplePrompter(tokenizer, None, "prompt")
-    found = list(islice(RagDataset(), 60))
+    found = list(islice(default, 60))
     sizes = [len(tokenizer(prompter.prompt(sample))["input_ids"]) for sample in found]
     assert sum(600 <= size <= 2_000 for size in sizes) >= 0.95 * len(sizes)
     assert sum(str(sample.answer) in sample.context for sample in found) >= 0.9 * len(found)
@@ -118,7 +132,7 @@ def test_traffic_asks_every_question_once_and_popular_topics_more() -> None:
 
 
 def test_a_sentence_is_asked_for_its_second_half() -> None:
-    (question, *_) = go_on(Passage("t", TEXTS["cats"]))
+    (question, *_) = continuation_questions(Passage("t", TEXTS["cats"]))
     assert question.answer == "its wide pupils and a layer behind them."
 
 
@@ -157,8 +171,8 @@ def test_options_that_are_wrong(tmp_path: Path) -> None:
         RagDataset(str(tmp_path))
 
 
-def test_passages_of_free_order_stand_in_their_prompt() -> None:
-    given, free = (next(iter(RagDataset(order=order))) for order in ("score", "free"))
+def test_passages_of_free_order_stand_in_their_prompt(default: RagDataset) -> None:
+    given, free = (next(iter(ordered(default, order))) for order in ("score", "free"))
     assert (given.parts, len(free.parts)) == ((), 8)
     assert free.context == given.context
     request = SamplePrompter().request(free)

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from dejakv.datasets.registry import DatasetOptions, open_dataset
-from dejakv.datasets.repo import CHARACTERS, INSTRUCTION, RepoDataset, read_package
+from dejakv.datasets.repo import INSTRUCTION, MAX_PROMPT_CHARACTERS, RepoDataset, read_package
 from dejakv.errors import DatasetError
 from dejakv.experiments.samples import SamplePrompter
 from dejakv.experiments.shares import TokenShares
@@ -75,7 +75,7 @@ def test_prompts_have_the_promised_size_and_move(name: str) -> None:
     prompter, shares = SamplePrompter(tokenizer, None, "prompt"), TokenShares()
     sizes: list[int] = []
     for sample in list(RepoDataset(name))[:60]:
-        assert len(sample.context) <= CHARACTERS
+        assert len(sample.context) <= MAX_PROMPT_CHARACTERS
         ids = tokenizer(prompter.prompt(sample))["input_ids"]
         sizes.append(len(ids))
         shares.add(ids)

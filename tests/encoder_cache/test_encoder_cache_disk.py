@@ -73,9 +73,9 @@ def test_a_description_that_does_not_fit_is_a_counted_miss(tmp_path):
     with opened(tmp_path / "c") as cache:
         cache.view("e", "p").store("h", "image", picture())
         cache.flush()
-        chunk = cache.disk.get(next(cache.disk.metas()).id)
-        lie = {**chunk.meta.metadata, "shape": [400, 8]}
-        cache.disk.put(StoredState(replace(chunk.meta, metadata=lie), chunk.tensor))
+        stored_state = cache.disk.get(next(cache.disk.metas()).id)
+        lie = {**stored_state.meta.metadata, "shape": [400, 8]}
+        cache.disk.put(StoredState(replace(stored_state.meta, metadata=lie), stored_state.tensor))
         cache.view("e", "p").remove("h")
         assert cache.view("e", "p").lookup("h") is None
         assert cache.stats().disk_corrupt == 1
@@ -102,7 +102,7 @@ def test_a_slow_disk_keeps_nobody_waiting_and_takes_bounded_memory():
     objects.hangs.wait()
     for name in "abcd":
         assert cache.get_or_compute(name, "image", picture) is not None
-    assert store.outcomes.dropped == 2
+    assert store.stats().submissions.dropped == 2
     objects.release.set()
     cache.flush()
     assert store.stats().entries == 3

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dejakv.decide.levels.fusion import FusionCache, FusionState
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.request import keeping
+from dejakv.prototypes.fusion import FusionCache, FusionState
+from dejakv.request import Retention, retention_scope
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 from dejakv.testing.stores import AheadClock
@@ -40,7 +40,7 @@ def test_an_expired_output_is_computed_again(clock: AheadClock) -> None:
 def test_a_requests_own_time_can_only_be_shorter(clock: AheadClock) -> None:
     view = VisualKVCache(ttl=60).view("e", "p")
     for content, own in ((CONTENT, 30.0), ("b" * 64, 90.0)):
-        with keeping(ttl=own):
+        with retention_scope(Retention(ttl=own)):
             view.store(content, "image", OUTPUT)
     clock.seconds = 31
     assert [view.lookup(content) is not None for content in (CONTENT, "b" * 64)] == [False, True]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.decide.levels.fusion import FusionState, FusionStates
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.base import Prepared
+from dejakv.prototypes.fusion import FusionState, FusionStates
 from dejakv.request import Request
 from dejakv.store.open import open_store
 from dejakv.store.selection import Selection
@@ -103,7 +103,7 @@ def test_a_caller_after_a_purge_has_the_encoder_run_anew(clear: Any) -> None:
 
 
 class Modules:
-    """A model's fusion modules, which put out the same for every chunk."""
+    """A model's fusion modules, which put out the same for every stored state."""
 
     def capture(self, *, llm: Any, request_id: str, chunk_id: str) -> FusionState:
         return FusionState(chunk_id, {"rows": OUTPUT})

@@ -13,9 +13,9 @@ from PIL import Image
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError, InputError, ModelError
-from dejakv.pictures import decoded
+from dejakv.pictures import decode_picture
 from dejakv.request import Media, Request
-from dejakv.vectors.hooks import EmbeddingHook, hook_named
+from dejakv.vectors.hooks import EmbeddingHook, make_hook
 from dejakv.vectors.image import TowerEncoder, image_encoder, image_roots, pictures_of
 
 
@@ -38,7 +38,7 @@ class Engine:
 
     def embed_image(self, media: Media, partition: str = "default") -> np.ndarray:
         self.partitions.append(partition)
-        return np.array([float(decoded(media).getpixel((0, 0))[0]), 1.0], np.float32)
+        return np.array([float(decode_picture(media).getpixel((0, 0))[0]), 1.0], np.float32)
 
 
 def config(hook: str = "prompt_vision", layers: tuple[str, ...] = ("prompt:auto", "vision:auto"), **more: Any) -> Any:
@@ -64,7 +64,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_prompt_and_vision_vectors(root: Path) -> None:
     engine = Engine()
-    hook = hook_named("prompt_vision", config(), engine)
+    hook = make_hook("prompt_vision", config(), engine)
     vectors = hook(request(media=(Media(png(5)),)))
     assert sorted(vectors) == ["prompt", "vision"]
     assert vectors["vision"].tolist() == pytest.approx([5 / 26**0.5, 1 / 26**0.5])
@@ -88,7 +88,7 @@ def test_pictures_by_image_id(root: Path, variable: str | None, field: str, monk
 def test_a_picture_that_cannot_be_had_is_a_counted_skip(root: Path, image_id: str) -> None:
     with pytest.raises(InputError):
         pictures_of(request(image_id=image_id), [root])
-    hook = hook_named("prompt_vision", config(image_root=str(root)), Engine())
+    hook = make_hook("prompt_vision", config(image_root=str(root)), Engine())
     assert list(hook(request(image_id=image_id))) == ["prompt"]
     assert hook.counts == {"prompt: ok": 1, "vision: skip (InputError)": 1}
 
@@ -105,7 +105,7 @@ def test_without_roots_the_message_says_which_to_set(root: Path) -> None:
 
 
 def test_a_request_without_picture_has_no_vision_vector_and_is_no_skip(root: Path) -> None:
-    hook = hook_named("prompt_vision", config(), Engine())
+    hook = make_hook("prompt_vision", config(), Engine())
     assert list(hook(request())) == ["prompt"]
     assert hook.counts == {"prompt: ok": 1}
 
@@ -117,23 +117,23 @@ def test_own_hooks_by_dotted_path(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = types.ModuleType("my_hooks")
     module.mine, module.nothing, module.number = mine, lambda: 3, 3
     monkeypatch.setitem(sys.modules, "my_hooks", module)
-    hook = hook_named("my_hooks:mine", config("my_hooks:mine", ("mine:2",)), Engine())
+    hook = make_hook("my_hooks:mine", config("my_hooks:mine", ("mine:2",)), Engine())
     assert hook(request("four"))["mine"].tolist() == [1.0, 1.0]
     assert hook(request("bad")) == {}
     assert hook.counts == {"mine: ok": 1, "hook: skip (ZeroDivisionError)": 1}
     for name, says in (("nothing", "no __call__"), ("number", "callable")):
         with pytest.raises(ConfigError, match=says):
-            hook_named(f"my_hooks:{name}", config(f"my_hooks:{name}", ("mine:2",)), Engine())
+            make_hook(f"my_hooks:{name}", config(f"my_hooks:{name}", ("mine:2",)), Engine())
 
 
 def test_unknown_hooks_and_layers_nobody_makes() -> None:
     with pytest.raises(ConfigError, match="prompt_vision"):
-        hook_named("audio", config("audio"), Engine())
+        make_hook("audio", config("audio"), Engine())
     with pytest.raises(ConfigError, match="'vision'"):
-        hook_named("prompt", config("prompt"), Engine())
+        make_hook("prompt", config("prompt"), Engine())
     with pytest.raises(ConfigError, match="'prompt'"):
-        hook_named("none", config("none"), Engine())
-    assert hook_named("none", config("none", ()), Engine())(request()) == {}
+        make_hook("none", config("none"), Engine())
+    assert make_hook("none", config("none", ()), Engine())(request()) == {}
 
 
 def test_torch_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError, ModelError
 from dejakv.request import Request
-from dejakv.vectors.hooks import hook_named
+from dejakv.vectors.hooks import make_hook
 from dejakv.vectors.image import TowerEncoder, image_encoder
 from dejakv_models.shapes import ShapesDataset
 
@@ -48,7 +48,7 @@ def asked() -> list[Request]:
 @pytest.mark.filterwarnings("ignore:Importing from:DeprecationWarning")
 def test_a_folder_of_clip(clip: Path) -> None:
     layers = {"embedding_layers": ("vision:512:0.82",), "embedding_hook": "vision"}
-    hook = hook_named("vision", SemanticCacheConfig(image_encoder=str(clip), **layers))  # type: ignore[arg-type]
+    hook = make_hook("vision", SemanticCacheConfig(image_encoder=str(clip), **layers))  # type: ignore[arg-type]
     rows = [hook(request)["vision"] for request in asked()]
     assert all(row.shape == (512,) for row in rows)
     assert np.allclose([np.linalg.norm(row) for row in rows], 1, atol=1e-5)

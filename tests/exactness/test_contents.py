@@ -1,16 +1,19 @@
 """A model is what its code, classes and values hold: nothing is believed for its name, and a change and its way back are seen."""
 
+import gc
 import random
 import threading
 import types
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import peft
 import pytest
 import torch
-from tests.soak import soak_rounds, soak_seed
-from tiny import Numbers, asked, prompt, right, tiny
+from tests.conftest import soak_rounds, soak_seed
+from tests.tiny_models import Numbers, generated, number_prompt, right, tiny_llama
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.llama import modeling_llama
@@ -18,7 +21,7 @@ from transformers.models.llama import modeling_llama
 import dejakv
 from dejakv.records import Record
 
-PROMPTS = [prompt(20, 0), prompt(14, 1)]
+PROMPTS = [number_prompt(20, 0), number_prompt(14, 1)]
 LlamaMLP, LlamaAttention = modeling_llama.LlamaMLP, modeling_llama.LlamaAttention
 
 
@@ -108,7 +111,7 @@ class Served:
 
 @pytest.mark.parametrize("name", PATCHES)
 def test_code_and_classes_count_by_content(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Served(tiny()) as served:
+    with Served(tiny_llama()) as served:
         assert [served.ask(), served.ask()] == [(0, 0), (0, 2)]
         PATCHES[name](served.model, monkeypatch)
         assert served.ask() == (0, 0)
@@ -118,14 +121,14 @@ def test_code_and_classes_count_by_content(name: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", PATCHES)
 def test_they_count_after_a_restart(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     config = dejakv.SemanticCacheConfig(semantic_text=False, cache_dir=str(tmp_path))
-    with Served(tiny(), config=config) as served:
+    with Served(tiny_llama(), config=config) as served:
         served.ask()
-    model = tiny()
+    model = tiny_llama()
     PATCHES[name](model, monkeypatch)
     with Served(model, config=config) as served:
         assert served.ask() == (0, 0)
     monkeypatch.undo()
-    with Served(tiny(), config=config) as served:
+    with Served(tiny_llama(), config=config) as served:
         assert served.ask() == (0, 2)
 
 
@@ -147,7 +150,7 @@ class Deterministic:
 @pytest.mark.filterwarnings("ignore:TF32")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_that_chooses_kernels_counts(name: str) -> None:
-    with Served(tiny()) as served:
+    with Served(tiny_llama()) as served:
         served.ask()
         with SETTINGS[name]():
             assert [served.ask(), served.ask()] == [(0, 0), (0, 2)]
@@ -156,7 +159,7 @@ def test_a_setting_that_chooses_kernels_counts(name: str) -> None:
 
 def lora() -> Any:
     settings = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    return peft.get_peft_model(tiny(), settings).eval()
+    return peft.get_peft_model(tiny_llama(), settings).eval()
 
 
 class Switches:
@@ -204,7 +207,7 @@ WAYS: dict[str, tuple[Callable[[Any], None], Callable[[Any], None]]] = {
 def test_state_of_a_model_changed_and_changed_back_is_not_kept(kind: str, way: str) -> None:
     with Served(lora()) as served:
         caller: Any = Switches(served.model, *WAYS[way])
-        asked(served.model, PROMPTS[0], **{kind: caller if kind == "streamer" else [caller]})
+        generated(served.model, PROMPTS[0], **{kind: caller if kind == "streamer" else [caller]})
         assert caller.calls >= 2
         served.cache.flush()
         assert served.ask() == (0, 0) or kind == "logits_processor"
@@ -226,7 +229,7 @@ def test_state_of_a_model_that_a_thread_switches_is_not_kept() -> None:
                 thread.start()
                 thread.join()
 
-        asked(served.model, PROMPTS[0], streamer=Between(base, elsewhere, elsewhere))
+        generated(served.model, PROMPTS[0], streamer=Between(base, elsewhere, elsewhere))
         served.cache.flush()
         assert served.ask() == (0, 0)
         assert served.ask() == (0, 2)
@@ -303,7 +306,7 @@ def test_changes_drawn_at_random_are_seen_or_refused_or_change_nothing(monkeypat
     dice = random.Random(soak_seed())
     for _ in range(4 * soak_rounds()):
         with monkeypatch.context() as patch:
-            model = tiny(dice.randrange(99))
+            model = tiny_llama(dice.randrange(99))
             on_instances(model, own_forward(1.0))
             with Served(model) as served:
                 assert served.ask()[0] == 0
@@ -313,3 +316,39 @@ def test_changes_drawn_at_random_are_seen_or_refused_or_change_nothing(monkeypat
                     RANDOM[name](model, dice, patch)
                     assert served.ask()[0] == 0, name
                     assert served.ask()[0] == 0, name
+
+
+def test_nn_module_has_its_methods_again_once_no_model_is_attached() -> None:
+    """In a process of its own: other tests' engines may be alive in this one."""
+    context = get_context("spawn")
+    with ProcessPoolExecutor(1, context) as pool:
+        assert pool.submit(module_methods_around_runs).result() == ["original", "theirs"]
+
+
+def module_methods_around_runs() -> list[str]:
+    """Whose method `nn.Module.__setattr__` is after a run, and after a run within which another library put one around ours."""
+    original: Any = nn.Module.__setattr__
+    owners = {original: "original"}
+
+    def owner() -> str:
+        gc.collect()
+        return owners.get(nn.Module.__setattr__, "ours")
+
+    with Served(tiny_llama(1)) as served:
+        served.ask()
+        assert owner() == "ours"
+    del served
+    after_a_run = owner()
+
+    with Served(tiny_llama(2)) as served:
+        served.ask()
+        ours: Any = nn.Module.__setattr__
+
+        def theirs(module: nn.Module, name: str, value: Any) -> None:
+            ours(module, name, value)
+
+        nn.Module.__setattr__ = theirs  # type: ignore[method-assign]
+        owners[theirs] = "theirs"
+        served.ask()
+    del served
+    return [after_a_run, owner()]

@@ -1,12 +1,11 @@
 """An encoder of texts is loaded where a level needs it and nowhere else; where it cannot be loaded, one line says what to do."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.services import python
 
 from dejakv import SemanticCacheConfig
 
@@ -42,8 +41,7 @@ def test_exact_reuse_and_copied_text_need_no_encoder_and_one_that_is_missing_is_
 ) -> None:
     """In a process of its own without a model of the hub, and without a network."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", before + USE]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = python("-c", before + USE, environment=environment)
     assert done.stdout.split() == ["none", "exact", "1"] * 2, done.stderr
     lines = done.stderr.strip().splitlines()
     errors = [line for line in lines if "Error: " in line]

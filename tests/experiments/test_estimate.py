@@ -11,7 +11,7 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError, DatasetError, DejaKVError
 from dejakv.experiments.advice import recommend
-from dejakv.experiments.estimate import EstimatedPrompt, once, settings_to_try, tally
+from dejakv.experiments.estimate import EstimatedPrompt, memoized_encoder, settings_to_try, tally
 from dejakv.experiments.estimate import estimate as tune
 from dejakv.experiments.summary import wilson
 from dejakv.request import Request
@@ -64,7 +64,7 @@ def test_hits_without_answers_are_not_judged() -> None:
 
 def test_a_text_is_encoded_once() -> None:
     inner = Letters()
-    encoder = once(inner)
+    encoder = memoized_encoder(inner)
     for setting in settings_to_try(16):
         tally([asked("a one", "red", 1), asked("b two", "red", 2)], setting, encoder)
     assert sorted(inner.encoded) == ["a one", "b two"]

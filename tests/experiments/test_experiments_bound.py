@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.asking import COSTS
-from tests.bounded import DOCUMENTS, stream
+from tests.documents import COSTS, DOCUMENTS, stream
 
 from dejakv.experiments.plain_words import bound_in_words
 from dejakv.experiments.run import run

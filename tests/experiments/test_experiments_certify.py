@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.asking import COSTS
-from tests.bounded import BOUNDED, DOCUMENTS, answers_to, hits, says, stream, taught
+from tests.documents import BOUNDED, COSTS, DOCUMENTS, answers_to, hits, says, stream, taught
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
@@ -166,7 +165,7 @@ def test_a_bound_that_is_not_below_the_certificates_is_kept_without_labels(file:
 
 def test_an_audit_runs_a_later_log_with_the_certificates_settings(made: Certificate, docs_engine: Any) -> None:
     done = audit(made, {}, engine=docs_engine)
-    assert (done.hits, done.kept) == (made.counts["hits"], made.counts["kept"])
+    assert (done.hits, done.served) == (made.counts["hits"], made.counts["kept"])
     assert done.verdict == "holds"
     worse = replace(made, settings={**made.settings, "cache.differs": says(iter([True] * 1000))})
     assert audit(worse, {}, engine=docs_engine).verdict == "does not hold"

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from dejakv.cli.main import typer_app
-from dejakv.cli.run import settings_given
+from dejakv.cli.run import resolve_settings
 from dejakv.experiments.settings import RunSettings, run_command_of, settings_from
 
 NAMED: dict[str, Any] = json.loads(json.dumps(RunSettings().named(), default=str))
@@ -56,5 +56,5 @@ def test_a_command_gives_the_settings_again(run: dict[str, Any], cache: dict[str
         for name, value in context.params.items()
         if value not in (None, [], False) and name != "set_"
     }
-    again = settings_given(None, options, context.params["set_"] or (), None)
+    again = resolve_settings(None, options, context.params["set_"] or (), None)
     assert again.named() == {**settings.named(), "implied": again.implied}

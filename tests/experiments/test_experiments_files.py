@@ -13,8 +13,8 @@ from dejakv.experiments.output import replace_file, write_run
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.sweep import sweep
-from dejakv.experiments.sweep_log import COLUMNS, logged, open_log
-from dejakv.testing import make_chunk
+from dejakv.experiments.sweep_log import COLUMNS, open_log, read_log
+from dejakv.testing import make_stored_state
 
 SUMMARY = {"dejakv_version": "0.1.0", "samples": 1}
 LINE = dict.fromkeys(COLUMNS, "") | {"name": "a"}
@@ -67,7 +67,7 @@ def test_a_log_is_gone_on_with_or_refused(tmp_path: Path) -> None:
     with open_log(path, resume=True) as again:
         assert [line["name"] for line in again.lines] == ["a"]
         again.append({**LINE, "name": "b", "notes": 'a "quoted", text\nof two lines'})
-    assert [line["name"] for line in logged(path)] == ["a", "b"]
+    assert [line["name"] for line in read_log(path)] == ["a", "b"]
 
 
 HEAD = ",".join(COLUMNS).encode()
@@ -85,7 +85,7 @@ def test_cells_of_a_sweeps_log_are_no_formulas(tmp_path: Path) -> None:
     for line in lines:
         with open_log(path, resume=path.exists()) as log:
             log.append(line)
-    assert [(line["name"], line["notes"], line["hit_rate"]) for line in logged(path)] == [
+    assert [(line["name"], line["notes"], line["hit_rate"]) for line in read_log(path)] == [
         (line["name"], line["notes"], "-0.5") for line in lines
     ]
     cells = [cell for row in csv.reader(io.StringIO(path.read_text(), newline="")) for cell in row]
@@ -102,7 +102,7 @@ def test_a_foreign_log_stays_as_it_is(content: bytes, tmp_path: Path) -> None:
 
 def test_purging_deletes_a_store_alone(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
-    assert store.put(make_chunk(1))
+    assert store.put(make_stored_state(1))
     store.close()
     (tmp_path / "store" / "mine.txt").write_text("mine")
     sweep(one_run(cache_dir=str(tmp_path / "store")), tmp_path / "log.csv", purge=True)

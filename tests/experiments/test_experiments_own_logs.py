@@ -13,7 +13,7 @@ from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError, InputError
 from dejakv.experiments.estimate import estimate as tune
 from dejakv.experiments.reports.report import make_report
-from dejakv.experiments.reports.why import why
+from dejakv.experiments.reports.why import explain_sample
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.experiments.summary import RunProgress, SampleRow
@@ -82,9 +82,9 @@ def test_a_prompt_longer_than_the_context_is_a_sample_that_could_not_run(docs_en
     page = tmp_path / "report.html"
     make_report([output], page)
     assert "2 samples could not run" in page.read_text()
-    assert why(output, "three").method == "exact"
+    assert explain_sample(output, "three").method == "exact"
     with pytest.raises(ConfigError, match="could not run"):
-        why(output, "long")
+        explain_sample(output, "long")
 
 
 def test_a_resumed_run_goes_past_it(docs_engine: Any, tmp_path: Path) -> None:

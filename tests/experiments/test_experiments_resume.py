@@ -15,7 +15,7 @@ from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.experiments.shares import TokenShares
 from dejakv.experiments.summary import RunProgress, SampleRow
 
-SAMPLES = 24
+SAMPLES = 12
 
 
 @pytest.fixture(scope="module")
@@ -76,18 +76,27 @@ def test_the_shares_of_a_stopped_run_are_those_of_the_samples_that_it_served(
     )
 
 
+@pytest.fixture(scope="module")
+def whole(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(settings_for(folder), engine=engine)
+    return folder
+
+
 @pytest.mark.parametrize(("cut", "torn"), [(0, b""), (0, b'{"id": "half a li'), (1, b"")])
-def test_a_resumed_run_is_the_run_that_was_never_stopped(engine: Any, tmp_path: Path, cut: int, torn: bytes) -> None:
+def test_a_resumed_run_is_the_run_that_was_never_stopped(
+    engine: Any, whole: Path, tmp_path: Path, cut: int, torn: bytes
+) -> None:
     """A line that lacks its end, which a kill may leave, is measured again: the next one would stand on the same line."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(settings_for(whole), engine=engine)
-    run(settings_for(parts), StopAfter(11), engine=engine)
+    parts = tmp_path / "parts"
+    run(settings_for(parts), StopAfter(7), engine=engine)
     path = parts / "samples.jsonl"
     path.write_bytes(path.read_bytes()[: -cut or None] + torn)
     watch = StopAfter(0)
     result = run(settings_for(parts), watch, engine=engine, resume=True)
     assert not result.stopped
-    assert any(f"{11 - cut} prompts" in stage for stage in watch.stages)
+    assert any(f"{7 - cut} prompts" in stage for stage in watch.stages)
     assert facts(parts) == facts(whole)
     assert json.loads((parts / "summary.json").read_text())["samples"] == SAMPLES
 

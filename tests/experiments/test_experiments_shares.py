@@ -17,14 +17,6 @@ def no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_dry_and_live_runs_have_the_shares_of_the_same_prompts() -> None:
-    given = {"max_samples": 12, "arms": ("none", "cache")}
-    live = run(settings_from("docs", given, {})).summary
-    dry = run(settings_from("docs", {**given, "cache_mode": "dry-run"}, {})).summary
-    assert 0 < live["share_prefix"] <= live["share_anywhere"] < 1
-    assert [dry[key] for key in ("share_prefix", "share_anywhere")] == [live["share_prefix"], live["share_anywhere"]]
-
-
 @pytest.mark.parametrize("mode", ["live", "dry-run"])
 def test_a_run_without_the_model_names_the_command(no_model: Path, mode: str) -> None:
     with pytest.raises(ModelError, match="dejakv models get smollm2-135m"):

@@ -3,32 +3,37 @@
 import csv
 import io
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dejakv.decide.levels.exact import normalize
+from dejakv.decide.literals import normalize
 from dejakv.experiments.plain_words import speed_in_words
 from dejakv.experiments.reports.report import run_section
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import (
     ArmOutcome,
+    SampleFidelity,
     SampleRow,
+    fidelity,
+    mean_fidelity,
     mean_interval,
     percentile,
     ratio_interval,
-    same,
+    same_answer,
     summarize,
     wilson,
 )
 from dejakv.experiments.sweep import sweep
-from dejakv.experiments.table import show, unused
+from dejakv.experiments.table import refusal_table, show
 from dejakv.records import Record
 
 
@@ -204,7 +209,7 @@ def test_intervals() -> None:
     [("Yes.", "yes", True), (" Red  ", "red", True), ("red", "blue", False), ("", None, False)],
 )
 def test_answers_are_compared_without_case_and_white_space(one: str, other: str | None, equal: bool) -> None:
-    assert same(one, other) is equal
+    assert same_answer(one, other) is equal
 
 
 @pytest.mark.parametrize("preset", ["rag", "docs"])
@@ -226,12 +231,12 @@ def test_accuracy_is_told_where_the_references_are_answers(preset: str, docs_eng
 
 
 def test_reasons_are_grouped_by_who_refused() -> None:
-    (sheet,) = unused({"odd": 9, "lexical: content words: a against b": 3, "lexical: numbers: 1 against 2": 2})
+    (sheet,) = refusal_table({"odd": 9, "lexical: content words: a against b": 3, "lexical: numbers: 1 against 2": 2})
     assert sheet.rows == [
         ["other", "9", "odd"],
         ["lexical", "5", "content words: a against b (and 1 other reasons)"],
     ]
-    assert unused({}) == []
+    assert refusal_table({}) == []
 
 
 @pytest.fixture
@@ -259,13 +264,6 @@ def test_the_log_of_a_sweep_leaves_out_what_nobody_judged(questions: dict[str, A
     assert (line["judged_hits"], line["false_hits"]) == ("0", "")
 
 
-def test_a_dry_run_says_what_it_judges_by() -> None:
-    summary = run(settings_from("shapes", {"max_samples": 30, "cache_mode": "dry-run"}, {})).summary
-    assert summary["judged"] > 0
-    assert "judged by the data set's answers" in shown(summary)
-    assert sum(summary["not_used"].values()) > 0
-
-
 def test_exact_reuse_names_the_flag_that_would_use_what_was_found(
     questions: dict[str, Any], tmp_path: Path, docs_engine: Any
 ) -> None:
@@ -281,3 +279,22 @@ def test_exact_reuse_names_the_flag_that_would_use_what_was_found(
     assert "found and not used" in shown(done.summary)
     assert "exact_text found a donor whose tokens differ" in shown(done.summary)
     assert "--reuse adopt would use it" in shown(done.summary)
+
+
+def test_divergence_and_agreement_by_hand() -> None:
+    wanted = np.log(np.array([[0.5, 0.5], [0.9, 0.1], [0.2, 0.8]], np.float32))
+    got = np.log(np.array([[0.25, 0.75], [0.6, 0.4], [0.7, 0.3]], np.float32))
+    found = fidelity(wanted, got)
+    assert found is not None
+    assert found.kl == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-5)
+    assert found.top1 == pytest.approx(1 / 3)  # a tie goes to the first token, in both
+
+
+def test_nothing_to_compare_is_none() -> None:
+    assert fidelity(None, np.zeros((1, 2), np.float32)) is None
+    assert fidelity(np.zeros((1, 2), np.float32), None) is None
+    assert mean_fidelity([]) == {"kl_mean": None, "top1": None}
+    assert mean_fidelity([SampleFidelity(0.2, 1.0), SampleFidelity(0.4, 0.5)]) == {
+        "kl_mean": pytest.approx(0.3),
+        "top1": 0.75,
+    }

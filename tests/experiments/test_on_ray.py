@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -21,7 +22,7 @@ from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import RunProgress
 from dejakv.experiments.sweep import sweep
-from dejakv.experiments.sweep_log import logged
+from dejakv.experiments.sweep_log import read_log
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error:::dejakv")]
 
@@ -60,8 +61,9 @@ def test_an_estimate_is_that_of_one_process(
     assert (found["samples"], found["broken"]) == (9, 1)
     assert {row["level"] for row in found["rows"]} == {"exact", "exact_text", "semantic_text"}
     told = [CliRunner().invoke(typer_app, ["estimate", *more, str(log)]) for more in ([], ["--ray"])]
-    assert told[0].output == told[1].output
-    assert "prefixes of earlier prompts" in told[0].output
+    # Progress on stderr has times.
+    assert told[0].stdout == told[1].stdout
+    assert "prefixes of earlier prompts" in told[0].stdout
 
 
 def test_a_data_set_is_not_read_in_parts(cluster: RayCluster) -> None:
@@ -116,16 +118,16 @@ def test_a_sweep_has_the_lines_of_one_process(cluster: RayCluster, tmp_path: Pat
     }
     sweep(spec, tmp_path / "one.csv")
     sweep(spec, tmp_path / "ray.csv", lines=experiments_on(cluster))
-    one, many = (sorted(logged(tmp_path / name), key=lambda line: line["name"]) for name in ("one.csv", "ray.csv"))
+    one, many = (sorted(read_log(tmp_path / name), key=lambda line: line["name"]) for name in ("one.csv", "ray.csv"))
     assert [line["name"] for line in many if line["error"]] == ["broken"]
     assert many == one
 
 
 def test_a_worker_that_dies_and_a_missing_extra_are_errors_of_ours(cluster: RayCluster) -> None:
-    (_, died), *_ = cluster.each(os._exit, [(3,)])
+    (_, died), *_ = cluster.map_unordered(os._exit, [(3,)])
     assert isinstance(died, ConfigError)
     assert "a worker of Ray ended" in str(died)
-    ((_, missing),) = cluster.each(_without_an_extra, [()])
+    ((_, missing),) = cluster.map_unordered(_without_an_extra, [()])
     assert "pip install" in str(missing)
 
 
@@ -154,3 +156,15 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     result = CliRunner().invoke(typer_app, ["estimate", "--ray", "log.jsonl"])
     assert isinstance(result.exception, MissingExtraError)
     assert "--ray needs the package 'ray' (extra ray): python -m pip install 'ray" in str(result.exception)
+
+
+def test_actors_share_a_store(cluster: RayCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example runs on the cluster of this module."""
+    example = Path(__file__).parents[2] / "examples" / "ray_actors.py"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [example.name])
+        runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out.splitlines() == [
+        "first actor: rome, 18 of 18 tokens computed",
+        "second actor: rome, 1 of 18 tokens computed",
+    ]

@@ -10,7 +10,7 @@ import pytest
 
 from dejakv.experiments.estimate import estimate
 from dejakv.experiments.reports.report import make_report
-from dejakv.experiments.reports.why import in_words, why
+from dejakv.experiments.reports.why import decision_sentences, explain_sample
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.sweep import sweep
@@ -20,7 +20,7 @@ from dejakv.experiments.table import show, show_result
 WORDS = "river ferry town hill noon bridge rain market garden letter window harbour music stone".split()
 
 
-TOO_SHORT = "the stored prefix is shorter than a piece of 256 tokens"
+TOO_SHORT = "the stored prefix is shorter than a prefill unit of 256 tokens"
 
 
 def sentence(words: int, seed: int) -> str:
@@ -70,17 +70,24 @@ def test_a_prefix_that_is_too_short_for_low_precision_is_named(log: Path) -> Non
     rows = result.rows
     behind = [row for row in rows if row.arms["prefix"].record.reused_tokens]
     missed = [row.arms["cache"].record for row in behind if row.arms["cache"].record.method == "none"]
-    assert len(missed) == len(behind) - 1 > 0  # the long one reuses a piece
-    assert all("shorter than a piece of 256 tokens" in record.reason for record in missed)
+    assert len(missed) == len(behind) - 1 > 0  # the long one reuses a prefill unit
+    assert all("shorter than a prefill unit of 256 tokens" in record.reason for record in missed)
     assert {record.reason for record in missed} <= set(result.summary["not_used"])
     exact = [row.arms["cache"].record for row in measured(log, "fp32", arms=("cache",)).rows]
-    assert not any("shorter than a piece" in record.reason for record in exact)
-    assert exact[0].reason == "no stored chunk begins like this prompt"
+    assert not any("shorter than a prefill unit" in record.reason for record in exact)
+    assert exact[0].reason == "no stored prompt begins like this one"
 
 
 def test_the_dtype_stands_in_each_result(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In what a run prints, short and whole, in the page of its report, in a sweep's log and table, and where a miss is explained."""
-    given = {"model": "docs-lm", "dataset": "log", "dataset_path": str(log), "raw_prompts": True, "max_new_tokens": 1}
+    given = {
+        "model": "docs-lm",
+        "dataset": "log",
+        "dataset_path": str(log),
+        "raw_prompts": True,
+        "max_new_tokens": 1,
+        "max_samples": 3,
+    }
     for dtype in ("bf16", "fp32"):
         result = run(settings_from(None, {**given, "dtype": dtype, "output": str(tmp_path / dtype)}, {}))
         for shown in (show, show_result):
@@ -98,7 +105,7 @@ def test_the_dtype_stands_in_each_result(log: Path, tmp_path: Path, capsys: pyte
 
 def test_a_miss_in_low_precision_is_explained(log: Path, tmp_path: Path) -> None:
     result = measured(log, "bf16", arms=("none", "cache"), output=str(tmp_path / "run"))
-    for row, reason in zip(result.rows[:2], ("no stored chunk begins like this prompt", TOO_SHORT), strict=True):
-        found = why(tmp_path / "run", row.sample_id)
+    for row, reason in zip(result.rows[:2], ("no stored prompt begins like this one", TOO_SHORT), strict=True):
+        found = explain_sample(tmp_path / "run", row.sample_id)
         assert found.reason == row.arms["cache"].record.reason
-        assert f"why not more: {reason}" in "\n".join(in_words(found))
+        assert f"why not more: {reason}" in "\n".join(decision_sentences(found))

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from dejakv.cli.main import typer_app
 from dejakv.datasets.entries import Entry
 from dejakv.decide.costs import ReuseCosts
-from dejakv.experiments.advice import verdict, worth
-from dejakv.experiments.savings import SavingsCounter, in_words
+from dejakv.experiments.advice import reuse_verdict, trial_settings
+from dejakv.experiments.savings import SavingsCounter, savings_sentences
 
 A, B, C = (list(range(begin, begin + 64)) for begin in (0, 1000, 2000))
 
@@ -59,7 +59,7 @@ def test_hours_and_arrivals() -> None:
     found = of(A, A, A, A, times=(0.0, 1.0, 61.0, 3600.0 + 86400.0))
     assert {hour: part["tokens"] for hour, part in found["by_hour"].items()} == {"0": 192, "1": 64}
     assert found["arrivals"] == {"minutes": 3, "median": 1, "most": 2}
-    assert any("by hour of the day (UTC): from" in line for line in in_words(found))
+    assert any("by hour of the day (UTC): from" in line for line in savings_sentences(found))
 
 
 @settings(max_examples=100, deadline=None)
@@ -94,14 +94,16 @@ def test_a_trace_of_prefix_blocks() -> None:
     figures = found.figures()
     assert figures["computed"] == {"full": 3624, "exact": 3624 - 1024 - 1023}
     assert (figures["quarters"], figures["whole_text"]) == ([], False)
-    assert worth({**figures, "prompt_tokens": 3624}) == {}
-    assert verdict({**figures, "prompt_tokens": 3624}).startswith("Prefix caching saves 56% of the tokens here")
+    assert trial_settings({**figures, "prompt_tokens": 3624}) == {}
+    assert reuse_verdict({**figures, "prompt_tokens": 3624}).startswith("Prefix caching saves 56% of the tokens here")
 
 
 def test_the_verdict_follows_from_the_figures() -> None:
-    assert verdict(of(A + B + C, [9, *B, *C, *A])).startswith("Worth a trial: a blend would save 40% of the tokens")
-    assert verdict(of(A, A, A)).startswith("Prefix caching is enough: it saves 66% of the tokens")
-    assert verdict(of(A, B, C)) == "Reuse does not pay here: prefixes save 0% of the tokens, and a blend 0% more."
+    assert reuse_verdict(of(A + B + C, [9, *B, *C, *A])).startswith(
+        "Worth a trial: a blend would save 40% of the tokens"
+    )
+    assert reuse_verdict(of(A, A, A)).startswith("Prefix caching is enough: it saves 66% of the tokens")
+    assert reuse_verdict(of(A, B, C)) == "Reuse does not pay here: prefixes save 0% of the tokens, and a blend 0% more."
 
 
 TOWNS = " ".join(
@@ -135,7 +137,11 @@ def test_a_log_of_a_gateway_on_one_screen(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert words in out, words
     assert len(out.splitlines()) < 32
-    assert TOWNS not in out + (tmp_path / "out" / "estimate.json").read_text()
+    written = (tmp_path / "out" / "estimate.json").read_text()
+    assert TOWNS not in out + written
+    again = CliRunner().invoke(typer_app, ["estimate", str(tmp_path / "log.jsonl"), "--output", str(tmp_path / "out")])
+    assert "exists and is not overwritten" in str(again.exception)
+    assert (tmp_path / "out" / "estimate.json").read_text() == written
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejakv.experiments.shares import BLOCK, RUN, TokenShare, TokenShares
+from dejakv.experiments.shares import BLOCK, SHORTEST_COUNTED_RUN, TokenShare, TokenShares
 from dejakv.identity import MediumSpan
 
 
 def plain(prompts: list[list[int]]) -> list[TokenShare]:
-    """The definition, spelled out: whole blocks from the start, and every window of `RUN` tokens, against earlier prompts."""
+    """The definition, spelled out: whole blocks from the start, and every window of `SHORTEST_COUNTED_RUN` tokens, against earlier prompts."""
     blocks: set[tuple[int, ...]] = set()
     windows: set[tuple[int, ...]] = set()
     shares: list[TokenShare] = []
@@ -18,12 +18,14 @@ def plain(prompts: list[list[int]]) -> list[TokenShare]:
         while prefix + BLOCK < len(ids) and tuple(ids[: prefix + BLOCK]) in blocks:
             prefix += BLOCK
         covered = set(range(prefix))
-        for start in range(len(ids) - RUN + 1):
-            if tuple(ids[start : start + RUN]) in windows:
-                covered |= set(range(start, start + RUN))
+        for start in range(len(ids) - SHORTEST_COUNTED_RUN + 1):
+            if tuple(ids[start : start + SHORTEST_COUNTED_RUN]) in windows:
+                covered |= set(range(start, start + SHORTEST_COUNTED_RUN))
         shares.append(TokenShare(len(ids), prefix, len(covered - {len(ids) - 1})))
         blocks |= {tuple(ids[:end]) for end in range(BLOCK, len(ids) + 1, BLOCK)}
-        windows |= {tuple(ids[start : start + RUN]) for start in range(len(ids) - RUN + 1)}
+        windows |= {
+            tuple(ids[start : start + SHORTEST_COUNTED_RUN]) for start in range(len(ids) - SHORTEST_COUNTED_RUN + 1)
+        }
     return shares
 
 

@@ -6,32 +6,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.bounded import BOUNDED
+from tests.documents import BOUNDED
 
 from dejakv.decide.bound import ErrorBound, setting_of
 from dejakv.decide.levels.base import Match, Query
-from dejakv.decide.plan import Decision, DonorSearch, Plan, ReuseRequest
+from dejakv.decide.methods import BlendPlan
+from dejakv.decide.plan import Decision, DonorSearch, FullPlan, ReuseRequest
 from dejakv.engines.base import Prepared
 from dejakv.request import Request
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import StateInfo
 from dejakv.trust.features import LATE_BLEND, features_of, risk_of
 from dejakv.trust.gate import TrustGate
 from dejakv.trust.settings import TrustSettings
 
 ASK = ReuseRequest("blend", tells_first_token=True)
 PREPARED = Prepared(Request("r", "prompt", "prompt"), tuple(range(100)), (), epoch="e")
-ENTRY = ChunkMeta("k", "default", "e", tuple(range(100)), "prompt", "prompt")
+ENTRY = StateInfo("k", "default", "e", tuple(range(100)), "prompt", "prompt")
 DELTA = 0.1
 
 
 def hit(gate: TrustGate, share: float | None, margin: float, wrong: bool) -> tuple[Any, Any]:
     """One would-be hit whose blend takes this share of full computation's time: the plan that runs first, and its draw, None if there
     was none. Its label is told at once."""
-    blend = Plan("blend", reused=50, seconds=share)
-    full = Plan("none", seconds=1.0 if share is not None else None)
+    blend = BlendPlan(reused=50, seconds=share)
+    full = FullPlan(seconds=1.0 if share is not None else None)
     query = Query(PREPARED.request, "", dict)
     decision = Decision(ENTRY, ASK, (blend, full), DonorSearch(copied=50), query, {}, considered=(full, blend))
-    decision = ErrorBound(gate, BOUNDED).decided(PREPARED, decision)
+    decision = ErrorBound(gate, BOUNDED).review_decision(PREPARED, decision)
     trial = decision.trial
     if trial is not None and trial.draw is None:
         other = np.log(np.array([1.0, np.exp(-margin)]) / (1 + np.exp(-margin)))
@@ -110,13 +111,13 @@ def test_a_rule_that_opens_meanwhile_leaves_the_draw_unlabelled(opened: TrustGat
 
 def test_a_plan_is_drawn_for_under_its_own_class_and_features() -> None:
     gate = TrustGate(TrustSettings(error_bound=DELTA))
-    donor = ChunkMeta("d", "tenant", "e", tuple(range(80)), "p", "p", generation=1)
+    donor = StateInfo("d", "tenant", "e", tuple(range(80)), "p", "p", generation=1)
     prepared = replace(PREPARED, request=replace(PREPARED.request, partition="tenant"))
-    plan, full = Plan("blend", (donor,), Match("d", "copied", 0.6), reused=70, kept=5), Plan("none")
+    plan, full = BlendPlan((donor,), Match("d", "copied", 0.6), reused=70, prefix_tokens=5), FullPlan()
     found = DonorSearch(plan.match, plan.donors, copied=60, runs=((0, 60),))
     query = Query(prepared.request, "", dict)
     decision = Decision(ENTRY, ReuseRequest("blend"), (plan, full), found, query, {}, considered=(full, plan))
-    trial = ErrorBound(gate, BOUNDED).decided(prepared, decision).trial
+    trial = ErrorBound(gate, BOUNDED).review_decision(prepared, decision).trial
     assert trial is not None
     draw = trial.draw
     assert draw is not None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.find.finders import ASKED, SIMILAR, WORDS, Busy, Likes, chunk_of, copied, finder_of, id_of, prompt
+from tests.find.conftest import ASKED, SIMILAR, WORDS, Busy, Likes, copied, finder_of, id_of, prompt, state_of
 
 from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
@@ -21,7 +21,7 @@ from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.semantic import SemanticTextCache
 from dejakv.decide.plan import Decision, ReuseRequest
 from dejakv.request import Prepared
-from dejakv.store.base import ROWS, ChunkMeta
+from dejakv.store.base import ROWS, StateInfo
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 from dejakv.vectors.base import Vector
@@ -37,7 +37,7 @@ def donors(finder: DonorFinder, asked: Prepared = BOTH) -> set[str]:
 def test_what_leaves_while_copied_text_is_first_indexed_is_not_found() -> None:
     store = Busy()
     made = finder_of(FIRST, SECOND, store=store)
-    store.on_evict(made.remove)
+    store.listen(removed=made.remove)
     store.then = lambda: store.delete(id_of(FIRST))
     assert donors(made) == {id_of(SECOND)}
     assert len(made._copied) == 1, "nor does it take memory"  # pyright: ignore[reportPrivateUsage, reportArgumentType]
@@ -46,7 +46,7 @@ def test_what_leaves_while_copied_text_is_first_indexed_is_not_found() -> None:
 def test_what_is_stored_while_copied_text_is_first_indexed_is_found() -> None:
     store = Busy()
     made = finder_of(FIRST, store=store)
-    second = chunk_of(SECOND)
+    second = state_of(SECOND)
 
     def another() -> None:
         assert store.put(second)
@@ -58,9 +58,9 @@ def test_what_is_stored_while_copied_text_is_first_indexed_is_found() -> None:
 
 def test_what_is_stored_while_an_empty_index_is_asked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty index was taken for none, and replaced: the prompt went into the one that nobody asked any more."""
-    made, first = finder_of(reuse="blend"), chunk_of(FIRST)
+    made, first = finder_of(reuse="blend"), state_of(FIRST)
 
-    def asked_meanwhile(metas: Sequence[ChunkMeta]) -> list[TextFingerprints]:
+    def asked_meanwhile(metas: Sequence[StateInfo]) -> list[TextFingerprints]:
         assert donors(made) == set()
         return fingerprints_of(metas)
 
@@ -73,9 +73,9 @@ def test_what_is_stored_while_an_empty_index_is_asked_is_found(monkeypatch: pyte
 def test_a_prompt_whose_copied_text_cannot_be_indexed_costs_its_own_hits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     store, level = open_store(), ExactTextCache()
     for item in (FIRST, SECOND):
-        assert store.put(chunk_of(item))
+        assert store.put(state_of(item))
 
-    def broken(metas: Sequence[ChunkMeta]) -> list[TextFingerprints]:
+    def broken(metas: Sequence[StateInfo]) -> list[TextFingerprints]:
         if any(meta.id == id_of(FIRST) for meta in metas):
             raise RuntimeError("the first cannot be read")
         return fingerprints_of(metas)
@@ -89,7 +89,7 @@ def test_a_prompt_whose_copied_text_cannot_be_indexed_costs_its_own_hits_alone(m
 
 def test_a_stored_prompt_is_hit_exactly_while_what_is_stored_is_indexed() -> None:
     store, item, found = Busy(), prompt(tuple(range(40)), "a question"), list[Decision]()
-    store.put(chunk_of(item, space=space_of(item, "exact")))
+    store.put(state_of(item, space=space_of(item, "exact")))
     made = DonorFinder(store, [ExactTextCache()])
     store.then = lambda: found.append(made.decide(item, ReuseRequest()))
     made.fill()
@@ -100,7 +100,7 @@ def test_a_stored_prompt_is_hit_exactly_while_what_is_stored_is_indexed() -> Non
 def test_what_leaves_while_a_cache_is_opened_is_in_no_level() -> None:
     store, level = Busy(), ExactTextCache()
     for item in (FIRST, SECOND):
-        store.put(chunk_of(item))
+        store.put(state_of(item))
     store.then = lambda: store.delete(id_of(FIRST))
     cache = HierarchicalCache(store, [level], config=SemanticCacheConfig(reuse="blend"), background=False)
     assert len(level) == 1
@@ -119,23 +119,23 @@ class Steps(ExactTextCache):
     def encode(self, query: Query) -> None:
         if self.events:
             for stored, number in self.events.pop(0):
-                chunk = chunk_of(prompt((number, *range(40)), f"text {number}"))
+                stored_state = state_of(prompt((number, *range(40)), f"text {number}"))
                 if not stored:
-                    self.store.delete(chunk.meta.id)
-                elif self.store.put(chunk):
-                    self.finder.add(chunk.meta)
+                    self.store.delete(stored_state.meta.id)
+                elif self.store.put(stored_state):
+                    self.finder.add(stored_state.meta)
 
 
 @given(events=st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=4), max_size=4))
 def test_a_level_holds_what_the_store_holds_whatever_happens_while_it_is_filled(
     events: list[list[tuple[bool, int]]],
 ) -> None:
-    """`events`: what others store (True) and remove before each chunk is added."""
+    """`events`: what others store (True) and remove before each stored state is added."""
     store, level = open_store(), Steps(events)
     for number in range(3):
-        assert store.put(chunk_of(prompt((number, *range(40)), f"text {number}")))
+        assert store.put(state_of(prompt((number, *range(40)), f"text {number}")))
     level.store, level.finder = store, DonorFinder(store, [level])
-    store.on_evict(level.finder.remove)
+    store.listen(removed=level.finder.remove)
     level.finder.fill()
     assert {id for number in range(6) for id in level.candidates(f"text {number}", "")} == {m.id for m in store.metas()}
 
@@ -163,7 +163,7 @@ def opened(slow: Slow) -> HierarchicalCache:
     """A cache over stored prompts that is being filled."""
     store = open_store()
     for item in (FIRST, SECOND, SIMILAR, ASKED):
-        assert store.put(chunk_of(item))
+        assert store.put(state_of(item))
     cache = HierarchicalCache(store, [slow, Likes({id_of(SIMILAR): 0.9})], [ThresholdGuard({"semantic_text": 0.8})])
     assert slow.begun.wait(60)
     return cache
@@ -197,7 +197,7 @@ def test_a_prompt_that_cannot_be_embedded_keeps_no_other_from_being_found(caplog
 
     store, level = open_store(), Fails()
     for item in (FIRST, SIMILAR):
-        assert store.put(chunk_of(item))
+        assert store.put(state_of(item))
     cache = HierarchicalCache(store, [level])
     cache.flush()
     assert (len(level), "down" in caplog.text) == (1, True)
@@ -223,12 +223,12 @@ def test_vectors_of_two_requests_are_computed_at_once() -> None:
 
 
 def test_lookups_while_others_add_and_remove() -> None:
-    """Chunks that stay are always found; those that come and go are found whole or not at all."""
+    """Stored states that stay are always found; those that come and go are found whole or not at all."""
     rng, failed, done = np.random.default_rng(0), list[BaseException](), threading.Event()
     items = [prompt(tuple(rng.integers(0, 49_152, 300).tolist()), f"text {number}") for number in range(60)]
     made = finder_of(*items, reuse="blend")
     made.levels = (ExactTextCache(),)
-    passing = [chunk_of(item).meta for item in items[20:]]
+    passing = [state_of(item).meta for item in items[20:]]
     for meta in passing:
         made.remove(meta.id)
 
@@ -249,7 +249,7 @@ def test_lookups_while_others_add_and_remove() -> None:
         try:
             while not done.is_set():
                 kept, other = items[chance.integers(0, 20)], items[chance.integers(20, 60)]
-                found = made.decide(prompt((1, *kept.token_ids, *other.token_ids)), ReuseRequest("blend")).found
+                found = made.decide(prompt((1, *kept.token_ids, *other.token_ids)), ReuseRequest("blend")).donor_search
                 assert found.copied in (300, 600)
                 assert id_of(kept) in [meta.id for meta in found.donors]
         except BaseException as error:
@@ -289,9 +289,9 @@ def test_prompts_that_are_embedded_again_are_told_once(
     vectors = {"text": np.array([0.0, 1.0], np.float32)}
     for number, stored_by in enumerate(["now", "before", "now", "now"]):
         item = prompt((number, *range(100)), f"text {number}")
-        assert store.put(chunk_of(item, embedder=stored_by, vectors=vectors))
-    assert store.put(chunk_of(prompt((9, *range(50)), "no prompt"), embedder="a third", kind=ROWS))
-    assert store.put(chunk_of(prompt((8, *range(50)), ""), embedder="a third"))
+        assert store.put(state_of(item, embedder=stored_by, vectors=vectors))
+    assert store.put(state_of(prompt((9, *range(50)), "no prompt"), embedder="a third", kind=ROWS))
+    assert store.put(state_of(prompt((8, *range(50)), ""), embedder="a third"))
     with caplog.at_level(logging.WARNING):
         opened_over(store, SemanticTextCache(encoder), embedder)
     assert encoder.asked == again
@@ -302,7 +302,7 @@ def test_prompts_that_are_embedded_again_are_told_once(
 
 def test_nothing_is_told_where_vectors_fit_or_nothing_compares_them(caplog: pytest.LogCaptureFixture) -> None:
     store = open_store()
-    assert store.put(chunk_of(FIRST, embedder="before"))
+    assert store.put(state_of(FIRST, embedder="before"))
     opened_over(store, SemanticTextCache(Lengths("before")), "before")
     opened_over(store, ExactTextCache(), "now")
     assert not caplog.records

@@ -4,19 +4,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.find.finders import (
+from tests.find.conftest import (
     ASKED,
     PREFIXED,
     SIMILAR,
     WORDS,
     Likes,
-    chunk_of,
     copied,
     finder_of,
     id_of,
     like,
     prompt,
     similar,
+    state_of,
 )
 
 from dejakv.cache import HierarchicalCache
@@ -79,8 +79,8 @@ def test_a_blend_takes_the_exact_prefix_of_another_donor_along() -> None:
     )
     decision = made.decide(ASKED, ReuseRequest("blend"), costs=ReuseCosts(row=1e-3))
     assert [meta.id for meta in decision.plan.donors] == [id_of(SIMILAR), id_of(PREFIXED)]
-    assert (decision.plan.kept, decision.plan.reused) == (64, 93)  # a fifth of the 36 rows behind the prefix
-    assert made.decide(ASKED, ReuseRequest("blend", donors=1), costs=ReuseCosts(row=1e-3)).plan.kept == 0
+    assert (decision.plan.prefix_tokens, decision.plan.reused) == (64, 93)  # a fifth of the 36 rows behind the prefix
+    assert made.decide(ASKED, ReuseRequest("blend", donors=1), costs=ReuseCosts(row=1e-3)).plan.prefix_tokens == 0
 
 
 def test_a_level_that_fails_costs_its_own_hits_alone() -> None:
@@ -133,15 +133,15 @@ def test_a_named_donor_of_another_tenant_or_model_is_unknown(other: dict[str, st
 def test_an_exact_decision_compares_nothing_and_is_no_lookup() -> None:
     level = similar()
     made = finder_of(SIMILAR, PREFIXED, level=level)
-    decision = made.exactly(ASKED)
+    decision = made.decide_exact(ASKED)
     assert (decision.key, decision.plan.method, decision.plan.reused) == (id_of(ASKED), "prefix", 64)
-    assert made.exactly(ASKED, costs=ReuseCosts(row=1.0, byte=1.0, token_bytes=2.0)).plan.method == "none"
-    assert (level.asked, made.counts.of("p").lookups) == (0, 0)
+    assert made.decide_exact(ASKED, costs=ReuseCosts(row=1.0, byte=1.0, token_bytes=2.0)).plan.method == "none"
+    assert (level.asked, made.counts.for_partition("p").lookups) == (0, 0)
 
 
 def test_every_find_counts_one_lookup_and_its_rejections() -> None:
     made = HierarchicalCache(open_store(), [similar(0.1)], [ThresholdGuard({"semantic_text": 0.8})], background=False)
-    made.store.put(chunk_of(SIMILAR))
+    made.store.put(state_of(SIMILAR))
     made.finder.fill()
     for mode in ("off", "exact", "adopt", "blend"):
         made.find(ASKED, ReuseRequest(mode))

@@ -1,12 +1,12 @@
 """Copied text in the finder: donors of a blend, from as many prompts, and rows of blended prompts, as hold it."""
 
 import numpy as np
-from tests.find.finders import WORDS, copied, described, finder_of, id_of, similar
+from tests.find.conftest import WORDS, copied, described, finder_of, id_of, similar
 
 from dejakv.decide.finder import DonorFinder
 from dejakv.decide.levels.base import Match
 from dejakv.decide.plan import ReuseRequest
-from dejakv.store.base import ROWS, ChunkMeta, StoredState, Tensor
+from dejakv.store.base import ROWS, RawTensor, StateInfo, StoredState
 
 
 def test_a_blend_takes_state_from_all_prompts_that_hold_its_text() -> None:
@@ -19,8 +19,8 @@ def test_a_blend_takes_state_from_all_prompts_that_hold_its_text() -> None:
     assert (decision.plan.method, level.asked) == ("blend", 0)
     assert [meta.id for meta in decision.plan.donors] == [id_of(first), id_of(second)]
     assert decision.plan.match == Match(id_of(first), "copied", 180 / 193)
-    assert decision.found.copied == 180
-    assert decision.found.runs == ((2, 80), (83, 100))
+    assert decision.donor_search.copied == 180
+    assert decision.donor_search.runs == ((2, 80), (83, 100))
     assert decision.statuses["copied"] == "hit"
     assert made.decide(asked, ReuseRequest("blend", donors=1)).plan.donors == decision.plan.donors[:1]
     assert made.decide(asked, ReuseRequest("blend", threshold=0.9)).plan.donors == decision.plan.donors
@@ -36,10 +36,10 @@ def test_a_prompt_with_too_much_new_text_is_computed_and_so_becomes_a_donor() ->
     assert (decision.plan.method, decision.statuses["copied"]) == ("none", "miss")
 
 
-def rows_of(made: DonorFinder, tokens: tuple[int, ...], generation: int = 1, name: str = "rows") -> ChunkMeta:
+def rows_of(made: DonorFinder, tokens: tuple[int, ...], generation: int = 1, name: str = "rows") -> StateInfo:
     """Stores rows of a blended prompt; their description."""
-    meta = ChunkMeta(name, "p", "e", tokens, "", "", kind=ROWS, position=700, generation=generation)
-    made.store.put(StoredState(meta, Tensor(np.zeros((2, 1, 1, len(tokens), 1), np.float32), "F32")))
+    meta = StateInfo(name, "p", "e", tokens, "", "", kind=ROWS, position=700, generation=generation)
+    made.store.put(StoredState(meta, RawTensor(np.zeros((2, 1, 1, len(tokens), 1), np.float32), "F32")))
     made.add(meta)
     return meta
 
@@ -50,7 +50,7 @@ def test_of_equal_runs_the_least_generation_is_taken() -> None:
     asked = copied((7, 8), WORDS[:100])
     assert [meta.id for meta in made.decide(asked, ReuseRequest("blend")).plan.donors] == [names[1]]
     exact = copied((1, 2, 3), WORDS[:100])
-    made.store.put(StoredState(described(exact), Tensor(np.zeros((2, 1, 1, 103, 1), np.float32), "F32")))
+    made.store.put(StoredState(described(exact), RawTensor(np.zeros((2, 1, 1, 103, 1), np.float32), "F32")))
     made.add(described(exact))
     assert [meta.id for meta in made.decide(asked, ReuseRequest("blend")).plan.donors] == [id_of(exact)]
 
@@ -58,8 +58,8 @@ def test_of_equal_runs_the_least_generation_is_taken() -> None:
 def test_rows_are_found_where_the_index_of_copied_text_is_made_late() -> None:
     made = finder_of()
     late = rows_of(made, WORDS[:100])
-    other = ChunkMeta("other", "p", "e", WORDS[100:300], "", "", kind="encoder output")
-    made.store.put(StoredState(other, Tensor(np.zeros((2, 1, 1, 200, 1), np.float32), "F32")))
+    other = StateInfo("other", "p", "e", WORDS[100:300], "", "", kind="encoder output")
+    made.store.put(StoredState(other, RawTensor(np.zeros((2, 1, 1, 200, 1), np.float32), "F32")))
     assert [meta.id for meta in made.decide(copied((7, 8), WORDS[:100]), ReuseRequest("blend")).plan.donors] == [
         late.id
     ]

@@ -6,16 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejakv.config import SemanticCacheConfig
+from dejakv.decide.choose import choose_plans, max_computed_share
 from dejakv.decide.costs import ReuseCosts
-from dejakv.decide.guards.base import Verdict
+from dejakv.decide.guards.base import GuardVerdict
 from dejakv.decide.levels.base import Match
-from dejakv.decide.plan import DonorSearch, Plan, ReuseRequest, choose, most_computed
+from dejakv.decide.method import PlanInputs
+from dejakv.decide.methods import BlendPlan
+from dejakv.decide.plan import DonorSearch, FullPlan, Plan, PrefixPlan, ReuseRequest
 from dejakv.request import ReuseMode
-from dejakv.store.base import ChunkMeta, PrefixHit
+from dejakv.store.base import PrefixHit, StateInfo
 
 
-def meta(name: str, tokens: int = 100) -> ChunkMeta:
-    return ChunkMeta(name, "p", "e", tuple(range(tokens)), "prompt", "chunk")
+def meta(name: str, tokens: int = 100) -> StateInfo:
+    return StateInfo(name, "p", "e", tuple(range(tokens)), "prompt", "chunk")
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,18 @@ class Planned:
 
 
 def planned(
-    *given: Any, min_gain: int = 0, share: float = 0.0, tail: int = 1, same: bool = False, **more: Any
+    *given: Any,
+    min_gain: int = 0,
+    share: float = 0.0,
+    tail: int = 1,
+    same: bool = False,
+    costs: Any = None,
+    prefill_unit: int = 1,
+    **more: Any,
 ) -> Planned:
     """The plans, of which the last is full computation, whatever was found."""
     config = SemanticCacheConfig(min_gain=min_gain, blend_share=share or 1e-9, top_layer_tail=tail)
-    made = Planned(*choose(*given, config, same=same, **more))
+    made = Planned(*choose_plans(PlanInputs(*given, config, costs, prefill_unit), same=same, **more))
     assert made.plans[-1].method == "none"
     assert [plan.approximate for plan in made.plans[1:]] == [False] * (len(made.plans) - 1)
     return made
@@ -53,10 +63,10 @@ PREFIX = (PrefixHit("other", 70), meta("other"))
 def test_a_miss_without_a_donor_says_so() -> None:
     modes: tuple[ReuseMode, ...] = ("off", "exact", "adopt", "blend", "top_layer")
     reasons = {mode: best(100, DonorSearch(), ReuseRequest(mode)).reason for mode in modes}
-    assert {reasons.pop(mode) for mode in ("off", "exact")} == {"no stored chunk begins like this prompt"}
+    assert {reasons.pop(mode) for mode in ("off", "exact")} == {"no stored prompt begins like this one"}
     assert set(reasons.values()) == {"no donor"}
     assert (
-        best(100, DonorSearch(verdicts=(Verdict("reject", "mine", "words"),)), ReuseRequest("adopt")).reason
+        best(100, DonorSearch(verdicts=(GuardVerdict("reject", "mine", "words"),)), ReuseRequest("adopt")).reason
         == "mine: words"
     )
     assert best(100, DonorSearch(prefix=PREFIX), ReuseRequest("exact")).reason == ""
@@ -116,7 +126,7 @@ def test_the_cheapest_plan_runs(costs: ReuseCosts, copied: int, held: int, metho
         (meta("donor"),),
         (PrefixHit("other", held), meta("other")) if held else None,
         copied=copied,
-        held=((0, copied),),
+        short_runs=((0, copied),),
     )
     made = planned(100, found, ReuseRequest("blend"), costs=costs)
     assert made.plan.method == method
@@ -127,7 +137,7 @@ def test_the_reason_names_what_each_plan_would_take() -> None:
     costs = replace(ROWS, blend=4e-4)
     made = planned(
         100,
-        DonorSearch(MATCH, (meta("donor"),), PREFIX, copied=80, held=((0, 80),)),
+        DonorSearch(MATCH, (meta("donor"),), PREFIX, copied=80, short_runs=((0, 80),)),
         ReuseRequest("blend"),
         costs=costs,
     )
@@ -137,13 +147,13 @@ def test_the_reason_names_what_each_plan_would_take() -> None:
 
 
 def test_a_plan_that_saves_too_little_or_computes_too_much_does_not_run_however_cheap() -> None:
-    found = DonorSearch(MATCH, (meta("donor"),), copied=90, held=((0, 90),))
-    assert planned(100, found, ReuseRequest("blend"), costs=ROWS, min_gain=5).plan.most == 0.95, (
+    found = DonorSearch(MATCH, (meta("donor"),), copied=90, short_runs=((0, 90),))
+    assert planned(100, found, ReuseRequest("blend"), costs=ROWS, min_gain=5).plan.max_row_share == 0.95, (
         "of the rows, found out later"
     )
     refused = planned(100, found, ReuseRequest("blend"), costs=ROWS, min_gain=91)
     assert (refused.plan.method, refused.plan.reason.split(":")[0]) == ("none", "min_gain")
-    rows = planned(100, replace(found, copied=10, held=((0, 10),)), ReuseRequest("blend"), costs=ROWS)
+    rows = planned(100, replace(found, copied=10, short_runs=((0, 10),)), ReuseRequest("blend"), costs=ROWS)
     assert (rows.plan.method, rows.plan.reason.split(":")[0]) == ("none", "rows")
     assert str(rows).startswith("full 0.1 s, blend 0.09 s (rows: blend would compute 90% of the prompt")
 
@@ -166,7 +176,7 @@ def test_no_plan_takes_longer_than_full_computation_by_its_own_figures(
 ) -> None:
     held, copied = (data.draw(st.integers(0, tokens - 1)) for _ in range(2))
     prefix = (PrefixHit("other", held), meta("other", tokens)) if held else None
-    found = DonorSearch(MATCH, (meta("donor", tokens),), prefix, copied=copied, held=((0, copied),))
+    found = DonorSearch(MATCH, (meta("donor", tokens),), prefix, copied=copied, short_runs=((0, copied),))
     made = planned(tokens, found, ReuseRequest("blend"), share=data.draw(st.floats(0, 1)), costs=costs)
     took = {way.name: way.seconds for way in made.considered}
     assert (took[made.plan.name] or 0.0) <= costs.full(tokens)
@@ -179,7 +189,7 @@ def test_more_copied_text_never_makes_a_blend_dearer(costs: ReuseCosts, tokens: 
     share = data.draw(st.floats(0, 1))
 
     def seconds(copied: int) -> float:
-        found = DonorSearch(MATCH, (meta("donor", tokens),), copied=copied, held=((0, copied),))
+        found = DonorSearch(MATCH, (meta("donor", tokens),), copied=copied, short_runs=((0, copied),))
         return planned(tokens, found, ReuseRequest("blend"), share=share, costs=costs).considered[-1].seconds or 0.0
 
     assert seconds(more) <= seconds(less)
@@ -191,32 +201,32 @@ def test_a_blend_of_the_rows_that_may_be_computed_takes_no_longer_than_the_exact
     costs: ReuseCosts, tokens: int, data: Any
 ) -> None:
     held, gain = data.draw(st.integers(0, tokens - 1)), data.draw(st.integers(0, 64))
-    exact = Plan("prefix", (meta("other", tokens),), reused=held) if held else Plan("none")
-    chosen = Plan("blend", (meta("donor", tokens),), reused=tokens)
-    rows = most_computed(tokens, chosen, exact, gain, costs) * tokens
+    exact = PrefixPlan((meta("other", tokens),), reused=held) if held else FullPlan()
+    chosen = BlendPlan((meta("donor", tokens),), reused=tokens)
+    rows = max_computed_share(tokens, chosen, exact, gain, costs) * tokens
     assert rows <= max(0, tokens - held - gain) * (1 + 1e-9)
     seconds = costs.prefix(held, tokens) if held else costs.full(tokens)
     assert rows == 0 or costs.blending(rows, tokens, tokens) <= seconds * (1 + 1e-9)
 
 
 def test_the_top_layer_computes_its_tail_and_what_no_donor_holds() -> None:
-    found = DonorSearch(MATCH, (meta("donor"), meta("second")), held=((0, 60),))
+    found = DonorSearch(MATCH, (meta("donor"), meta("second")), short_runs=((0, 60),))
     chosen = best(100, found, ReuseRequest("top_layer"), tail=32)
     assert (chosen.method, chosen.reused, chosen.approximate, chosen.name) == ("top_layer", 60, True, "top layer")
     assert len(chosen.donors) == 2
-    known = best(100, DonorSearch(MATCH, (meta("donor"),), held=((0, 100),)), ReuseRequest("top_layer"), tail=32)
+    known = best(100, DonorSearch(MATCH, (meta("donor"),), short_runs=((0, 100),)), ReuseRequest("top_layer"), tail=32)
     assert known.reused == 68
 
 
 def test_the_top_layer_is_not_taken_for_a_prompt_that_is_mostly_new() -> None:
-    found = best(100, DonorSearch(MATCH, (meta("donor"),), held=((0, 10),)), ReuseRequest("top_layer"), tail=32)
+    found = best(100, DonorSearch(MATCH, (meta("donor"),), short_runs=((0, 10),)), ReuseRequest("top_layer"), tail=32)
     assert found.method == "none"
     assert "top_layer would compute 90% of the prompt" in found.reason
 
 
 def test_the_top_layer_must_be_cheaper_than_the_exact_prefix() -> None:
     costs = ReuseCosts(row=1.0)
-    found = DonorSearch(MATCH, (meta("donor"),), PREFIX, held=((0, 100),))
+    found = DonorSearch(MATCH, (meta("donor"),), PREFIX, short_runs=((0, 100),))
     assert best(100, found, ReuseRequest("top_layer"), tail=32, costs=costs).method == "prefix"
     assert best(100, found, ReuseRequest("top_layer"), tail=10, costs=costs).method == "top_layer"
 
@@ -233,13 +243,13 @@ def test_state_in_a_bucket_is_read_where_that_beats_computing_and_until_then(
     )
     assert chosen.method == (method if same or method == "none" else "prefix")
     if chosen.donors:  # copies that are here, too: they may leave before they are read
-        assert (chosen.within, chosen.seconds) == (pytest.approx(0.099), pytest.approx(0.001 + seconds))
+        assert (chosen.max_read_seconds, chosen.seconds) == (pytest.approx(0.099), pytest.approx(0.001 + seconds))
     else:
-        assert chosen.within is None
+        assert chosen.max_read_seconds is None
 
 
 def test_a_blend_of_donors_in_a_bucket_is_made_where_it_beats_the_exact_prefix_that_is_here() -> None:
-    found = DonorSearch(MATCH, (meta("donor"),), PREFIX, held=((0, 90),))
+    found = DonorSearch(MATCH, (meta("donor"),), PREFIX, short_runs=((0, 90),))
 
     def away(donor: str, _: object) -> float:
         return 0.015 if donor == "donor" else 0.0
@@ -247,4 +257,4 @@ def test_a_blend_of_donors_in_a_bucket_is_made_where_it_beats_the_exact_prefix_t
     for row, method in ((1e-3, "blend"), (1e-4, "prefix")):
         chosen = best(100, found, ReuseRequest("blend"), costs=ReuseCosts(row=row), read_seconds=away)
         assert chosen.method == method
-        assert chosen.within == pytest.approx(0.03 - 0.01 if method == "blend" else 0.01 - 0.003)
+        assert chosen.max_read_seconds == pytest.approx(0.03 - 0.01 if method == "blend" else 0.01 - 0.003)

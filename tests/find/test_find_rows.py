@@ -7,16 +7,16 @@ import numpy as np
 from dejakv.cache import described_rows
 from dejakv.engines.base import ComputedRows
 from dejakv.identity import exact_key
-from dejakv.store.base import ChunkMeta, Tensor
+from dejakv.store.base import RawTensor, StateInfo
 
 TOKENS = tuple(range(1000, 1100))
-ENTRY = ChunkMeta("k", "p", "e", TOKENS, "a prompt", "a chunk", metadata={"request": "r"})
+ENTRY = StateInfo("k", "p", "e", TOKENS, "a prompt", "a chunk", metadata={"request": "r"})
 ROWS_COMPUTED = ComputedRows(
-    ((10, 60),), ("d1", "d2"), 2, lambda first, stop: Tensor(np.zeros((2, 1, 1, stop - first, 1), np.float32), "F32")
+    ((10, 60),), ("d1", "d2"), 2, lambda first, stop: RawTensor(np.zeros((2, 1, 1, stop - first, 1), np.float32), "F32")
 )
 
 
-def meta_of(entry: ChunkMeta = ENTRY, rows: ComputedRows = ROWS_COMPUTED, at: int = 10) -> ChunkMeta:
+def meta_of(entry: StateInfo = ENTRY, rows: ComputedRows = ROWS_COMPUTED, at: int = 10) -> StateInfo:
     return described_rows(entry, rows, at, at + 50)
 
 

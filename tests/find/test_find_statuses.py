@@ -4,30 +4,31 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.asking import EXACT, request
+from tests.documents import EXACT, request
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.levels.base import Match
-from dejakv.decide.plan import Plan, settled
-from dejakv.store.base import ChunkMeta
+from dejakv.decide.methods import AdoptPlan, BlendPlan, ExactPlan
+from dejakv.decide.plan import FullPlan, Plan, PrefixPlan, final_statuses
+from dejakv.store.base import StateInfo
 
-META = ChunkMeta("d", "default", "e", (1, 2), "p", "c")
+META = StateInfo("d", "default", "e", (1, 2), "p", "c")
 MATCH = Match("d", "exact_text", 1.0)
 COPIED = Match("d", "copied", 0.9)
 PLANS = (
-    Plan("none"),
-    Plan("prefix", (META,), reused=1),
-    Plan("exact", (META,), MATCH),
-    Plan("adopt", (META,), MATCH),
-    Plan("blend", (META,), MATCH),
-    Plan("blend", (META,), COPIED),
+    FullPlan(),
+    PrefixPlan((META,), reused=1),
+    ExactPlan((META,), MATCH),
+    AdoptPlan((META,), MATCH),
+    BlendPlan((META,), MATCH),
+    BlendPlan((META,), COPIED),
 )
 NAMES = st.sampled_from(["exact_text", "semantic_text", "embedding:vision", "copied"])
 
 
 @given(st.dictionaries(NAMES, st.sampled_from(["hit", "miss", "skip"])), st.sampled_from(PLANS))
 def test_a_level_is_a_hit_only_where_its_donor_is_used(statuses: Any, plan: Plan) -> None:
-    rows = settled(statuses, plan)
+    rows = final_statuses(statuses, plan)
     assert set(rows) == {*statuses, "kv_cache"}
     assert rows["kv_cache"] == ("miss" if plan.method == "none" else "hit")
     copied_alone = plan.match is COPIED

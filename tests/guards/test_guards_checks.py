@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from dejakv.decide.guards.base import ContextGuard, Guard, MediaGuard, ThresholdGuard, Verdict, judge
+from dejakv.decide.guards.base import ContextGuard, Guard, GuardVerdict, MediaGuard, ThresholdGuard, judge
 from dejakv.decide.levels.base import Match
 from dejakv.errors import ConfigError
 from dejakv.identity import MediumSpan
 from dejakv.request import Media, Request
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import StateInfo
 
-Case = tuple[Request, ChunkMeta, Match]
+Case = tuple[Request, StateInfo, Match]
 PICTURE, OTHER = Media(b"one"), Media(b"two")
 
 
@@ -22,7 +22,7 @@ def case(
     media: tuple[Media, ...] = (),
     spans: tuple[MediumSpan, ...] = (),
 ) -> Case:
-    donor = ChunkMeta("id", "default", "epoch", (1, 2), prompts[1], "When?", spans=spans)
+    donor = StateInfo("id", "default", "epoch", (1, 2), prompts[1], "When?", spans=spans)
     return Request("r", prompts[0], "Where?", media=media), donor, Match("id", level, score)
 
 
@@ -32,11 +32,11 @@ class Says(Guard):
     def __init__(self, decision: str, name: str = "says") -> None:
         self.decision, self.name, self.asked = decision, name, 0
 
-    def judge(self, request: Request, donor: ChunkMeta, match: Match) -> Verdict:
+    def judge(self, request: Request, donor: StateInfo, match: Match) -> GuardVerdict:
         self.asked += 1
         if self.decision == "raise":
             raise ZeroDivisionError("by zero")
-        return Verdict(self.decision, self.name, "because")  # type: ignore[arg-type]
+        return GuardVerdict(self.decision, self.name, "because")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_chain(decisions: list[str], result: str, who: str) -> None:
 def test_an_error_is_a_rejection_that_names_it_and_the_first_rejection_ends_the_chain() -> None:
     after = Says("accept")
     verdict = judge([Says("raise", "broken"), after], *case())
-    assert verdict == Verdict("reject", "broken", "the guard failed: ZeroDivisionError")
+    assert verdict == GuardVerdict("reject", "broken", "the guard failed: ZeroDivisionError")
     assert after.asked == 0
 
 

@@ -12,15 +12,15 @@ from dejakv.decide.guards.words import GENERAL
 from dejakv.decide.levels.base import Match
 from dejakv.errors import ConfigError
 from dejakv.request import Request
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import StateInfo
 from dejakv_models.docs_facts import ATTRIBUTES
 from dejakv_models.shapes_language import HELD_OUT, SEEN, VARIANTS, Reference, wording
 
 GUARD = LexicalGuard()
 
 
-def case(one: str, other: str) -> tuple[Request, ChunkMeta, Match]:
-    donor = ChunkMeta("id", "default", "epoch", (1, 2), other, other)
+def case(one: str, other: str) -> tuple[Request, StateInfo, Match]:
+    donor = StateInfo("id", "default", "epoch", (1, 2), other, other)
     return Request("r", one, one), donor, Match("id", "semantic_text", 0.95)
 
 

@@ -5,10 +5,10 @@ import pytest
 from numpy.typing import NDArray
 
 from dejakv.errors import ConfigError, InputError
-from dejakv.vectors.base import unit
+from dejakv.prototypes.lsh import LSHIndex
+from dejakv.vectors.base import unit_vector
 from dejakv.vectors.flat import FlatIndex
 from dejakv.vectors.hnsw import HNSWIndex
-from dejakv.vectors.lsh import LSHIndex
 from dejakv.vectors.spaces import VectorSpaces, make_index
 
 
@@ -172,7 +172,7 @@ def test_factory_names_the_choices() -> None:
 
 def test_unit_handles_extreme_lengths() -> None:
     for scale in (1e-25, 1e-18, 1.0, 1e18, 1e25):
-        row = unit(np.array([3.0, 4.0], dtype=np.float32) * np.float32(scale), 2)
+        row = unit_vector(np.array([3.0, 4.0], dtype=np.float32) * np.float32(scale), 2)
         assert row.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
 
 

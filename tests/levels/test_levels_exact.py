@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.decide.levels.base import Level, Query
-from dejakv.decide.levels.exact import ExactTextCache, normalize
+from dejakv.decide.levels.exact import ExactTextCache
+from dejakv.decide.literals import normalize
 from dejakv.request import Request
 from dejakv.testing.levels import LevelTests
 

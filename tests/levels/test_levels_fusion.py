@@ -1,13 +1,13 @@
-"""Fusion states by chunk: through a store, and around a provider that fails."""
+"""Fusion states by prompt: through a store, and around a provider that fails."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dejakv.decide.levels.fusion import FusionCache, FusionState
 from dejakv.errors import InputError
-from dejakv.request import keeping
+from dejakv.prototypes.fusion import FusionCache, FusionState
+from dejakv.request import Retention, retention_scope
 from dejakv.store.open import open_store
 
 
@@ -76,7 +76,7 @@ def test_a_provider_that_fails_or_refuses_is_a_miss() -> None:
 
 def test_nothing_is_captured_of_a_request_that_asks_for_it() -> None:
     cache = FusionCache(Provider(), open_store(), "model")
-    with keeping(no_store=True):
+    with retention_scope(Retention(no_store=True)):
         assert not cache.capture(llm=None, request_id="7", chunk_id="c")
     assert cache.load("c") is None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_gguf import tiny_recipe, write_gguf
+from tests.models.conftest import tiny_recipe, write_gguf
 
 from dejakv.errors import ModelError
 from dejakv.models import RECIPES, ModelRecipe, fetched, models_dir, resolve

@@ -1,14 +1,13 @@
 """GGUF files as models: the weights that were written come back, and what cannot be read says so."""
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_gguf import FAMILIES, WORDS, tiny_model, write_gguf
+from tests.models.conftest import FAMILIES, WORDS, tiny_model, write_gguf
+from tests.services import python
 
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import ModelError
@@ -128,5 +127,5 @@ def test_too_little_memory_says_so(tmp_path: Path) -> None:
         "except ModelError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "model.gguf"], capture_output=True, text=True)
+    done = python("-c", code, tmp_path / "model.gguf")
     assert "too little memory to read model.gguf" in done.stdout, done.stderr

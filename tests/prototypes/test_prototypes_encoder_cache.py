@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 import pytest
-from tests.prototypes.table import Names
+from tests.prototypes.conftest import Names
 
 from dejakv import VisualEmbeddingBlock, VisualKVCache
 from dejakv.encoder_cache import DpModeRecommendation

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.asking import request
-from tests.prototypes.table import Names
-from tests.running import begun
+from tests.documents import request
+from tests.prototypes.conftest import Names
 from tests.test_fusing import Provider
+from tests.tiny_models import begun
 
 from dejakv import (
     EmbeddingCache,
@@ -21,9 +21,9 @@ from dejakv import (
     SemanticTextCache,
     open_store,
 )
-from dejakv.blend.token_store import CacheItem, make_item
-from dejakv.decide.levels.fusion import FusionProvider
 from dejakv.prototypes import CacheHit, EmbeddingMatch, KVChunk, ReuseReport, SemanticTextMatch
+from dejakv.prototypes.fusion import FusionProvider
+from dejakv.prototypes.token_store import CacheItem, make_item
 
 
 class Words:

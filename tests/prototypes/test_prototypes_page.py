@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from scripts.prototypes_page import END, START, page, section
-from tests.prototypes.table import CHECKS, DOCS, TABLE
+from tests.prototypes.conftest import CHECKS, DOCS, TABLE
 
 PAGE = (DOCS / "index.md").read_text(encoding="utf-8")
 TESTS = [file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("test_*.py"))]

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.prototypes.table import Names
+from tests.prototypes.conftest import Names
 
 from dejakv.cli.main import app
 from dejakv.cli.progress import line_of
 from dejakv.experiments.samples import read_samples
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import SampleRow
-from dejakv.experiments.sweep import ablation, experiments
+from dejakv.experiments.sweep import ablation, read_experiments
 from dejakv.vectors.image import ROOT_VARIABLES
 from dejakv_models.shapes import ShapesDataset
 
@@ -176,7 +176,7 @@ class Factory:
 def test_hooks(gqa: Path) -> None:
     from dejakv.engines.open import open_engine
     from dejakv.experiments.samples import SamplePrompter
-    from dejakv.vectors.hooks import hook_named
+    from dejakv.vectors.hooks import make_hook
 
     names = Names("hooks")
     given = {"dataset": "gqa", "dataset_path": str(gqa / "questions.json"), "model": "shapes-vlm", "max_samples": 1}
@@ -187,10 +187,10 @@ def test_hooks(gqa: Path) -> None:
         made = [] if name == "none" else name.split("_")
         layers = [f"{layer}:auto:0.8" for layer in made]
         config = settings_from(None, given, {"embedding_layers": layers, "embedding_hook": name}).cache
-        assert sorted(hook_named(name, config, engine)(asked)) == made
+        assert sorted(make_hook(name, config, engine)(asked)) == made
         names(name)
     config = settings_from(None, given, {"embedding_layers": ["own:2:0.8"]}).cache
-    own = hook_named(f"{__name__}:Factory", config, engine)(asked)
+    own = make_hook(f"{__name__}:Factory", config, engine)(asked)
     assert own["own"].shape == (2,)
     names("package.module:Factory", "{layer_name: np.ndarray}", "embedding_hook(llm=llm, sample=sample)")
     names.done()
@@ -237,7 +237,7 @@ def test_sweep(gqa: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ablation() -> None:
     names = Names("ablation")
     spec = ablation(["a/one", "b/two"])
-    assert len(list(experiments(spec, None))) == 32
+    assert len(list(read_experiments(spec, None))) == 32
     names("./run_ablation.sh")
     names.done()
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import COSTS
-from tests.prototypes.table import Names
+from tests.documents import COSTS
+from tests.prototypes.conftest import Names
 
 from dejakv.cli.main import app
 from dejakv.models import path

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.prototypes.table import Names
+from tests.prototypes.conftest import Names
 from transformers import BatchEncoding
 
 from dejakv.errors import InputError
 from dejakv.models import path
-from dejakv.sim_llm import (
+from dejakv.prototypes.sim_llm import (
     InterTaskKVManager,
     LlamaForCausalLMWithKVReuse,
     LlamaModelWithKVReuse,
@@ -89,7 +89,7 @@ def test_sim_llm_decoder(model: Any) -> None:
 
 
 ADVANCED = """
-from dejakv.sim_llm import (
+from dejakv.prototypes.sim_llm import (
     InterTaskKVManager,
     LlamaForCausalLMWithKVReuse
 )

@@ -2,7 +2,7 @@
 
 In each round, four processes put, get, delete, flush, close and reopen; some are killed with SIGKILL at a random moment, the
 others are asked to end. Each writes down what it is about to do and what came of it, in a file of its own, which survives it.
-Each puts only chunks of its own numbers, so the latest entry of its file says what the store must hold.
+Each puts only stored states of its own numbers, so the latest entry of its file says what the store must hold.
 
 Prints one JSON object: kills, puts that returned True, entries read, and the faults found.
 """
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.identity import exact_key
-from dejakv.store.base import ChunkMeta, StoredState, Tensor
+from dejakv.store.base import RawTensor, StateInfo, StoredState
 from dejakv.store.open import open_store
 
 WORKERS = 4
@@ -42,8 +42,8 @@ def content(worker: int, number: int, generation: int) -> NDArray[np.float32]:
     return ramp + np.float32(1000 * worker + 10 * number + generation % 7)
 
 
-def chunk_of(worker: int, number: int, generation: int) -> StoredState:
-    meta = ChunkMeta(
+def state_of(worker: int, number: int, generation: int) -> StoredState:
+    meta = StateInfo(
         id=id_of(worker, number),
         partition=f"p{number % 3}",
         epoch="e",
@@ -51,12 +51,12 @@ def chunk_of(worker: int, number: int, generation: int) -> StoredState:
         prompt=str(generation),
         chunk="",
     )
-    return StoredState(meta, Tensor(content(worker, number, generation), "F32"))
+    return StoredState(meta, RawTensor(content(worker, number, generation), "F32"))
 
 
-def is_whole(chunk: StoredState) -> bool:
-    worker, number = chunk.meta.token_ids
-    return np.array_equal(chunk.tensor.data, content(worker, number, int(chunk.meta.prompt)))
+def is_whole(stored_state: StoredState) -> bool:
+    worker, number = stored_state.meta.token_ids
+    return np.array_equal(stored_state.tensor.data, content(worker, number, int(stored_state.meta.prompt)))
 
 
 def work(
@@ -79,7 +79,7 @@ def work(
         if choice < 0.5:
             generation += 1
             note("put", number, generation)
-            note("put-done", number, generation, int(store.put(chunk_of(worker, number, generation))))
+            note("put-done", number, generation, int(store.put(state_of(worker, number, generation))))
         elif choice < 0.8:
             found = store.get(id_of(rnd.randrange(WORKERS), number))
             if found is not None and not is_whole(found):
@@ -136,8 +136,8 @@ def rows_and_files(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
         ).fetchall()
     )
     connection.close()
-    chunks = folder / "segments"
-    return rows, {str(path.relative_to(chunks)): path.stat().st_size for path in chunks.glob("*/*")}
+    stored_states = folder / "segments"
+    return rows, {str(path.relative_to(stored_states)): path.stat().st_size for path in stored_states.glob("*/*")}
 
 
 def check(folder: Path, held: list[dict[int, set[int]]], budget: dict[str, int], report: int) -> None:

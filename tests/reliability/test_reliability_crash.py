@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.reliability.soak import KILLS, SEED
+from tests.conftest import KILLS, SEED
 
 PROGRAM = Path(__file__).with_name("crash_program.py")
 

@@ -3,17 +3,62 @@
 import contextlib
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.reliability.damage import damaged
-from tests.reliability.soak import CATALOGS, DAMAGED, SEED
+from tests.conftest import CATALOGS, DAMAGED, SEED
 
 from dejakv.errors import StoreError
 from dejakv.store import open_store
 from dejakv.store.store import Store
-from dejakv.testing import make_chunk
-from dejakv.testing.chunks import same_bits
+from dejakv.testing import make_stored_state
+from dejakv.testing.stored_states import same_bits
+
+Damage = Callable[[bytearray, random.Random], bytearray]
+
+
+def flip_bits(raw: bytearray, rnd: random.Random) -> bytearray:
+    for _ in range(rnd.choice((1, 1, 1, 2, 5, 40))):
+        raw[rnd.randrange(len(raw))] ^= 1 << rnd.randrange(8)
+    return raw
+
+
+def flip_a_bit_of_the_header(raw: bytearray, rnd: random.Random) -> bytearray:
+    raw[rnd.randrange(min(len(raw), 300))] ^= 1 << rnd.randrange(8)
+    return raw
+
+
+def truncate(raw: bytearray, rnd: random.Random) -> bytearray:
+    return raw[: rnd.choice((0, 1, len(raw) - 1, rnd.randrange(len(raw))))]
+
+
+def extend(raw: bytearray, rnd: random.Random) -> bytearray:
+    return raw + rnd.randbytes(rnd.choice((1, 8, 4096)))
+
+
+def lose_a_block(raw: bytearray, rnd: random.Random) -> bytearray:
+    """A page that was never written, or was written with something else."""
+    start = rnd.randrange(len(raw))
+    length = min(rnd.choice((16, 512, 4096)), len(raw) - start)
+    raw[start : start + length] = rnd.choice((bytes(length), rnd.randbytes(length)))
+    return raw
+
+
+def noise(raw: bytearray, rnd: random.Random) -> bytearray:
+    return bytearray(rnd.randbytes(rnd.choice((len(raw), 8, 100))))
+
+
+WAYS: tuple[Damage, ...] = (flip_bits, flip_a_bit_of_the_header, truncate, extend, lose_a_block, noise)
+
+
+def damaged(raw: bytes, rnd: random.Random) -> bytes:
+    """Other bytes than `raw`."""
+    while True:
+        found = bytes(rnd.choice(WAYS)(bytearray(raw), rnd))
+        if found != raw:
+            return found
+
 
 SIZES = (16, 300, 5_000, 70_000)
 
@@ -30,11 +75,11 @@ def damage_files(folder: Path, rounds: int, seed: int) -> None:
     rnd = random.Random(seed)
     store = open_store(folder)
     for number in range(rounds):
-        chunk = make_chunk(number % 50, nbytes=rnd.choice(SIZES), seed=number)
-        assert store.put(chunk)
+        stored_state = make_stored_state(number % 50, nbytes=rnd.choice(SIZES), seed=number)
+        assert store.put(stored_state)
         (path,) = (folder / "segments").glob("*/*")
         path.write_bytes(damaged(path.read_bytes(), rnd))
-        expect_one_counted_miss(store, chunk.meta.id)
+        expect_one_counted_miss(store, stored_state.meta.id)
     assert store.stats().entries == 0
     store.close()
 
@@ -42,10 +87,10 @@ def damage_files(folder: Path, rounds: int, seed: int) -> None:
 def damage_catalogs(folder: Path, rounds: int, seed: int) -> None:
     """Nothing wrong is served, and only `clear` may say that it could not be done; the next opening has all in order."""
     rnd = random.Random(seed)
-    chunks = [make_chunk(number, nbytes=400) for number in range(40)]
+    stored_states = [make_stored_state(number, nbytes=400) for number in range(40)]
     store = open_store(folder / "whole")
-    for chunk in chunks:
-        assert store.put(chunk)
+    for stored_state in stored_states:
+        assert store.put(stored_state)
     store.close()
     for _ in range(rounds):
         shutil.rmtree(folder / "used", ignore_errors=True)
@@ -53,12 +98,12 @@ def damage_catalogs(folder: Path, rounds: int, seed: int) -> None:
         path = folder / "used" / "catalog.sqlite"
         path.write_bytes(damaged(path.read_bytes(), rnd))
         store = open_store(folder / "used")
-        for chunk in chunks:
-            found = store.get(chunk.meta.id)
+        for stored_state in stored_states:
+            found = store.get(stored_state.meta.id)
             assert found is None or (
-                same_bits(found.tensor, chunk.tensor) and found.meta.token_ids == chunk.meta.token_ids
+                same_bits(found.tensor, stored_state.tensor) and found.meta.token_ids == stored_state.meta.token_ids
             )
-        store.put(make_chunk(99))
+        store.put(make_stored_state(99))
         for meta in store.metas():
             assert meta.partition == "p"
         store.stats("p")
@@ -68,8 +113,8 @@ def damage_catalogs(folder: Path, rounds: int, seed: int) -> None:
         again = open_store(folder / "used")
         again.clear()
         assert list((folder / "used" / "segments").glob("*/*")) == []
-        assert all(again.put(chunk) for chunk in chunks[:3])
-        assert all(again.get(chunk.meta.id) is not None for chunk in chunks[:3])
+        assert all(again.put(stored_state) for stored_state in stored_states[:3])
+        assert all(again.get(stored_state.meta.id) is not None for stored_state in stored_states[:3])
         again.close()
 
 

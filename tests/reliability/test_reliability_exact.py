@@ -198,13 +198,11 @@ def live(make: Callable[[], tuple[Any, Any]], seed: int, actions: int) -> tuple[
 
 @pytest.mark.parametrize("make", [docs_lm, random_llama], ids=lambda make: make.__name__)
 def test_every_answer_is_the_one_of_a_model_that_was_never_attached(make: Any) -> None:
-    methods: list[str] = []
-    for seed in range(2):
-        wrong, records = live(make, seed, 36)
-        assert not wrong, f"seed {seed}"
-        methods += [record.method for record in records]
+    wrong, records = live(make, 0, 40)
+    assert not wrong
+    methods = [record.method for record in records]
     assert {"none", "prefix", "exact"} <= set(methods)
-    assert methods.count("exact") > 10, "the cache served too little for this to show anything"
+    assert methods.count("exact") > 5, "the cache served too little for this to show anything"
 
 
 @pytest.mark.soak

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.reliability.soak import DISKS, SEED
+from tests.conftest import DISKS, SEED
 
 from dejakv.store import Store, open_store, purge_folder
-from dejakv.testing import make_chunk
+from dejakv.testing import make_stored_state
 
 SIZES = (800, 16_000, 48_000)
 
@@ -43,8 +43,8 @@ def files_no_larger_than(size: int) -> Iterator[None]:
 
 def put_some(store: Store, said: dict[str, bool], rnd: random.Random, count: int) -> None:
     for _ in range(count):
-        chunk = make_chunk(len(said), nbytes=rnd.choice(SIZES))
-        said[chunk.meta.id] = store.put(chunk)
+        stored_state = make_stored_state(len(said), nbytes=rnd.choice(SIZES))
+        said[stored_state.meta.id] = store.put(stored_state)
         if rnd.random() < 0.2:
             store.get(rnd.choice(list(said)))
 
@@ -75,7 +75,7 @@ def fill_disk(disk: Path, seed: int) -> None:
     with somebody_fills(disk):
         assert store.clear() == sum(said.values())
     assert list((folder / "segments").glob("*/*")) == []
-    assert store.put(make_chunk(0))
+    assert store.put(make_stored_state(0))
     assert store.clear() == 1
     store.close()
     purge_folder(folder)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dejakv.models import load, path
-from dejakv.models.lckv.passes import LoopIterations
+from dejakv.prototypes.lckv.passes import LoopIterations
 
 WORDS = vocabulary()
 SHIPPED = path("docs-lm")

@@ -3,8 +3,6 @@
 import json
 import shutil
 import statistics
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from research.workloads import report
 from research.workloads.__main__ import main
 from research.workloads.measure import finished, measure
 from research.workloads.streams import Stream, stream_of
+from tests.services import python
 
 from dejakv.blend.settings import QUALITIES
 from dejakv.errors import ConfigError
@@ -74,8 +73,8 @@ measure(Stream(settings, 6, (150, 4_000)), Path(sys.argv[1]), Killed())
 def test_a_killed_run_goes_on_and_gives_the_rows_of_one_that_was_not(
     whole: Path, docs_engine: Any, tmp_path: Path
 ) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2])
-    assert done.returncode == -9
+    done = python("-c", KILLED, tmp_path, cwd=Path(__file__).parents[2])
+    assert done.returncode == -9, done.stderr
     folder = tmp_path / "docs-transformers-6"
     before = lines_of(tmp_path)
     assert len(before) == 3

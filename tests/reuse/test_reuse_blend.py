@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from tests.running import blended
+from tests.tiny_models import blended
 
 from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.settings import SELECTORS, BlendConfig
@@ -12,7 +12,7 @@ from dejakv.engines.base import Engine
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError
 from dejakv.request import Request, Sampling
-from dejakv.store.base import ChunkMeta, StoredState
+from dejakv.store.base import StateInfo, StoredState
 from dejakv_models.docs import Document, change, edit, make_document, merge, prompt_of, unrelated
 
 
@@ -26,10 +26,10 @@ def prepared(engine, document, question, **sampling):
     return engine.prepare(Request("r", text, text, sampling=Sampling(**{"max_new_tokens": 3, **sampling})))
 
 
-def chunk_of(engine, document, question="What pet does Ann have?"):
+def state_of(engine, document, question="What pet does Ann have?"):
     ready = prepared(engine, document, question)
     state = engine.run(ready).capture()
-    return StoredState(ChunkMeta("d", "default", engine.epoch, ready.token_ids, ready.request.prompt, ""), state)
+    return StoredState(StateInfo("d", "default", engine.epoch, ready.token_ids, ready.request.prompt, ""), state)
 
 
 @pytest.mark.shows("blend", model="docs-lm")
@@ -37,7 +37,7 @@ def test_an_edited_document_is_answered_as_it_is_now(engine):
     rng = random.Random(4)
     for _ in range(4):
         made = edit(make_document(rng, 10), rng, facts=2, questions=2)
-        donor = chunk_of(engine, made.donor)
+        donor = state_of(engine, made.donor)
         for question in made.must_change:
             ready = prepared(engine, made.target, question.text)
             got = blended(engine, ready, [donor])
@@ -45,7 +45,9 @@ def test_an_edited_document_is_answered_as_it_is_now(engine):
             report = got.details["blend"]
             assert got.text == full.text
             assert report.share < 0.6
-            assert got.computed_tokens == pytest.approx(report.share * len(ready.token_ids) + report.asked, abs=1)
+            assert got.computed_tokens == pytest.approx(
+                report.share * len(ready.token_ids) + report.question_tokens, abs=1
+            )
             assert got.prompt_tokens == len(ready.token_ids)
             assert got.capture() is None  # an approximate state is no donor
             assert got.bytes_loaded == donor.tensor.nbytes
@@ -59,14 +61,14 @@ def test_everything_recomputed_is_full_prefill(engine):
     full = engine.run(ready)
     for selector in SELECTORS:
         config = BlendConfig(share=1.0, selector=selector)
-        assert blended(engine, ready, [chunk_of(engine, made.donor)], config).token_ids == full.token_ids
+        assert blended(engine, ready, [state_of(engine, made.donor)], config).token_ids == full.token_ids
 
 
 def test_two_donors_answer_about_both(engine):
     rng = random.Random(7)
     made = merge(make_document(rng, 8), rng, questions=4)
     other = Document(made.target.sentences[: len(made.target.sentences) - len(made.donor.sentences)])
-    donors = [chunk_of(engine, made.donor), chunk_of(engine, other)]
+    donors = [state_of(engine, made.donor), state_of(engine, other)]
     for question in made.questions:
         ready = prepared(engine, made.target, question.text)
         got = blended(engine, ready, donors, BlendConfig(selector="similarity", share=0.0))
@@ -78,7 +80,7 @@ def test_what_has_too_little_in_common_is_computed_in_full(engine):
     rng = random.Random(8)
     made = unrelated(make_document(rng, 10), rng)
     ready = prepared(engine, made.target, made.questions[0].text)
-    got = blended(engine, ready, [chunk_of(engine, made.donor)])
+    got = blended(engine, ready, [state_of(engine, made.donor)])
     assert "too little is alike" in got.details["blend"].reason
     assert got.details["blend"].share == 1.0
     assert got.computed_tokens == got.prompt_tokens
@@ -88,8 +90,8 @@ def test_what_has_too_little_in_common_is_computed_in_full(engine):
 def test_a_donor_of_another_model_is_not_used(engine):
     rng = random.Random(9)
     document = make_document(rng, 4)
-    donor = chunk_of(engine, document)
-    foreign = StoredState(ChunkMeta("d", "default", "other", donor.meta.token_ids, "", ""), donor.tensor)
+    donor = state_of(engine, document)
+    foreign = StoredState(StateInfo("d", "default", "other", donor.meta.token_ids, "", ""), donor.tensor)
     ready = prepared(engine, document, "Where does Ann live?")
     assert "another model" in blended(engine, ready, [foreign]).details["blend"].reason
 
@@ -100,7 +102,7 @@ def test_other_engines_refuse(engine):
 
     document = make_document(random.Random(1), 4)
     ready = prepared(engine, document, "Where does Ann live?")
-    assert "cannot blend" in Other().blend(ready, [chunk_of(engine, document)]).reason
+    assert "cannot blend" in Other().blend(ready, [state_of(engine, document)]).reason
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_a_blend_may_be_declined_by_its_first_token(engine):
     """Nobody has seen a token of it then, and the prompt is run in full."""
     document = make_document(random.Random(1), 4)
     ready = prepared(engine, document, "Where does Ann live?")
-    donor = chunk_of(engine, document)
+    donor = state_of(engine, document)
     asked, given = [], []
 
     def accept(logs):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dejakv.blend.blend import find
+from dejakv.blend.blend import map_donors
 from dejakv.blend.maps import token_map
 from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_map import DonorTokens, with_prefix
@@ -19,24 +19,24 @@ def embed(ids: np.ndarray) -> np.ndarray:
 
 def test_the_exact_prefix_is_neither_forced_nor_chosen() -> None:
     donors = DonorTokens.of(np.concatenate([OTHER, PROMPT[:50]]), TEXT)
-    found, needed = find(PROMPT, donors, embed, BlendConfig(), DOT, [True, True])
+    found, needed = map_donors(PROMPT, donors, embed, BlendConfig(), DOT, [True, True])
     assert needed.exact == 50
     assert (found.source[:50] == len(OTHER) + 50 + np.arange(50)).all()
     assert (found.similarity[:50] == 1).all()
     assert not needed.forced[:50].any()
-    assert needed.left[:50].all()
+    assert needed.excluded[:50].all()
     assert needed.forced[-1]
 
 
 def test_approximate_state_is_no_exact_prefix() -> None:
     donors = DonorTokens.of(TEXT, OTHER)
     for exact in ((), (False, True)):
-        assert find(PROMPT, donors, embed, BlendConfig(), DOT, exact)[1].exact == 0
+        assert map_donors(PROMPT, donors, embed, BlendConfig(), DOT, exact)[1].exact == 0
 
 
 def test_the_last_token_is_computed_even_where_the_donor_is_the_prompt() -> None:
     donors = DonorTokens.of(PROMPT)
-    found, needed = find(PROMPT, donors, embed, BlendConfig(), DOT, [True])
+    found, needed = map_donors(PROMPT, donors, embed, BlendConfig(), DOT, [True])
     assert needed.exact == len(PROMPT) - 1
     assert needed.forced.sum() == 1
     assert len(found) == len(PROMPT)

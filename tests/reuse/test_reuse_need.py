@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from dejakv.blend.forced import need
+from dejakv.blend.forced import mark_forced
 from dejakv.blend.maps import token_map
-from dejakv.blend.sentences import segments
+from dejakv.blend.sentences import split_sentences
 from dejakv.blend.token_map import DonorTokens
 
 TABLE = np.random.default_rng(3).standard_normal((400, 48)).astype(np.float32)
@@ -27,7 +27,7 @@ def found_for(target, donor=DONOR, **options):
     held = DonorTokens.of(donor)
     ids = np.asarray(target)
     found = token_map("context", ids, held, lambda i: TABLE[np.asarray(i)], ends=ENDS)
-    return need(ids, held, found, ends=ENDS, **options)
+    return mark_forced(ids, held, found, ends=ENDS, **options)
 
 
 def test_an_equal_prompt_needs_its_question_only():
@@ -99,14 +99,14 @@ def test_a_budget_takes_whole_sentences_edits_first():
     assert free.forced.sum() == 7 + 7 + free.tail
     tight = found_for(target, budget=(free.tail + 8) / n)
     assert tight.forced.sum() == free.tail + 7
-    assert tight.left.sum() == 7
-    assert not (tight.forced & tight.left).any()
+    assert tight.excluded.sum() == 7
+    assert not (tight.forced & tight.excluded).any()
     none = found_for(target, budget=0.0)
     assert none.forced.sum() == none.tail
 
 
 def test_the_question_is_the_last_sentence_of_some_length():
-    parts = segments(np.asarray(DONOR), ENDS)
+    parts = split_sentences(np.asarray(DONOR), ENDS)
     assert parts.stops[-1] - parts.starts[-1] == 1  # the marker behind the question
     assert found_for(DONOR).tail == 6
     assert found_for(DONOR, tail=1).tail == 1
@@ -117,6 +117,6 @@ def test_without_known_sentence_ends_fixed_lengths_do():
     ids = np.arange(3, 60)
     held = DonorTokens.of(ids)
     found = token_map("context", ids, held, lambda i: TABLE[np.asarray(i)])
-    made = need(ids, held, found)
+    made = mark_forced(ids, held, found)
     assert 1 <= made.tail <= 16
     assert made.forced.sum() == made.tail

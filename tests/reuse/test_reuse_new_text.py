@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejakv.blend.forced import need
+from dejakv.blend.forced import mark_forced
 from dejakv.blend.maps import token_map
-from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs, long_runs, new_text, stretches
+from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs, long_runs, mark_new_text, stretches
 
 HELD, NEW = np.arange(1000, 1100), np.arange(5000, 5060)
 EVERY_TOKEN = np.array([9])
@@ -25,7 +25,7 @@ def mapped(target: Ids, donors: DonorTokens) -> TokenMap:
 
 
 def runs(target: Ids, donors: DonorTokens, computed: Any = True, least: int = 32) -> tuple[tuple[int, int], ...]:
-    return long_runs(new_text(target, donors, mapped(target, donors), least) & computed, least)
+    return long_runs(mark_new_text(target, donors, mapped(target, donors), least) & computed, least)
 
 
 def test_new_text_between_copied_text_is_kept_and_copied_text_is_not() -> None:
@@ -84,7 +84,7 @@ def test_a_run_from_the_middle_of_a_prompt_is_no_opening() -> None:
     target = np.concatenate([NEW[:10], HELD])
     for first, opening in ((0, True), (700, False)):
         donors = DonorTokens.of(HELD, first=[first])
-        made = need(target, donors, mapped(target, donors), ends=np.array([HELD[9], NEW[9]]), tail=4)
+        made = mark_forced(target, donors, mapped(target, donors), ends=np.array([HELD[9], NEW[9]]), tail=4)
         assert made.forced[10:20].all() == opening
         assert not made.forced[20:106].any()
 
@@ -92,11 +92,11 @@ def test_a_run_from_the_middle_of_a_prompt_is_no_opening() -> None:
 def test_the_first_place_takes_state_from_first_places_alone() -> None:
     """There the attention sink is."""
     run = DonorTokens.of(HELD, first=[700])
-    assert need(HELD, run, mapped(HELD, run), ends=EVERY_TOKEN, tail=4).forced[0]
+    assert mark_forced(HELD, run, mapped(HELD, run), ends=EVERY_TOKEN, tail=4).forced[0]
     both = DonorTokens.of(HELD, np.concatenate([HELD[:1], NEW]), first=[700, 0])
     found = mapped(HELD, both)
     assert found.source[0] == len(HELD)
-    assert not need(HELD, both, found, ends=EVERY_TOKEN, tail=4).forced[0]
+    assert not mark_forced(HELD, both, found, ends=EVERY_TOKEN, tail=4).forced[0]
 
 
 def test_positions_and_rows_are_counted_apart() -> None:

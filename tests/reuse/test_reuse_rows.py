@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejakv.blend.blend import not_worth
+from dejakv.blend.blend import refusal_reason
 from dejakv.blend.forced import ForcedTokens
 from dejakv.blend.recomputed import RecomputePlan, TextSurroundings, highest
 from dejakv.blend.settings import BlendConfig
@@ -33,7 +33,7 @@ def test_forced_rows_and_the_best_of_the_rest_up_to_the_share() -> None:
 def test_rows_that_the_budget_left_are_chosen_last_of_all() -> None:
     left = torch.zeros(TOKENS, dtype=torch.bool)
     left[:15] = True
-    assert plan(0.5, left=left, attention=torch.ones(TOKENS)).tokens.tolist() == [15, 16, 17, 18, 19]
+    assert plan(0.5, excluded=left, attention=torch.ones(TOKENS)).tokens.tolist() == [15, 16, 17, 18, 19]
 
 
 def test_of_equal_scores_the_first_rows_are_chosen() -> None:
@@ -75,8 +75,8 @@ def test_the_question_is_asked_only_where_scores_matter(selector: Any, share: fl
     needed = ForcedTokens(target >= TOKENS - forced, target < 0, forced, target < 0)
     config = BlendConfig(selector=selector, share=share)
     made = RecomputePlan.of(config, target, DonorTokens.of(target), found, needed)
-    assert made.asks == asks
-    assert not made.with_attention(torch.ones(TOKENS)).asks
+    assert made.needs_question_pass == asks
+    assert not made.with_attention(torch.ones(TOKENS)).needs_question_pass
 
 
 def test_the_pass_of_the_question_computes_it_alone() -> None:
@@ -91,7 +91,7 @@ def test_another_choice_sees_scores_and_forced_tokens() -> None:
         return torch.arange(len(scores) - count, len(scores))
 
     left = torch.arange(TOKENS) < 1
-    made = plan(0.25, choose=last, left=left, similarity=torch.full((TOKENS,), 0.5))
+    made = plan(0.25, choose=last, excluded=left, similarity=torch.full((TOKENS,), 0.5))
     assert made.tokens.tolist() == [15, 16, 17, 18, 19]
     assert seen == [([-1.0] + [0.5] * 19, 2, 5)]
 
@@ -108,9 +108,9 @@ def test_what_is_there_already_does_not_count_against_a_blend() -> None:
     """Behind a beginning of half of the prompt, half of the rows are computed at most."""
     config = BlendConfig(max_computed=0.5, share=0.8)
     none, forced = np.zeros(20, bool), np.arange(20) >= 3
-    assert "the exact prefix is cheaper" in not_worth(config, ForcedTokens(none, none, 1, none))
-    assert not_worth(config, ForcedTokens(none, none, 1, none, exact=10)) == ""
-    assert "too little is alike" in not_worth(config, ForcedTokens(forced, none, 1, none))
+    assert "the exact prefix is cheaper" in refusal_reason(config, ForcedTokens(none, none, 1, none))
+    assert refusal_reason(config, ForcedTokens(none, none, 1, none, exact=10)) == ""
+    assert "too little is alike" in refusal_reason(config, ForcedTokens(forced, none, 1, none))
 
 
 def test_the_questions_attention_is_weighed_by_the_surroundings() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dejakv.blend.slices import GAP, SLICED, contiguous, copy_rows, ranges_of, sliced
+from dejakv.blend.slices import GAP, SLICED, contiguous, copy_rows, ranges_of, split_runs
 
 
 def test_runs_of_places_and_what_stands_apart() -> None:
@@ -15,14 +15,14 @@ def test_runs_of_places_and_what_stands_apart() -> None:
         (SLICED + 1, SLICED + 2),
         (SLICED + 2, len(places)),
     ]
-    runs, apart = sliced(places)
+    runs, apart = split_runs(places)
     assert runs == [(0, SLICED)]
     assert apart.tolist() == list(range(SLICED, len(places)))
 
 
 def test_a_group_ends_a_run() -> None:
     places = np.arange(2 * SLICED)
-    assert sliced(places, places // SLICED)[0] == [(0, SLICED), (SLICED, 2 * SLICED)]
+    assert split_runs(places, places // SLICED)[0] == [(0, SLICED), (SLICED, 2 * SLICED)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.blend.maps import token_map
-from dejakv.blend.recomputed import LEAST, NEAR, surroundings_of
+from dejakv.blend.recomputed import MIN_WEIGHT, NEAR, surroundings_of
 from dejakv.blend.token_map import DonorTokens, TokenMap
 
 ONE, TWO, THREE = np.arange(100, 140), np.arange(200, 260), np.arange(300, 330)
@@ -70,7 +70,7 @@ def test_rows_near_a_small_change_are_worth_most_and_moved_ones_all_the_same() -
     edited[20] = 7
     worth = around(edited, DonorTokens.of(before)).worth
     assert (np.diff(worth[21:]) <= 0).all()
-    assert worth[21] > 0.9 > worth[21 + round(NEAR)] > worth[-1] > LEAST
+    assert worth[21] > 0.9 > worth[21 + round(NEAR)] > worth[-1] > MIN_WEIGHT
     moved = around(np.concatenate([ONE, TWO]), DonorTokens.of(np.concatenate([THREE, TWO]))).worth
     assert moved[40:] == pytest.approx(1.0)
 

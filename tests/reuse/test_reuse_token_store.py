@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejakv.blend.token_store import CacheItem, LRUCacheStore
 from dejakv.errors import ConfigError
-from dejakv.store.base import ChunkMeta, StoredState, Tensor
+from dejakv.prototypes.token_store import CacheItem, LRUCacheStore
+from dejakv.store.base import RawTensor, StateInfo, StoredState
 
 
 def item(number: int) -> CacheItem:
-    kv = Tensor(np.full((2, 1, 1, 4, 4), number, dtype=np.float32), "F32")
-    meta = ChunkMeta(f"key {number}", "default", "e", tuple(range(number, number + 4)), "prompt", "prompt")
+    kv = RawTensor(np.full((2, 1, 1, 4, 4), number, dtype=np.float32), "F32")
+    meta = StateInfo(f"key {number}", "default", "e", tuple(range(number, number + 4)), "prompt", "prompt")
     return CacheItem(StoredState(meta, kv), np.ones(8, dtype=np.float32))
 
 

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import rounds
 from tests.serving import Running
-from tests.soak import rounds
 
 from dejakv.http.bodies import check_values
 from dejakv.http.errors import RefusedError

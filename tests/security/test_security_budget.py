@@ -32,7 +32,7 @@ class Tenant:
         return self.client.get("/v1/cache/stats", headers={"authorization": f"Bearer {self.key}"}).json()
 
 
-@pytest.mark.parametrize("sent", [0, 1, 3, 8, 20])
+@pytest.mark.parametrize("sent", [0, 3, 20])
 def test_what_another_sends_is_not_read_off_ones_own_hits(docs_engine: Any, sent: int) -> None:
     settings = ServerSettings(api_keys="alpha,beta", operator_key="boss", max_items=ITEMS)
     with TestClient(create_app(settings, docs_engine)) as client:

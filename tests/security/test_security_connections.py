@@ -87,7 +87,7 @@ def test_a_body_that_never_ends_is_discarded_for_a_while_alone(monkeypatch: pyte
         sent.append(message)
 
     async def refused() -> None:
-        _, closing = asgi.lingering(receive, send)
+        _, closing = asgi.linger_before_close(receive, send)
         await closing({"type": "http.response.start", "status": 413, "headers": [(b"connection", b"close")]})
         await closing({"type": "http.response.body", "body": b"too large"})
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.security.tenants import EPOCHS, PARTITIONS, Tenants, cache_over, mark, prepared, wander
-from tests.soak import rounds, soak_rounds, soak_seed
+from tests.conftest import rounds, soak_rounds, soak_seed
+from tests.security.probes import EPOCHS, PARTITIONS, Tenants, cache_over, mark, prepared, wander
 
 from dejakv import open_store
 from dejakv.encoder_cache import VisualKVCache

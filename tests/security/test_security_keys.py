@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.security.tenants import PARTITIONS
-from tests.soak import rounds
+from tests.conftest import rounds
+from tests.security.probes import PARTITIONS
 
 from dejakv.decide.finder import space_of
-from dejakv.encoder_cache.outputs import chunk_id
+from dejakv.encoder_cache.outputs import stored_id
 from dejakv.engines.base import Prepared
 from dejakv.errors import InputError
 from dejakv.identity import MediumSpan, digest_of, exact_key
 from dejakv.request import Media, Request
-from dejakv.store.keys import PrefixKeys
+from dejakv.store.prefix_keys import PrefixKeys
 
 ATOMS = (
     "", "a", "b", "ab", "ba", "aab", "a\0", "\0a", "exact", "prefix", "space", "1", "16",
@@ -44,9 +44,9 @@ def test_parts_have_boundaries() -> None:
     assert distinct((what, digest_of(*what)) for what in parts) == len(parts)
 
 
-def test_the_state_and_the_encoder_output_of_one_name_are_two_chunks() -> None:
+def test_the_state_and_the_encoder_output_of_one_name_are_two_entries() -> None:
     content = "0" * 64
-    made = [((p, e), chunk_id((p, e, "image", content))) for p in PARTITIONS for e in ATOMS]
+    made = [((p, e), stored_id((p, e, "image", content))) for p in PARTITIONS for e in ATOMS]
     made += [((p, e, 0), exact_key(p, e, (), (content,))) for p in PARTITIONS for e in ATOMS]
     assert distinct(made) == 2 * len(PARTITIONS) * len(ATOMS)
 
@@ -62,7 +62,7 @@ def test_chained_hashes_of_blocks_differ_by_partition_epoch_and_media() -> None:
     ]
     spans += [(MediumSpan(0, 2, "b"), MediumSpan(2, 2, "a")), (MediumSpan(20, 4, "a"),)]
     made = [
-        ((p, e, s if s and s[0].start < 16 else ()), PrefixKeys(p, e, tokens, s).full[1].hex())
+        ((p, e, s if s and s[0].start < 16 else ()), PrefixKeys(p, e, tokens, s).block_keys[1].hex())
         for p in ATOMS
         for e in ATOMS
         for s in spans

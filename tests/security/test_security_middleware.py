@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette._utils import get_route_path
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
-from tests.security.upstream import CHAT, MANY, PATHS, app_of, bearer, send_to
+from tests.security.probes import CHAT, MANY, PATHS, app_of, bearer, send_to
 
 from dejakv.adopt.routes import CLIENT, EVERYBODY
 from dejakv.errors import ConfigError

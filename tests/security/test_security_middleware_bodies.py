@@ -6,9 +6,9 @@ import json
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.security.upstream import CHAT, MANY, PATHS, app_of, bearer, posted, send_to
+from tests.security.probes import CHAT, MANY, PATHS, app_of, bearer, posted, send_to
 
-from dejakv.adopt.openai_body import own
+from dejakv.adopt.openai_body import restrict_to_partition
 from dejakv.http.bodies import BodyLimits
 
 
@@ -155,7 +155,7 @@ def test_what_shapes_a_prompt_is_left_alone(value):
     call = {"type": "tool_use", "input": {"uuid": value, "content": value}}
     body = {"tools": tools, "messages": [{"role": "assistant", "content": [call]}], "metadata": {"uuid": value}}
     before = json.loads(json.dumps(body))
-    own(body, "p")
+    restrict_to_partition(body, "p")
     assert body == {**before, "cache_salt": "p"}
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import COSTS
-from tests.security.remains import Trace, frames_of, remains
+from tests.documents import COSTS
+from tests.security.probes import Trace, frames_of, remains
 from tests.serving import stored, until
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.open import ModelChoice, open_engine
-from dejakv.request import keeping
+from dejakv.request import Retention, retention_scope
 from dejakv.server.app import create_app
 from dejakv.server.settings import ServerSettings
 from dejakv_models.docs import make_document, prompt_of
@@ -147,11 +147,11 @@ def test_nothing_of_a_picture_is_held(shapes: Any) -> None:
 def test_the_registry_keeps_no_output_of_such_a_request() -> None:
     cache = VisualKVCache()
     view, output = cache.view("e", "p"), np.ones((2, 3), np.float32)
-    with keeping(no_store=True):
+    with retention_scope(Retention(no_store=True)):
         assert view.get_or_compute("a" * 64, "image", lambda: output) is not None
         assert view.store("b" * 64, "image", output) is None
     assert view.stats().entries == 0
     view.get_or_compute("a" * 64, "image", lambda: output)
     assert view.stats().entries == 1
-    with keeping(no_store=True):
+    with retention_scope(Retention(no_store=True)):
         assert view.get_or_compute("a" * 64, "image", lambda: pytest.fail("it is there")) is not None

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ImageFile
+from tests.conftest import rounds
 from tests.picture_files import GOOD, HARMFUL, data_url, png
 from tests.serving import Running, until
-from tests.soak import rounds
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.open import ModelChoice, open_engine
 from dejakv.engines.transformers import prompts as engine_pictures
 from dejakv.http.errors import ClientGoneError
-from dejakv.pictures import decoded
+from dejakv.pictures import decode_picture
 from dejakv.pipeline import Pipeline
 from dejakv.request import Media, Request, Sampling
 from dejakv.server.jobs import RequestWorker
@@ -116,12 +116,12 @@ def test_nothing_is_decoded_for_a_client_that_left(engine: Any) -> None:
         prompt = f"{engine.vision.book.image_token * 3} what color is the circle?"
 
         def counted(item: Media) -> Any:
-            picture = decoded(item)
+            picture = decode_picture(item)
             seen.append(item)
             job.cancel()
             return picture
 
-        with patch.object(engine_pictures, "decoded", counted):
+        with patch.object(engine_pictures, "decode_picture", counted):
             job = worker.submit(Request("left", prompt, prompt, media, "x", sampling=Sampling(1)))
             with pytest.raises(ClientGoneError):
                 await job.answer()
@@ -140,7 +140,7 @@ def test_a_client_that_left_before_its_pictures_were_judged_is_not_queued(server
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     )
     connection = server.connect()
-    with patch("dejakv.server.chat.picture_of", side_effect=lambda *_: (connection.close(), 0)) as judged:
+    with patch("dejakv.server.chat_prompt.picture_of", side_effect=lambda *_: (connection.close(), 0)) as judged:
         connection.sendall(head % len(raw) + raw)
         until(lambda: judged.call_count and not server.server.server_state.connections)
     assert judged.call_count < 4

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.security.tenants import cache_over, computed, prepared
-from tests.soak import deadline, soak_seed
+from tests.conftest import deadline, soak_seed
+from tests.security.probes import cache_over, computed, prepared
 
 from dejakv import open_store
 from dejakv.cache import HierarchicalCache

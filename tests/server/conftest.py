@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import COSTS
+from tests.documents import COSTS
 from tests.serving import Running
 
 from dejakv.server.app import create_app

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import COSTS
-from tests.bounded import DOCUMENTS, hits, says
+from tests.documents import COSTS, DOCUMENTS, hits, says
 from tests.serving import stored, until
 
 from dejakv.build import build_gate

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import COSTS
+from tests.documents import COSTS
 from tests.serving import stored
 
 from dejakv.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import COSTS, DOCUMENT, EXACT, FACT, OTHER, request
+from tests.documents import COSTS, DOCUMENT, EXACT, FACT, OTHER, request
 from tests.serving import stored, until
 
 from dejakv.build import build_cache

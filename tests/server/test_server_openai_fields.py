@@ -8,7 +8,7 @@ import pytest
 from tests.server.test_server_openai import messages, question
 from tests.serving import Running, stored
 
-from dejakv.server.routes_generate import cut
+from dejakv.server.routes_generate import cut_at_stop
 from dejakv.server.settings import ServerSettings
 
 MESSAGES = messages(question(0))
@@ -147,6 +147,7 @@ def test_what_changes_nothing_is_accepted(server: Any, name: str) -> None:
             "not supported",
         ),
         ({"dejakv": {"reuse": "magic"}}, "dejakv.reuse", "blend"),
+        ({"dejakv": {"threshold": 3}}, "dejakv.threshold", "1"),
     ],
 )
 def test_what_does_not_fit_is_a_400_of_openais(server: Any, changed: Any, param: str, says: str) -> None:
@@ -231,7 +232,7 @@ def test_no_stop_is_made_of_the_prompts_own_text(server: Any) -> None:
 
 
 def test_of_two_stops_in_one_piece_the_first_counts() -> None:
-    assert cut("abcdef", ["ef", "cd"]) == ("ab", True)
+    assert cut_at_stop("abcdef", ["ef", "cd"]) == ("ab", True)
 
 
 @pytest.mark.parametrize("path", ["embeddings", "responses", "audio/speech"])

@@ -56,7 +56,7 @@ def test_an_answer_says_why_what_was_found_was_not_used(client: TestClient) -> N
     body = {"max_new_tokens": 1, "temperature": 0}
     changed = PROMPT.replace("Paris", "Oslo")
     first = client.post("/v1/generate", json={**body, "prompt": PROMPT}).json()
-    assert (first["cache_hit"], first["reason"]) == (False, "no stored chunk begins like this prompt")
+    assert (first["cache_hit"], first["reason"]) == (False, "no stored prompt begins like this one")
     similar = client.post("/v1/generate", json={**body, "prompt": changed, "use_semshare": False}).json()
     assert similar["reuse"] in ("none", "prefix")
     assert "content words differ" in similar["reason"]

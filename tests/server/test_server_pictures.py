@@ -1,12 +1,11 @@
 """Questions about pictures over HTTP: the tower runs once a picture and partition."""
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.picture_files import turned
 from tests.serving import stored
 
 from dejakv.config import SemanticCacheConfig
@@ -59,14 +58,3 @@ def test_one_picture_many_questions_two_tenants(client: TestClient) -> None:
     stranger = ask(client, QUESTIONS[0], PICTURE.data, "beta")
     assert (stranger["dejakv"]["reuse"], stranger["choices"]) == ("none", first["choices"])
     assert runs(client, "beta") == 1
-
-
-@pytest.mark.parametrize("orientation", [3, 6])
-def test_a_picture_is_turned_as_its_exif_data_says(client: TestClient, orientation: int) -> None:
-    def answers(turn: Callable[[bytes], bytes]) -> list[str]:
-        asked = [(sample.question, turn(sample.media[0].data)) for sample in SAMPLES[:12]]
-        return [ask(client, *each, "alpha")["choices"][0]["message"]["content"] for each in asked]
-
-    upright = answers(bytes)
-    assert answers(lambda data: turned(data, orientation)) == upright
-    assert answers(lambda data: turned(data, orientation, named=False)) != upright

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import COSTS, DOCUMENT, OTHER
-from tests.security.remains import Trace, remains
+from tests.documents import COSTS, DOCUMENT, OTHER
+from tests.security.probes import Trace, remains
 from tests.serving import stored
 
 from dejakv.server.app import create_app

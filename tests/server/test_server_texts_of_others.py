@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import ADOPT, request
+from tests.documents import ADOPT, request
 from tests.serving import stored
 
-import dejakv
-from dejakv.decide.guards.base import Guard, ThresholdGuard, Verdict
-from dejakv.decide.levels.base import Match, Query, Search
+from dejakv.decide.guards.base import Guard, GuardVerdict, ThresholdGuard
+from dejakv.decide.levels.base import LevelSearch, Match, Query
 from dejakv.pipeline import Pipeline
 from dejakv.records import Record
 from dejakv.server.app import create_app
@@ -52,10 +51,10 @@ class Like:
         self.donors: list[tuple[str, str]] = []
         self.fails = fails
 
-    def search(self, query: Query) -> Search:
+    def search(self, query: Query) -> LevelSearch:
         if self.fails and self.donors:
             raise ValueError(f"cannot compare {self.donors[0][1]}")
-        return Search(tuple(Match(donor, self.name, 0.95) for donor, _ in self.donors), {self.name: "hit"})
+        return LevelSearch(tuple(Match(donor, self.name, 0.95) for donor, _ in self.donors), {self.name: "hit"})
 
     def vector(self, text: str, partition: str | None = None) -> Any:
         return None
@@ -75,15 +74,15 @@ class Broken(Guard):
 
     name = "broken"
 
-    def judge(self, request: Any, donor: Any, match: Match) -> Verdict:
+    def judge(self, request: Any, donor: Any, match: Match) -> GuardVerdict:
         raise ValueError(f"what is {donor.prompt}")
 
 
 class Talkative(Broken):
     """One that tells a story."""
 
-    def judge(self, request: Any, donor: Any, match: Match) -> Verdict:
-        return Verdict("reject", self.name, "no\nno " * 1000)
+    def judge(self, request: Any, donor: Any, match: Match) -> GuardVerdict:
+        return GuardVerdict("reject", self.name, "no\nno " * 1000)
 
 
 @pytest.fixture(autouse=True)
@@ -172,17 +171,3 @@ def test_through_the_server(docs_engine: Any, says: str, reuse: Any) -> None:
             clean(reason)
         if reuse == "exact":
             assert reasons[0].startswith("lexical: "), reasons
-
-
-def test_through_attach() -> None:
-    from tests.test_attach import ask, text
-
-    model, tokenizer = text()
-    config = replace(ADOPT, similarity_threshold=-1.0)
-    records: list[Record] = []
-    with dejakv.attach(model, tokenizer, config, on_record=records.append) as cache:
-        for question in PAIRS["content words differ"]:
-            model.generate(**ask(tokenizer, f"three green balls and two red cones: {question}"), max_new_tokens=2)
-            cache.flush()
-    clean(records[1].reason, records[1].plans)
-    assert records[1].reason.startswith("lexical: content words differ")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import COSTS
+from tests.documents import COSTS
 from tests.serving import stored
 
 from dejakv.server.app import create_app

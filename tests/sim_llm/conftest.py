@@ -8,8 +8,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from dejakv.sim_llm.inference import SimLLMInference
-from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse
+from dejakv.prototypes.sim_llm.inference import SimLLMInference
+from dejakv.prototypes.sim_llm.model import LlamaForCausalLMWithKVReuse
 
 WORDS = [f"w{i}" for i in range(47)]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dejakv.errors import ConfigError, InputError
-from dejakv.sim_llm import InterTaskKVManager, TaskCacheEntry
+from dejakv.prototypes.lsh import LSHIndex
+from dejakv.prototypes.sim_llm import InterTaskKVManager, TaskCacheEntry
 from dejakv.store.open import open_store
-from dejakv.vectors.lsh import LSHIndex
 
 
 def kv(fill=1.0, tokens=3):

@@ -8,10 +8,10 @@ import torch
 from tests.sim_llm.conftest import prompt
 
 from dejakv.blend.token_map import DonorTokens
-from dejakv.blend.top_layer import computed_rows, take_rows
-from dejakv.engines.transformers.top_layer import moved_rows
 from dejakv.errors import ConfigError, InputError, ModelError
-from dejakv.sim_llm import LlamaForCausalLMWithKVReuse, SimLLMInference
+from dejakv.prototypes.sim_llm import LlamaForCausalLMWithKVReuse, SimLLMInference
+from dejakv.prototypes.top_layer.prefill import moved_rows
+from dejakv.prototypes.top_layer.rows import computed_rows, take_rows
 
 MOST = {"max_new_tokens": 6}
 
@@ -158,7 +158,7 @@ def test_a_task_of_another_model_is_refused(lckv, tokenizer):
 
 
 def test_a_manager_of_another_dimension_is_refused(lckv, tokenizer):
-    from dejakv.sim_llm import InterTaskKVManager
+    from dejakv.prototypes.sim_llm import InterTaskKVManager
 
     with pytest.raises(ConfigError, match="embedding_dim=32"):
         LlamaForCausalLMWithKVReuse(lckv, tokenizer).set_kv_manager(InterTaskKVManager(4096, device="cpu"))

@@ -25,7 +25,7 @@ from dejakv.store.base import joined
 from dejakv.store.remote import replicas
 from dejakv.store.remote.health import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker
 from dejakv.store.selection import Selection
-from dejakv.testing.chunks import PREAMBLE, check_whole, ids, make_chunk, prompt_chunk
+from dejakv.testing.stored_states import PREAMBLE, check_whole, ids, make_prompt_state, make_stored_state
 
 pytestmark = pytest.mark.slow  # with real services
 
@@ -48,19 +48,19 @@ def objects_of(server: S3Server, bucket: str) -> list[str]:
 def test_what_one_machine_stores_another_finds(two: tuple[Store, Store]) -> None:
     """State, and prompts with their texts and vectors, of which no catalog tells it."""
     one, other = two
-    chunk = prompt_chunk(LONG, width=64, vectors={"text": np.arange(3, dtype=np.float32)}, answer="Blue.")
-    longer = prompt_chunk((*LONG, *range(40)), width=64)
-    assert one.put(chunk)
+    stored_state = make_prompt_state(LONG, width=64, vectors={"text": np.arange(3, dtype=np.float32)}, answer="Blue.")
+    longer = make_prompt_state((*LONG, *range(40)), width=64)
+    assert one.put(stored_state)
     assert other.find("p", "e", LONG) is None
     assert other.catch_up()
     hit = other.find("p", "e", (*LONG, 7))
     assert hit is not None
-    assert (hit[0].tokens, hit[0].donor, hit[1].answer) == (len(LONG), chunk.meta.id, "Blue.")
+    assert (hit[0].tokens, hit[0].donor, hit[1].answer) == (len(LONG), stored_state.meta.id, "Blue.")
     assert [meta.vectors["text"].tolist() for meta in other.metas()] == [[0, 1, 2]]
     assert other.put(longer)
-    check_whole(other, [chunk, longer])
+    check_whole(other, [stored_state, longer])
     assert other.stats().bytes < 1.1 * longer.tensor.nbytes, "what the first has stored is not stored again"
-    new, _ = one.added(one.added()[1])
+    new, _ = one.metas_since(one.metas_since()[1])
     assert new == []
     assert one.catch_up()
     check_whole(one, [longer])
@@ -69,20 +69,20 @@ def test_what_one_machine_stores_another_finds(two: tuple[Store, Store]) -> None
 def test_what_one_machine_removes_the_others_forget(two: tuple[Store, Store], s3_server: S3Server, bucket: str) -> None:
     one, other = two
     gone: list[str] = []
-    other.on_evict(gone.append)
-    chunks = [prompt_chunk((*LONG, number)) for number in range(3)]
-    for chunk in chunks:
-        assert one.put(chunk)
+    other.listen(removed=gone.append)
+    stored_states = [make_prompt_state((*LONG, number)) for number in range(3)]
+    for stored_state in stored_states:
+        assert one.put(stored_state)
     other.catch_up()
-    assert ids(other) == {chunk.meta.id for chunk in chunks}
-    assert one.delete(chunks[0].meta.id)
+    assert ids(other) == {stored_state.meta.id for stored_state in stored_states}
+    assert one.delete(stored_states[0].meta.id)
     other.catch_up()
-    assert gone == [chunks[0].meta.id], "the others' state was cut anew"
+    assert gone == [stored_states[0].meta.id], "the others' state was cut anew"
     for store in (one, other):
-        check_whole(store, chunks[1:])
+        check_whole(store, stored_states[1:])
     one.catch_up()
-    check_whole(one, chunks[1:])
-    late = prompt_chunk(range(50), partition="q")
+    check_whole(one, stored_states[1:])
+    late = make_prompt_state(range(50), partition="q")
     assert other.put(late)
     assert one.purge(Selection()).prompts == 3, "also what it has not heard of yet"
     assert objects_of(s3_server, bucket) == []
@@ -92,13 +92,13 @@ def test_what_one_machine_removes_the_others_forget(two: tuple[Store, Store], s3
 
 def test_two_machines_that_store_the_same_prompt_keep_one_description(two: tuple[Store, Store]) -> None:
     one, other = two
-    chunk = prompt_chunk(LONG)
-    assert one.put(chunk)
-    assert other.put(chunk)
+    stored_state = make_prompt_state(LONG)
+    assert one.put(stored_state)
+    assert other.put(stored_state)
     for store in (one, other, one, other):
         store.catch_up()
     for store in (one, other):
-        check_whole(store, [chunk])
+        check_whole(store, [stored_state])
         assert store.stats().entries == 1
         assert store.stats().corrupt == 0
 
@@ -107,59 +107,59 @@ def test_a_description_that_comes_before_its_state_is_kept(
     two: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = two
-    chunk = prompt_chunk(LONG)
-    assert one.put(chunk)
+    stored_state = make_prompt_state(LONG)
+    assert one.put(stored_state)
     present = set(other._objects.list())
-    state = {piece.name for piece in one._catalog.longest(*_keys(chunk))}
+    state = {piece.name for piece in one._catalog.longest_prefix(*_keys(stored_state))}
     monkeypatch.setattr(other._objects, "list", lambda: iter(present - state))
     other.catch_up()
-    assert other.meta(chunk.meta.id) is None
+    assert other.meta(stored_state.meta.id) is None
     monkeypatch.undo()
     other.catch_up()
-    check_whole(other, [chunk])
+    check_whole(other, [stored_state])
 
 
 def test_what_is_indexed_twice_at_once_stays(two: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """By a put, or another listing, while a listing reads its header."""
     one, other = two
-    chunk, first, head = prompt_chunk(LONG), threading.Lock(), other._objects.head
+    stored_state, first, head = make_prompt_state(LONG), threading.Lock(), other._objects.head
 
     def slow(name: str, size: int) -> tuple[bytes, int]:
         if first.acquire(blocking=False):
             assert other.catch_up()
         return head(name, size)
 
-    assert one.put(chunk)
+    assert one.put(stored_state)
     monkeypatch.setattr(other._objects, "head", slow)
     assert other.catch_up()
     for store in two:
         assert store.catch_up()
-        check_whole(store, [chunk])
+        check_whole(store, [stored_state])
         assert store.find("p", "e", LONG, whole=True) is not None
-        assert ids(store) == {chunk.meta.id}
+        assert ids(store) == {stored_state.meta.id}
 
 
-def _keys(chunk: Any) -> tuple[Any, int, float]:
-    from dejakv.store.keys import PrefixKeys
+def _keys(stored_state: Any) -> tuple[Any, int, float]:
+    from dejakv.store.prefix_keys import PrefixKeys
 
-    return PrefixKeys("p", "e", chunk.meta.token_ids), chunk.meta.num_tokens, 0.0
+    return PrefixKeys("p", "e", stored_state.meta.token_ids), stored_state.meta.num_tokens, 0.0
 
 
 def test_a_machine_follows_the_others_by_itself(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "LIST_SECONDS", 0.05)
     monkeypatch.setattr(replicas, "SHARE", 0)  # a busy machine lists slowly
     with closing(open_store(bucket)) as one, closing(open_store(bucket)) as other:
-        chunk = prompt_chunk(LONG)
-        assert one.put(chunk)
-        wait_until(lambda: other.meta(chunk.meta.id) is not None, "the prompt of the other")
-        assert one.delete(chunk.meta.id)
-        wait_until(lambda: other.meta(chunk.meta.id) is None, "the removal by the other")
+        stored_state = make_prompt_state(LONG)
+        assert one.put(stored_state)
+        wait_until(lambda: other.meta(stored_state.meta.id) is not None, "the prompt of the other")
+        assert one.delete(stored_state.meta.id)
+        wait_until(lambda: other.meta(stored_state.meta.id) is None, "the removal by the other")
 
 
 def test_an_object_that_leaves_between_lookup_and_load_is_a_counted_miss(two: tuple[Store, Store]) -> None:
     one, other = two
-    chunk = prompt_chunk(LONG)
-    assert one.put(chunk)
+    stored_state = make_prompt_state(LONG)
+    assert one.put(stored_state)
     other.catch_up()
     hit = other.find("p", "e", LONG, whole=True)
     assert hit is not None
@@ -171,21 +171,21 @@ def test_an_object_that_leaves_between_lookup_and_load_is_a_counted_miss(two: tu
 
 def test_the_smallest_budget_on_a_prefix_holds_for_all(bucket: str) -> None:
     """What its machine evicts others miss, and count."""
-    chunks = [make_chunk(number, nbytes=10_000) for number in range(4)]
+    stored_states = [make_stored_state(number, nbytes=10_000) for number in range(4)]
     with (
         closing(open_store(bucket, max_bytes=1 << 20, background=False)) as large,
         closing(open_store(bucket, max_bytes=30_000, background=False)) as small,
     ):
-        for chunk in chunks:
-            assert large.put(chunk)
+        for stored_state in stored_states:
+            assert large.put(stored_state)
         assert small.catch_up()
-        assert small.put(make_chunk(4, nbytes=10_000))
+        assert small.put(make_stored_state(4, nbytes=10_000))
         assert small.stats().bytes <= 30_000
-        for chunk in chunks[:3]:
-            assert large.get(chunk.meta.id) is None
+        for stored_state in stored_states[:3]:
+            assert large.get(stored_state.meta.id) is None
         assert (large.stats().misses, large.stats().corrupt) == (3, 0)
         assert large.catch_up()
-        check_whole(large, [chunks[3], make_chunk(4, nbytes=10_000)])
+        check_whole(large, [stored_states[3], make_stored_state(4, nbytes=10_000)])
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "foreign"])
@@ -193,8 +193,8 @@ def test_damaged_and_foreign_objects_are_counted_misses(
     damage: str, two: tuple[Store, Store], s3_server: S3Server, bucket: str
 ) -> None:
     one, other = two
-    chunk = prompt_chunk(LONG)
-    assert one.put(chunk)
+    stored_state = make_prompt_state(LONG)
+    assert one.put(stored_state)
     other.catch_up()
     for path in objects_of(s3_server, bucket):
         held = bytearray(s3_server.request("GET", f"/dejakv/{path}"))
@@ -203,36 +203,36 @@ def test_damaged_and_foreign_objects_are_counted_misses(
         s3_server.request("PUT", f"/dejakv/{path}", new)
     for name in ("segments/notes.txt", "somewhere/else"):
         s3_server.request("PUT", f"/dejakv/{bucket[12:]}/{name}", b"another program's")
-    assert other.get(chunk.meta.id) is None
+    assert other.get(stored_state.meta.id) is None
     assert other.stats().corrupt > 0
     with closing(open_store(bucket, background=False)) as third:
-        assert third.get(chunk.meta.id) is None
-        assert third.put(chunk)
-        check_whole(third, [chunk])
+        assert third.get(stored_state.meta.id) is None
+        assert third.put(stored_state)
+        check_whole(third, [stored_state])
     assert s3_server.request("GET", f"/dejakv/{bucket[12:]}/segments/notes.txt") == b"another program's"
 
 
 def test_vllm_packs_as_well_without_a_folder(bucket: str, s3_server: S3Server) -> None:
-    chunk = prompt_chunk(LONG, width=64)
+    stored_state = make_prompt_state(LONG, width=64)
     own = SimpleNamespace(distributed_executor_backend=None), SimpleNamespace(engine_id=bucket)
     config = SimpleNamespace(parallel_config=own[0], kv_transfer_config=own[1])
     with closing(open_for_vllm(ConnectorSettings(store=bucket, compress=True), config)) as store:
-        assert store.put(chunk)
-        check_whole(store, [chunk])
+        assert store.put(stored_state)
+        check_whole(store, [stored_state])
     sizes = [len(s3_server.request("GET", f"/dejakv/{path}")) for path in objects_of(s3_server, bucket)]
-    assert sum(sizes) < chunk.tensor.nbytes
+    assert sum(sizes) < stored_state.tensor.nbytes
 
 
 @pytest.mark.parametrize("damage", ["", "cut", "flipped", "description"])
 def test_state_is_packed_without_loss(damage: str, bucket: str, s3_server: S3Server) -> None:
     """Machines that pack and machines that do not share a bucket; damage is a counted miss."""
-    chunk, noise = prompt_chunk(LONG, width=64), make_chunk(1, nbytes=200_000)
+    stored_state, noise = make_prompt_state(LONG, width=64), make_stored_state(1, nbytes=200_000)
     with closing(open_store(bucket, compress=True, background=False)) as store:
-        assert store.put(chunk)
+        assert store.put(stored_state)
         assert store.put(noise)
-        check_whole(store, [chunk, noise])
+        check_whole(store, [stored_state, noise])
     held = {path: s3_server.request("GET", f"/dejakv/{path}") for path in objects_of(s3_server, bucket)}
-    assert sum(map(len, held.values())) < chunk.tensor.nbytes + noise.tensor.nbytes, "descriptions included"
+    assert sum(map(len, held.values())) < stored_state.tensor.nbytes + noise.tensor.nbytes, "descriptions included"
     assert [data[:4] for data in held.values()].count(b"\x5d\x2a\x4d\x18") == 1, "neither noise nor what is small"
     for path, data in held.items() if damage else ():
         at = {"cut": -40, "flipped": len(data) // 2, "description": 200}[damage]
@@ -240,11 +240,11 @@ def test_state_is_packed_without_loss(damage: str, bucket: str, s3_server: S3Ser
         s3_server.request("PUT", f"/dejakv/{path}", new)
     with closing(open_store(bucket, background=False)) as other:
         if damage:
-            assert other.get(chunk.meta.id) is None
+            assert other.get(stored_state.meta.id) is None
             assert other.stats().corrupt > 0
         else:
-            check_whole(other, [chunk, noise])
-            later = prompt_chunk((*LONG, 1), width=64)
+            check_whole(other, [stored_state, noise])
+            later = make_prompt_state((*LONG, 1), width=64)
             assert other.put(later)
             check_whole(other, [later])
 
@@ -269,11 +269,11 @@ def test_a_packed_object_that_lies_about_its_size_is_a_counted_miss(
     liar: str, two: tuple[Store, Store], s3_server: S3Server, bucket: str
 ) -> None:
     """And no memory is taken for what it claims. Its size stands in its beginning and in its zstd frame."""
-    store, chunk = two[0], prompt_chunk(LONG, width=64)
+    store, stored_state = two[0], make_prompt_state(LONG, width=64)
     with closing(open_store(bucket, compress=True, background=False)) as packer:
-        assert packer.put(chunk)
+        assert packer.put(stored_state)
     store.catch_up()
-    check_whole(store, [chunk])
+    check_whole(store, [stored_state])
     for path in objects_of(s3_server, bucket):
         held = s3_server.request("GET", f"/dejakv/{path}")
         magic, skipped, size = struct.unpack_from("<IIQ", held)
@@ -309,10 +309,10 @@ def test_a_packed_object_that_lies_about_its_size_is_a_counted_miss(
         s3_server.request("PUT", f"/dejakv/{path}", struct.pack("<IIQ", magic, skipped, claims) + head + body)
     tracemalloc.start()
     try:
-        assert store.get(chunk.meta.id) is None
+        assert store.get(stored_state.meta.id) is None
         assert store.stats().corrupt > 0
         with closing(open_store(bucket, background=False)) as later:
-            assert later.get(chunk.meta.id) is None
+            assert later.get(stored_state.meta.id) is None
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -321,7 +321,7 @@ def test_a_packed_object_that_lies_about_its_size_is_a_counted_miss(
 
 def test_models_and_tenants_on_one_prefix_do_not_see_each_other(two: tuple[Store, Store]) -> None:
     one, other = two
-    mine, theirs = prompt_chunk(LONG, epoch="weights 1"), prompt_chunk(LONG, epoch="weights 2")
+    mine, theirs = make_prompt_state(LONG, epoch="weights 1"), make_prompt_state(LONG, epoch="weights 2")
     assert one.put(mine)
     assert other.put(theirs)
     other.catch_up()
@@ -347,11 +347,11 @@ def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Se
 
 
 def test_a_service_that_is_away_costs_misses_and_nothing_is_forgotten(own_server: S3Server) -> None:
-    chunk, later = prompt_chunk(LONG), make_chunk(1)
+    stored_state, later = make_prompt_state(LONG), make_stored_state(1)
     with closing(open_store("s3://dejakv/cache", background=False)) as store:
-        assert store.put(chunk)
+        assert store.put(stored_state)
         own_server.stop()
-        assert store.get(chunk.meta.id) is None
+        assert store.get(stored_state.meta.id) is None
         assert store.put(later) is False
         assert store.catch_up() is False
         with pytest.raises(StoreError, match="see that the store answers"):
@@ -360,23 +360,23 @@ def test_a_service_that_is_away_costs_misses_and_nothing_is_forgotten(own_server
         assert store.stats().corrupt == 0
         own_server.start()
         wait_until(store.catch_up, "the return of the service")
-        check_whole(store, [chunk])
+        check_whole(store, [stored_state])
         assert store.put(later)
 
 
 def test_copies_in_memory_and_on_disk_serve_while_the_service_is_away(own_server: S3Server, tmp_path: Path) -> None:
-    chunk = prompt_chunk(LONG, width=64)
+    stored_state = make_prompt_state(LONG, width=64)
     url, disk = "s3://dejakv/cache", tmp_path / "disk"
     with closing(open_store(url, disk_dir=disk, background=False)) as store:
-        assert store.put(chunk)
+        assert store.put(stored_state)
     with (
         closing(open_store(url, disk_dir=disk, background=False)) as on_disk,
         closing(open_store(url, memory_bytes=1 << 20, background=False)) as in_memory,
     ):
-        check_whole(in_memory, [chunk])
+        check_whole(in_memory, [stored_state])
         own_server.stop()
-        check_whole(in_memory, [chunk])
-        check_whole(on_disk, [chunk])
+        check_whole(in_memory, [stored_state])
+        check_whole(on_disk, [stored_state])
 
 
 # Copies on disk
@@ -387,38 +387,38 @@ def copies_in(folder: Path) -> list[Path]:
 
 
 def test_copies_on_disk_keep_to_their_budget(bucket: str, tmp_path: Path) -> None:
-    chunks = [make_chunk(number, nbytes=10_000) for number in range(8)]
+    stored_states = [make_stored_state(number, nbytes=10_000) for number in range(8)]
     with closing(open_store(bucket, disk_dir=tmp_path, disk_bytes=50_000, background=False)) as store:
-        for chunk in chunks:
-            assert store.put(chunk)
+        for stored_state in stored_states:
+            assert store.put(stored_state)
             assert sum(path.stat().st_size for path in copies_in(tmp_path)) <= 50_000
         assert copies_in(tmp_path)
-        check_whole(store, chunks)
+        check_whole(store, stored_states)
         assert sum(path.stat().st_size for path in copies_in(tmp_path)) <= 50_000
-        assert store.put(make_chunk(9, nbytes=60_000)), "larger than all copies may be"
+        assert store.put(make_stored_state(9, nbytes=60_000)), "larger than all copies may be"
 
 
 def test_a_damaged_copy_is_read_from_the_bucket(bucket: str, tmp_path: Path) -> None:
-    chunk = prompt_chunk(LONG)
+    stored_state = make_prompt_state(LONG)
     with closing(open_store(bucket, disk_dir=tmp_path, background=False)) as store:
-        assert store.put(chunk)
+        assert store.put(stored_state)
         for path in copies_in(tmp_path):
             path.write_bytes(path.read_bytes()[:-8] + b"damaged!")
-        check_whole(store, [chunk])
+        check_whole(store, [stored_state])
         assert store.stats().corrupt == 0
 
 
 @pytest.mark.parametrize("index", ["kept", "lost"])
 def test_copies_of_what_was_purged_elsewhere_leave(bucket: str, tmp_path: Path, index: str) -> None:
-    chunk = prompt_chunk(LONG)
+    stored_state = make_prompt_state(LONG)
     with closing(open_store(bucket, disk_dir=tmp_path, background=False)) as store:
-        assert store.put(chunk)
+        assert store.put(stored_state)
     with closing(open_store(bucket, background=False)) as other:
         assert other.purge(Selection()).prompts == 1
     for file in tmp_path.glob("catalog.sqlite*") if index == "lost" else ():
         file.unlink()
     with closing(open_store(bucket, disk_dir=tmp_path, background=False)) as again:
-        assert again.meta(chunk.meta.id) is None
+        assert again.meta(stored_state.meta.id) is None
         assert copies_in(tmp_path) == []
 
 
@@ -538,7 +538,7 @@ def test_services_that_cannot_serve_are_named_at_the_start(
                 open_store("s3://dejakv/cache")
             return
         with closing(open_store("s3://dejakv/cache", background=False)) as store:
-            assert store.put(prompt_chunk(LONG)) is False
+            assert store.put(make_prompt_state(LONG)) is False
             assert store.stats().refused == {"full": 1}
         assert "is full: its content is served" in caplog.text
     finally:
@@ -559,35 +559,54 @@ def test_the_address_is_taken_everywhere(bucket: str) -> None:
 
 
 def test_ranks_are_below_a_store(bucket: str) -> None:
-    from dejakv.store.open import purge_place, stores_in
+    from dejakv.store.open import find_stores, purge_place
 
     for rank in range(2):
         with closing(open_store(f"{bucket}/tp-{rank}-of-2", background=False)) as store:
-            assert store.put(make_chunk(rank))
-    assert list(stores_in(bucket)) == [f"{bucket}/tp-0-of-2", f"{bucket}/tp-1-of-2"]
+            assert store.put(make_stored_state(rank))
+    assert list(find_stores(bucket)) == [f"{bucket}/tp-0-of-2", f"{bucket}/tp-1-of-2"]
     assert purge_place(bucket) == 2
     with closing(open_store(f"{bucket}/tp-0-of-2", background=False)) as store:
         assert ids(store) == set()
 
 
+@pytest.mark.parametrize("call", ["list_with_delimiter", "delete"])
+def test_a_purge_that_the_service_breaks_off_says_so(bucket: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    import obstore.store
+
+    from dejakv.store.open import purge_place
+
+    with closing(open_store(bucket, background=False)) as store:
+        assert store.put(make_stored_state(1))
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(obstore.store.S3Store, call, failing)
+        with pytest.raises(StoreError, match=r"was not emptied, since its service fails .*purge again"):
+            purge_place(bucket)
+    assert purge_place(bucket) == 1
+
+
 def test_parts_of_long_prompts_come_from_a_bucket_one_by_one(two: tuple[Store, Store]) -> None:
     one, other = two
-    chunk = prompt_chunk(range(1000), width=16)
-    assert one.put(chunk)
+    stored_state = make_prompt_state(range(1000), width=16)
+    assert one.put(stored_state)
     other.catch_up()
-    parts = other.get_parts(chunk.meta.id, [(300, 310)]) or ()
+    parts = other.get_parts(stored_state.meta.id, [(300, 310)]) or ()
     assert [(part.first, part.stop) for part in parts] == [(256, 512)]
     found = joined(parts, 300, 310)
     assert found is not None
-    np.testing.assert_array_equal(found.data, chunk.tensor.data[:, :, :, 300:310])
+    np.testing.assert_array_equal(found.data, stored_state.tensor.data[:, :, :, 300:310])
 
 
 def test_a_service_that_fails_is_left_alone_and_asked_again(bucket: str, s3_server: S3Server) -> None:
     """Each of many lookups would wait for it otherwise."""
-    chunk, asked = prompt_chunk(LONG), []
+    stored_state, asked = make_prompt_state(LONG), []
 
     with closing(open_store(bucket, background=False)) as store:
-        assert store.put(chunk)
+        assert store.put(stored_state)
         real = store._objects._objects._store
 
         class Failing:
@@ -597,11 +616,11 @@ def test_a_service_that_fails_is_left_alone_and_asked_again(bucket: str, s3_serv
 
         store._objects._objects._store = Failing()
         for _ in range(20):
-            assert store.get(chunk.meta.id) is None
+            assert store.get(stored_state.meta.id) is None
         assert len(asked) == FAILURES
         store._objects._objects._store = real
-        wait_until(lambda: store.get(chunk.meta.id) is not None, "the next try")
-        check_whole(store, [chunk])
+        wait_until(lambda: store.get(stored_state.meta.id) is not None, "the next try")
+        check_whole(store, [stored_state])
         assert store.stats().corrupt == 0
 
 
@@ -637,9 +656,9 @@ def test_a_bucket_that_takes_nothing_or_keeps_everything(
     from obstore.exceptions import GenericError
 
     one, other = two
-    chunk, later = prompt_chunk(LONG), make_chunk(1)
-    assert one.put(chunk)
-    real = one._far._objects._store  # type: ignore[union-attr]
+    stored_state, later = make_prompt_state(LONG), make_stored_state(1)
+    assert one.put(stored_state)
+    real = one._remote._objects._store  # type: ignore[union-attr]
 
     class Stubborn:
         def __getattr__(self, name: str) -> Any:
@@ -648,28 +667,28 @@ def test_a_bucket_that_takes_nothing_or_keeps_everything(
             return getattr(real, name)
 
     locked = False
-    one._far._objects._store = Stubborn()  # type: ignore[union-attr]
+    one._remote._objects._store = Stubborn()  # type: ignore[union-attr]
     assert one.put(later) is False
     assert (one.stats().refused, one.stats().corrupt) == ({reason: 1}, 0)
     locked = True
     with pytest.raises(StoreError, match="entries could not be removed"):
         one.purge(Selection())
     assert ids(one) == set(), "nobody finds it here"
-    one._far._objects._store = real  # type: ignore[union-attr]
+    one._remote._objects._store = real  # type: ignore[union-attr]
     wait_until(lambda: other.catch_up() and ids(other) == set(), "the removal by another machine")
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_clocks_that_are_an_hour_off(bucket: str, hours: int) -> None:
     """What lives for ever is served whatever they say. What has a lifetime is a miss where it seems over, or of the future."""
-    lasting, brief = prompt_chunk(LONG), prompt_chunk(range(700, 900), ttl=600.0, created=0.0)
+    lasting, brief = make_prompt_state(LONG), make_prompt_state(range(700, 900), ttl=600.0, created=0.0)
     with (
         closing(open_store(bucket, background=False, clock=lambda: time.time() + 3600 * hours)) as wrong,
         closing(open_store(bucket, background=False)) as right,
     ):
         for mine, other in ((wrong, right), (right, wrong)):
-            for chunk in (lasting, brief):
-                assert mine.put(chunk)
+            for stored_state in (lasting, brief):
+                assert mine.put(stored_state)
             check_whole(mine, [lasting, brief])
             assert other.catch_up()
             check_whole(other, [lasting])

@@ -12,7 +12,7 @@ import pytest
 from dejakv.errors import StoreError
 from dejakv.store import purge_folder
 from dejakv.store.open import open_store
-from dejakv.testing import make_chunk
+from dejakv.testing import make_stored_state
 
 MARKER = "dejakv-store.json"
 
@@ -63,7 +63,7 @@ def test_a_users_folder_is_refused_and_left_as_it_is(tmp_path: Path, name: str, 
 @pytest.mark.parametrize("part", ["segments", "temporary", MARKER, "catalog.sqlite", "catalog.sqlite-wal"])
 def test_a_store_whose_part_became_a_link_is_refused(tmp_path: Path, part: str) -> None:
     store = open_store(tmp_path / "store")
-    store.put(make_chunk(1))
+    store.put(make_stored_state(1))
     store.close()
     elsewhere, path = tmp_path / "elsewhere", tmp_path / "store" / part
     if path.exists():
@@ -79,18 +79,18 @@ def test_a_store_whose_part_became_a_link_is_refused(tmp_path: Path, part: str) 
 
 def test_a_link_that_appears_in_an_open_store_is_not_followed(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
-    chunk = make_chunk(1)
-    assert store.put(chunk)
+    stored_state = make_stored_state(1)
+    assert store.put(stored_state)
     (group,) = (tmp_path / "store" / "segments").iterdir()
     group.rename(tmp_path / "elsewhere")
     group.symlink_to(tmp_path / "elsewhere")
     (tmp_path / "home").mkdir()
     (tmp_path / "store" / "quarantine").symlink_to(tmp_path / "home")
     before = contents(tmp_path / "elsewhere")
-    assert store.get(chunk.meta.id) is None
+    assert store.get(stored_state.meta.id) is None
     assert (store.stats().corrupt, store.stats().misses, store.stats().entries) == (1, 1, 0)
     assert store.clear() == 0
-    assert store.put(chunk), "in another folder"
+    assert store.put(stored_state), "in another folder"
     assert contents(tmp_path / "elsewhere") == before
     store.close()
     open_store(tmp_path / "store").close()
@@ -104,11 +104,11 @@ def test_a_folder_given_as_a_link_is_resolved_once(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "real")
     store = open_store(link)
-    assert store.put(make_chunk(1))
+    assert store.put(make_stored_state(1))
     link.unlink()
     link.symlink_to(tmp_path)
-    assert store.put(make_chunk(2))
-    assert store.get(make_chunk(1).meta.id) is not None
+    assert store.put(make_stored_state(2))
+    assert store.get(make_stored_state(1).meta.id) is not None
     store.close()
     assert (tmp_path / "real" / MARKER).is_file()
     link.unlink()
@@ -127,7 +127,7 @@ def test_a_folder_given_as_a_link_is_resolved_once(tmp_path: Path) -> None:
 )
 def test_a_marker_of_another_format_is_refused_with_the_remedy(tmp_path: Path, said: str, remedy: str) -> None:
     store = open_store(tmp_path / "store")
-    store.put(make_chunk(1))
+    store.put(make_stored_state(1))
     store.close()
     (tmp_path / "store" / MARKER).write_bytes(said.encode("utf-8", "surrogateescape"))
     before = contents(tmp_path)
@@ -140,8 +140,8 @@ def test_a_marker_of_another_format_is_refused_with_the_remedy(tmp_path: Path, s
 def test_a_store_that_lost_its_marker_is_left_alone_until_it_has_one_again(tmp_path: Path) -> None:
     """What the error of a damaged marker says."""
     store = open_store(tmp_path / "store")
-    chunk = make_chunk(1)
-    store.put(chunk)
+    stored_state = make_stored_state(1)
+    store.put(stored_state)
     store.close()
     (tmp_path / "store" / MARKER).unlink()
     before = contents(tmp_path)
@@ -152,7 +152,7 @@ def test_a_store_that_lost_its_marker_is_left_alone_until_it_has_one_again(tmp_p
     (tmp_path / "store" / MARKER).write_text('{"format": 3}')
     (tmp_path / "store" / MARKER).chmod(0o600)
     again = open_store(tmp_path / "store")
-    assert again.get(chunk.meta.id) is not None
+    assert again.get(stored_state.meta.id) is not None
     again.close()
 
 
@@ -162,7 +162,7 @@ def test_a_process_killed_while_it_made_a_store_leaves_no_obstacle(tmp_path: Pat
     open_store(tmp_path / "store").close()
     (tmp_path / "store" / "catalog.sqlite").unlink()
     store = open_store(tmp_path / "store")
-    assert store.put(make_chunk(1))
+    assert store.put(make_stored_state(1))
     assert store.stats().corrupt == 0
     store.close()
 
@@ -171,8 +171,8 @@ def test_a_process_killed_while_it_made_a_store_leaves_no_obstacle(tmp_path: Pat
 def test_what_somebody_else_may_have_written_is_not_read(tmp_path: Path, part: str) -> None:
     """A folder that was once open to all keeps what others put there."""
     store = open_store(tmp_path / "store")
-    chunk = make_chunk(1)
-    store.put(chunk)
+    stored_state = make_stored_state(1)
+    store.put(stored_state)
     store.close()
     file = next((tmp_path / "store" / "segments").glob("*/*"))
     os.chmod(file if part == "file" else tmp_path / "store" / part, 0o777)
@@ -183,7 +183,7 @@ def test_what_somebody_else_may_have_written_is_not_read(tmp_path: Path, part: s
         return
     again = open_store(tmp_path / "store")
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
-    assert again.get(chunk.meta.id) is None
+    assert again.get(stored_state.meta.id) is None
     assert again.stats().corrupt == 1
     again.close()
 
@@ -191,10 +191,10 @@ def test_what_somebody_else_may_have_written_is_not_read(tmp_path: Path, part: s
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away needs root")
 def test_what_belongs_to_somebody_else_is_not_read(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
-    store.put(make_chunk(1))
+    store.put(make_stored_state(1))
     file = next((tmp_path / "store" / "segments").glob("*/*"))
     os.chown(file, 1234, 1234)
-    assert store.get(make_chunk(1).meta.id) is None
+    assert store.get(make_stored_state(1).meta.id) is None
     assert store.stats().corrupt == 1
     store.close()
     os.chown(tmp_path / "store" / "catalog.sqlite", 1234, 1234)

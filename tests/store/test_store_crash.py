@@ -12,17 +12,17 @@ import pytest
 from dejakv.errors import StoreError
 from dejakv.store import Store, open_store
 from dejakv.store.selection import Selection
-from dejakv.testing.chunks import check_whole, make_chunk, prompt_chunk
+from dejakv.testing.stored_states import check_whole, make_prompt_state, make_stored_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
-GONE = [prompt_chunk(range(first, first + 600), ttl=60.0, created=1000.0) for first in (1000, 2000)]
-STAYS = prompt_chunk(range(5000, 5100), partition="q", created=1000.0)
+GONE = [make_prompt_state(range(first, first + 600), ttl=60.0, created=1000.0) for first in (1000, 2000)]
+STAYS = make_prompt_state(range(5000, 5100), partition="q", created=1000.0)
 REMOVALS: dict[str, Callable[[Store], object]] = {
     "delete": lambda store: store.delete(GONE[0].meta.id),
     "clear": lambda store: store.clear("p"),
     "purge": lambda store: store.purge(Selection("p")),
-    "eviction": lambda store: store.put(make_chunk(partition="q", created=1000.0)),
+    "eviction": lambda store: store.put(make_stored_state(partition="q", created=1000.0)),
     "expiry": lambda store: store.sweep(),
 }
 
@@ -62,8 +62,8 @@ def rows_and_files(folder: Path) -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize("removal", REMOVALS)
 def test_rows_leave_before_their_files(tmp_path: Path, removal: str, before: bool) -> None:
     store = opened(tmp_path, [1000.0])
-    for chunk in (*GONE, STAYS):
-        assert store.put(chunk)
+    for stored_state in (*GONE, STAYS):
+        assert store.put(stored_state)
     store.close()
     killed_at_the_first_file(tmp_path, removal, before=before)
     rows, files = rows_and_files(tmp_path)
@@ -73,18 +73,18 @@ def test_rows_leave_before_their_files(tmp_path: Path, removal: str, before: boo
     assert rows == files, "what was leaving has left"
     assert again.stats().corrupt == 0
     left = GONE[:1] if removal in ("delete", "eviction") else GONE
-    for chunk in left:
-        assert again.get(chunk.meta.id) is None
-        assert removal == "eviction" or again.find("p", "e", chunk.meta.token_ids) is None, "nothing comes back"
-    check_whole(again, [chunk for chunk in (*GONE, STAYS) if chunk not in left])
+    for stored_state in left:
+        assert again.get(stored_state.meta.id) is None
+        assert removal == "eviction" or again.find("p", "e", stored_state.meta.token_ids) is None, "nothing comes back"
+    check_whole(again, [stored_state for stored_state in (*GONE, STAYS) if stored_state not in left])
     again.close()
 
 
 def test_files_that_cannot_leave_now_leave_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their entries are gone; a purge says that it has not removed them, until it has."""
     store = opened(tmp_path, [1000.0])
-    for chunk in (*GONE, STAYS):
-        assert store.put(chunk)
+    for stored_state in (*GONE, STAYS):
+        assert store.put(stored_state)
 
     def fail(*_: object, **__: object) -> None:
         raise PermissionError(13, "not allowed")
@@ -95,8 +95,8 @@ def test_files_that_cannot_leave_now_leave_later(tmp_path: Path, monkeypatch: py
         for _ in range(2):
             with pytest.raises(StoreError, match="could not be removed"):
                 store.purge(Selection("p"))
-        assert store.put(make_chunk(created=1000.0)), "what leaves does not stand in the way of what comes"
-    assert [store.get(chunk.meta.id) for chunk in GONE] == [None, None]
+        assert store.put(make_stored_state(created=1000.0)), "what leaves does not stand in the way of what comes"
+    assert [store.get(stored_state.meta.id) for stored_state in GONE] == [None, None]
     store.purge(Selection("p"))
     rows, files = rows_and_files(tmp_path)
     assert rows == files

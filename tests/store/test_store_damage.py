@@ -9,14 +9,14 @@ import pytest
 
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
-from dejakv.testing.chunks import make_chunk, same_bits
+from dejakv.testing.stored_states import make_stored_state, same_bits
 
 LARGE = 3 << 20
 
 
-def chunk_file(folder: Path, number: int) -> Path:
-    """The file of a chunk, found by its id, which the header names."""
-    id = make_chunk(number).meta.id.encode()
+def state_file(folder: Path, number: int) -> Path:
+    """The file of a stored state, found by its id, which the header names."""
+    id = make_stored_state(number).meta.id.encode()
     return next(path for path in (folder / "segments").glob("*/*") if path.is_file() and id in path.read_bytes()[:1500])
 
 
@@ -24,15 +24,15 @@ def chunk_file(folder: Path, number: int) -> Path:
 def store(tmp_path: Path) -> Iterator[Store]:
     store = open_store(tmp_path / "store")
     for number in range(3):
-        assert store.put(make_chunk(number))
+        assert store.put(make_stored_state(number))
     yield store
     store.close()
 
 
 def expect_set_aside(store: Store, number: int) -> None:
     gone: list[str] = []
-    store.on_evict(gone.append)
-    id = make_chunk(number).meta.id
+    store.listen(removed=gone.append)
+    id = make_stored_state(number).meta.id
     before = store.stats()
     assert store.get(id) is None
     after = store.stats()
@@ -43,10 +43,10 @@ def expect_set_aside(store: Store, number: int) -> None:
     assert store.get(id) is None
     assert store.stats().corrupt == after.corrupt
     for other in {0, 1, 2} - {number}:
-        found = store.get(make_chunk(other).meta.id)
+        found = store.get(make_stored_state(other).meta.id)
         assert found is not None
-        assert same_bits(found.tensor, make_chunk(other).tensor)
-    assert store.put(make_chunk(number))
+        assert same_bits(found.tensor, make_stored_state(other).tensor)
+    assert store.put(make_stored_state(number))
     assert store.get(id) is not None
 
 
@@ -67,35 +67,35 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     **{f"flipped at {where}": flipped_at(where) for where in (0.0, 0.01, 0.05, 0.3, 0.6, 0.9, 0.9999)},
     **{f"cut to {length}": cut_to(length) for length in (0, 5, 100, 3000)},
     "missing": Path.unlink,
-    "of another chunk": lambda path: path.write_bytes(chunk_file(path.parents[2], 2).read_bytes()),
+    "of another state": lambda path: path.write_bytes(state_file(path.parents[2], 2).read_bytes()),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_one_counted_miss(store: Store, tmp_path: Path, damage: str) -> None:
-    DAMAGES[damage](chunk_file(tmp_path / "store", 1))
+    DAMAGES[damage](state_file(tmp_path / "store", 1))
     expect_set_aside(store, 1)
 
 
-def test_a_large_chunk_is_mapped_and_survives_its_eviction(tmp_path: Path) -> None:
+def test_a_large_state_is_mapped_and_survives_its_eviction(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store", max_entries=1)
-    chunk = make_chunk(0, nbytes=LARGE)
-    store.put(chunk)
-    found = store.get(chunk.meta.id)
+    stored_state = make_stored_state(0, nbytes=LARGE)
+    store.put(stored_state)
+    found = store.get(stored_state.meta.id)
     assert found is not None
-    assert store.put(make_chunk(1))
-    assert list((tmp_path / "store" / "segments").glob("*/*")) == [chunk_file(tmp_path / "store", 1)]
-    assert same_bits(found.tensor, chunk.tensor)
+    assert store.put(make_stored_state(1))
+    assert list((tmp_path / "store" / "segments").glob("*/*")) == [state_file(tmp_path / "store", 1)]
+    assert same_bits(found.tensor, stored_state.tensor)
     store.close()
-    assert same_bits(found.tensor, chunk.tensor)
+    assert same_bits(found.tensor, stored_state.tensor)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "sparse", "link", "dangling link"])
-def test_what_is_no_file_of_ours_is_not_read_and_the_chunk_can_be_stored_again(
+def test_what_is_no_file_of_ours_is_not_read_and_the_state_can_be_stored_again(
     store: Store, tmp_path: Path, kind: str
 ) -> None:
     """A pipe would be waited for, 200 GB of nothing mapped, a link followed."""
-    path = chunk_file(tmp_path / "store", 1)
+    path = state_file(tmp_path / "store", 1)
     (tmp_path / "elsewhere").write_bytes(path.read_bytes())
     if kind == "sparse":
         os.truncate(path, 200 << 30)
@@ -113,18 +113,18 @@ def test_what_is_no_file_of_ours_is_not_read_and_the_chunk_can_be_stored_again(
     assert (tmp_path / "elsewhere").exists()
 
 
-def test_a_log_handler_that_keeps_records_holds_no_damaged_chunk(
+def test_a_log_handler_that_keeps_records_holds_no_damaged_state(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exception in a record would hold the frames that read the chunk, and with them its map and an open file."""
+    """An exception in a record would hold the frames that read the stored state, and with them its map and an open file."""
     store = open_store(tmp_path / "store")
-    assert store.put(make_chunk(0, nbytes=LARGE))
-    path = chunk_file(tmp_path / "store", 0)
+    assert store.put(make_stored_state(0, nbytes=LARGE))
+    path = state_file(tmp_path / "store", 0)
     with path.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
     inode = path.stat().st_ino
-    assert store.get(make_chunk(0).meta.id) is None
+    assert store.get(make_stored_state(0).meta.id) is None
     assert "checksum differs" in caplog.text
     gc.collect()
     mapped = {int(line.split()[4]) for line in Path("/proc/self/maps").read_text().splitlines()}

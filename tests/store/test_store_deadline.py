@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.asking import EXACT, request, uncached, wordings
+from tests.documents import EXACT, request, uncached, wordings
 from tests.services import wait_until
 
 from dejakv.cache import HierarchicalCache
 from dejakv.decide.levels.exact import ExactTextCache
-from dejakv.decide.levels.fusion import FusionCache, FusionState
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.base import LATE
 from dejakv.pipeline import Pipeline
+from dejakv.prototypes.fusion import FusionCache, FusionState
 from dejakv.store import Store
 from dejakv.store.objects import Bytes, MemoryObjects, ObjectMissing
 from dejakv.store.remote.health import AT_ONCE, LinkTiming
 from dejakv.store.remote.tiers import TieredObjects
-from dejakv.testing.chunks import check_whole, prompt_chunk
+from dejakv.testing.stored_states import check_whole, make_prompt_state
 
 LONG = range(600)
 
@@ -77,29 +77,29 @@ def opened(far: Far, memory_bytes: int = 0) -> Any:
 
 
 def test_a_read_is_given_up_at_its_deadline_and_serves_the_next(far: Far) -> None:
-    chunk = prompt_chunk(LONG)
+    stored_state = make_prompt_state(LONG)
     with opened(far, 1 << 24) as store:
-        assert store.put(chunk)
-        assert store.away(chunk.meta.id) > 0
+        assert store.put(stored_state)
+        assert store.remote_read_seconds(stored_state.meta.id) > 0
         for _ in range(3):
-            assert store.get(chunk.meta.id, time.monotonic()) is None
+            assert store.get(stored_state.meta.id, time.monotonic()) is None
         assert len(far.asked) == len(set(far.asked)) == 3, "each segment once, all at the same time"
         stats = store.stats("p")
         assert (stats.late, stats.misses, stats.hits, stats.corrupt, stats.entries) == (3, 3, 0, 0, 1)
         far.answers.set()
-        wait_until(lambda: store.away(chunk.meta.id) == 0, "the copies in memory")
-        check_whole(store, [chunk])
+        wait_until(lambda: store.remote_read_seconds(stored_state.meta.id) == 0, "the copies in memory")
+        check_whole(store, [stored_state])
         assert len(far.asked) == 3
 
 
 def test_copies_that_leave_for_what_is_read_beside_them_are_not_read_again(far: Far) -> None:
-    chunk = prompt_chunk(LONG)
+    stored_state = make_prompt_state(LONG)
     far.answers.set()
-    with opened(far, chunk.tensor.nbytes * 3 // 4) as store:  # room for one segment of three
-        assert store.put(chunk)
+    with opened(far, stored_state.tensor.nbytes * 3 // 4) as store:  # room for one segment of three
+        assert store.put(stored_state)
         for _ in range(2):
             far.asked.clear()
-            assert store.get(chunk.meta.id) is not None
+            assert store.get(stored_state.meta.id) is not None
             assert len(far.asked) == len(set(far.asked))
 
 
@@ -112,12 +112,12 @@ def test_what_was_removed_between_finding_and_reading_is_missing(far: Far) -> No
 def test_a_put_asks_for_nothing_while_lookups_wait_for_it(far: Far) -> None:
     """A catalog in memory has one connection."""
     with opened(far) as store:
-        assert store.put(prompt_chunk(LONG))
+        assert store.put(make_prompt_state(LONG))
     assert not far.heads
 
 
 def test_lookups_do_not_wait_while_rows_that_prompts_share_are_stored_anew(far: Far) -> None:
-    whole, part = prompt_chunk(LONG), prompt_chunk([*LONG[:100], 1, 2, 3])
+    whole, part = make_prompt_state(LONG), make_prompt_state([*LONG[:100], 1, 2, 3])
     far.answers.set()
     far.removes.set()
     with opened(far) as store, ThreadPoolExecutor(2) as threads:
@@ -139,12 +139,12 @@ def test_lookups_do_not_wait_while_rows_that_prompts_share_are_stored_anew(far: 
 
 
 def test_a_request_does_not_wait_for_a_removal(far: Far) -> None:
-    chunk = prompt_chunk(LONG)
+    stored_state = make_prompt_state(LONG)
     far.answers.set()
     with closing(Store(TieredObjects(far, 0, "read"))) as store:
-        assert store.put(chunk)
+        assert store.put(stored_state)
         MemoryObjects.delete(far, list(far.list()))  # by another machine
-        assert store.get(chunk.meta.id) is None
+        assert store.get(stored_state.meta.id) is None
         assert far.removing.wait(60)
         far.removes.set()
 
@@ -190,7 +190,7 @@ def test_state_that_comes_too_late_is_computed(far: Far, docs_engine: Any, asked
         again = pipeline.answer(wanted)
         assert (again.record.method, again.token_ids) == ("none", truth.token_ids)
         assert (len(far.asked), store.stats().late) == (known, 1), "not asked"
-        store._far._link = LinkTiming()
+        store._remote._link = LinkTiming()
         far.answers.set()
         hit = pipeline.answer(wanted)
         assert hit.record.method == {"equal": "exact", "longer": "prefix", "copied": "blend"}[asked]
@@ -208,11 +208,11 @@ def test_encoder_and_fusion_outputs_have_deadlines(far: Far) -> None:
         assert fusion.save(states)
         with VisualKVCache(disk=store) as other:
             assert other.view("an encoder").lookup("ab" * 32) is None
-            store._far._link = LinkTiming()
+            store._remote._link = LinkTiming()
             assert fusion.load("c", 0.05) is None
             assert store.stats().late == 2
             known = len(far.asked)
-            store._far._link.read(1, 10, 3600.0)
+            store._remote._link.read(1, 10, 3600.0)
             assert other.view("an encoder").lookup("ab" * 32) is None
             assert fusion.load("c", 0.05) is None
             assert (len(far.asked), store.stats().late, store.stats().corrupt) == (known, 2, 0), "not asked"

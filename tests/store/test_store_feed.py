@@ -20,14 +20,14 @@ from tests.services import ValkeyServer, wait_until
 from dejakv.engines.vllm.settings import EncoderSettings
 from dejakv.errors import ConfigError, StoreError
 from dejakv.store import Store, open_store
-from dejakv.store.base import KV, NUMPY_DTYPES, Tensor
-from dejakv.store.keys import PrefixKeys, ends_of
+from dejakv.store.base import KV, NUMPY_DTYPES, RawTensor
+from dejakv.store.prefix_keys import PrefixKeys, ends_of
 from dejakv.store.remote import feed, health, replicas
 from dejakv.store.remote.bucket import BucketObjects
 from dejakv.store.remote.health import FAILURES
-from dejakv.store.segment import described, encode
+from dejakv.store.segment import encode, read_description
 from dejakv.store.selection import Selection
-from dejakv.testing.chunks import PREAMBLE, check_whole, ids, prompt_chunk
+from dejakv.testing.stored_states import PREAMBLE, check_whole, ids, make_prompt_state
 
 pytestmark = pytest.mark.slow  # with real services
 
@@ -55,17 +55,17 @@ def machines(bucket: str, url: str) -> Iterator[tuple[Store, Store]]:
         yield one, other
 
 
-def knows(store: Store, *chunks: object) -> bool:
-    return ids(store) == {chunk.meta.id for chunk in chunks}  # type: ignore[attr-defined]
+def knows(store: Store, *stored_states: object) -> bool:
+    return ids(store) == {stored_state.meta.id for stored_state in stored_states}  # type: ignore[attr-defined]
 
 
 def test_what_one_stores_and_removes_the_others_know(bucket: str, valkey_server: ValkeyServer) -> None:
-    first, second = prompt_chunk(LONG), prompt_chunk((*LONG, 1))
+    first, second = make_prompt_state(LONG), make_prompt_state((*LONG, 1))
     with machines(bucket, valkey_server.url) as (one, other):
         came: list[str] = []
         left: list[str] = []
-        other.on_arrival(came.append)
-        other.on_evict(left.append)
+        other.listen(arrived=came.append)
+        other.listen(removed=left.append)
         assert one.put(first)
         wait_until(lambda: knows(other, first), "the prompt of the other")
         check_whole(other, [first])
@@ -83,55 +83,55 @@ def test_what_one_stores_and_removes_the_others_know(bucket: str, valkey_server:
 
 def test_what_was_told_while_the_feed_was_away_is_known_after_its_return(bucket: str, server: ValkeyServer) -> None:
     """The server comes back without what it held."""
-    chunks = [prompt_chunk((*LONG, number)) for number in range(4)]
+    stored_states = [make_prompt_state((*LONG, number)) for number in range(4)]
     with machines(bucket, server.url) as (one, other):
-        assert one.put(chunks[0])
-        wait_until(lambda: knows(other, chunks[0]), "the first prompt")
+        assert one.put(stored_states[0])
+        wait_until(lambda: knows(other, stored_states[0]), "the first prompt")
         server.stop()
-        assert one.put(chunks[1])
-        check_whole(one, chunks[:2])
-        check_whole(other, chunks[:1])
-        assert one.delete(chunks[0].meta.id)
+        assert one.put(stored_states[1])
+        check_whole(one, stored_states[:2])
+        check_whole(other, stored_states[:1])
+        assert one.delete(stored_states[0].meta.id)
         server.start()
-        wait_until(lambda: knows(other, chunks[1]), "what happened meanwhile")
-        assert other.put(chunks[2])
-        wait_until(lambda: knows(one, *chunks[1:3]), "what happens now")
+        wait_until(lambda: knows(other, stored_states[1]), "what happened meanwhile")
+        assert other.put(stored_states[2])
+        wait_until(lambda: knows(one, *stored_states[1:3]), "what happens now")
 
 
 def test_a_gap_in_the_stream_is_filled_by_a_listing(
     bucket: str, valkey_server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream holds a few events, and one machine sleeps while more are told."""
-    monkeypatch.setattr(feed, "_KEPT", 2)
-    chunks = [prompt_chunk((*LONG, number)) for number in range(3)]
+    monkeypatch.setattr(feed, "_STREAM_EVENTS", 2)
+    stored_states = [make_prompt_state((*LONG, number)) for number in range(3)]
     with closing(open_store(bucket, feed=valkey_server.url, background=False)) as sleeper:
         told = sleeper._feed
         assert told is not None
         with closing(open_store(bucket, feed=valkey_server.url)) as one:
-            assert one.put(chunks[0])
-            heard = told.hear()
+            assert one.put(stored_states[0])
+            heard = told.receive()
             assert heard is not None
             assert len(heard[0]) > 0
-            for chunk in chunks[1:]:
-                assert one.put(chunk)
+            for stored_state in stored_states[1:]:
+                assert one.put(stored_state)
             told._client.xtrim(told._stream, maxlen=1, approximate=False)
-        assert told.hear() is None
+        assert told.receive() is None
         assert sleeper.catch_up()
-        check_whole(sleeper, chunks)
-        assert told.hear() == ({}, set(), [])
+        check_whole(sleeper, stored_states)
+        assert told.receive() == ({}, set(), [])
 
 
 def test_more_than_can_be_kept_until_the_return_is_listed(
     bucket: str, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "_UNSENT", 3)
-    chunks = [prompt_chunk((*LONG, number)) for number in range(3)]
+    stored_states = [make_prompt_state((*LONG, number)) for number in range(3)]
     with machines(bucket, server.url) as (one, other):
         server.stop()
-        for chunk in chunks:
-            assert one.put(chunk)
+        for stored_state in stored_states:
+            assert one.put(stored_state)
         server.start()
-        wait_until(lambda: knows(other, *chunks), "all of them")
+        wait_until(lambda: knows(other, *stored_states), "all of them")
 
 
 def test_nobody_waits_again_and_again_for_a_feed_that_does_not_answer(
@@ -140,37 +140,37 @@ def test_nobody_waits_again_and_again_for_a_feed_that_does_not_answer(
     """And what was stored meanwhile is told after its return."""
     monkeypatch.setattr(health, "FIRST_PAUSE", 3600.0)
     monkeypatch.setattr(health, "LONGEST_PAUSE", 3600.0)
-    chunks = [prompt_chunk((*LONG, number)) for number in range(4)]
+    stored_states = [make_prompt_state((*LONG, number)) for number in range(4)]
     with closing(Proxy(int(valkey_server.url[:-2].rpartition(":")[2]))) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}/0"
         with closing(open_store(bucket, feed=url, background=False)) as one:
             told = one._feed
             assert told is not None
             proxy.faults = Faults(lost=1.0)
-            for chunk in chunks:
-                assert one.put(chunk)
-            assert one.delete(chunks[0].meta.id)
+            for stored_state in stored_states:
+                assert one.put(stored_state)
+            assert one.delete(stored_states[0].meta.id)
             assert proxy.done["lost"] == FAILURES
             assert one.stats().feed_away_seconds > 0
             proxy.faults = CALM
             with closing(open_store(bucket, feed=valkey_server.url)) as other:
-                assert knows(other, *chunks[1:])
-                assert one.put(chunks[0])
-                told.hear()
-                told.tell(feed.USED, ())
-                wait_until(lambda: knows(other, *chunks), "the news")
+                assert knows(other, *stored_states[1:])
+                assert one.put(stored_states[0])
+                told.receive()
+                told.publish(feed.USED, ())
+                wait_until(lambda: knows(other, *stored_states), "the news")
             assert one.stats().feed_away_seconds == 0
 
 
 def test_nobody_removes_what_another_removed(bucket: str, valkey_server: ValkeyServer) -> None:
     """Machines would tell each other of one removal for ever."""
-    chunk = prompt_chunk(LONG)
+    stored_state = make_prompt_state(LONG)
     with machines(bucket, valkey_server.url) as (one, other):
-        assert one.put(chunk)
-        wait_until(lambda: knows(other, chunk), "the prompt")
+        assert one.put(stored_state)
+        wait_until(lambda: knows(other, stored_state), "the prompt")
         assert one.purge(Selection()).prompts == 1
         wait_until(lambda: knows(other), "the purge")
-        wait_until(lambda: not other._catalog.leaving(), "the removal of its copies")
+        wait_until(lambda: not other._catalog.objects_to_delete(), "the removal of its copies")
         told = one._feed
         assert told is not None
         events = [event for _, event in told._client.xrange(told._stream)]
@@ -180,13 +180,13 @@ def test_nobody_removes_what_another_removed(bucket: str, valkey_server: ValkeyS
 
 def test_news_costs_no_look_at_everything_else(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with millions of segments hears of a thousand others in a second."""
-    many = [prompt_chunk((*PREAMBLE, number, *range(20))) for number in range(40)]
+    many = [make_prompt_state((*PREAMBLE, number, *range(20))) for number in range(40)]
     with (
         closing(open_store(bucket, background=False)) as one,
         closing(open_store(bucket, background=False)) as other,
     ):
-        for chunk in many[1:]:
-            assert one.put(chunk)
+        for stored_state in many[1:]:
+            assert one.put(stored_state)
         assert other.catch_up()
         before = set(other._objects.list())
         assert one.put(many[0])
@@ -205,19 +205,19 @@ def test_news_costs_no_look_at_everything_else(bucket: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("state_comes", ["told", "listed"])
 def test_a_description_that_came_before_its_state_is_known_with_it(state_comes: str, bucket: str) -> None:
-    chunk = prompt_chunk(LONG)
+    stored_state = make_prompt_state(LONG)
     with (
         closing(open_store(bucket, background=False)) as one,
         closing(open_store(bucket, background=False)) as other,
     ):
-        assert one.put(chunk)
+        assert one.put(stored_state)
         names = {name: one._objects.head(name, 1 << 14)[0] for name in one._objects.list()}
         described = {name for name, head in names.items() if b'"kind":"record"' in head}
         assert len(described) == 1
         assert other.catch_up((dict.fromkeys(described), set()))
-        assert other.meta(chunk.meta.id) is None
+        assert other.meta(stored_state.meta.id) is None
         assert other.catch_up((dict.fromkeys(names.keys() - described), set()) if state_comes == "told" else None)
-        check_whole(other, [chunk])
+        check_whole(other, [stored_state])
 
 
 def test_a_listing_that_takes_long_comes_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,13 +226,13 @@ def test_a_listing_that_takes_long_comes_seldom(monkeypatch: pytest.MonkeyPatch)
     listings: list[float] = []
 
     class Silent:
-        def hear(self) -> feed.Heard:
+        def receive(self) -> feed.FeedNews:
             now[0] += 50.0
             if now[0] > 100_000:
                 ended.wait()
             return {}, set(), []
 
-        def tell(self, what: str, names: object) -> None: ...
+        def publish(self, what: str, names: object) -> None: ...
 
     def listed(news: object) -> None:
         listings.append(now[0])
@@ -255,9 +255,9 @@ def test_machines_whose_feed_is_back_do_not_list_at_once(monkeypatch: pytest.Mon
     now, ended, drawn = [0.0], threading.Event(), list[float]()
 
     class Gaps:
-        def hear(self) -> None: ...
+        def receive(self) -> None: ...
 
-        def tell(self, what: str, names: object) -> None: ...
+        def publish(self, what: str, names: object) -> None: ...
 
     def listed(news: object) -> None:
         now[0] += 0.1 * 10 ** len(drawn)
@@ -316,7 +316,7 @@ def test_a_feed_that_is_too_old_is_told_at_the_start(bucket: str) -> None:
 
 def test_what_one_uses_the_others_keep(bucket: str, valkey_server: ValkeyServer) -> None:
     """Of a whole prompt and of a prefix: the least recently used by anybody leaves first."""
-    first, second, third = (prompt_chunk(range(number, number + 100)) for number in (0, 1000, 2000))
+    first, second, third = (make_prompt_state(range(number, number + 100)) for number in (0, 1000, 2000))
 
     def last_used(store: Store) -> list[str]:
         return [id for (id,) in store._catalog.read("SELECT id FROM records ORDER BY used")]
@@ -325,8 +325,8 @@ def test_what_one_uses_the_others_keep(bucket: str, valkey_server: ValkeyServer)
         closing(open_store(bucket, feed=valkey_server.url, max_entries=2)) as one,
         closing(open_store(bucket, feed=valkey_server.url, max_entries=2)) as other,
     ):
-        for chunk in (first, second):
-            assert one.put(chunk)
+        for stored_state in (first, second):
+            assert one.put(stored_state)
         wait_until(lambda: last_used(other) == [first.meta.id, second.meta.id], "both")
         assert one.get(first.meta.id) is not None
         wait_until(lambda: last_used(other) == [second.meta.id, first.meta.id], "the use")
@@ -358,10 +358,10 @@ def test_many_machines_that_start_at_once_read_each_object_once(
     bucket: str, valkey_server: ValkeyServer, asked: Counter[str]
 ) -> None:
     """And nothing of what is stored afterwards: its headers are in the feed."""
-    machines, chunks = 8, [prompt_chunk((*PREAMBLE, number, *range(40))) for number in range(5)]
+    machines, stored_states = 8, [make_prompt_state((*PREAMBLE, number, *range(40))) for number in range(5)]
     with closing(open_store(bucket)) as one:
-        for chunk in chunks:
-            assert one.put(chunk)
+        for stored_state in stored_states:
+            assert one.put(stored_state)
         objects = len(list(one._objects.list()))
     asked.clear()
     ready = threading.Barrier(machines)
@@ -374,14 +374,14 @@ def test_many_machines_that_start_at_once_read_each_object_once(
         stores = [stack.enter_context(closing(store)) for store in threads.map(started, range(machines))]
         assert asked == {"list": 2 * machines, "head": objects * machines}
         for store in stores:
-            check_whole(store, chunks)
+            check_whole(store, stored_states)
         assert asked["get"] <= objects * machines
-        late = prompt_chunk(LONG)
+        late = make_prompt_state(LONG)
         assert stores[0].put(late)
         for store in stores:
-            wait_until(lambda store=store: knows(store, *chunks, late), "the prompt")
+            wait_until(lambda store=store: knows(store, *stored_states, late), "the prompt")
         assert asked["head"] <= objects * machines + 3, "who puts looks whether its three objects are there"
-        check_whole(stores[-1], [*chunks, late])
+        check_whole(stores[-1], [*stored_states, late])
 
 
 @pytest.mark.parametrize("leaves", ["deleted", "purged", "expired"])
@@ -393,9 +393,9 @@ def test_headers_leave_with_their_objects(leaves: str, bucket: str, server: Valk
         closing(client),
         closing(open_store(bucket, feed=server.url, background=False, clock=lambda: now[0])) as one,
     ):
-        gone, kept = prompt_chunk(LONG, created=0.0, ttl=60.0), prompt_chunk(LONG, partition="q")
-        for chunk in (gone, kept):
-            assert one.put(chunk)
+        gone, kept = make_prompt_state(LONG, created=0.0, ttl=60.0), make_prompt_state(LONG, partition="q")
+        for stored_state in (gone, kept):
+            assert one.put(stored_state)
         (stream,) = (key for key in client.scan_iter() if client.type(key) == b"stream")
         headers = set(client.scan_iter()) - {stream}
         assert len(headers) == 2 * 3, "two segments and a description"
@@ -417,14 +417,16 @@ def test_a_header_that_is_not_the_object_s_is_read_from_the_bucket(
     header: str, bucket: str, server: ValkeyServer, asked: Counter[str]
 ) -> None:
     """In one request each. None of it comes from machines with DejaKV 0.1."""
-    chunk = prompt_chunk(LONG, answer=random.Random(0).randbytes(40_000).hex() if header == "too large" else None)
+    stored_state = make_prompt_state(
+        LONG, answer=random.Random(0).randbytes(40_000).hex() if header == "too large" else None
+    )
     client: Any = redis.Redis.from_url(server.url)
     with (
         closing(client),
         closing(open_store(bucket, feed=server.url, background=False)) as one,
         closing(open_store(bucket, feed=server.url, background=False)) as other,
     ):
-        assert one.put(chunk)
+        assert one.put(stored_state)
         keys = sorted(key for key in client.scan_iter() if client.type(key) == b"string")
         values = client.mget(keys) if keys else []
         wrong = {
@@ -438,19 +440,19 @@ def test_a_header_that_is_not_the_object_s_is_read_from_the_bucket(
             client.mset(dict(zip(keys, wrong[header], strict=True)))
         told = other._feed
         assert told is not None
-        heard = told.hear()
+        heard = told.receive()
         assert heard is not None
         asked.clear()
         assert other.catch_up(heard[:2])
         assert asked["head"] == (1 if header == "too large" else 3)
         assert other.stats().corrupt == (3 if header in wrong else 0)
-        check_whole(other, [chunk])
-        check_whole(one, [chunk])
+        check_whole(other, [stored_state])
+        check_whole(one, [stored_state])
 
 
 def test_a_forged_header_is_no_state(bucket: str, server: ValkeyServer) -> None:
     """It says of one tenant's object that it is another's: nothing of it is served."""
-    mine, theirs = prompt_chunk(LONG), prompt_chunk(LONG, partition="q")
+    mine, theirs = make_prompt_state(LONG), make_prompt_state(LONG, partition="q")
     with (
         closing(open_store(bucket, feed=server.url, background=False)) as one,
         closing(open_store(bucket, feed=server.url, background=False)) as other,
@@ -459,12 +461,17 @@ def test_a_forged_header_is_no_state(bucket: str, server: ValkeyServer) -> None:
         headers = {name: one._objects.head(name, 1 << 14) for name in one._objects.list()}
         forged: feed.Put = {}
         for name, (head, size) in headers.items():
-            segment, dtype, shape, _ = described(lambda _, told=(head, size): told)
+            segment, dtype, shape, _ = read_description(lambda _, told=(head, size): told)
             if segment.kind == KV:
                 keys = PrefixKeys("q", "e", LONG)
                 ends = ends_of(segment.start, segment.stop, ())
-                claimed = replace(segment, partition="q", prefix=keys.at(segment.start), keys=tuple(map(keys.at, ends)))
-                made, buffers = encode(claimed, Tensor(np.zeros(shape, NUMPY_DTYPES[dtype]), dtype))
+                claimed = replace(
+                    segment,
+                    partition="q",
+                    prefix=keys.prefix_key(segment.start),
+                    keys=tuple(map(keys.prefix_key, ends)),
+                )
+                made, buffers = encode(claimed, RawTensor(np.zeros(shape, NUMPY_DTYPES[dtype]), dtype))
                 forged[name] = bytes(buffers[0]), made.nbytes
         assert other.catch_up((forged, set()))
         hit = other.find("q", "e", LONG, whole=True)

@@ -50,4 +50,4 @@ def test_a_disk_of_this_machine_is_not(shared: Path, kind: str) -> None:
 
 def test_a_system_that_does_not_tell_refuses_nothing(shared: Path) -> None:
     open_store(shared / "store").close()
-    assert claim.kind_of(shared) == ""
+    assert claim.filesystem_type(shared) == ""

@@ -1,6 +1,7 @@
 """A folder that is full, read-only, someone else's or left in disorder."""
 
 import contextlib
+import gc
 import os
 import resource
 import stat
@@ -14,13 +15,13 @@ import pytest
 from dejakv.errors import StoreError
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
-from dejakv.testing.chunks import make_chunk
+from dejakv.testing.stored_states import make_stored_state
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     store = open_store(tmp_path / "store")
-    assert store.put(make_chunk(0))
+    assert store.put(make_stored_state(0))
     yield store
     store.close()
 
@@ -30,7 +31,7 @@ def test_nobody_else_may_read(tmp_path: Path) -> None:
     try:
         (tmp_path / "store").mkdir(mode=0o777)
         store = open_store(tmp_path / "store")
-        store.put(make_chunk(0))
+        store.put(make_stored_state(0))
         for path in [(tmp_path / "store"), *(tmp_path / "store").rglob("*")]:
             mode = stat.S_IMODE(path.stat().st_mode)
             assert mode == (0o700 if path.is_dir() else 0o600), path
@@ -47,31 +48,16 @@ def test_no_folder_can_be_made_there(tmp_path: Path) -> None:
         open_store("/proc/dejakv")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 4 MB, where this user may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = os.geteuid() == 0 and (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True).returncode
-        == 0
-    )
-    if not mounted:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def test_a_disk_too_full_for_the_catalog_refuses(small_disk: Path) -> None:
     store = open_store(small_disk / "store")
-    store.put(make_chunk(0))
+    store.put(make_stored_state(0))
     with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(4096))
     for number in range(1, 4):
-        assert store.put(make_chunk(number, nbytes=64)) is False
+        assert store.put(make_stored_state(number, nbytes=64)) is False
     assert store.stats("p").refused == {"full": 3}
-    assert store.get(make_chunk(0).meta.id) is not None
+    assert store.get(make_stored_state(0).meta.id) is not None
     store.close()
 
 
@@ -79,15 +65,15 @@ def test_a_disk_that_turns_read_only_refuses_and_is_still_read(small_disk: Path)
     # The catalog is open for writing, so a plain remount is refused; the folder for new files is what turns.
     temporary = small_disk / "store" / "temporary"
     store = open_store(small_disk / "store")
-    assert store.put(make_chunk(0))
+    assert store.put(make_stored_state(0))
     store.close()
     subprocess.run(["mount", "--bind", str(temporary), str(temporary)], check=True)
     store = open_store(small_disk / "store")
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(temporary)], check=True)
-        assert store.put(make_chunk(1)) is False
+        assert store.put(make_stored_state(1)) is False
         assert store.stats("p").refused == {"read_only": 1}
-        assert store.get(make_chunk(0).meta.id) is not None
+        assert store.get(make_stored_state(0).meta.id) is not None
     finally:
         store.close()
         subprocess.run(["umount", str(temporary)], check=True)
@@ -101,6 +87,7 @@ def test_a_read_only_disk_cannot_be_opened_and_says_so(small_disk: Path) -> None
 
 
 def test_no_file_descriptors_left_is_a_miss_and_no_damage(store: Store, tmp_path: Path) -> None:
+    gc.collect()  # what other tests left closes no descriptor meanwhile
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     held = []
@@ -109,15 +96,15 @@ def test_no_file_descriptors_left_is_a_miss_and_no_damage(store: Store, tmp_path
         with contextlib.suppress(OSError):
             while True:
                 held.append(os.open("/dev/null", os.O_RDONLY))
-        assert store.get(make_chunk(0).meta.id) is None
-        assert store.put(make_chunk(7)) is False
+        assert store.get(make_stored_state(0).meta.id) is None
+        assert store.put(make_stored_state(7)) is False
     finally:
         for descriptor in held:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert store.stats("p").refused == {"error": 1}
     assert store.stats().corrupt == 0
-    assert store.get(make_chunk(0).meta.id) is not None
+    assert store.get(make_stored_state(0).meta.id) is not None
 
 
 def test_an_opening_without_descriptors_takes_nothing_for_lost(store: Store, tmp_path: Path) -> None:
@@ -141,13 +128,13 @@ def test_an_opening_without_descriptors_takes_nothing_for_lost(store: Store, tmp
         os.close(descriptor)
     assert spare > 4
     assert opened[0].stats().corrupt == 0
-    assert opened[0].get(make_chunk(0).meta.id) is not None
+    assert opened[0].get(make_stored_state(0).meta.id) is not None
     opened[0].close()
 
 
 def test_leftovers_of_a_killed_process_are_swept_but_not_work_in_progress(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
-    store.put(make_chunk(0))
+    store.put(make_stored_state(0))
     store.close()
     stale, busy, orphan = (f"{digit * 32}.safetensors" for digit in "123")
     left = tmp_path / "store" / "segments" / "33" / orphan
@@ -177,7 +164,7 @@ def test_leftovers_of_a_killed_process_are_swept_but_not_work_in_progress(tmp_pa
     again = open_store(tmp_path / "store")
     assert {path.name for path in ((tmp_path / "store") / "temporary").iterdir()} == {busy, "thesis.tex"}
     assert not left.exists()
-    assert again.get(make_chunk(0).meta.id) is not None
+    assert again.get(make_stored_state(0).meta.id) is not None
     again.close()
     writer.communicate()
     assert writer.returncode == 0
@@ -188,8 +175,8 @@ def test_leftovers_of_a_killed_process_are_swept_but_not_work_in_progress(tmp_pa
 def test_a_smaller_budget_at_the_next_opening_is_met(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for number in range(6):
-        store.put(make_chunk(number))
-    store.get(make_chunk(0).meta.id)
+        store.put(make_stored_state(number))
+    store.get(make_stored_state(0).meta.id)
     store.close()
     again = open_store(tmp_path / "store", max_entries=2)
     assert {meta.token_ids[0] for meta in again.metas()} == {0, 5}

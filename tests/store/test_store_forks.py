@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dejakv.store import forks
-from dejakv.store.base import ChunkMeta, Tensor
+from dejakv.store.base import RawTensor, StateInfo
 from dejakv.store.open import open_store
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
@@ -34,12 +34,12 @@ def in_child(work: Callable[[], object]) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def meta(id: str) -> ChunkMeta:
-    return ChunkMeta(id, "default", "epoch", tuple(range(40)), id, "")
+def meta(id: str) -> StateInfo:
+    return StateInfo(id, "default", "epoch", tuple(range(40)), id, "")
 
 
-def state() -> Tensor:
-    return Tensor(np.zeros((2, 1, 1, 40, 4), np.float32), "F32")
+def state() -> RawTensor:
+    return RawTensor(np.zeros((2, 1, 1, 40, 4), np.float32), "F32")
 
 
 def store_into(store: Store) -> None:
@@ -63,7 +63,7 @@ def test_a_child_forked_while_the_worker_has_an_item_does_not_hang(tmp_path: Pat
     store = open_store(tmp_path / "store" if place == "disk" else None)
     entered, go_on = threading.Event(), threading.Event()
 
-    def slow() -> Tensor:
+    def slow() -> RawTensor:
         entered.set()
         go_on.wait()
         return state()

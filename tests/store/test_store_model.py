@@ -11,14 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dejakv.store.base import StoredState
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
-from dejakv.testing.chunks import make_chunk, same_bits
+from dejakv.testing.stored_states import make_stored_state, same_bits
 
 NUMBERS = st.integers(0, 7)
 PARTITIONS = st.sampled_from(["a", "b"])
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The model: a list of [chunk, hits], least recently used first."""
+    """The model: a list of [stored state, hits], least recently used first."""
 
     persistent = False
 
@@ -34,11 +34,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     def listening(self, store: Store) -> Store:
         self.told: set[str] = set()
-        store.on_evict(self.told.add)
+        store.listen(removed=self.told.add)
         return store
 
     def held(self) -> dict[str, StoredState]:
-        return {chunk.meta.id: chunk for chunk, _ in self.model}
+        return {stored_state.meta.id: stored_state for stored_state, _ in self.model}
 
     def forget(self, ids: set[str]) -> None:
         self.model = [item for item in self.model if item[0].meta.id not in ids]
@@ -47,21 +47,21 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, partition=PARTITIONS, seed=st.integers(0, 2))
     def put(self, number: int, partition: str, seed: int) -> None:
-        chunk = make_chunk(number, partition=partition, seed=seed, nbytes=256)
-        id, limit = chunk.meta.id, self.settings["max_entries"]
+        stored_state = make_stored_state(number, partition=partition, seed=seed, nbytes=256)
+        id, limit = stored_state.meta.id, self.settings["max_entries"]
         victims: set[str] = set()
         if limit and id not in self.held() and len(self.model) >= limit:
             order = self.model if self.settings["policy"] == "lru" else sorted(self.model, key=lambda item: item[1])
             victims = {order[0][0].meta.id}
-        assert self.store.put(chunk) is True
+        assert self.store.put(stored_state) is True
         self.forget(victims)
         hits = sum(uses for one, uses in self.model if one.meta.id == id)
         self.model = [item for item in self.model if item[0].meta.id != id]
-        self.model.append([chunk, hits])
+        self.model.append([stored_state, hits])
 
     @rule(number=NUMBERS, partition=PARTITIONS)
     def get(self, number: int, partition: str) -> None:
-        id = make_chunk(number, partition=partition, nbytes=256).meta.id
+        id = make_stored_state(number, partition=partition, nbytes=256).meta.id
         found = self.store.get(id)
         expected = self.held().get(id)
         assert (found is None) == (expected is None)
@@ -73,14 +73,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, partition=PARTITIONS)
     def delete(self, number: int, partition: str) -> None:
-        id = make_chunk(number, partition=partition, nbytes=256).meta.id
+        id = make_stored_state(number, partition=partition, nbytes=256).meta.id
         known = id in self.held()
         assert self.store.delete(id) is known
         self.forget({id} if known else set())
 
     @rule(partition=PARTITIONS)
     def clear(self, partition: str) -> None:
-        ids = {id for id, chunk in self.held().items() if chunk.meta.partition == partition}
+        ids = {id for id, stored_state in self.held().items() if stored_state.meta.partition == partition}
         assert self.store.clear(partition) == len(ids)
         self.forget(ids)
 
@@ -96,7 +96,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert metas == set(self.held())
         assert self.store.stats().entries == len(metas)
         for partition in ("a", "b"):
-            expected = sum(chunk.meta.partition == partition for chunk in self.held().values())
+            expected = sum(stored_state.meta.partition == partition for stored_state in self.held().values())
             assert self.store.stats(partition).entries == expected
         bytes_of = [self.store.stats(partition).bytes for partition in ("a", "b")]
         assert sum(bytes_of) == self.store.stats().bytes

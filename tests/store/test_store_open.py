@@ -9,15 +9,15 @@ import pytest
 import dejakv
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.errors import ConfigError
-from dejakv.store.open import stores_in
-from dejakv.testing import make_chunk
+from dejakv.store.open import find_stores
+from dejakv.testing import make_stored_state
 
 
 @pytest.mark.parametrize("where", [None, "memory:", "memory://"])
 def test_a_store_in_memory(where: str | None) -> None:
     store = dejakv.open_store(where, max_entries=1, policy="lfu")
-    assert store.put(make_chunk(1))
-    assert store.put(make_chunk(2))
+    assert store.put(make_stored_state(1))
+    assert store.put(make_stored_state(2))
     assert store.stats().entries == 1
 
 
@@ -54,7 +54,7 @@ def test_a_store_in_memory(where: str | None) -> None:
         lambda url: dejakv.SemanticCacheConfig(fusion_cache_dir=url),
         lambda url: ConnectorSettings.from_extra({"store": url}),
         lambda url: ConnectorSettings.from_extra({"store_dir": url}),
-        lambda url: stores_in(url),
+        lambda url: find_stores(url),
     ],
 )
 def test_an_address_is_refused_with_what_takes_its_place(
@@ -72,5 +72,5 @@ def test_an_address_is_refused_with_what_takes_its_place(
 def test_a_folder_with_a_colon_is_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with closing(dejakv.open_store(name)) as store:
-        assert store.put(make_chunk(1))
+        assert store.put(make_stored_state(1))
     assert (tmp_path / name).is_dir()

@@ -8,42 +8,44 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejakv.store.base import StoredState, Tensor, joined
+from dejakv.store.base import RawTensor, StoredState, joined
 from dejakv.store.budgets import now
 from dejakv.store.open import open_store
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
-from dejakv.testing.chunks import deliveries, prompt_chunk
+from dejakv.testing.stored_states import deliveries, make_prompt_state
 from dejakv.testing.stores import AheadClock
 
 BASE = tuple(range(1000, 1500))
 PAGES = [16, 24, 32, 128]
 
 
-def rows_of(chunk: StoredState) -> np.ndarray[Any, Any]:
-    """The rows of a chunk of single rows `[rows, bytes]`."""
+def rows_of(stored_state: StoredState) -> np.ndarray[Any, Any]:
+    """The rows of a stored state of single rows `[rows, bytes]`."""
     return (
-        np.ascontiguousarray(np.moveaxis(chunk.tensor.data, 3, 0)).reshape(chunk.stop - chunk.first, -1).view(np.uint8)
+        np.ascontiguousarray(np.moveaxis(stored_state.tensor.data, 3, 0))
+        .reshape(stored_state.stop - stored_state.first, -1)
+        .view(np.uint8)
     )
 
 
-def paged(chunk: StoredState, page: int) -> StoredState:
+def paged(stored_state: StoredState, page: int) -> StoredState:
     """Its rows in pages, the last one with zeros behind them."""
-    rows = rows_of(chunk)
+    rows = rows_of(stored_state)
     whole = np.zeros((-(-len(rows) // page) * page, rows.shape[1]), np.uint8)
     whole[: len(rows)] = rows
-    return replace(chunk, tensor=Tensor(whole.reshape(1, 1, 1, -1, page * rows.shape[1]), "U8", page))
+    return replace(stored_state, tensor=RawTensor(whole.reshape(1, 1, 1, -1, page * rows.shape[1]), "U8", page))
 
 
-def check_held(store: Store, chunk: StoredState, page: int) -> None:
-    """The store has all of a prompt, which `chunk` has in single rows, and each prefix of it to its last whole block at least."""
-    rows = rows_of(chunk)
-    held = store.get(chunk.meta.id)
+def check_held(store: Store, stored_state: StoredState, page: int) -> None:
+    """The store has all of a prompt, which `stored state` has in single rows, and each prefix of it to its last whole block at least."""
+    rows = rows_of(stored_state)
+    held = store.get(stored_state.meta.id)
     assert held is not None
     assert held.tensor.page == page
     assert held.tensor.data.reshape(-1, rows.shape[1])[: len(rows)].tobytes() == rows.tobytes()
     for stop in (17, max(16, len(rows) // 2), len(rows)):
-        found = store.find("p", "e", chunk.meta.token_ids[:stop], whole=True)
+        found = store.find("p", "e", stored_state.meta.token_ids[:stop], whole=True)
         assert found is not None
         assert stop - 15 * (stop < len(rows)) <= found[0].tokens <= stop
         stop = found[0].tokens
@@ -64,13 +66,13 @@ def test_prompts_that_branch_are_whole(tmp_path: Path, page: int, disk: bool) ->
         shared = rng.choice([0, 40, 48, 64, 96, 250, 256, 300, *(one.meta.num_tokens for one in prompts)])
         begin = rng.choice(prompts).meta.token_ids if prompts else BASE
         tokens = (*begin[:shared], *range(5000 * number, 5000 * number + rng.choice([0, 1, 16, 70, 300])))
-        prompts.append(prompt_chunk(tokens if len(tokens) > 16 else BASE[: 20 + number]))
-    for chunk in prompts:
-        ends = [*range(2 * page * 16, chunk.meta.num_tokens, 2 * page * 16), chunk.meta.num_tokens]
-        for part in deliveries(chunk, ends):
+        prompts.append(make_prompt_state(tokens if len(tokens) > 16 else BASE[: 20 + number]))
+    for stored_state in prompts:
+        ends = [*range(2 * page * 16, stored_state.meta.num_tokens, 2 * page * 16), stored_state.meta.num_tokens]
+        for part in deliveries(stored_state, ends):
             assert store.put(paged(part, page))
-    for chunk in prompts:
-        check_held(store, chunk, page)
+    for stored_state in prompts:
+        check_held(store, stored_state, page)
     row = rows_of(prompts[0]).shape[1]
     distinct = len({one.meta.token_ids[: stop + 1] for one in prompts for stop in range(one.meta.num_tokens)})
     again = sum(128 * row + 4 * 2**10 for _ in prompts)
@@ -80,10 +82,10 @@ def test_prompts_that_branch_are_whole(tmp_path: Path, page: int, disk: bool) ->
         for path in (tmp_path / "store").glob("*.sqlite*"):
             path.unlink()
         with_another_catalog = open_store(tmp_path / "store")
-        for chunk in prompts:
-            found = with_another_catalog.find("p", "e", chunk.meta.token_ids, whole=True)
+        for stored_state in prompts:
+            found = with_another_catalog.find("p", "e", stored_state.meta.token_ids, whole=True)
             assert found is not None
-            assert found[0].tokens == chunk.meta.num_tokens
+            assert found[0].tokens == stored_state.meta.num_tokens
         with_another_catalog.close()
 
 
@@ -91,17 +93,17 @@ def test_prompts_that_branch_are_whole(tmp_path: Path, page: int, disk: bool) ->
 @pytest.mark.parametrize("common", [40, 48, 64, 200])
 def test_no_byte_of_a_purged_prompt_is_left_in_a_page_of_others(tmp_path: Path, page: int, common: int) -> None:
     """Of prompts that branch, and of one that is the beginning of another."""
-    old = prompt_chunk((*BASE[:common], *range(1, 90)), created=now() - 100)
+    old = make_prompt_state((*BASE[:common], *range(1, 90)), created=now() - 100)
     young = [
-        prompt_chunk(BASE[:common], created=now()),
-        prompt_chunk((*BASE[:common], *range(500, 600)), created=now()),
+        make_prompt_state(BASE[:common], created=now()),
+        make_prompt_state((*BASE[:common], *range(500, 600)), created=now()),
     ]
     store = open_store(tmp_path)
-    for chunk in (old, *young):
-        assert store.put(paged(chunk, page))
+    for stored_state in (old, *young):
+        assert store.put(paged(stored_state, page))
     assert store.purge(Selection(older_than=50)).prompts == 1
-    for chunk in young:
-        check_held(store, chunk, page)
+    for stored_state in young:
+        check_held(store, stored_state, page)
     files = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert rows_of(young[0])[-1].tobytes() in files
     own = rows_of(old)[common + 1 :]  # the first token of its own changes too little
@@ -113,10 +115,10 @@ def test_no_byte_of_a_purged_prompt_is_left_in_a_page_of_others(tmp_path: Path, 
 def test_what_prompts_share_of_pages_leaves_in_the_time_of_each(page: int) -> None:
     clock = AheadClock()
     store = Store(clock=clock, background=False)
-    brief = prompt_chunk((*BASE[:200], 7), created=now(), ttl=60.0)
-    long = prompt_chunk((*BASE[:100], *range(40)), created=now())
-    for chunk in (brief, long):
-        assert store.put(paged(chunk, page))
+    brief = make_prompt_state((*BASE[:200], 7), created=now(), ttl=60.0)
+    long = make_prompt_state((*BASE[:100], *range(40)), created=now())
+    for stored_state in (brief, long):
+        assert store.put(paged(stored_state, page))
     check_held(store, brief, page)
     clock.seconds = 61
     assert store.sweep() == 1
@@ -125,8 +127,8 @@ def test_what_prompts_share_of_pages_leaves_in_the_time_of_each(page: int) -> No
 
 def test_what_is_no_page_is_refused() -> None:
     """Parts that begin inside of one, and pages too few or too many for their rows."""
-    store, chunk = Store(), prompt_chunk(BASE[:100])
-    first, second = (paged(part, 32) for part in deliveries(chunk, (48, 100)))
+    store, stored_state = Store(), make_prompt_state(BASE[:100])
+    first, second = (paged(part, 32) for part in deliveries(stored_state, (48, 100)))
     assert store.put(first)
     assert not store.put(second)
     for tensor in (first.tensor.rows(0, 32), replace(first.tensor, page=16)):

@@ -8,13 +8,13 @@ from dejakv.errors import StoreError
 from dejakv.store import purge_folder
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
-from dejakv.testing import make_chunk
+from dejakv.testing import make_stored_state
 
 
 def filled(folder: Path) -> Store:
     store = open_store(folder)
     for number in range(3):
-        assert store.put(make_chunk(number))
+        assert store.put(make_stored_state(number))
     return store
 
 
@@ -79,6 +79,6 @@ def test_a_store_in_use_stays(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"in use: close it in every process"):
         purge_folder(tmp_path / "store")
     assert store.stats().entries == 3
-    assert store.get(make_chunk(1).meta.id) is not None
+    assert store.get(make_stored_state(1).meta.id) is not None
     store.close()
     assert purge_folder(tmp_path / "store") == 5

@@ -14,13 +14,13 @@ from dejakv.errors import StoreError
 from dejakv.store import open_store
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
-from dejakv.testing.chunks import PREAMBLE, check_whole, ids, prompt_chunk
+from dejakv.testing.stored_states import PREAMBLE, check_whole, ids, make_prompt_state
 
 SECRET = tuple(range(70_000, 70_030))
-DONOR = prompt_chunk(
+DONOR = make_prompt_state(
     (*PREAMBLE, *SECRET), metadata={"note": "a secret note"}, answer="a secret answer", space="a secret space"
 )
-OTHERS = [prompt_chunk((*PREAMBLE, *range(first, first + 30))) for first in range(2000, 8000, 100)]
+OTHERS = [make_prompt_state((*PREAMBLE, *range(first, first + 30))) for first in range(2000, 8000, 100)]
 
 
 def traces(folder: Path, tokens: Sequence[int] = SECRET) -> list[str]:
@@ -40,8 +40,8 @@ def traces(folder: Path, tokens: Sequence[int] = SECRET) -> list[str]:
 
 
 def filled(store: Store) -> None:
-    for number, chunk in enumerate(OTHERS):
-        assert store.put(chunk)
+    for number, stored_state in enumerate(OTHERS):
+        assert store.put(stored_state)
         if number == len(OTHERS) // 2:
             assert store.put(DONOR)
 
@@ -71,7 +71,7 @@ def test_while_others_use_the_folder(tmp_path: Path) -> None:
     """Another store of the folder, with a tier in memory and entries that it knows, finds the purged prompt no more."""
     server, command = open_store(tmp_path, memory_bytes=1 << 20), open_store(tmp_path)
     gone: list[str] = []
-    server.on_evict(gone.append)
+    server.listen(removed=gone.append)
     filled(server)
     assert server.get(DONOR.meta.id) is not None
     command.purge(Selection(donors=(DONOR.meta.id,)))
@@ -128,9 +128,9 @@ def test_a_full_disk_is_no_hindrance(tmp_path: Path, size: int) -> None:
     """The catalog's change needs space, and a tensor that is to go makes some."""
     store = open_store(tmp_path)
     with files_no_larger_than(size):
-        taken = [chunk for chunk in OTHERS if store.put(chunk)]
+        taken = [stored_state for stored_state in OTHERS if store.put(stored_state)]
         assert 0 < len(taken) < len(OTHERS)
-        ids = tuple(chunk.meta.id for chunk in taken)
+        ids = tuple(stored_state.meta.id for stored_state in taken)
         purged = store.purge(Selection(donors=ids))
         assert purged.prompts == len(taken)
     assert list((tmp_path / "segments").glob("*/*")) == []
@@ -149,8 +149,8 @@ def test_text_that_a_full_disk_keeps_is_no_finished_purge(
     """A change needs room in the log, and the log is written back into a file that grows: the purge says what is left, and how it ends."""
     folder, spare = small_disk / "store", small_disk / "spare"
     store = open_store(folder)
-    for chunk in (*OTHERS[:others], DONOR):
-        assert store.put(chunk)
+    for stored_state in (*OTHERS[:others], DONOR):
+        assert store.put(stored_state)
     spare.write_bytes(bytes(room))
     with somebody_fills(small_disk, 65536):
         spare.unlink()

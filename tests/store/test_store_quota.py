@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from dejakv import open_store
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
-from dejakv.store.budgets import PartitionBudget, named_parts
+from dejakv.store.budgets import PartitionBudget, parse_quotas
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
-from dejakv.testing import make_chunk
+from dejakv.testing import make_stored_state
 
 Step = tuple[str, str, int]
 REMOVING = ["clear", "purge", "old", "donor"]
@@ -35,17 +35,17 @@ def seen(store: Store, steps: list[Step], watched: str) -> list[Any]:
     """All that a partition learns: what its own calls return, and its own figures after each."""
     noted: list[Any] = []
     for action, partition, number in steps:
-        chunk = make_chunk(number, partition=partition, nbytes=500 + 100 * (number % 4), created=1.0)
+        stored_state = make_stored_state(number, partition=partition, nbytes=500 + 100 * (number % 4), created=1.0)
         returned: Any = None
         match action:
             case "put":
-                returned = store.put(chunk)
+                returned = store.put(stored_state)
             case "brief":  # its time is over at once
-                store.put(make_chunk(number, partition=partition, nbytes=600, created=1.0, ttl=1.0))
+                store.put(make_stored_state(number, partition=partition, nbytes=600, created=1.0, ttl=1.0))
             case "get":
-                returned = store.get(chunk.meta.id) is not None
+                returned = store.get(stored_state.meta.id) is not None
             case "delete":
-                returned = store.delete(chunk.meta.id)
+                returned = store.delete(stored_state.meta.id)
             case "clear":
                 returned = store.clear(partition)
             case "purge":
@@ -53,7 +53,7 @@ def seen(store: Store, steps: list[Step], watched: str) -> list[Any]:
             case "old":
                 returned = store.purge(Selection(partition, older_than=0.0))
             case "donor":
-                returned = store.purge(Selection(partition, donors=(chunk.meta.id,)))
+                returned = store.purge(Selection(partition, donors=(stored_state.meta.id,)))
             case _:
                 store.sweep()
         if partition == watched:
@@ -107,7 +107,7 @@ def test_one_budget_for_all_would_tell() -> None:
 def test_the_parts_together_are_the_budget(tmp_path: Path, max_bytes: int, max_entries: int) -> None:
     store = open_store(tmp_path, partitions=3, max_bytes=max_bytes, max_entries=max_entries)
     for number in range(30):
-        assert store.put(make_chunk(number, partition="abc"[number % 3], nbytes=800))
+        assert store.put(make_stored_state(number, partition="abc"[number % 3], nbytes=800))
     inner = store.stats()
     assert set(inner.evictions) <= {"quota"}
     assert not max_bytes or inner.bytes <= max_bytes
@@ -119,8 +119,8 @@ def test_the_parts_together_are_the_budget(tmp_path: Path, max_bytes: int, max_e
 def test_what_another_process_stores_counts(tmp_path: Path) -> None:
     one, other = (open_store(tmp_path, partitions=2, max_entries=8) for _ in range(2))
     for number in range(8):
-        assert (one, other)[number % 2].put(make_chunk(number))
-    assert one.put(make_chunk(9))
+        assert (one, other)[number % 2].put(make_stored_state(number))
+    assert one.put(make_stored_state(9))
     assert one.stats("p").entries == 4
     one.close()
     other.close()
@@ -152,7 +152,7 @@ def test_named_partitions_have_what_they_are_given_and_the_others_share_the_rest
     store = open_store(tmp_path, partitions=3, max_entries=12, quotas=["large=0:8"], memory_bytes=100_000)
     for number in range(20):
         for partition in ("large", "a", "b"):
-            assert store.put(make_chunk(number, partition=partition))
+            assert store.put(make_stored_state(number, partition=partition))
     assert [store.stats(partition).entries for partition in ("large", "a", "b")] == [8, 2, 2]
     store.close()
 
@@ -178,4 +178,4 @@ def test_quotas_that_are_none(quotas: list[str], says: str) -> None:
 
 
 def test_a_name_may_have_any_sign() -> None:
-    assert named_parts(["a=b:c=5:6"]) == {"a=b:c": PartitionBudget(5, 6)}
+    assert parse_quotas(["a=b:c=5:6"]) == {"a=b:c": PartitionBudget(5, 6)}

@@ -13,31 +13,31 @@ from tests.store.test_store_bucket import two as two
 from dejakv.store import Store, open_store
 from dejakv.store.objects import ObjectMissing
 from dejakv.store.open import purge_place
-from dejakv.store.remote.tombstones import KEPT_SECONDS, TombstoneSet
+from dejakv.store.remote.tombstones import RETENTION_SECONDS, TombstoneSet
 from dejakv.store.selection import Selection
-from dejakv.testing.chunks import check_whole, ids, prompt_chunk
+from dejakv.testing.stored_states import check_whole, ids, make_prompt_state
 
 pytestmark = pytest.mark.slow  # with a real service
 
 
 @contextmanager
-def storing(store: Store, *chunks: Any) -> Iterator[None]:
+def storing(store: Store, *stored_states: Any) -> Iterator[None]:
     """What is within happens while the service takes its time to take these."""
-    began, go, real = threading.Event(), threading.Event(), store._far._objects.put  # type: ignore[union-attr]
+    began, go, real = threading.Event(), threading.Event(), store._remote._objects.put  # type: ignore[union-attr]
 
     def slow(*given: Any) -> bool:
         began.set()
         assert go.wait(60)
         return real(*given)
 
-    store._far._objects.put = slow  # type: ignore[union-attr,method-assign]
-    thread = threading.Thread(target=lambda: [store.put(chunk) for chunk in chunks])
+    store._remote._objects.put = slow  # type: ignore[union-attr,method-assign]
+    thread = threading.Thread(target=lambda: [store.put(stored_state) for stored_state in stored_states])
     thread.start()
     assert began.wait(60)
     yield
     go.set()
     thread.join()
-    store._far._objects.put = real  # type: ignore[union-attr,method-assign]
+    store._remote._objects.put = real  # type: ignore[union-attr,method-assign]
 
 
 @pytest.mark.parametrize("lists", ["the purger", "the writer", "a third"])
@@ -45,7 +45,7 @@ def test_a_put_that_began_before_a_purge_leaves(
     lists: str, two: tuple[Store, Store], s3_server: S3Server, bucket: str
 ) -> None:
     one, other = two
-    kept, late = prompt_chunk(LONG, partition="q"), prompt_chunk(LONG)
+    kept, late = make_prompt_state(LONG, partition="q"), make_prompt_state(LONG)
     assert one.put(kept)
     with storing(other, late):
         assert one.purge(Selection(partition="p")).prompts == 0
@@ -66,7 +66,11 @@ def test_a_put_that_began_before_a_purge_leaves(
 
 def test_prompts_that_begin_with_a_purged_one_leave_too(two: tuple[Store, Store]) -> None:
     one, other = two
-    donor, longer, apart = prompt_chunk(LONG), prompt_chunk((*LONG, *range(500))), prompt_chunk((*LONG[:-1], 7))
+    donor, longer, apart = (
+        make_prompt_state(LONG),
+        make_prompt_state((*LONG, *range(500))),
+        make_prompt_state((*LONG[:-1], 7)),
+    )
     assert one.put(donor)
     other.catch_up()
     with storing(other, longer, apart):
@@ -81,7 +85,7 @@ def test_a_command_that_purges_is_remembered_by_those_who_go_on(
     two: tuple[Store, Store], s3_server: S3Server, bucket: str
 ) -> None:
     one, _ = two
-    with storing(one, prompt_chunk(LONG)):
+    with storing(one, make_prompt_state(LONG)):
         purge_place(bucket)
     one.catch_up()
     assert (ids(one), objects_of(s3_server, bucket)) == (set(), [])
@@ -92,7 +96,7 @@ def test_with_a_feed_nobody_waits_for_a_listing(bucket: str, valkey_server: Any,
         closing(open_store(bucket, feed=valkey_server.url)) as one,
         closing(open_store(bucket, feed=valkey_server.url)) as other,
     ):
-        with storing(other, prompt_chunk(LONG)):
+        with storing(other, make_prompt_state(LONG)):
             one.purge(Selection())
         wait_until(lambda: objects_of(s3_server, bucket) == [], "the end of what was being stored")
         wait_until(lambda: ids(one) == ids(other) == set(), "its removal")
@@ -119,16 +123,16 @@ class Notes(dict[int, bytes]):
 def test_tombstones_outlive_uploads_and_the_last_one_keeps_the_count() -> None:
     notes, now = Notes(), [0.0]
     one, other = (TombstoneSet(notes, lambda: now[0]) for _ in range(2))
-    assert other.look() == []
+    assert other.read_new() == []
     first, second = one.write(Selection("p")), one.write(Selection("q", "e", ("a",), media=frozenset({("q", "m")})))
-    assert other.look() == [first, second]
-    assert (other.look(), other.number) == ([], 2)
+    assert other.read_new() == [first, second]
+    assert (other.read_new(), other.number) == ([], 2)
     notes[3] = b"what somebody else wrote"
-    assert (other.look(), other.number) == ([], 3)
-    now[0] = KEPT_SECONDS
-    one.look(), other.look()
+    assert (other.read_new(), other.number) == ([], 3)
+    now[0] = RETENTION_SECONDS
+    one.read_new(), other.read_new()
     assert set(notes) == {1, 2, 3}
     now[0] += 1
-    other.look()
+    other.read_new()
     assert set(notes) == {3}
-    assert (one.look(), one.write(Selection()).number, other.look()[0].selection) == ([], 4, Selection())
+    assert (one.read_new(), one.write(Selection()).number, other.read_new()[0].selection) == ([], 4, Selection())

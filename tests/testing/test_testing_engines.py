@@ -9,7 +9,7 @@ import pytest
 from dejakv.engines.base import Completion, Engine, Prepared
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.errors import ModelChangedError
-from dejakv.store.base import Tensor
+from dejakv.store.base import RawTensor
 from dejakv.testing.engines import EngineTests
 
 
@@ -40,9 +40,9 @@ class CapturesZeros(Around):
     def run(self, *given: Any, **more: Any) -> Completion:
         done = super().run(*given, **more)
 
-        def capture() -> Tensor | None:
+        def capture() -> RawTensor | None:
             held = done.capture()
-            return None if held is None else Tensor(np.zeros_like(held.data), held.dtype)
+            return None if held is None else RawTensor(np.zeros_like(held.data), held.dtype)
 
         return replace(done, capture=capture)
 

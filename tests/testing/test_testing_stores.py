@@ -1,6 +1,5 @@
 """The suite for stores finds the faults it is there to find."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,37 +7,37 @@ from typing import Any
 import pytest
 from tests.store.suite import WholeStoreTests
 
-from dejakv.store.base import StoredState, StoreStats, Tensor
+from dejakv.store.base import RawTensor, StoredState, StoreStats
 from dejakv.store.budgets import Budget
 from dejakv.store.store import Store
 from dejakv.testing.stores import StoreTests
 
 
 class KeepsTheCallersArray(Store):
-    def put(self, chunk: StoredState) -> bool:
-        view = chunk.tensor.data.view()
+    def put(self, stored_state: StoredState) -> bool:
+        view = stored_state.tensor.data.view()
         view.flags.writeable = False
-        self.kept = StoredState(chunk.meta, Tensor(view, chunk.tensor.dtype))
-        return super().put(chunk)
+        self.kept = StoredState(stored_state.meta, RawTensor(view, stored_state.tensor.dtype))
+        return super().put(stored_state)
 
     def get(self, id: str) -> StoredState | None:
         return self.kept
 
 
 class TellsEverybodysStatistics(Store):
-    def stats(self, partition: str | None = None) -> StoreStats:
+    def stats(self, partition: str | None = None, *, content: bool = True) -> StoreStats:
         return super().stats(None)
 
 
 class NeverNotesAUse(Store):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self._notes.used = lambda id, chain: None
+        self._notes.note_use = lambda id, chain: None
 
 
 class ForgetsVectors(Store):
-    def put(self, chunk: StoredState) -> bool:
-        return super().put(replace(chunk, meta=replace(chunk.meta, vectors={})))
+    def put(self, stored_state: StoredState) -> bool:
+        return super().put(replace(stored_state, meta=replace(stored_state.meta, vectors={})))
 
 
 class IgnoresItsBudget(Store):
@@ -47,7 +46,7 @@ class IgnoresItsBudget(Store):
 
 
 class TellsNobody(Store):
-    def on_evict(self, listener: Callable[[str], None]) -> None:
+    def listen(self, **listeners: Any) -> None:
         pass
 
 
@@ -79,7 +78,7 @@ def test_a_fault_is_found(kind: type[Store], name: str, tmp_path: Path) -> None:
 
 def test_lost_vectors_are_found() -> None:
     with pytest.raises(AssertionError):
-        StoreTests().test_a_chunk_comes_back_as_it_went_in(ForgetsVectors(), "F32")
+        StoreTests().test_a_state_comes_back_as_it_went_in(ForgetsVectors(), "F32")
 
 
 def test_a_suite_needs_a_store() -> None:

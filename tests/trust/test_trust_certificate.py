@@ -137,7 +137,7 @@ def test_neither_longer_prompts_nor_higher_risks_are_served() -> None:
 def test_an_audit_says_what_a_later_log_says(hits: int, wrong: int, verdict: str) -> None:
     later = [CertifiedHit(0.5, number < wrong, 100, {}) for number in range(hits)]
     done = certified(log_of([False] * 200)).audit([*later, CertifiedHit(0.5, True, 101, {})])
-    assert (done.verdict, done.hits, done.kept, done.wrong) == (verdict, hits + 1, hits, wrong)
+    assert (done.verdict, done.hits, done.served, done.wrong) == (verdict, hits + 1, hits, wrong)
 
 
 def test_an_interval_has_its_share_between_its_ends() -> None:
@@ -150,6 +150,6 @@ def test_an_interval_has_its_share_between_its_ends() -> None:
 def test_evidence_counts_again_for_another_bound() -> None:
     made = certified(log_of([False] * 60), bound=0.05)
     assert made.cutoff is None
-    loose = made.again(TrustSettings(error_bound=0.2))
+    loose = made.recertify(TrustSettings(error_bound=0.2))
     assert (loose.error_bound, loose.cutoff, loose.hits) == (0.2, 1.0, made.hits)
-    assert loose.again(TrustSettings(error_bound=0.05)).text() == made.text()
+    assert loose.recertify(TrustSettings(error_bound=0.05)).text() == made.text()

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.decide.levels.base import Match
-from dejakv.decide.plan import DonorSearch, Plan
-from dejakv.store.base import ChunkMeta
+from dejakv.decide.methods import BlendPlan
+from dejakv.decide.plan import DonorSearch
+from dejakv.store.base import StateInfo
 from dejakv.trust.features import LATE_BLEND, LATE_CUTOFFS, certainty, features_of, orders, risk_of
 from dejakv.trust.rules import LONG_TRY, PILOT, band_of, cutoffs_of
 
@@ -15,8 +16,8 @@ SHARE = st.floats(0, 1)
 
 
 def test_features_of_copied_text() -> None:
-    donors = tuple(ChunkMeta(str(made), "", "e", (1, 2), "", "", generation=made) for made in (0, 2))
-    plan = Plan("blend", donors, Match("0", "copied", 0.75), reused=60, kept=10)
+    donors = tuple(StateInfo(str(made), "", "e", (1, 2), "", "", generation=made) for made in (0, 2))
+    plan = BlendPlan(donors, Match("0", "copied", 0.75), reused=60, prefix_tokens=10)
     known = features_of(plan, DonorSearch(plan.match, donors, copied=50, runs=((70, 20), (20, 30))), 100)
     wanted = {"share_rows": 0.4, "score": 0.75, "generation": 2, "seams": 2, "longest_new": 0.2}
     assert known == pytest.approx(wanted)

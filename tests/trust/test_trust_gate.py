@@ -1,10 +1,10 @@
 import random
 
 import pytest
-from tests.trust.gates import gate_of, hit, opened, pilot, teach
+from tests.trust.conftest import gate_of, hit, opened, pilot, teach
 
 from dejakv.errors import InputError
-from dejakv.trust.draw import MOST, MOST_AUDITS, HitDraw
+from dejakv.trust.draw import MAX_AUDITS, MAX_PENDING, HitDraw
 from dejakv.trust.features import LATE_BLEND
 from dejakv.trust.gate import TrustGate
 from dejakv.trust.rules import PILOT
@@ -69,12 +69,12 @@ def test_a_label_that_never_comes_counts_as_wrong_at_last() -> None:
     gate = gate_of()
     pilot(gate)
     forgotten = hit(gate)
-    for _ in range(MOST):
+    for _ in range(MAX_PENDING):
         gate.learn(hit(gate), False)
     report = gate.report("a")
-    assert (report.explored, report.explored_wrong) == (MOST + 1, 1)
+    assert (report.explored, report.explored_wrong) == (MAX_PENDING + 1, 1)
     gate.learn(forgotten, False)
-    assert gate.report("a").explored == MOST + 1
+    assert gate.report("a").explored == MAX_PENDING + 1
 
 
 def test_wrong_audits_close_the_gate_and_the_evidence_begins_anew() -> None:
@@ -95,7 +95,7 @@ def test_wrong_audits_close_the_gate_and_the_evidence_begins_anew() -> None:
 def test_nothing_more_is_served_while_too_many_audits_are_awaited() -> None:
     """A server that is never idle would else serve unaudited."""
     gate = opened()
-    audits = [hit(gate, 0.0) for _ in range(MOST_AUDITS)]
+    audits = [hit(gate, 0.0) for _ in range(MAX_AUDITS)]
     assert all(draw.served and draw.labelled for draw in audits)
     waits = hit(gate, 0.0)
     assert (waits.served, waits.labelled, waits.reason) == (False, False, "32 served hits wait for their audits")
@@ -211,7 +211,7 @@ def test_a_late_label_that_never_comes_counts_for_every_rule() -> None:
         late(gate, number / 4, False)
     cls = gate.class_of("p", "e", LATE_BLEND, "s")
     gate.draw(cls, {}, late=True)
-    for _ in range(MOST):
+    for _ in range(MAX_PENDING):
         gate.lost(gate.draw(cls, {}, late=True))
     report = gate.report("p")
     assert len(report.classes[0].rules) > 1

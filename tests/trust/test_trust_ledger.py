@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.trust.gates import gate_of, hit, opened, pilot, teach
+from tests.trust.conftest import gate_of, hit, opened, pilot, teach
 
 from dejakv.build import build_gate
 from dejakv.config import SemanticCacheConfig
@@ -103,7 +103,7 @@ def test_a_damaged_file_closes_the_gate_with_the_reason_and_stays(tmp_path: Path
     assert (refused.served, refused.labelled) == (False, False)
     assert "gate closed: evidence in" in refused.reason
     assert "remove the file" in refused.reason
-    assert gate.known() is None
+    assert gate.report_or_none() is None
     with pytest.raises(StoreError, match="remove the file"):
         gate.report()
     assert file.read_bytes() == before
@@ -309,17 +309,17 @@ def test_of_an_ended_process_all_is_known_that_its_label_needs(tmp_path: Path) -
     draw = HitDraw(KEY, 0.5, time=0.9, served=True, labelled=True, id="1", round="r", opened=2, warned=True)
     ended, later = EvidenceLedger(tmp_path, "t"), EvidenceLedger(tmp_path, "t")
     ended.note(draw)
-    assert later.missing() == []
+    assert later.abandoned_draws() == []
     ended.close()
-    assert later.missing() == [draw]
+    assert later.abandoned_draws() == [draw]
     later.drop("1")
-    assert later.missing() == []
+    assert later.abandoned_draws() == []
     later.close()
 
 
 @pytest.fixture
 def _few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dejakv.trust.ledger.MOST_CLASSES", 6)
+    monkeypatch.setattr("dejakv.trust.ledger.MAX_CLASSES", 6)
 
 
 @pytest.mark.usefixtures("_few_classes")

@@ -1,7 +1,8 @@
-"""Adopt: a similar earlier prompt is run in a request's place, and the engine's own prefix cache has its state.
+"""Adopting: a similar earlier prompt runs in a request's place, and its prefix is cached.
 
-Nothing is injected, so nothing can be poisoned; the answer is the answer to the donor's prompt, and the provenance says so.
-`Adopter` finds and judges donors; `middleware` rewrites prompts for an OpenAI server.
+Nothing is injected, so nothing can be poisoned. The answer is the answer to the donor's prompt,
+and the provenance says so. `PromptAdopter` finds and judges donors; `middleware` rewrites prompts
+for an OpenAI server.
 """
 
 import logging
@@ -17,8 +18,8 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.decide.plan import Decision, ReuseRequest
 from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.errors import ConfigError, ModelError
-from dejakv.records import short
-from dejakv.request import Request, keeping
+from dejakv.records import shorten_reason
+from dejakv.request import Request, Retention, retention_scope
 from dejakv.store.open import open_store
 from dejakv.vectors.base import normalized
 
@@ -27,10 +28,23 @@ log = logging.getLogger("dejakv.adopt")
 
 @dataclass(frozen=True)
 class AdoptRequest:
-    """A request's compared and fixed parts.
+    """Varying and fixed parts of a request.
 
-    text     the part that varies (the last user message, or the prompt)
-    context  everything else that shapes the prompt, as one digest: earlier messages, media by content, model, tools
+    Attributes
+    ----------
+    partition : str
+        The client's partition.
+    text : str
+        The part that varies (the last user message, or the prompt).
+    context : str
+        Digest of everything else that shapes the prompt: earlier messages, media by content, model,
+        tools.
+    threshold : float, optional
+        Least similarity of a donor; None: that of the settings.
+    donor : str, optional
+        The only donor that may be taken.
+    no_store : bool
+        Whether the prompt must not be remembered.
     """
 
     partition: str
@@ -43,8 +57,23 @@ class AdoptRequest:
 
 @dataclass(frozen=True)
 class AdoptRecord:
-    """Origin of an answer, for the client. `method`: `adopt` or `none`; `score`: cosine, 1 for equal text. `decision`: for
-    `Adopter.learn`."""
+    """Origin of an answer, for the client.
+
+    Attributes
+    ----------
+    method : {"adopt", "none"}
+        How the answer came about.
+    level : str
+        Level that found the donor.
+    donor : str, optional
+        Id of the donor.
+    score : float, optional
+        Cosine of the donor's text, 1 for equal text.
+    reason : str
+        Why nothing was adopted.
+    decision : Decision, optional
+        Decision of the cache, for `PromptAdopter.learn`.
+    """
 
     method: str = "none"
     level: str = ""
@@ -54,21 +83,38 @@ class AdoptRecord:
     decision: Decision | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", short(self.reason))
+        object.__setattr__(self, "reason", shorten_reason(self.reason))
 
 
-class Adopter:
-    """Earlier prompts, by meaning, without state. Thread-safe. Prompts of another context, media or partition never meet.
+class PromptAdopter:
+    """Earlier prompts, found by meaning, without state. Thread-safe.
 
-    config       similarity_threshold, index_encoder, lexical_guard, chunk_window... as for the other engines
-    max_donors   prompts remembered; the least recently used goes first
-    embeddings   lends `embed_text` if `index_encoder` is `model`
+    Prompts of another context, media or partition never meet.
 
-    Raises: ConfigError for an error bound without a certificate, since an adopter makes no audits.
+    Parameters
+    ----------
+    config : SemanticCacheConfig, optional
+        similarity_threshold, index_encoder, lexical_guard, chunk_window... as for the other
+        engines.
+    max_donors : int
+        Prompts remembered; the least recently used goes first.
+    embeddings : Any
+        Object with `embed_text` (`InputEmbeddings`), if `index_encoder` is `model`.
+
+    Raises
+    ------
+    ConfigError
+        For `max_donors` below 1, and for an error bound without a certificate, since an adopter
+        makes no audits.
+    MissingExtraError, ModelError
+        If the encoder is not installed or cannot be loaded.
     """
 
     def __init__(
-        self, config: SemanticCacheConfig | None = None, max_donors: int = 10_000, embeddings: Any = None
+        self,
+        config: SemanticCacheConfig | None = None,
+        max_donors: int = 10_000,
+        embeddings: Any = None,
     ) -> None:
         if max_donors < 1:
             raise ConfigError(f"max_donors={max_donors}: give 1 or more")
@@ -76,28 +122,35 @@ class Adopter:
         self.config = config or SemanticCacheConfig(reuse="adopt")
         if self.config.labels_online:
             raise ConfigError(
-                f"error_bound={self.config.error_bound} needs audits, and an adopter sends none: use `dejakv serve` or `dejakv run`, or "
+                f"error_bound={self.config.error_bound} needs audits, and an adopter sends none: "
+                "use `dejakv serve` or `dejakv run`, or "
                 "leave error_bound out"
             )
+
         # No state is stored, so that there is no prefix to find and no gain to weigh.
-        prompts_alone = replace(self.config, reuse="adopt", exact_prefix=False, copied_text=False, min_gain=0)
+        prompts_alone = replace(
+            self.config, reuse="adopt", exact_prefix=False, copied_text=False, min_gain=0
+        )
         self._store = open_store(max_entries=max_donors)
         self._cache = build_cache(prompts_alone, embeddings, store=self._store, background=False)
 
     def find(self, adopt_request: AdoptRequest) -> tuple[str, AdoptRecord]:
-        """The text to run, and why. Never raises: an error is a miss with its reason."""
+        """Return the text to run, and why. An error is not raised: it is a miss with its reason."""
         try:
-            with keeping(no_store=adopt_request.no_store):
+            with retention_scope(Retention(adopt_request.no_store)):
                 return self._find(adopt_request)
         except Exception as error:
             log.debug("a lookup failed", exc_info=True)
-            return adopt_request.text, AdoptRecord(reason=f"the lookup failed: {type(error).__name__}")
+            return adopt_request.text, AdoptRecord(
+                reason=f"the lookup failed: {type(error).__name__}"
+            )
 
     def learn(self, adopt_request: AdoptRequest, provenance: AdoptRecord) -> None:
-        """After the answer: make the prompt a donor, unless another one ran in its place."""
+        """Make the prompt a donor after its answer, unless another prompt ran in its place."""
         decision = provenance.decision
         if decision is None or not adopt_request.text.strip():
             return
+        # The engine's server has the answer and the state; the cache needs the prompt alone.
         ran = Completion("", (), decision.tokens, 0, capture=lambda: NO_STATE)
         self._cache.keep(_prepared(adopt_request), decision, decision.plan, ran)
 
@@ -117,27 +170,49 @@ class Adopter:
             donor = chosen.donors[0]
             # No state is read, which is what counts as a use otherwise.
             self._store.touch(donor.id)
-            return donor.prompt, AdoptRecord("adopt", chosen.match.level, donor.id, chosen.match.score, "", decision)
+            return donor.prompt, AdoptRecord(
+                "adopt", chosen.match.level, donor.id, chosen.match.score, "", decision
+            )
 
-        same = "this very prompt ran before: vLLM's prefix cache has it" if chosen.method == "exact" else ""
+        same = (
+            "this very prompt ran before: vLLM's prefix cache has it"
+            if chosen.method == "exact"
+            else ""
+        )
         return adopt_request.text, AdoptRecord(reason=same or chosen.reason, decision=decision)
 
 
 def _prepared(adopt_request: AdoptRequest) -> Prepared:
     request = Request(
-        "", adopt_request.text, adopt_request.text, partition=adopt_request.partition, no_store=adopt_request.no_store
+        "",
+        adopt_request.text,
+        adopt_request.text,
+        partition=adopt_request.partition,
+        no_store=adopt_request.no_store,
     )
     # Characters as tokens: there is no tokenizer here, and equal texts have equal ones.
     return Prepared(request, tuple(map(ord, adopt_request.text)), epoch=adopt_request.context)
 
 
 class InputEmbeddings:
-    """Embeds texts as the mean of the served model's input embeddings, read from its weight files, in a process without the model. A text
-    without tokens gives zeros. The table (vocabulary x hidden, float32) is read at once: a first request that waits for it would miss.
+    """Mean of the served model's input embeddings, for a process without the model.
 
-    epoch  names the table for whoever keeps vectors made with it
+    The table (vocabulary x hidden, float32) is read from the weight files when the object is made,
+    because a first request that waits for it would miss.
 
-    Raises: ModelError if the folder's weight files hold no input embeddings.
+    Parameters
+    ----------
+    folder : Path
+        Folder of the model's safetensors files.
+    tokenizer : Any
+        The model's tokenizer.
+    epoch : str
+        Name of the table, for vectors that are kept.
+
+    Raises
+    ------
+    ModelError
+        If the folder's weight files hold no input embeddings.
     """
 
     def __init__(self, folder: Path, tokenizer: Any, epoch: str) -> None:
@@ -147,7 +222,10 @@ class InputEmbeddings:
         self._table = self._read()
 
     def embed_text(self, text: str) -> NDArray[np.float32]:
-        """Mean of a text's token embeddings, of length one: `[hidden]` float32."""
+        """Return the mean of a text's token embeddings, `[hidden]` float32 of length 1.
+
+        A text without tokens gives zeros.
+        """
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         if not ids:
             return np.zeros(self._table.shape[1], dtype=np.float32)
@@ -163,5 +241,6 @@ class InputEmbeddings:
                         return file.get_tensor(name).float().numpy()
 
         raise ModelError(
-            f"no input embeddings (*embed_tokens.weight) in {self.folder}: set index_encoder to a sentence-transformers model"
+            f"no input embeddings (*embed_tokens.weight) in {self.folder}: set index_encoder to a "
+            "sentence-transformers model"
         )

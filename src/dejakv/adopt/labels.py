@@ -1,7 +1,9 @@
-"""Labels of approximate answers that vLLM's OpenAI server does not show: a header, and a last event of a stream.
+"""Labels of approximate answers that vLLM's OpenAI server does not show.
 
-vLLM puts what a KV connector says of a request into the bodies of unstreamed answers, of several prompts or samples those of one.
-This module notes it for all requests of one HTTP call, where the server's engine client hands out their results.
+A label is a header, and a last event of a stream. vLLM puts what a KV connector says of a request
+into the bodies of unstreamed answers; of several prompts or samples, it puts what is said of one.
+This module notes it for all requests of one HTTP call, where the server's engine client hands out
+their results.
 """
 
 import json
@@ -14,36 +16,49 @@ from dejakv.http.errors import Send
 
 HEADER = b"x-dejakv-approximate"
 STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-"""Paths whose streams show the label: by an event of ours before `[DONE]`, or, of responses, in vLLM's `response.completed`."""
+"""Paths whose streams show the label.
+
+It is an event of ours before `[DONE]`, or, of responses, a field of vLLM's `response.completed`.
+"""
 
 _DONE = b"data: [DONE]"
 _notes: ContextVar["AnswerNotes | None"] = ContextVar("dejakv_labels", default=None)
 
 
 class AnswerNotes:
-    """What the connector said of the requests of one HTTP call."""
+    """Reports of the connector on the requests of one HTTP call."""
 
     def __init__(self) -> None:
-        self.said: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
 
     def note(self, output: Any) -> None:
-        """Take the parameters of a result, if it has any of ours."""
+        """Note the connector's report in a result (`kv_transfer_params.dejakv`), if it has one."""
         params = getattr(output, "kv_transfer_params", None)
         if isinstance(params, dict) and isinstance(params.get("dejakv"), dict):
-            self.said.append(params["dejakv"])
+            self.reports.append(params["dejakv"])
 
     @property
     def approximate(self) -> bool:
-        """Whether any part of the answer is."""
-        return any(report.get("approximate") for report in self.said)
+        """Whether any part of the answer is approximate."""
+        return any(report.get("approximate") for report in self.reports)
 
     def label(self) -> dict[str, Any]:
-        """Return what is said of the call: of an approximate request, if there is one."""
-        return next((report for report in self.said if report.get("approximate")), self.said[0])
+        """Return the report for the whole call: an approximate request's, if there is one."""
+        return next(
+            (report for report in self.reports if report.get("approximate")), self.reports[0]
+        )
 
 
-def watch(client: Any) -> bool:
-    """Note what the results of an engine client say, from now on. False for a client that hands out none."""
+def note_results(client: Any) -> bool:
+    """Note the reports in the results of an engine client, from now on.
+
+    Its `generate` is replaced, once, by a function that passes the results on.
+
+    Returns
+    -------
+    bool
+        False for a client that hands out no results.
+    """
     generate = getattr(client, "generate", None)
     if generate is None:
         return False
@@ -55,11 +70,15 @@ def watch(client: Any) -> bool:
 
         noting.dejakv = True  # pyright: ignore[reportFunctionMemberAccess]
         client.generate = noting
+
     return True
 
 
 async def _noted(results: Any, notes: AnswerNotes | None) -> AsyncIterator[Any]:
-    """Pass results on; a caller that leaves closes the engine's own iterator, which aborts the request."""
+    """Pass results on, and close the engine's iterator at the end.
+
+    A caller that leaves closes it, too, which aborts the request.
+    """
     try:
         async for output in results:
             if notes is not None:
@@ -69,17 +88,23 @@ async def _noted(results: Any, notes: AnswerNotes | None) -> AsyncIterator[Any]:
         await results.aclose()
 
 
-def labelling(send: Send, asks: bool) -> Send:
+def label_answers(send: Send, asks: bool) -> Send:
     """Wrap `send` for one HTTP call, whose requests' results are noted in this context.
 
-    asks: the client asked for what the connector says, so that a stream tells it also of an exact answer.
+    Parameters
+    ----------
+    send : Send
+        The server's function.
+    asks : bool
+        Whether the client asked for the connector's report, so that a stream carries it also for an
+        exact answer.
     """
     notes, first = AnswerNotes(), bytearray()
     # The engine's client runs in this context, and so finds this call's notes.
     _notes.set(notes)
 
     async def sent(message: Any) -> None:
-        if message["type"] == "http.response.start" and notes.said:
+        if message["type"] == "http.response.start" and notes.reports:
             value = b"true" if notes.approximate else b"false"
             message = {**message, "headers": [*message.get("headers", []), (HEADER, value)]}
         elif message["type"] == "http.response.body" and message.get("body"):
@@ -87,8 +112,11 @@ def labelling(send: Send, asks: bool) -> Send:
             # The first event has the id and model that the last one repeats.
             if not first:
                 first.extend(body)
-            if _DONE in body and notes.said and (asks or notes.approximate):
-                message = {**message, "body": body.replace(_DONE, _event(bytes(first), notes) + _DONE)}
+            if _DONE in body and notes.reports and (asks or notes.approximate):
+                message = {
+                    **message,
+                    "body": body.replace(_DONE, _event(bytes(first), notes) + _DONE),
+                }
 
         await send(message)
 
@@ -96,7 +124,7 @@ def labelling(send: Send, asks: bool) -> Send:
 
 
 def _event(first: bytes, notes: AnswerNotes) -> bytes:
-    """Make the event before the end of a stream: a chunk without choices, as the one with the usage, with the label."""
+    """Make the event before the end of a stream: a chunk with the label and without choices."""
     chunk: dict[str, Any] = {}
     with suppress(ValueError):
         chunk = json.loads(first.split(b"\n", 1)[0].removeprefix(b"data: "))

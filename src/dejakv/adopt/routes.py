@@ -1,7 +1,7 @@
-"""Who may use which of the OpenAI server's routes: everybody, a client with a key, or the operator.
+"""Audience of each route of the OpenAI server: everybody, a client with a key, or the operator.
 
-What is not listed is the operator's, so that a route of a new vLLM is closed until it was looked at. `tests/adopt`
-compares the lists with the routes of vLLM's own application.
+A route that is not listed is the operator's, so that a route of a new vLLM is closed until it was
+looked at. `tests/adopt` compares the lists with the routes of vLLM's own application.
 """
 
 from collections.abc import Mapping
@@ -37,20 +37,22 @@ CLIENT = frozenset(
         "/detokenize",
     }
 )
-"""POST with a JSON object, in which the partition is replaced by the key's (`openai_body.own`)."""
+"""POST with a JSON object, which `openai_body.restrict_to_partition` gives the key's partition."""
 
 ADOPTING = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Paths among these with adoption."""
 
 
 def audience(scope: Mapping[str, Any]) -> Audience:
-    """Who may send this request. Method and path must be exactly those that are listed; a WebSocket is the operator's."""
+    """Return who may send this request.
+
+    Method and path must be exactly those that are listed; a WebSocket is the operator's.
+    """
     method, path = scope.get("method"), route_path(scope)
     if scope["type"] != "http":
         return "operator"
-    if (method, path) in EVERYBODY or (
-        method == "OPTIONS" and path in CLIENT
-    ):  # OPTIONS: a browser asks before it sends
+    # OPTIONS: a browser asks before it sends.
+    if (method, path) in EVERYBODY or (method == "OPTIONS" and path in CLIENT):
         return "everybody"
 
     return "client" if method == "POST" and path in CLIENT else "operator"

@@ -1,1 +1,1 @@
-"""How a donor's state becomes a request's: token maps, selectors, schedules, moved keys, pruning."""
+"""Blends: donors' KV entries token by token, with the other tokens recomputed."""

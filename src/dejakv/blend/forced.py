@@ -1,7 +1,9 @@
-"""Forced tokens, recomputed whatever the share: changed tokens, the rest of their sentences, short copied runs, and the question.
+"""Forced tokens, which are recomputed whatever the share.
 
-Too little recomputation does not degrade gracefully: on edited documents a model answers as before the edit. KV of equal
-text after a changed value still tells of the old value, so the rest of the sentence goes with it.
+They are changed tokens, the rest of their sentences, short copied runs, and the question. Too
+little recomputation does not degrade gracefully: on edited documents a model answers as before the
+edit. KV of equal text after a changed value still tells of the old value, so the rest of the
+sentence goes with it.
 """
 
 from dataclasses import dataclass
@@ -9,38 +11,53 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.blend.sentences import Sentences, rarity, segments, weights_of
+from dejakv.blend.sentences import Sentences, rarity, split_sentences, weights_of
 from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs
 
-COPIED = 6
+COPIED_CONTEXT = 6
 """Common context (left counted double) from which text counts as copied."""
 NEW_SHARE = 0.5
-"""A sentence is new if less than this of its weight (rare tokens weigh more) was found in one donor sentence."""
-LEAST_SIMILARITY = 0.2
-"""A token that matches its donor token less counts as changed."""
+"""Share of a sentence's weight below which it is new.
+
+The weight (rare tokens weigh more) is that which stands in one donor sentence.
+"""
+MIN_SIMILARITY = 0.2
+"""Similarity to its donor token below which a token counts as changed."""
 SHORT = 8
-"""A copied run of fewer tokens stood in other text: a path in another tool's result has the state of that result. Such tokens, left as they
-were, made most of the divergence of agent turns (docs/results/fidelity.md)."""
+"""Tokens below which a copied run is recomputed, since it stood in other text.
+
+A path in another tool's result has the state of that result. Such tokens, left as they were, made
+most of the divergence of agent turns (docs/results/fidelity.md).
+"""
 LONGEST_TAIL = 64
+"""Maximum tokens of the question, if the settings name no number."""
 OPENING = 16
-"""Tokens at most that count as the first sentence of a donor."""
+"""Maximum tokens that count as the first sentence of a donor."""
 
 
 @dataclass(frozen=True)
 class ForcedTokens:
-    """Forced tokens of a prompt. Arrays are `[tokens]` bool.
+    """Forced tokens of a prompt.
 
-    forced   recomputed whatever the share
-    changed  changed tokens before the question, each forced or left
-    tail     number of tokens of the question, at the end
-    left     not to be chosen: sentences beyond the budget, of which a part alone would be half a sentence, and the exact prefix
-    exact    tokens of the exact prefix, whose state stays as it is
+    Attributes
+    ----------
+    forced : bool array, shape [tokens]
+        Tokens that are recomputed whatever the share.
+    changed : bool array, shape [tokens]
+        Changed tokens before the question, whether forced or left.
+    tail : int
+        Number of tokens of the question, at the end.
+    excluded : bool array, shape [tokens]
+        Tokens that must not be chosen: the exact prefix, and sentences beyond the budget, of which
+        a part would be half a sentence.
+    exact : int
+        Tokens of the exact prefix, whose state stays as it is.
     """
 
     forced: NDArray[np.bool_]
     changed: NDArray[np.bool_]
     tail: int
-    left: NDArray[np.bool_]
+    excluded: NDArray[np.bool_]
     exact: int = 0
 
     @property
@@ -49,7 +66,7 @@ class ForcedTokens:
         return float(self.forced.mean())
 
 
-def need(
+def mark_forced(
     target: Ids,
     donors: DonorTokens,
     donor_map: TokenMap,
@@ -59,31 +76,54 @@ def need(
     budget: float | None = None,
     exact: int = 0,
 ) -> ForcedTokens:
-    """Mark the forced tokens: every token that differs from its donor token, in new sentences also those that equal it by chance, and
-    the rest of their sentences; copied runs of fewer than `SHORT` tokens; and the question.
+    """Mark the forced tokens.
 
-    tail    tokens of the question; None: the last sentence of at least 4 tokens (at most 64)
-    budget  share of the tokens that may be forced, None for no limit: sentences are taken whole while they fit, those with edits
-            first, then new ones, then reworded ones, short before long
-    exact   tokens of the exact prefix, fewer than there are
+    These are every token that differs from its donor token (in new sentences also those that equal
+    it by chance) with the rest of its sentence, copied runs of fewer than `SHORT` tokens, and the
+    question.
 
+    Parameters
+    ----------
+    target : Ids, shape [tokens]
+        Tokens of the prompt.
+    donors : DonorTokens
+        Tokens of the donors.
+    donor_map : TokenMap
+        Token map of the prompt.
+    ends : Ids, optional
+        Ids of tokens that end a sentence.
+    tail : int, optional
+        Tokens of the question. None takes the last sentence of at least 4 tokens, at most 64.
+    budget : float, optional
+        Share of the tokens that may be forced. None for no limit. Sentences are taken whole while
+        they fit: those with edits first, then new ones, then reworded ones, short before long.
+    exact : int
+        Tokens of the exact prefix, fewer than there are.
+
+    Examples
+    --------
     >>> donor_map = TokenMap(np.arange(6), np.ones(6, np.float32), np.full(6, 12))
-    >>> need(np.array([5, 6, 1, 7, 8, 9]), DonorTokens.of([5, 6, 2, 7, 8, 9]), donor_map, tail=1).forced.tolist()
+    >>> donors = DonorTokens.of([5, 6, 2, 7, 8, 9])
+    >>> mark_forced(np.array([5, 6, 1, 7, 8, 9]), donors, donor_map, tail=1).forced.tolist()
     [False, False, True, True, True, True]
     """
     n = len(target)
-    sentences = segments(target, ends)
+    sentences = split_sentences(target, ends)
     rows = min(n, question_length(sentences, n) if tail is None else tail)
     forced = np.zeros(n, dtype=bool)
     forced[n - rows :] = True
 
-    donor_sentences = segments(donors.ids, ends, donors.starts)
+    donor_sentences = split_sentences(donors.ids, ends, donors.starts)
     differs = donors.ids[donor_map.source] != target
-    edits = _edits(donor_map, differs, donors, donor_sentences) | _openings(donor_map, donors, donor_sentences)
+
+    edits = _edits(donor_map, differs, donors, donor_sentences) | _openings(
+        donor_map, donors, donor_sentences
+    )
     new = _new_sentences(target, donors, donor_map, sentences, donor_sentences)
-    unknown = new[sentences.number] & (differs | (donor_map.context < COPIED))
+
+    unknown = new[sentences.number] & (differs | (donor_map.context < COPIED_CONTEXT))
     lost = differs | unknown | _foreign(target, donors, donor_map, sentences, donor_sentences)
-    changed = edits | lost | (donor_map.similarity < LEAST_SIMILARITY)
+    changed = edits | lost | (donor_map.similarity < MIN_SIMILARITY)
     # The question is computed in any case.
     changed[n - rows :] = False
     changed[:exact] = False
@@ -107,10 +147,15 @@ def need(
 
 
 def _affordable(
-    to_recompute: NDArray[np.bool_], edits: NDArray[np.bool_], new: NDArray[np.bool_], sentences: Sentences, rows: int
+    to_recompute: NDArray[np.bool_],
+    edits: NDArray[np.bool_],
+    new: NDArray[np.bool_],
+    sentences: Sentences,
+    rows: int,
 ) -> NDArray[np.bool_]:
-    """Of the wanted rows those of the first sentences, by rank and then length, that `rows` rows pay for."""
+    """Mark the rows of the first sentences, by rank and then length, that `rows` rows pay for."""
     size = np.bincount(sentences.number[to_recompute], minlength=len(sentences))
+    # Edits matter most: without them the model answers as before the edit.
     rank = np.where(new, 1, 2)
     rank[sentences.number[to_recompute & edits]] = 0
 
@@ -123,7 +168,10 @@ def _affordable(
 
 
 def question_length(sentences: Sentences, n: int) -> int:
-    """Count the tokens from the start of the last sentence of at least 4 tokens to the end, at most 64."""
+    """Count the tokens from the start of the last sentence of at least 4 tokens to the end.
+
+    The count is at most 64.
+    """
     long = np.flatnonzero(sentences.stops - sentences.starts >= 4)
     start = int(sentences.starts[long[-1]]) if long.size else 0
     return max(1, min(n - start, LONGEST_TAIL))
@@ -132,7 +180,9 @@ def question_length(sentences: Sentences, n: int) -> int:
 def rest_of_sentence(changed: NDArray[np.bool_], sentences: Sentences) -> NDArray[np.bool_]:
     """Mark the changed tokens and, in each sentence, all tokens behind the first of them.
 
-    >>> parts = segments(np.array([5, 1, 6, 7, 1]), ends=np.array([1]))
+    Examples
+    --------
+    >>> parts = split_sentences(np.array([5, 1, 6, 7, 1]), ends=np.array([1]))
     >>> rest_of_sentence(np.array([False, False, False, True, False]), parts).tolist()
     [False, False, False, True, True]
     """
@@ -142,22 +192,33 @@ def rest_of_sentence(changed: NDArray[np.bool_], sentences: Sentences) -> NDArra
     return index >= first[sentences.number]
 
 
-def _openings(donor_map: TokenMap, donors: DonorTokens, donor_sentences: Sentences) -> NDArray[np.bool_]:
-    """A prompt's first token holds the attention sink: its state belongs to the first place and to no other, and no other
-    belongs there. And the first sentence of a prompt (at most 16 tokens) was computed with next to nothing before it: moved
-    behind other text, it is computed anew (LegoLink, arXiv 2410.15332, recomputes the first tokens of every chunk)."""
+def _openings(
+    donor_map: TokenMap, donors: DonorTokens, donor_sentences: Sentences
+) -> NDArray[np.bool_]:
+    """Mark tokens whose state belongs to the beginning of a prompt and was moved, or moved there.
+
+    A prompt's first token holds the attention sink: its state belongs to the first place and to no
+    other, and no other belongs there. The first sentence of a prompt (at most 16 tokens) was
+    computed with next to nothing before it, so behind other text it is computed anew (LegoLink,
+    arXiv 2410.15332, recomputes the first tokens of every passage).
+    """
     place, target_places = donors.positions[donor_map.source], np.arange(len(donor_map))
     starts = np.asarray(donors.starts)[donors.number[donor_map.source]]
-    opening = (donor_sentences.number[donor_map.source] == donor_sentences.number[starts]) & (place < OPENING)
+    opening = (donor_sentences.number[donor_map.source] == donor_sentences.number[starts]) & (
+        place < OPENING
+    )
     return ((place == 0) | (target_places == 0) | opening) & (place != target_places)
 
 
 def _edits(
     donor_map: TokenMap, differs: NDArray[np.bool_], donors: DonorTokens, donor_sentences: Sentences
 ) -> NDArray[np.bool_]:
-    """Tokens that differ although both neighbours were copied from one sentence, and tokens behind a deletion."""
+    """Mark differing tokens between copied neighbours about as far apart in the donor.
+
+    The first token after a deletion of at most 5 donor tokens within a sentence is marked as well.
+    """
     n = len(donor_map)
-    copied = ~differs & (donor_map.context >= COPIED)
+    copied = ~differs & (donor_map.context >= COPIED_CONTEXT)
     index = np.arange(n)
     before = np.maximum.accumulate(np.where(~differs, index, -1))
     after = np.minimum.accumulate(np.where(~differs, index, n)[::-1])[::-1]
@@ -165,46 +226,78 @@ def _edits(
     before_place, after_place = np.maximum(before, 0), np.minimum(after, n - 1)
     gap = donor_map.source[after_place] - donor_map.source[before_place]
     # Aligned: both neighbours are in copied text and stand about as far apart in the donor.
-    aligned = inner & (gap > 0) & (gap <= after_place - before_place + 4) & copied[before_place] & copied[after_place]
+    aligned = (
+        inner
+        & (gap > 0)
+        & (gap <= after_place - before_place + 4)
+        & copied[before_place]
+        & copied[after_place]
+    )
 
     jump = np.zeros(n, dtype=bool)
     step = donor_map.source[1:] - donor_map.source[:-1]
-    same = donor_sentences.number[donor_map.source[1:]] == donor_sentences.number[donor_map.source[:-1]]
+    same = (
+        donor_sentences.number[donor_map.source[1:]]
+        == donor_sentences.number[donor_map.source[:-1]]
+    )
     # A few of the donor's tokens are skipped: here they were deleted.
     jump[1:] = (step > 1) & (step <= 6) & same & copied[1:] & copied[:-1]
     return aligned | jump
 
 
 def _foreign(
-    target: Ids, donors: DonorTokens, donor_map: TokenMap, sentences: Sentences, donor_sentences: Sentences
+    target: Ids,
+    donors: DonorTokens,
+    donor_map: TokenMap,
+    sentences: Sentences,
+    donor_sentences: Sentences,
 ) -> NDArray[np.bool_]:
-    """Rare tokens whose equal was found in another sentence than most of their sentence was: "rome" from someone else's home."""
+    """Mark rare tokens whose equal stands in another sentence than most of their sentence does.
+
+    An example is "rome" from someone else's home.
+    """
     weight = weights_of(target, *rarity(donors.ids, donor_sentences))
     source_sentence = donor_sentences.number[donor_map.source]
-    keys, count = np.unique(sentences.number * len(donor_sentences) + source_sentence, return_counts=True)
+    keys, count = np.unique(
+        sentences.number * len(donor_sentences) + source_sentence, return_counts=True
+    )
+
     order = np.lexsort((count, keys // len(donor_sentences)))
     main_sentence = np.zeros(len(sentences), dtype=np.int64)
     main_sentence[keys[order] // len(donor_sentences)] = keys[order] % len(donor_sentences)
 
-    inside = np.arange(len(target)) > 0  # the first token opens the prompt, and is part of no sentence
+    # The first token opens the prompt, and is part of no sentence.
+    inside = np.arange(len(target)) > 0
     return (
         inside
         & (source_sentence != main_sentence[sentences.number])
-        & (donor_map.context < COPIED)
+        & (donor_map.context < COPIED_CONTEXT)
         & (weight > 0.5 * weight.max())
     )
 
 
 def _new_sentences(
-    target: Ids, donors: DonorTokens, donor_map: TokenMap, sentences: Sentences, donor_sentences: Sentences
+    target: Ids,
+    donors: DonorTokens,
+    donor_map: TokenMap,
+    sentences: Sentences,
+    donor_sentences: Sentences,
 ) -> NDArray[np.bool_]:
-    """Which target sentences have no counterpart: too little of their weight was found in any one donor sentence."""
+    """Return which target sentences have no counterpart.
+
+    Too little of their weight stands in any one donor sentence.
+    """
     weight = weights_of(target, *rarity(donors.ids, donor_sentences))
     equal = donors.ids[donor_map.source] == target
-    pair = sentences.number.astype(np.int64) * len(donor_sentences) + donor_sentences.number[donor_map.source]
+    pair = (
+        sentences.number.astype(np.int64) * len(donor_sentences)
+        + donor_sentences.number[donor_map.source]
+    )
     keys, inverse = np.unique(pair, return_inverse=True)
 
     mass = np.bincount(inverse, weights=weight * equal, minlength=keys.size)
     best_mass = np.zeros(len(sentences))
     np.maximum.at(best_mass, keys // len(donor_sentences), mass)
-    return best_mass < NEW_SHARE * np.bincount(sentences.number, weights=weight, minlength=len(sentences))
+    return best_mass < NEW_SHARE * np.bincount(
+        sentences.number, weights=weight, minlength=len(sentences)
+    )

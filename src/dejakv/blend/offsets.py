@@ -1,12 +1,15 @@
-"""K and V of rows that are not computed, moved by what computed rows near them show (KVCOMM, arXiv 2510.12872).
+"""Offsets: K and V of rows that are not computed, moved by what computed rows near them show.
 
-Text that was computed behind other text has other K and V, and the difference is alike in neighbouring rows. KVCOMM keeps
-anchors that tell of it; here the rows that a blend computes anyway are the anchors. What they show is carried on as the mean
-of a Gaussian process: rows of one run covary by exp(-distance / REACH), each row adds noise of its own. Far from any computed
-row nothing is changed, and an identical donor stays as it is. The weights follow from positions alone, so one matrix serves
-all layers and heads. Keys are taken as they are rotated: neighbours are rotated almost alike.
+The idea is KVCOMM's (arXiv 2510.12872). Text that was computed behind other text has other K and V,
+and the difference is alike in neighbouring rows. KVCOMM stores anchors that tell of it. Here the
+rows that a blend computes anyway are the anchors. What they show is carried on as the mean of a
+Gaussian process: rows of one run covary by exp(-distance / REACH), and each row adds noise of its
+own. Far from any computed row nothing is changed, and an identical donor stays as it is. The
+weights follow from positions alone, so one matrix serves all layers and heads. Keys are taken as
+they are rotated, since neighbours are rotated almost alike.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,43 +23,156 @@ from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs
 REACH = 100.0
 """Tokens over which the difference fades."""
 NOISE = 4.0
-"""Variance of a row's own part of the difference, relative to the part in common with its neighbours."""
+"""Variance of a row's own part of the difference, relative to the part shared with neighbours."""
 PIECE = 512
-"""Rows of a run treated together. It bounds the matrices: the cost grows with the prompt's length times this."""
+"""Rows of a run treated together, which bounds the matrices.
+
+The cost grows with the prompt's length times this.
+"""
+
+
+BATCH_BYTES = 64 << 20
+"""Maximum bytes of the weights of a batch, padding among them."""
 
 
 @dataclass(frozen=True)
 class OffsetCorrection:
-    """For one piece: the rows `rest` move by `weights @ (difference of the rows anchors)`.
+    """Correction of one piece: rows `rest` move by `weights @ (fresh - state)` of rows `anchors`.
 
-    rest     `[r]` rows of the prompt
-    anchors  `[s]` rows of the prompt; `at` `[s]`: their places among the computed rows
-    weights  `[r, s]` float32
+    Attributes
+    ----------
+    rest : Tensor, shape [r]
+        Rows of the prompt that move.
+    anchors : Tensor, shape [s]
+        Computed rows of the prompt.
+    anchor_places : Tensor, shape [s]
+        Places of the anchors among the computed rows.
+    weights : Tensor, shape [r, s]
+        Weights, float32.
     """
 
     rest: Tensor
     anchors: Tensor
-    at: Tensor
+    anchor_places: Tensor
     weights: Tensor
 
 
-def runs_of(target: Ids, donors: DonorTokens, donor_map: TokenMap, exact: int = 0) -> Ids:
-    """Which rows tell of each other: the number of the copied run, in pieces of at most `PIECE` rows, that each row is part of,
-    `[tokens]`; -1 for a row whose state is another token's (it tells nothing) and for the first `exact` (they need no
-    correction)."""
+@dataclass(frozen=True)
+class CorrectionBatch:
+    """Corrections of several pieces as one product of matrices, for K and V at once.
+
+    Pieces are padded to the longest: moving rows are repeated, and anchors weigh nothing.
+
+    Attributes
+    ----------
+    rest : Tensor, shape [pieces * r]
+        Rows of the prompt that move.
+    anchors : Tensor, shape [pieces * s]
+        Computed rows of the prompt.
+    anchor_places : Tensor, shape [pieces * s]
+        Places of the anchors among the computed rows.
+    weights : Tensor, shape [2 * pieces, r, s]
+        Weights, float32, once for K and once for V.
+    """
+
+    rest: Tensor
+    anchors: Tensor
+    anchor_places: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, correction_list: list[OffsetCorrection]) -> "CorrectionBatch | None":
+        """Join corrections in host memory; None if most of the batch would be padding."""
+        rest_size = max(len(part.rest) for part in correction_list)
+        anchors_size = max(len(part.anchors) for part in correction_list)
+        if 8 * len(correction_list) * rest_size * anchors_size > BATCH_BYTES:
+            return None
+
+        weights = torch.zeros(2, len(correction_list), rest_size, anchors_size)
+        for number, part in enumerate(correction_list):
+            weights[:, number, : len(part.rest), : len(part.anchors)] = part.weights
+            # A repeated row moves as the row itself does.
+            weights[:, number, len(part.rest) :, : len(part.anchors)] = part.weights[-1]
+
+        def padded(rows: list[Tensor], size: int) -> Tensor:
+            return torch.cat(
+                [torch.cat((each, each[-1:].expand(size - len(each)))) for each in rows]
+            )
+
+        return cls(
+            padded([part.rest for part in correction_list], rest_size),
+            padded([part.anchors for part in correction_list], anchors_size),
+            padded([part.anchor_places for part in correction_list], anchors_size),
+            weights.flatten(0, 1),
+        )
+
+    def mapped(self, upload: Callable[[Tensor], Tensor]) -> "CorrectionBatch":
+        """Return the batch with each tensor uploaded."""
+        parts = self.rest, self.anchors, self.anchor_places, self.weights
+        return CorrectionBatch(*map(upload, parts))
+
+    def corrected(self, fresh: Tensor, before: Tensor) -> Tensor:
+        """Return the corrected rows `rest`, as `corrected` does for one piece, in four operations.
+
+        Parameters
+        ----------
+        fresh : Tensor, shape [2, pieces * s, kv_heads, head_dim]
+            Fresh K and V of the anchors.
+        before : Tensor, shape [2, pieces * (s + r), kv_heads, head_dim]
+            K and V of the donors: of the anchors, then of the rows that move.
+        """
+        anchors, rest = before.split((len(self.anchors), len(self.rest)), dim=1)
+        # In half precision a difference of two near numbers has few digits left.
+        shift = fresh - anchors.float()
+        moved = self.weights @ shift.view(len(self.weights), self.weights.shape[2], -1)
+        corrected = torch.empty(rest.shape, dtype=rest.dtype, device=rest.device)
+        return torch.add(rest, moved.view(rest.shape), out=corrected)
+
+
+def offset_runs(target: Ids, donors: DonorTokens, donor_map: TokenMap, exact: int = 0) -> Ids:
+    """Return which rows tell of each other.
+
+    Parameters
+    ----------
+    target : Ids, shape [tokens]
+        Tokens of the prompt.
+    donors : DonorTokens
+        Tokens of the donors.
+    donor_map : TokenMap
+        Token map of the prompt.
+    exact : int
+        Tokens of the exact prefix, which need no correction.
+
+    Returns
+    -------
+    Ids, shape [tokens]
+        Number of the copied run, in pieces of at most `PIECE` rows, that each row is part of. It is
+        -1 for a row of the exact prefix, and for one whose state is another token's, which tells
+        nothing.
+    """
     first, _ = equal_runs(target, donors, donor_map.source)
     index = np.arange(len(donor_map))
     begins = np.maximum(first, exact)
     informative = (donors.ids[donor_map.source] == target) & (index >= exact)
+    # Counted up where a run begins, and every PIECE rows behind that.
     number = np.cumsum((index - begins) % PIECE == 0) - 1
     return np.where(informative, number, -1)
 
 
-def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None = None) -> list[OffsetCorrection]:
-    """What the computed rows (`[rows]`, ascending) say about the others, for each piece that has both.
+def corrections(
+    runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None = None
+) -> list[OffsetCorrection]:
+    """Compute what the computed rows say about the others, for each piece that has both.
 
-    runs     see `runs_of`
-    changed  see `Surroundings`: each token moves by this share of the difference; None: by all of it
+    Parameters
+    ----------
+    runs : Ids, shape [tokens]
+        Runs of the rows (see `offset_runs`).
+    computed : Tensor, shape [rows]
+        Computed rows, ascending.
+    changed : float32 array, shape [tokens], optional
+        Share of the difference by which each token moves (see `TextSurroundings`). None for all of
+        it.
     """
     rows = computed.cpu().numpy()
     is_computed = np.zeros(len(runs), dtype=bool)
@@ -75,7 +191,12 @@ def corrections(runs: Ids, computed: Tensor, changed: NDArray[np.float32] | None
 
         anchor_places = np.searchsorted(rows, anchors)
         correction_list.append(
-            OffsetCorrection(*(_tensor(part, computed.device) for part in (rest, anchors, anchor_places, weights)))
+            OffsetCorrection(
+                *(
+                    _tensor(part, computed.device)
+                    for part in (rest, anchors, anchor_places, weights)
+                )
+            )
         )
     return correction_list
 
@@ -90,18 +211,38 @@ def _covariance(row_places: Ids, column_places: Ids) -> NDArray[np.float64]:
     return np.exp(-np.abs(row_places[:, None] - column_places[None]) / REACH)
 
 
-def correct(state: Tensor, fresh: Tensor, correction_list: list[OffsetCorrection]) -> None:
-    """Moves rows of `state` `[batch, kv_heads, tokens, head_dim]` in place. `fresh`: the same of the computed rows, in their order;
-    `state` still has the donor's state there."""
+def apply_corrections(
+    state: Tensor, fresh: Tensor, correction_list: list[OffsetCorrection]
+) -> None:
+    """Move rows of `state` in place.
+
+    Parameters
+    ----------
+    state : Tensor, shape [batch, kv_heads, tokens, head_dim]
+        State in which the computed rows still have the donor's.
+    fresh : Tensor, shape [batch, kv_heads, rows, head_dim]
+        Newly computed state of the computed rows, in their order.
+    correction_list : list[OffsetCorrection]
+        Corrections to apply (see `corrections`).
+    """
     for part in correction_list:
         state.index_copy_(2, part.rest, corrected(state, fresh, part))
 
 
 def corrected(state: Tensor, fresh: Tensor, part: OffsetCorrection) -> Tensor:
-    """What becomes of the rows `part.rest` of `state`: `[batch, kv_heads, r, head_dim]`. See `correct`."""
+    """Return the corrected rows `part.rest` of `state`, `[batch, kv_heads, r, head_dim]`.
+
+    The arguments are those of `apply_corrections`.
+    """
     # In half precision a difference of two near numbers has few digits left.
-    shift = fresh.index_select(2, part.at).float() - state.index_select(2, part.anchors).float()
+    shift = (
+        fresh.index_select(2, part.anchor_places).float()
+        - state.index_select(2, part.anchors).float()
+    )
+
     before = state.index_select(2, part.rest)
     heads = before.flatten(0, 1)
     weights = part.weights.expand(len(heads), -1, -1)
-    return torch.baddbmm(heads.float(), weights, shift.flatten(0, 1)).to(state.dtype).view_as(before)
+    return (
+        torch.baddbmm(heads.float(), weights, shift.flatten(0, 1)).to(state.dtype).view_as(before)
+    )

@@ -1,15 +1,16 @@
-"""KV cache pruned layer by layer to the tokens attended to by the prompt's end (SemShareKV, arXiv 2509.24832; SnapKV,
-arXiv 2404.14469).
+"""KV cache pruned layer by layer to the tokens that the prompt's end attends to.
+
+The methods are SemShareKV's (arXiv 2509.24832) and SnapKV's (arXiv 2404.14469).
 
     cache = PrunableDynamicCache.prefill(model, ids, PruneConfig())
     model.generate(ids, past_key_values=cache, attention_mask=torch.ones_like(ids))
 
-Layers keep different numbers of tokens: decoding continues one token at a time, at the true positions.
+Layers keep different numbers of tokens: decoding continues one token at a time, at the true
+positions.
 """
 
 import math
 import weakref
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 import torch
@@ -18,7 +19,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from dejakv.blend.attention_probe import AttentionProbe
 from dejakv.errors import InputError, ModelError
-from dejakv.settings import NumberRange, Positive, check_fields
+from dejakv.settings import NumberRange, Positive, strict_dataclass
 
 Policy = Literal["attention", "snapkv", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -27,36 +28,45 @@ _hooked: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models with the hooks of pruned decoding."""
 
 
-@dataclass(frozen=True)
+@strict_dataclass()
 class PruneConfig:
-    """Settings of pruning.
-
-    policy         `attention`: the fewest tokens with `recovery` of the window's attention; `snapkv`: the highest attention,
-                   smoothed over 7 neighbours; `none`: everything
-    keep_first, keep_last  maximum share of tokens kept in the first and the last layer; between them it decays exponentially
-    recovery       share of the attention mass to keep, for policy `attention`
-    window         last tokens whose attention counts; they are always kept, and so is the first token (attention sink)
-    minimum        least tokens kept in every layer
-    """
+    """Settings of pruning."""
 
     policy: Policy = "attention"
+    """`attention`: the fewest tokens with `recovery` of the window's attention; `snapkv`: the
+    highest attention, smoothed over 7 neighbours; `none`: everything"""
     keep_first: SomeShare = 0.9
+    """maximum share of tokens kept in the first and the last layer; between them it decays
+    exponentially"""
     keep_last: SomeShare = 0.2
+    """maximum share of tokens kept in the first and the last layer; between them it decays
+    exponentially"""
     recovery: SomeShare = 0.95
+    """share of the attention mass to keep, for policy `attention`"""
     window: Positive = 32
+    """last tokens whose attention counts; they are always kept, and so is the first token
+    (attention sink)"""
     minimum: Positive = 64
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+    """least tokens kept in every layer"""
 
     def share(self, layer: int, layers: int) -> float:
-        """Maximum share of tokens kept in a layer."""
+        """Return the maximum share of tokens kept in a layer, numbered from 0, of `layers`."""
         decay = math.log(self.keep_first / self.keep_last) / max(1, layers - 1)
         return self.keep_first * math.exp(-decay * layer)
 
 
 def kept_rows(weights: Tensor, layer: int, layers: int, config: PruneConfig) -> Tensor:
-    """Indices of the tokens kept in a layer, ascending. `weights`: `[tokens]`, the window's attention to each."""
+    """Return the indices of the tokens that stay in a layer, ascending.
+
+    Parameters
+    ----------
+    weights : Tensor, shape [tokens]
+        Attention of the window to each token.
+    layer : int
+        Number of the layer, of `layers`.
+    config : PruneConfig
+        Settings of pruning.
+    """
     tokens = weights.numel()
     budget = min(tokens, max(config.minimum, round(config.share(layer, layers) * tokens)))
     if config.policy == "none" or budget >= tokens:
@@ -64,9 +74,9 @@ def kept_rows(weights: Tensor, layer: int, layers: int, config: PruneConfig) -> 
 
     scores = weights.float()
     if config.policy == "snapkv":
-        scores = torch.nn.functional.avg_pool1d(scores[None, None], 7, stride=1, padding=3, count_include_pad=False)[
-            0, 0
-        ]
+        scores = torch.nn.functional.avg_pool1d(
+            scores[None, None], 7, stride=1, padding=3, count_include_pad=False
+        )[0, 0]
 
     always = torch.zeros(tokens, dtype=torch.bool, device=weights.device)
     always[0] = True
@@ -85,8 +95,15 @@ def kept_rows(weights: Tensor, layer: int, layers: int, config: PruneConfig) -> 
 
 
 class PrunedLayer(DynamicLayer):
-    """K and V of the kept tokens. `logical`: number of positions seen, the position of the next token. Raises: InputError for more than one
-    token at a time."""
+    """K and V of the tokens that stay in one layer.
+
+    Parameters
+    ----------
+    keys, values : Tensor
+        State of these tokens.
+    logical : int
+        Number of positions seen, which is the position of the next token.
+    """
 
     keys: Any
     values: Any
@@ -96,27 +113,52 @@ class PrunedLayer(DynamicLayer):
         self.keys, self.values, self.logical = keys, values, logical
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Add the state of one token.
+
+        Raises
+        ------
+        InputError
+            For more than one token at a time.
+        """
         if key_states.shape[-2] != 1:
-            raise InputError("a pruned cache decodes one token at a time: prefill the prompt before pruning")
+            raise InputError(
+                "a pruned cache decodes one token at a time: prefill the prompt before pruning"
+            )
         self.logical += 1
         return super().update(key_states, value_states, *args, **kwargs)
 
     def get_seq_length(self) -> int:
+        """Return the number of positions seen, so that the next token gets its true position."""
         return self.logical
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the length of the mask and its offset: stored tokens and positions differ."""
+        # Masks count positions, of which the layer has dropped some.
         stored_tokens = self.keys.shape[-2]
         return stored_tokens + query_length, self.logical - stored_tokens
 
     def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last `abs(tokens_to_remove)` tokens."""
         count = abs(tokens_to_remove)
         super().crop(-count)
         self.logical -= count
 
 
 class PrunableDynamicCache(Cache):
-    """Pruned cache. `kept[i]`: indices of the prompt's tokens kept in layer i. `full_bytes`: bytes of all tokens."""
+    """Cache of transformers whose layers have only the tokens that pruning left.
+
+    Parameters
+    ----------
+    layers : list[PrunedLayer]
+        State of the tokens that stay, by layer.
+    kept : list[Tensor]
+        For each layer the indices of the prompt's tokens that stay.
+    full_bytes : int
+        Bytes of K and V of all tokens, before pruning.
+    """
 
     def __init__(self, layers: list[PrunedLayer], kept: list[Tensor], full_bytes: int) -> None:
         super().__init__(layers=list(layers))
@@ -126,22 +168,45 @@ class PrunableDynamicCache(Cache):
     @property
     def nbytes(self) -> int:
         """Measured bytes of K and V."""
+        # Measured, since layers keep different numbers of tokens.
         pruned_layers: list[Any] = list(self.layers)
         return sum(
-            part.element_size() * part.nelement() for layer in pruned_layers for part in (layer.keys, layer.values)
+            part.element_size() * part.nelement()
+            for layer in pruned_layers
+            for part in (layer.keys, layer.values)
         )
 
     @classmethod
     @torch.inference_mode()
-    def prefill(cls, model: Any, ids: Tensor, config: PruneConfig | None = None) -> "PrunableDynamicCache":
-        """Compute `ids` `[1, n]` and prune all but the last token; continue with `generate(ids, past_key_values=...)`.
+    def prefill(
+        cls, model: Any, ids: Tensor, config: PruneConfig | None = None
+    ) -> "PrunableDynamicCache":
+        """Compute a prompt and prune all but its last token.
 
-        The last token, which reads the answer, is computed twice: once for its attention, once more from the pruned state like every later
-        token. Raises: InputError for a batch or a prompt of one token, ModelError for models with sliding windows.
+        The caller continues with `generate(ids, past_key_values=...)`. The last token, which reads
+        the answer, is computed twice: once for its attention, and once more from the pruned state
+        like every later token.
+
+        Parameters
+        ----------
+        model : PreTrainedModel
+            Model of transformers.
+        ids : Tensor, shape [1, n]
+            Tokens of the prompt, at least 2.
+        config : PruneConfig, optional
+            Settings of pruning.
+
+        Raises
+        ------
+        InputError
+            For a batch or a prompt of one token.
+        ModelError
+            For a model with sliding windows, or whose attention cannot be observed.
         """
         if ids.shape[0] != 1 or ids.shape[1] < 2:
             raise InputError(
-                f"pruning takes one prompt of at least 2 tokens, not {tuple(ids.shape)}: run prompts one by one"
+                "pruning takes one prompt of at least 2 tokens, not "
+                f"{tuple(ids.shape)}: run prompts one by one"
             )
 
         config = config or PruneConfig()
@@ -150,18 +215,40 @@ class PrunableDynamicCache(Cache):
             model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
         filled_layers: list[Any] = list(cache.layers)
+        # The last token is computed again, from the pruned state.
         for layer in filled_layers:
             layer.crop(-1)
+
         return cls.of(model, cache, probe.weights, config)
 
     @classmethod
-    def of(cls, model: Any, cache: Cache, weights: list[Tensor], config: PruneConfig) -> "PrunableDynamicCache":
-        """Prune a filled cache by the attention weights of each layer (`AttentionProbe.weights`). Raises: ModelError for another number of
-        layers."""
+    def of(
+        cls, model: Any, cache: Cache, weights: list[Tensor], config: PruneConfig
+    ) -> "PrunableDynamicCache":
+        """Prune a filled cache, and install the hooks of pruned decoding in the model.
+
+        Parameters
+        ----------
+        model : PreTrainedModel
+            Model that filled the cache.
+        cache : Cache
+            Cache with K and V of all tokens.
+        weights : list[Tensor]
+            Attention weights of each layer (`AttentionProbe.weights`).
+        config : PruneConfig
+            Settings of pruning.
+
+        Raises
+        ------
+        ModelError
+            For weights of another number of layers, and for models with sliding windows.
+        """
         filled_layers: list[Any] = list(cache.layers)
         if len(weights) != len(filled_layers):
             raise ModelError(
-                f"{len(weights)} attention calls were seen for {len(filled_layers)} layers: load the model with --attn sdpa or eager"
+                f"{len(weights)} attention calls were seen for "
+                f"{len(filled_layers)} layers: load the model with --attn sdpa or "
+                "eager"
             )
 
         check_prunable(model)
@@ -180,25 +267,36 @@ class PrunableDynamicCache(Cache):
 
 
 def check_prunable(model: Any) -> None:
-    """Refuse a model with sliding windows. Raises: ModelError."""
+    """Refuse a model with sliding windows.
+
+    Raises
+    ------
+    ModelError
+        If a layer has a sliding window.
+    """
     text = model.config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ())
     if "sliding_attention" in kinds or (not kinds and getattr(text, "sliding_window", None)):
         raise ModelError(
-            f"{type(model).__name__} has sliding windows, which pruned layers cannot express: do not prune it"
+            f"{type(model).__name__} has sliding windows, which pruned layers "
+            "cannot express: do not prune it"
         )
 
 
 def install_hooks(model: Any) -> None:
-    """Drop the attention mask of every decoder layer while a pruned cache is in use. Idempotent; other caches are not affected.
+    """Drop the attention mask of every decoder layer while a pruned cache is in use.
 
-    Pruned layers differ in length, so no mask fits all. A single new token attends to every kept token and needs none.
+    Pruned layers differ in length, so no mask fits all. A single new token attends to every stored
+    token and needs none. Other caches are not affected. A model gets its hooks once.
     """
     if model in _hooked:
         return
 
     def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(kwargs.get("past_key_values"), PrunableDynamicCache) and kwargs.get("attention_mask") is not None:
+        if (
+            isinstance(kwargs.get("past_key_values"), PrunableDynamicCache)
+            and kwargs.get("attention_mask") is not None
+        ):
             return args, {**kwargs, "attention_mask": None}
         return None
 

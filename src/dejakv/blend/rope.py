@@ -1,9 +1,10 @@
-"""Keys that were rotated for one position, turned to another, by the model's own rotary function.
+"""Keys that were rotated for one position, turned to another by the model's own rotary function.
 
-A cached key is R(source) k, R being the model's rotation of a position. Composed tables for R(target) R(source)^-1 move it
-in one turn: cos(t - s) = cos t cos s + sin t sin s, sin(t - s) = sin t cos s - cos t sin s, entry by entry, whatever the
-layout (halves, interleaved) and even where both ends have other frequencies (dynamic NTK). Models that scale their tables
-(yarn) put the scale into the keys: dividing by cos^2 + sin^2 of the source takes the source's scale out again.
+A cached key is R(source) k, R being the model's rotation of a position. Composed tables for
+R(target) R(source)^-1 move it in one turn: cos(t - s) = cos t cos s + sin t sin s, sin(t - s) = sin
+t cos s - cos t sin s, entry by entry, whatever the layout (halves, interleaved) and even where both
+ends have other frequencies (dynamic NTK). Models that scale their tables (yarn) put the scale into
+the keys: dividing by cos^2 + sin^2 of the source takes the source's scale out again.
 """
 
 from collections.abc import Callable
@@ -14,27 +15,41 @@ from torch import Tensor
 ApplyRotary = Callable[..., tuple[Tensor, Tensor]]
 Tables = tuple[Tensor, Tensor]
 
-_AT_ONCE = 1 << 17
-"""Numbers rotated at once: what they pass through stays in the processor's cache."""
+_MAX_ROTATED = 1 << 17
+"""Numbers rotated at once, so that what they pass through stays in the processor's cache."""
 
 
 def turn(target: Tables, source: Tables) -> Tables:
-    """Tables that move keys from `source` positions to `target` positions, row by row. All `[..., tokens, d]` float32."""
+    """Compose tables that move keys from `source` to `target` positions, row by row.
+
+    All are `[..., tokens, d]` float32.
+    """
     (ct, st), (cs, ss) = target, source
     scale = cs * cs + ss * ss
     return (ct * cs + st * ss) / scale, (st * cs - ct * ss) / scale
 
 
-def rotate(apply: ApplyRotary, keys: Tensor, tables: Tables, *, partial: bool, out: Tensor | None = None) -> Tensor:
-    """Keys `[batch, heads, tokens, head_dim]`, rotated in float32 and handed back in their own type.
+def rotate(
+    apply: ApplyRotary, keys: Tensor, tables: Tables, *, partial: bool, out: Tensor | None = None
+) -> Tensor:
+    """Rotate keys in float32 and return them in their own type.
 
-    apply    the model's `apply_rotary_pos_emb`
-    tables   cos and sin, `[1, tokens, d]`
-    partial  only the first `d` numbers of a head carry positions and the function does not know (Phi, StableLM)
-    out      where the result is written, of the keys' shape; it may be the keys themselves
+    Parameters
+    ----------
+    apply : ApplyRotary
+        The model's `apply_rotary_pos_emb`.
+    keys : Tensor, shape [batch, heads, tokens, head_dim]
+        Keys to rotate.
+    tables : tuple[Tensor, Tensor], shape [1, tokens, d]
+        Cosines and sines.
+    partial : bool
+        Whether only the first `d` numbers of a head carry positions and the function does not know
+        it (Phi, StableLM).
+    out : Tensor, optional
+        Where the result is written, of the keys' shape. It may be the keys themselves.
     """
     out = torch.empty_like(keys) if out is None else out
-    step = max(1, _AT_ONCE // max(1, keys[:1].numel()))
+    step = max(1, _MAX_ROTATED // max(1, keys[:1].numel()))
     for key_slice, rotated in zip(keys.split(step), out.split(step), strict=True):
         rotated.copy_(_rotated(apply, key_slice.float(), tables, partial))
     return out
@@ -43,7 +58,9 @@ def rotate(apply: ApplyRotary, keys: Tensor, tables: Tables, *, partial: bool, o
 def _rotated(apply: ApplyRotary, keys: Tensor, tables: Tables, partial: bool) -> Tensor:
     cos, sin = tables
     if not partial:
-        return apply(keys[:0], keys, cos, sin)[1]  # it rotates queries too: give it none
+        # The function rotates queries too, so it gets none.
+        return apply(keys[:0], keys, cos, sin)[1]
+    # The rest of each head carries no position and stays as it is.
     width = cos.shape[-1]
     turned = keys[..., :width]
     return torch.cat([apply(turned[:0], turned, cos, sin)[1], keys[..., width:]], dim=-1)

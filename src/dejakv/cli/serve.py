@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from dejakv.cli.options import FORMER_OPTIONS, HelpAll, command, echo
+from dejakv.cli.options import FORMER_OPTIONS, HelpAll, echo, settings_command
 from dejakv.errors import ConfigError, MissingExtraError
 from dejakv.experiments.settings import SINGULARS, SWITCHES
 from dejakv.server.settings import DECIDED, ServerSettings
@@ -12,7 +12,14 @@ from dejakv.server.settings import DECIDED, ServerSettings
 GROUPS = {
     "Model": ("model", "dtype", "device", "trust_remote_code"),
     "Service": ("host", "port", "api_keys_file", "max_queue", "max_body_bytes", "max_new_tokens"),
-    "Reuse": ("reuse", "allow_approximate", "blend_quality", "similarity_threshold", "prune", "error_bound"),
+    "Reuse": (
+        "reuse",
+        "allow_approximate",
+        "blend_quality",
+        "similarity_threshold",
+        "prune",
+        "error_bound",
+    ),
     "Storage": ("store", "disk_dir", "feed", "max_items", "max_bytes", "ttl", "quotas"),
 }
 SECRETS = ("api_keys", "partition_secret", "operator_key")
@@ -20,11 +27,13 @@ SECRETS = ("api_keys", "partition_secret", "operator_key")
 
 
 def _serve(help_all: HelpAll = False, *, given: dict[str, Any]) -> None:
-    """Serve a model over HTTP: /v1/generate, OpenAI's endpoints, /metrics, /health, /docs. Every option is also an environment
-    variable (--max-items: DEJAKV_MAX_ITEMS) or a line of .env; API keys and secrets are variables alone (docs/reference/settings.md)."""
+    """Serve a model over HTTP: /v1/generate, OpenAI's endpoints, /metrics, /health, /docs. Every
+    option is also an environment variable (--max-items: DEJAKV_MAX_ITEMS) or a line of .env; API
+    keys and secrets are variables alone (docs/reference/settings.md).
+    """
     try:
         from dejakv.server.access import keys_of
-        from dejakv.server.app import address_of, bound, create_app, server_of
+        from dejakv.server.app import address_of, create_app, listening_socket, server_of
     except ImportError as error:
         raise MissingExtraError(error.name or "fastapi", "server", "dejakv serve") from error
 
@@ -36,11 +45,16 @@ def _serve(help_all: HelpAll = False, *, given: dict[str, Any]) -> None:
     settings = ServerSettings.read(
         {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     )
+
+    # Without keys whoever reaches the port could use the model and read the cache's hits.
     if settings.host not in ("127.0.0.1", "localhost", "::1") and not keys_of(settings).required:
         raise ConfigError(
-            f"--host {settings.host} can be reached from other machines: give --api-keys-file or DEJAKV_API_KEYS"
+            f"--host {settings.host} can be reached from other machines: give --api-keys-file or"
+            " DEJAKV_API_KEYS"
         )
-    with bound(settings.host, settings.port) as listener:  # before the model is loaded, which may take minutes
+
+    # The port is taken before the model is loaded, which may take minutes.
+    with listening_socket(settings.host, settings.port) as listener:
         server = server_of(create_app(settings), settings, log_level="info")
         echo(f"serving {settings.model} on {address_of(listener)}; Ctrl-C stops it", err=True)
         try:
@@ -48,11 +62,12 @@ def _serve(help_all: HelpAll = False, *, given: dict[str, Any]) -> None:
         except KeyboardInterrupt:
             return
 
+    # uvicorn logs why it did not start, and returns as if it had ended.
     if not server.started:
         raise typer.Exit(3)
 
 
-serve_command = command(
+serve_command = settings_command(
     _serve,
     (ServerSettings,),
     GROUPS,

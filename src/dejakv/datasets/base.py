@@ -11,11 +11,29 @@ from dejakv.request import Media
 class Sample:
     """One question of a data set.
 
-    context   text the question is about (a document); empty for a question about a picture
-    messages  a conversation as (role, text), ending with the user's message, which is also the question; empty for a single question
-    parts     texts of the context whose order is free, as they stand in it; empty: none is
-    scored    whether `answer` is meant to be said as it stands, so that answers can be counted as right; else it is a note for readers
-    fields    further fields of the record (GQA: imageId, semanticStr, groups, types, ...), from which `chunk_source` picks
+    Attributes
+    ----------
+    id : str
+        Name of the sample in its data set.
+    question : str
+        The question, which ends the prompt.
+    answer : str or None
+        The right answer, if it is known.
+    media : tuple[Media, ...]
+        Pictures, in the order of the prompt.
+    context : str
+        Text the question is about (a document); empty for a question about a picture.
+    fields : mapping
+        Further fields of the record (GQA: imageId, semanticStr, groups, types, ...), from which
+        `chunk_source` picks.
+    messages : tuple of (role, text)
+        A conversation, ending with the user's message, which is also the question; empty for a
+        single question.
+    parts : tuple[str, ...]
+        Texts of the context whose order is free, as they stand in it; empty where none is.
+    scored : bool
+        Whether `answer` is meant to be said as it stands, so that answers can be counted as right.
+        Otherwise it is a note for readers.
     """
 
     id: str

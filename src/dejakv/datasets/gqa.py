@@ -1,9 +1,11 @@
-"""GQA (Hudson and Manning, 2019, https://cs.stanford.edu/people/dorarad/gqa/): from the hub, or from its own files.
+"""GQA (Hudson and Manning, 2019, https://cs.stanford.edu/people/dorarad/gqa/).
 
-From the hub (`lmms-lab/GQA` through `datasets`), questions are in `<split>_<kind>_instructions` and pictures in
-`<split>_<kind>_images`, joined by image id. A local copy of that folder is read from its place: the cache of `datasets` knows a copy by
-its folder's name alone, and gives the rows of another one with that name. The original release is one JSON object `{question id: record}`
-and a folder of `<imageId>.jpg`, which `--image-root` or an environment variable names.
+It is read from the hub, or from its own files. From the hub (`lmms-lab/GQA` through `datasets`),
+questions are in `<split>_<kind>_instructions` and pictures in `<split>_<kind>_images`, joined by
+image id. A local copy of that folder is read from its place: the cache of `datasets` knows a copy
+by its folder's name alone, and gives the rows of another one with that name. The original release
+is one JSON object `{question id: record}` and a folder of `<imageId>.jpg`, which `--image-root` or
+an environment variable names.
 """
 
 from bisect import bisect_right
@@ -22,18 +24,46 @@ HUB_ID = "lmms-lab/GQA"
 DEFAULT_CONFIG = "val_balanced_instructions"
 _FILES = (".json", ".jsonl", ".csv", ".txt", ".parquet")
 """Endings of paths that cannot be ids on the hub."""
-_FORM = "give GQA's questions JSON, one object of question id -> record, with --dataset-path, or --dataset log for JSON lines"
+_FORM = (
+    "give GQA's questions JSON, one object of question id -> record, with --dataset-path, or"
+    " --dataset log for JSON lines"
+)
 
 
 def open_gqa(path: str | None, config: str | None, split: str | None, pictures: bool) -> Dataset:
-    """GQA from a file, or from the hub or a local copy of its folder. Raises: DatasetError."""
+    """Open GQA from a file, or from the hub or a local copy of its folder.
+
+    Parameters
+    ----------
+    path : str or None
+        File of questions, folder of a copy, or id on the hub; None: `HUB_ID`.
+    config : str or None
+        Configuration on the hub; None: `DEFAULT_CONFIG`.
+    split : str or None
+        Split on the hub; None: `val`.
+    pictures : bool
+        Whether questions from the hub come with their pictures.
+
+    Raises
+    ------
+    DatasetError
+        For a file that is missing, and for a configuration without questions.
+    """
     if path and (Path(path).is_file() or (Path(path).suffix in _FILES and not Path(path).exists())):
         return GqaFiles(path)
     return GqaHub(config or DEFAULT_CONFIG, split or "val", path or HUB_ID, pictures)
 
 
 class GqaFiles:
-    """The original JSON file. Its questions name their pictures by `imageId`; a run looks for them."""
+    """Questions of the original JSON file.
+
+    They name their pictures by `imageId`, and a run looks for these.
+
+    Raises
+    ------
+    DatasetError
+        For a path that is no file, and on iteration for a file that is not in GQA's format.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -51,12 +81,25 @@ class GqaFiles:
 
 
 class GqaHub:
-    """`lmms-lab/GQA` from the Hugging Face hub or a local copy of its folder; pictures are read when a question needs them."""
+    """`lmms-lab/GQA` from the Hugging Face hub or a local copy of its folder.
+
+    Pictures are read when a question needs them.
+
+    Raises
+    ------
+    DatasetError
+        For a configuration without questions, and on iteration for one that cannot be loaded and
+        for a question whose picture is missing.
+    MissingExtraError
+        On iteration, without the package `datasets`.
+    """
 
     def __init__(self, config: str, split: str, path: str, pictures: bool) -> None:
         self.config, self.split, self.path, self.pictures = config, split, path, pictures
         if not config.endswith("_instructions"):
-            raise DatasetError(f"--dataset-config {config!r} has no questions: give one like {DEFAULT_CONFIG}")
+            raise DatasetError(
+                f"--dataset-config {config!r} has no questions: give one like {DEFAULT_CONFIG}"
+            )
 
     def __iter__(self) -> Iterator[Sample]:
         questions = self._load(self.config)
@@ -72,10 +115,13 @@ class GqaHub:
                 name = str(record["imageId"])
                 if name not in rows:
                     raise DatasetError(
-                        f"question {record['id']}: its picture {name} is missing from the images configuration of the hub"
+                        f"question {record['id']}: its picture {name} is missing from the images"
+                        " configuration of the hub"
                     )
                 image = images[rows[name]]["image"]
-                media = (Media(bytes(image["bytes"] or Path(image["path"]).read_bytes()), "image", name),)
+                media = (
+                    Media(bytes(image["bytes"] or Path(image["path"]).read_bytes()), "image", name),
+                )
             yield sample_of(str(record["id"]), record, media)
 
     def _load(self, config: str) -> Any:
@@ -83,6 +129,7 @@ class GqaHub:
             from datasets import Image, load_dataset
         except ImportError:
             raise MissingExtraError("datasets", "hub", "GQA from the hub") from None
+
         try:
             if (folder := Path(self.path).expanduser()).is_dir():
                 return ParquetRows(_files(folder, config, self.split))
@@ -90,15 +137,23 @@ class GqaHub:
             dataset: Any = load_dataset(self.path, config, split=self.split)
         except Exception as error:
             raise DatasetError(
-                f"cannot load {self.path} ({config}, split {self.split}): {error}. Without internet give --dataset-path"
-                " with GQA's own JSON and --image-root"
+                f"cannot load {self.path} ({config}, split {self.split}): {error}. Without internet"
+                " give --dataset-path with GQA's own JSON and --image-root"
             ) from error
+
         # Bytes as they are: a picture is known by their digest, and decoding loses them.
-        return dataset.cast_column("image", Image(decode=False)) if "image" in dataset.column_names else dataset
+        return (
+            dataset.cast_column("image", Image(decode=False))
+            if "image" in dataset.column_names
+            else dataset
+        )
 
 
 class ParquetRows:
-    """Rows of Parquet files as `datasets` gives them, without its cache. One group of rows is in memory at a time."""
+    """Rows of Parquet files as `datasets` gives them, without its cache.
+
+    One group of rows is in memory at a time.
+    """
 
     def __init__(self, files: Sequence[str]) -> None:
         from pyarrow.parquet import ParquetFile
@@ -108,7 +163,10 @@ class ParquetRows:
         self._ends: list[int] = []
 
         for file, group in self._groups:
-            self._ends.append(file.metadata.row_group(group).num_rows + (self._ends[-1] if self._ends else 0))
+            self._ends.append(
+                file.metadata.row_group(group).num_rows + (self._ends[-1] if self._ends else 0)
+            )
+
         self._last: tuple[int, Any] = (-1, None)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -120,6 +178,7 @@ class ParquetRows:
         if isinstance(key, str):
             groups = (file.read_row_group(group, columns=[key]) for file, group in self._groups)
             return [value for table in groups for value in table[key].to_pylist()]
+
         # The first group that ends behind this row.
         number = bisect_right(self._ends, key)
         if self._last[0] != number:
@@ -131,21 +190,39 @@ class ParquetRows:
 
 
 def _files(folder: Path, config: str, split: str) -> Sequence[str]:
-    """The Parquet files of a configuration, by the folder's README or by their names. Raises: DatasetError for files of another kind."""
+    """Return the Parquet files of a configuration, by the folder's README or by their names.
+
+    Raises
+    ------
+    DatasetError
+        For files of another kind.
+    """
     from datasets import load_dataset_builder
 
-    with TemporaryDirectory() as empty:  # what a cache has under this name may be another folder's
+    # An empty cache: what a shared one has under this name may be of another folder.
+    with TemporaryDirectory() as empty:
         files = load_dataset_builder(str(folder), config, cache_dir=empty).config.data_files or {}
     split_files = [str(file) for file in files.get(split, ())]
     if not split_files or not all(file.endswith(".parquet") for file in split_files):
-        raise DatasetError(f"it has {', '.join(files) or 'no split'} and not {split}, or files that are not Parquet")
+        raise DatasetError(
+            f"it has {', '.join(files) or 'no split'} and not {split}, or files that are not"
+            " Parquet"
+        )
 
     return split_files
 
 
 def sample_of(key: str, record: Mapping[str, Any], media: tuple[Media, ...]) -> Sample:
-    """One GQA record as a sample. Raises: DatasetError without a question."""
+    """Return one GQA record as a sample; a DatasetError tells that it has no question."""
     if not isinstance(record.get("question"), str):
-        raise DatasetError(f"GQA record {key} has no text field 'question': add it, or remove the record")
+        raise DatasetError(
+            f"GQA record {key} has no text field 'question': add it, or remove the record"
+        )
     answer = record.get("answer")
-    return Sample(key, record["question"], None if answer is None else str(answer), media, fields={"id": key, **record})
+    return Sample(
+        key,
+        record["question"],
+        None if answer is None else str(answer),
+        media,
+        fields={"id": key, **record},
+    )

@@ -1,4 +1,7 @@
-"""The parts of a logged message in any format: text, calls of tools, their results, definitions of tools; what has no text is named."""
+"""The parts of a logged message in any format: text, calls of tools, their results, definitions.
+
+Parts without text, such as pictures, are left out, and their types are named.
+"""
 
 import json
 import re
@@ -12,46 +15,69 @@ _MEDIA = re.compile(r"image|audio|video|file|media|inline_?data|base64|^url$")
 _CALLS = ("functionCall", "function_call", "toolUse", "toolCall", "tool_call")
 _RESULTS = ("functionResponse", "function_response", "toolResult", "tool_result")
 _TEXTS = (
-    "text", "content", "parts", "value", "message", "data", "output", "result", "response", "error", "source", "refusal",
+    "text", "content", "parts", "value", "message", "data", "output", "result", "response",
+    "error", "source", "refusal",
 )  # fmt: skip
 _ARGUMENTS = ("arguments", "input", "args", "action", "code")
 _SCHEMA = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema")
 
 
-def parsed(value: Any) -> Any:
-    """A value that may be JSON in a string."""
+def parse_json_text(value: Any) -> Any:
+    """Return a value, parsed if it is a string that has a JSON object, array or string in it."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{", '"'):
         try:
             inner = json.loads(value)
         except (ValueError, RecursionError):
             return value
         # Gateways encode what is JSON in a string already.
-        return parsed(inner) if isinstance(inner, str) else inner
+        return parse_json_text(inner) if isinstance(inner, str) else inner
     return value
 
 
-def named(noun: str, name: str) -> str:
-    """A name of the log's, if it is one and no text."""
+def noun_with_safe_name(noun: str, name: str) -> str:
+    """Return a noun with a name from a log behind it, as in `field 'suffix'`.
+
+    A name that may be a user's text becomes `with another name`.
+    """
     # Notes are printed and passed on, and another key may be a user's text.
-    return f"{noun} {name!r}" if re.fullmatch(r"[\w.:/-]{1,40}", name) else f"{noun} with another name"
+    return (
+        f"{noun} {name!r}" if re.fullmatch(r"[\w.:/-]{1,40}", name) else f"{noun} with another name"
+    )
 
 
 def joined(texts: Iterable[str]) -> str:
+    """Return the texts that are not empty, a line each."""
     return "\n".join(text for text in texts if text)
 
 
 def kind_of(part: Mapping[str, Any]) -> str:
+    """Return the type of a part in small letters, with underscores."""
     return str(part.get("type") or "").lower().replace("-", "_")
 
 
 def text_of(content: Any, left_out: set[str]) -> str:
-    """The text of a value: a string, parts, or nothing."""
+    """Return the text of a content, without definitions of tools.
+
+    Types of parts without text are added to `left_out`.
+    """
     return joined(text for kind, text in pieces_of(content, left_out) if kind != "tool")
 
 
 def pieces_of(part: Any, left_out: set[str]) -> Iterator[tuple[str, Any]]:
-    """The parts of a content in any format: `text`, `call`, `result`, each with its text, or `tool` with a definition. What is no text goes
-    into `left_out` by its type."""
+    """Yield the parts of a content in any format.
+
+    Parameters
+    ----------
+    part : object
+        A content: a string, a part, a list of them.
+    left_out : set of str
+        Takes the types of what is no text.
+
+    Yields
+    ------
+    tuple of str and object
+        `text`, `call` or `result`, each with its text, or `tool` with a definition.
+    """
     if part is None:
         return
 
@@ -63,19 +89,19 @@ def pieces_of(part: Any, left_out: set[str]) -> Iterator[tuple[str, Any]]:
     elif not isinstance(part, dict):
         yield "text", json.dumps(part)
     else:
-        yield from _part(part, left_out)
+        yield from _pieces_of_object(part, left_out)
 
 
-def _part(part: dict[str, Any], left_out: set[str]) -> Iterator[tuple[str, Any]]:
+def _pieces_of_object(part: dict[str, Any], left_out: set[str]) -> Iterator[tuple[str, Any]]:
     kind = kind_of(part)
+    # Providers name the same thing differently, so that a part is told by its fields and its type.
     call = next((part[key] for key in _CALLS if isinstance(part.get(key), dict)), None)
     result = next((part[key] for key in _RESULTS if isinstance(part.get(key), dict)), None)
 
     if (tool := definition_of(part)) is not None:
         yield "tool", tool
-    elif (
-        kind.startswith("tool_") and "toolCallId" in part and "input" in part
-    ):  # of Vercel's SDK: a call with its result
+    elif kind.startswith("tool_") and "toolCallId" in part and "input" in part:
+        # A part of Vercel's SDK: a call with its result.
         yield "call", call_of({"name": kind.removeprefix("tool_"), "input": part["input"]})
         if part.get("output") is not None:
             yield "result", result_of(part["output"], left_out)
@@ -85,32 +111,38 @@ def _part(part: dict[str, Any], left_out: set[str]) -> Iterator[tuple[str, Any]]
         yield "result", result_of(part if result is None else result, left_out)
     elif REASONING.search(kind) or "reasoningContent" in part or "thought" in part:
         left_out.add("reasoning")
-    elif kind in ("document", "search_result") and (texts := _quoted(part)):
+    elif kind in ("document", "search_result") and (texts := _document_text(part)):
         yield "text", texts
     elif _MEDIA.search(kind) or kind == "document":
-        left_out.add(named("parts of type", kind))
+        left_out.add(noun_with_safe_name("parts of type", kind))
     else:
         key = next((key for key in _TEXTS if part.get(key) not in (None, "", [])), None)
         if key is None or (key == "source" and not isinstance(part[key], dict | list)):
-            part_type = kind or next((key for key in part if isinstance(part[key], dict | list | str)), "")
+            part_type = kind or next(
+                (key for key in part if isinstance(part[key], dict | list | str)), ""
+            )
             left_out.update(
-                [named("parts of type", part_type)] if part and not any(key in part for key in _TEXTS) else []
+                [noun_with_safe_name("parts of type", part_type)]
+                if part and not any(key in part for key in _TEXTS)
+                else []
             )
         else:
             yield from pieces_of(part[key], left_out)
 
 
-def _quoted(part: Mapping[str, Any]) -> str:
-    """The text of a document in a message, with its title; empty if it is none."""
+def _document_text(part: Mapping[str, Any]) -> str:
+    """Return the text of a document in a message, with its title; empty if it has none."""
     source = part.get("source")
     if isinstance(source, dict) and _MEDIA.search(kind_of(source)):
         return ""
     text = text_of(part.get("content") or source, set())
-    return joined([str(part.get("title") or ""), str(part.get("context") or ""), text]) if text else ""
+    return (
+        joined([str(part.get("title") or ""), str(part.get("context") or ""), text]) if text else ""
+    )
 
 
 def result_of(value: Any, left_out: set[str]) -> str:
-    """What a tool gave back, as text: parts by their text, other objects as JSON."""
+    """Return what a tool gave back, as text: parts by their text, other objects as JSON."""
     if isinstance(value, dict):
         inner = [
             value[key]
@@ -119,7 +151,9 @@ def result_of(value: Any, left_out: set[str]) -> str:
         ]
         if inner:
             return result_of(inner[0], left_out)
-        return json.dumps({key: each for key, each in value.items() if key != "type"}, ensure_ascii=False)
+        return json.dumps(
+            {key: each for key, each in value.items() if key != "type"}, ensure_ascii=False
+        )
 
     if isinstance(value, list) and all(
         isinstance(each, str) or (isinstance(each, dict) and _is_part(each)) for each in value
@@ -133,24 +167,49 @@ def _is_part(part: Mapping[str, Any]) -> bool:
 
 
 def definition_of(part: Any) -> dict[str, Any] | None:
-    """A definition of a tool in the form of OpenAI's chat completions; None for anything else."""
+    """Return a definition of a tool in the form of OpenAI's chat completions; None for others."""
     if not isinstance(part, dict):
         return None
-    function = next((part[key] for key in ("function", "toolSpec") if isinstance(part.get(key), dict)), part)
-    schema: Any = next((function[key] for key in _SCHEMA if isinstance(function.get(key), dict)), None)
+    function = next(
+        (part[key] for key in ("function", "toolSpec") if isinstance(part.get(key), dict)), part
+    )
+    schema: Any = next(
+        (function[key] for key in _SCHEMA if isinstance(function.get(key), dict)), None
+    )
     described = schema is not None or ("function" in part and "description" in function)
+
     # A call has a name as well, but arguments in place of a schema.
-    if not described or not isinstance(function.get("name"), str) or any(key in function for key in _ARGUMENTS):
+    if (
+        not described
+        or not isinstance(function.get("name"), str)
+        or any(key in function for key in _ARGUMENTS)
+    ):
         return None
 
     if isinstance(schema, dict) and isinstance(schema.get("json"), dict):
         schema = schema["json"]
-    function_fields = {"name": function["name"], "description": function.get("description"), "parameters": schema}
-    return {"type": "function", "function": {key: value for key, value in function_fields.items() if value is not None}}
+    function_fields = {
+        "name": function["name"],
+        "description": function.get("description"),
+        "parameters": schema,
+    }
+    return {
+        "type": "function",
+        "function": {key: value for key, value in function_fields.items() if value is not None},
+    }
 
 
 def definitions_of(listed: Any) -> Iterator[Any]:
-    """The definitions of a request's tools; what the provider defines stands as it is logged."""
+    """Yield the definitions of a request's tools in the form of OpenAI's chat completions.
+
+    A tool without a definition in a known form, such as a provider's own, is yielded as logged.
+    Empty ones are left out.
+
+    Parameters
+    ----------
+    listed : Any
+        The tools: a list, a single one, or objects that have them in a list of their own.
+    """
     for tool in listed if isinstance(listed, list) else [listed]:
         inner = tool
         if isinstance(tool, dict):
@@ -162,6 +221,7 @@ def definitions_of(listed: Any) -> Iterator[Any]:
                 ),
                 tool,
             )
+        # Gemini and Bedrock wrap their definitions in a list of their own.
         if inner is not tool:
             yield from definitions_of(inner)
         elif tool:
@@ -169,11 +229,14 @@ def definitions_of(listed: Any) -> Iterator[Any]:
 
 
 def call_of(call: Any) -> str:
-    """A tool call in the form of Hermes' and Qwen's templates."""
+    """Return a tool call in the form of Hermes' and Qwen's templates."""
     function = call if isinstance(call, dict) else {"name": str(call)}
     if isinstance(inner := function.get("function"), dict):
         function = inner
-    arguments = next((function[key] for key in (*_ARGUMENTS, "parameters") if function.get(key) is not None), {})
+
+    arguments = next(
+        (function[key] for key in (*_ARGUMENTS, "parameters") if function.get(key) is not None), {}
+    )
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

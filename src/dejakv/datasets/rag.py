@@ -1,7 +1,8 @@
-"""Questions with their retrieved passages, in the order of their scores, as a RAG service sends them.
+"""Questions with their retrieved passages, in the order of their scores, as from a RAG service.
 
-A passage that is retrieved again has another rank and follows other passages, so prefix caching finds little of it.
-Corpora are SQuAD's JSON, JSON lines, a folder of texts, or the documentation of Python's standard library.
+A passage that is retrieved again has another rank and follows other passages, so prefix caching
+serves little of it. Corpora are SQuAD's JSON, JSON lines, a folder of texts, or the documentation
+of Python's standard library.
 """
 
 import ast
@@ -24,14 +25,14 @@ WORDS = 120
 """Words in a passage cut from a text: paragraphs are joined up to this many."""
 
 FORMS = (
-    "SQuAD's JSON (data, paragraphs, context, qas), JSON lines with 'passage' or 'question', or a folder of "
-    f"{', '.join(TEXTS)} files"
+    "SQuAD's JSON (data, paragraphs, context, qas), JSON lines with 'passage' or 'question', or a"
+    f" folder of {', '.join(TEXTS)} files"
 )
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A text that may be retrieved. `title`: its source."""
+    """Text that may be retrieved; `title` is its source."""
 
     title: str
     text: str
@@ -39,7 +40,20 @@ class Passage:
 
 @dataclass(frozen=True)
 class RagQuestion:
-    """A question, its answer if known, and its topic. `retrieved`: its own passages, best first."""
+    """Question of a user.
+
+    Attributes
+    ----------
+    text : str
+        The question.
+    answer : str or None
+        Its answer, if known.
+    topic : str
+        Its source (article, file or module), by which `traffic` makes questions popular; empty if
+        unknown.
+    retrieved : tuple[Passage, ...]
+        Passages given with the question, best first. If empty, the corpus is searched.
+    """
 
     text: str
     answer: str | None = None
@@ -49,7 +63,10 @@ class RagQuestion:
 
 @dataclass(frozen=True)
 class PassageCorpus:
-    """Passages to search and questions to ask. `recorded`: the questions are a log, and their order is kept."""
+    """Passages to search and questions to ask.
+
+    With `recorded`, the questions are a log, and their order is kept.
+    """
 
     passages: tuple[Passage, ...]
     questions: tuple[RagQuestion, ...]
@@ -57,7 +74,13 @@ class PassageCorpus:
 
 
 def read_corpus(path: str | Path) -> PassageCorpus:
-    """The corpus at a path, in any of the formats. Raises: DatasetError naming the line or key that does not fit."""
+    """Read the corpus at a path, in any of the formats.
+
+    Raises
+    ------
+    DatasetError
+        For what is none of them; it names the line or key that does not fit.
+    """
     source = Path(path).expanduser()
     if source.is_dir():
         return _folder(source)
@@ -81,7 +104,9 @@ def _squad(file: Path) -> PassageCorpus:
                     answers = qa_item.get("answers") or [{"text": None}]
                     questions.append(RagQuestion(qa_item["question"], answers[0]["text"], title))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise DatasetError(f"{file.name} is not in SQuAD's format ({error!r}): give {FORMS}") from error
+        raise DatasetError(
+            f"{file.name} is not in SQuAD's format ({error!r}): give {FORMS}"
+        ) from error
 
     return _checked(file, passages, questions)
 
@@ -95,12 +120,16 @@ def _lines(file: Path) -> tuple[list[Passage], list[RagQuestion]]:
             answer = record.get("answer")
             retrieved = tuple(_passage(item, where) for item in record.get("passages") or ())
             questions.append(
-                RagQuestion(record["question"], None if answer is None else str(answer), retrieved=retrieved)
+                RagQuestion(
+                    record["question"], None if answer is None else str(answer), retrieved=retrieved
+                )
             )
         elif isinstance(text, str):
             passages.append(Passage(str(record.get("title", "")), text))
         else:
-            raise DatasetError(f"{where} has neither a text 'passage' nor a text 'question': give {FORMS}")
+            raise DatasetError(
+                f"{where} has neither a text 'passage' nor a text 'question': give {FORMS}"
+            )
 
     return passages, questions
 
@@ -109,22 +138,33 @@ def _passage(item: Any, where: str) -> Passage:
     text = item.get("text", item.get("passage")) if isinstance(item, dict) else item
     if not isinstance(text, str):
         raise DatasetError(
-            f"{where}: an item of 'passages' is neither a text nor an object with 'text': give one of them"
+            f"{where}: an item of 'passages' is neither a text nor an object with 'text': give one"
+            " of them"
         )
     return Passage(str(item.get("title", "")) if isinstance(item, dict) else "", text)
 
 
 def _folder(folder: Path) -> PassageCorpus:
     passages: list[Passage] = []
-    for file in sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXTS and path.is_file()):
+    for file in sorted(
+        path for path in folder.rglob("*") if path.suffix.lower() in TEXTS and path.is_file()
+    ):
         title = file.relative_to(folder).as_posix()
-        passages += [Passage(title, text) for text in _pieces(file.read_text(encoding="utf-8-sig", errors="replace"))]
+        passages += [
+            Passage(title, text)
+            for text in _pieces(file.read_text(encoding="utf-8-sig", errors="replace"))
+        ]
 
+    # Without recorded questions each passage asks for its own sentences.
     questions_file = folder / "questions.jsonl"
     if questions_file.is_file():
         more, questions = _lines(questions_file)
         return _checked(folder, passages + more, questions, recorded=True)
-    return _checked(folder, passages, [question for passage in passages for question in go_on(passage)])
+    return _checked(
+        folder,
+        passages,
+        [question for passage in passages for question in continuation_questions(passage)],
+    )
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -139,13 +179,15 @@ def _pieces(text: str) -> Iterator[str]:
         yield piece
 
 
-def go_on(passage: Passage) -> Iterator[RagQuestion]:
-    """Questions generated from a passage by a rule: how its longer sentences continue."""
+def continuation_questions(passage: Passage) -> Iterator[RagQuestion]:
+    """Yield a question for each sentence of 10 to 40 words of a passage: how it continues."""
     for sentence in re.split(r"(?<=[.!?])\s+", " ".join(passage.text.split())):
         words = sentence.split()
         if 10 <= len(words) <= 40:
             half = len(words) // 2
-            question_text = f'How does this sentence go on in the texts: "{" ".join(words[:half])}"?'
+            question_text = (
+                f'How does this sentence go on in the texts: "{" ".join(words[:half])}"?'
+            )
             yield RagQuestion(question_text, " ".join(words[half:]), passage.title)
 
 
@@ -160,34 +202,54 @@ def _checked(
 
 
 MODULES = (
-    "argparse", "asyncio", "calendar", "collections", "csv", "datetime", "difflib", "email", "fractions", "functools",
-    "heapq", "http", "inspect", "json", "logging", "pathlib", "random", "shutil", "statistics", "string", "subprocess",
-    "tarfile", "tempfile", "textwrap", "threading", "typing", "unittest", "urllib", "xml", "zipfile",
+    "argparse", "asyncio", "calendar", "collections", "csv", "datetime", "difflib", "email",
+    "fractions", "functools", "heapq", "http", "inspect", "json", "logging", "pathlib", "random",
+    "shutil", "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap",
+    "threading", "typing", "unittest", "urllib", "xml", "zipfile",
 )  # fmt: skip
-LEAST, MOST = 150, 1_100
+MIN_DOC_CHARACTERS, MAX_DOC_CHARACTERS = 150, 1_100
 """Characters of a documentation string: shorter ones say little, longer ones are cut."""
 
 
 def docs_corpus() -> PassageCorpus:
-    """One passage for each documented class and function. Every answer is in the passage that its question is about."""
+    """Return passages and questions from the documentation of some of Python's standard modules.
+
+    There is one passage for each public class and function of `MODULES` whose docstring has
+    `MIN_DOC_CHARACTERS` or more. The questions ask for its name and for defaults of its parameters;
+    every answer is in the passage that its question is about.
+
+    Raises
+    ------
+    DatasetError
+        If the source of a module is not installed.
+    """
     passages: list[Passage] = []
     questions: list[RagQuestion] = []
     for module in MODULES:
         for item in read_package(module).objects:
-            if len(item.doc) < LEAST or item.short.startswith("_"):
+            if len(item.doc) < MIN_DOC_CHARACTERS or item.short.startswith("_"):
                 continue
-            # `textwrap.wrap` of a module's own file, `asyncio.tasks.gather` of a package's
+            # `textwrap.wrap` of a module's own file, `asyncio.tasks.gather` of a package's.
             name = item.name if item.name.startswith(f"{module}.") else f"{module}.{item.name}"
+
             defaults = dict(_defaults(item))
             signature = ", ".join(f"{p}={v}" if v else p for p, v in defaults.items())
             head = f"{name}({signature})" if item.kind == "function" else f"class {name}"
-            passages.append(Passage(name, f"{head}, {item.kind} of the module {module}\n{cut(item.doc, MOST)}"))
+            passages.append(
+                Passage(
+                    name,
+                    f"{head}, {item.kind} of the module"
+                    f" {module}\n{cut(item.doc, MAX_DOC_CHARACTERS)}",
+                )
+            )
             questions += _questions(module, name, item, defaults)
 
     return PassageCorpus(tuple(passages), tuple(questions))
 
 
-def _questions(module: str, name: str, item: CodeObject, defaults: dict[str, str]) -> Iterator[RagQuestion]:
+def _questions(
+    module: str, name: str, item: CodeObject, defaults: dict[str, str]
+) -> Iterator[RagQuestion]:
     first = " ".join(item.doc.split()).partition(". ")[0]
     yield RagQuestion(f'Which {item.kind} does this describe: "{first[:160]}"?', name, module)
     for parameter, value in defaults.items():
@@ -197,12 +259,13 @@ def _questions(module: str, name: str, item: CodeObject, defaults: dict[str, str
 
 
 def _defaults(item: CodeObject) -> Iterator[tuple[str, str]]:
-    """Each parameter with its default as written; an empty text if it has none or a long one."""
+    """Yield each parameter with its default as written; an empty text for none or a long one."""
     (node,) = ast.parse(textwrap.dedent(item.code)).body
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return
 
     plain = [*node.args.posonlyargs, *node.args.args]
+
     # Defaults are those of the last positional parameters.
     missing: list[ast.expr | None] = [None] * (len(plain) - len(node.args.defaults))
     padded_defaults = [*missing, *node.args.defaults, *node.args.kw_defaults]
@@ -214,25 +277,53 @@ def _defaults(item: CodeObject) -> Iterator[tuple[str, str]]:
 
 Order = Literal["score", "document", "shuffled", "free"]
 PASSAGES = 8
-HEAD = "Answer the question from these passages of the documentation. Say so if they do not hold the answer."
+HEAD = (
+    "Answer the question from these passages of the documentation. Say so if they do not hold the"
+    " answer."
+)
 
 
 class RagDataset:
-    """One sample a question, whose answer is a passage's words and not scored, with `passages` passages by BM25 (Robertson and Zaragoza, 2009) unless the question has its own.
+    """One sample for each question, with passages by BM25 (Robertson and Zaragoza, 2009).
 
-    path   SQuAD's JSON, JSON lines, or a folder of texts; None: documentation of Python's standard library
-    order  `score`: best first; `document`: in the order of the corpus; `shuffled`: random, from the seed;
-           `free`: as `score`, and a cache may arrange them (`Request.order`)
-    seed   which topics are popular (the n-th has weight 1/n), and which question comes next; a recorded log keeps its order
+    A question that has its own passages keeps the first `passages` of these. The right answer is a
+    note for readers and not scored.
 
-    Raises: DatasetError for a corpus that cannot be read; ConfigError for an unknown order; MissingExtraError.
+    Parameters
+    ----------
+    path : str, optional
+        SQuAD's JSON, JSON lines, or a folder of texts; by default the documentation of Python's
+        standard library.
+    seed : int
+        Decides which topics are popular (the n-th has weight 1/n), and which question comes next. A
+        recorded log keeps its order.
+    passages : int
+        Passages in a prompt.
+    order : {"score", "document", "shuffled", "free"}
+        `score`: best first; `document`: in the order of the corpus; `shuffled`: random, from the
+        seed; `free`: as `score`, and a cache may arrange them (`Request.order`).
+
+    Raises
+    ------
+    DatasetError
+        For a corpus that cannot be read.
+    ConfigError
+        For an unknown order, and for less than one passage.
+    MissingExtraError
+        Without bm25s, if the corpus has passages.
     """
 
     def __init__(
-        self, path: str | None = None, seed: int = 0, passages: int = PASSAGES, order: Order = "score"
+        self,
+        path: str | None = None,
+        seed: int = 0,
+        passages: int = PASSAGES,
+        order: Order = "score",
     ) -> None:
         if order not in get_args(Order):
-            raise ConfigError(f"--order {order!r} is unknown: choose one of {', '.join(get_args(Order))}")
+            raise ConfigError(
+                f"--order {order!r} is unknown: choose one of {', '.join(get_args(Order))}"
+            )
         if passages < 1:
             raise ConfigError(f"--passages {passages}: give 1 or more")
 
@@ -241,7 +332,11 @@ class RagDataset:
         self._retriever: Any = _index(self.corpus.passages) if self.corpus.passages else None
 
     def __iter__(self) -> Iterator[Sample]:
-        questions = self.corpus.questions if self.corpus.recorded else tuple(traffic(self.corpus.questions, self.seed))
+        questions = (
+            self.corpus.questions
+            if self.corpus.recorded
+            else tuple(traffic(self.corpus.questions, self.seed))
+        )
         for number, question in enumerate(questions):
             passages = self._arranged(number, question)
             shown = [_shown(passage) for passage in passages]
@@ -259,7 +354,10 @@ class RagDataset:
 
     def _arranged(self, number: int, question: RagQuestion) -> Sequence[Passage]:
         if question.retrieved:
-            places, candidates = list(range(len(question.retrieved)))[: self.passages], question.retrieved
+            places, candidates = (
+                list(range(len(question.retrieved)))[: self.passages],
+                question.retrieved,
+            )
         else:
             places, candidates = self._best(question.text), self.corpus.passages
 
@@ -271,13 +369,16 @@ class RagDataset:
         return [candidates[place] for place in places]
 
     def _best(self, question: str) -> list[int]:
-        """Indices of the best passages, best first; ties in the order of the corpus."""
+        """Return the indices of the best passages, best first; ties in the order of the corpus."""
         scores = self._retriever.get_scores(words(question))
         return [int(place) for place in (-scores).argsort(kind="stable")[: self.passages]]
 
 
 def traffic(questions: Sequence[RagQuestion], seed: int) -> Iterator[RagQuestion]:
-    """Every question once, popular topics first and more often: topics are drawn with weight 1/n, in an order given by the seed."""
+    """Yield every question once, in a random order in which popular topics tend to come first.
+
+    The n-th topic, in an order from the seed, is drawn with weight 1/n while it has questions.
+    """
     rng = random.Random(f"rag/{seed}")
     topics: dict[str, list[RagQuestion]] = {}
     for question in questions:
@@ -297,7 +398,7 @@ def traffic(questions: Sequence[RagQuestion], seed: int) -> Iterator[RagQuestion
 
 
 def words(text: str) -> list[str]:
-    """The terms of BM25: words in lower case."""
+    """Return the terms of BM25: words in lower case."""
     return re.findall(r"\w+", text.lower())
 
 
@@ -306,8 +407,11 @@ def _index(passages: Sequence[Passage]) -> Any:
         import bm25s
     except ImportError:
         raise MissingExtraError("bm25s", "rag", "retrieving passages") from None
+
     retriever = bm25s.BM25()
-    retriever.index([words(f"{passage.title} {passage.text}") for passage in passages], show_progress=False)
+    retriever.index(
+        [words(f"{passage.title} {passage.text}") for passage in passages], show_progress=False
+    )
     return retriever
 
 

@@ -13,8 +13,8 @@ from dejakv.datasets.files import FolderDataset
 from dejakv.datasets.gqa import open_gqa
 from dejakv.datasets.log import RequestLog
 from dejakv.errors import DatasetError
-from dejakv.models.table import shipped
-from dejakv.settings import made_by
+from dejakv.models.table import distribution_folder
+from dejakv.settings import make_from_factory
 
 T = TypeVar("T")
 
@@ -25,12 +25,15 @@ WORLDS = ("shapes", "docs")
 OPTIONS = {"passages": "rag", "order": "rag", "window": "sessions", "compact_tools": "sessions"}
 """The data set of each option; its class explains the option."""
 KNOWN = (*WORLDS, *WORKLOADS, "gqa", "log", "jsonl", "folder")
-"""`jsonl` is a former name of `log`."""
+"""Names of all data sets; `jsonl` is a former name of `log`."""
 
 
 @dataclass(frozen=True)
 class DatasetOptions:
-    """The command line's options of a data set. A factory given as `package.module:factory` gets them as keywords."""
+    """Options of a data set on the command line.
+
+    A factory that is named as `package.module:factory` gets them as keywords.
+    """
 
     path: str | None = None
     config: str | None = None
@@ -42,31 +45,54 @@ class DatasetOptions:
 
 
 def check_name(name: str) -> None:
-    """Raises: DatasetError for what is neither the name of a data set nor `package.module:factory`."""
+    """Raise a DatasetError for what names neither a data set nor `package.module:factory`."""
     if name not in KNOWN and ":" not in name:
-        raise DatasetError(f"unknown data set {name!r}: choose one of {', '.join(KNOWN)} or package.module:factory")
+        raise DatasetError(
+            f"unknown data set {name!r}: choose one of {', '.join(KNOWN)} or package.module:factory"
+        )
 
 
 def open_dataset(
-    name: str, options: DatasetOptions, specific_options: Mapping[str, Any] | None = None, *, pictures: bool = True
+    name: str,
+    options: DatasetOptions,
+    specific_options: Mapping[str, Any] | None = None,
+    *,
+    pictures: bool = True,
 ) -> Dataset:
-    """A data set by name or `package.module:factory`.
+    """Open a data set by its name or `package.module:factory`.
 
-    specific_options       options of this data set alone (`OPTIONS`); None among them is its own default
-    pictures  False: GQA from the hub comes without its pictures
+    Parameters
+    ----------
+    name : str
+        The name.
+    options : DatasetOptions
+        Options that data sets share.
+    specific_options : mapping, optional
+        Options of this data set alone (`OPTIONS`); None among them is its own default.
+    pictures : bool
+        Whether GQA from the hub comes with its pictures.
 
-    Raises: DatasetError for an unknown name or missing files, ConfigError for a wrong option or a factory that does not import,
-    MissingExtraError.
+    Raises
+    ------
+    DatasetError
+        For an unknown name or missing files.
+    ConfigError
+        For a wrong option or a factory that does not import.
+    MissingExtraError
+        For a data set that needs a package which is not installed.
     """
     check_name(name)
+    # The user's own code: the methods that it must have are checked before a sample is read.
     if ":" in name:
-        return made_by(name, "--dataset", ("__iter__",), **vars(options))
+        return make_from_factory(name, "--dataset", ("__iter__",), **vars(options))
     if name in WORLDS:
-        shipped(f"the data set {name}")
+        distribution_folder(f"the data set {name}")
         return import_module(f"dejakv_models.{name}").dataset(options.seed, options.max_samples)
     if name in WORKLOADS:
         keyword_options = {
-            key: value for key, value in (specific_options or {}).items() if value is not None and OPTIONS[key] == name
+            key: value
+            for key, value in (specific_options or {}).items()
+            if value is not None and OPTIONS[key] == name
         }
         kind = getattr(import_module(f"dejakv.datasets.{name}"), WORKLOADS[name])
         return kind(options.path, options.seed, **keyword_options)
@@ -82,10 +108,17 @@ def open_dataset(
     return RequestLog(Path(path), Path(options.image_root or Path(path).parent))
 
 
-def samples(dataset: Dataset, max_samples: int | None = None, shuffle_seed: int | None = None) -> Iterator[Sample]:
-    """The first `max_samples`, after shuffling if a seed is given (which reads the whole data set).
+def samples(
+    dataset: Dataset, max_samples: int | None = None, shuffle_seed: int | None = None
+) -> Iterator[Sample]:
+    """Yield the first `max_samples`, after shuffling if there is a seed.
 
-    Raises: DatasetError if the data set yields anything but a `Sample`.
+    Shuffling reads the whole data set.
+
+    Raises
+    ------
+    DatasetError
+        If the data set yields anything but a `Sample`.
     """
     selection = _checked(dataset)
     if shuffle_seed is not None:
@@ -95,15 +128,28 @@ def samples(dataset: Dataset, max_samples: int | None = None, shuffle_seed: int 
     return islice(selection, max_samples)
 
 
-def told(path: str | None, read: int, more: bool) -> list[str]:
-    """Sentences on the unread part of a user's file."""
+def unread_note(path: str | None, read: int, more: bool) -> list[str]:
+    """Return a sentence on the unread part of a user's file, or none if all of it was read.
+
+    Parameters
+    ----------
+    path : str or None
+        The file; None for a data set without one.
+    read : int
+        Samples that were read.
+    more : bool
+        Whether the file has further ones.
+    """
     if path is None or not more:
         return []
-    return [f"read: {read:,} samples of {Path(path).name}, which has more: --max-samples N reads further"]
+    return [
+        f"read: {read:,} samples of {Path(path).name}, which has more: --max-samples N reads"
+        " further"
+    ]
 
 
-def begin(items: Iterator[T], max_items: int) -> tuple[tuple[T, ...], bool]:
-    """The first `max_items` samples, and whether there are more. An error of the next one is ignored."""
+def take_first(items: Iterator[T], max_items: int) -> tuple[tuple[T, ...], bool]:
+    """Return the first `max_items`, and whether there are more; an error of the next is ignored."""
     first = tuple(islice(items, max_items))
     try:
         # One more is read, only to know whether there is one.
@@ -116,5 +162,7 @@ def _checked(dataset: Dataset) -> Iterator[Sample]:
     for sample in dataset:
         # A factory is the user's code, and nothing has checked what it yields.
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DatasetError(f"the data set yielded a {type(sample).__name__}: yield dejakv.datasets.base.Sample")
+            raise DatasetError(
+                f"the data set yielded a {type(sample).__name__}: yield dejakv.datasets.base.Sample"
+            )
         yield sample

@@ -1,1 +1,1 @@
-"""Decisions: levels find donors, guards judge them, plans use them. One finder serves every engine and server."""
+"""Decisions about requests: donors are searched, guards judge them, and plans are chosen."""

@@ -10,10 +10,24 @@ from dejakv.decide.plan import Decision
 
 @dataclass
 class CacheCounts:
-    """Counters of a partition. `hits` by level (prefix apart), `rejections` by guard.
+    """Counters of a partition.
 
-    promotions  approximately answered prompts computed exactly in idle time; `unpromoted`: failed
-    rows_kept   rows of blended prompts queued for storage
+    Attributes
+    ----------
+    lookups : int
+        Requests that were decided.
+    hits : Counter[str]
+        Hits by level, without prefix hits.
+    prefix_hits : int
+        Requests that ran behind an exact prefix.
+    rejections : Counter[str]
+        Rejected donors by guard.
+    promotions : int
+        Approximately answered prompts that were computed exactly in idle time.
+    unpromoted : int
+        Promotions that failed.
+    rows_kept : int
+        Rows of blended prompts that were queued for storage.
     """
 
     lookups: int = 0
@@ -37,21 +51,22 @@ class CacheCounts:
 
 
 class PartitionCounts:
-    """Counters of every partition. Thread-safe by the finder's lock."""
+    """Counters of every partition, thread-safe by the finder's lock."""
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
         self._counts: defaultdict[str, CacheCounts] = defaultdict(CacheCounts)
         self._lock = lock
 
-    def decided(self, partition: str, decision: Decision) -> None:
-        """Count a lookup, its rejections and the best plan's hit; a found donor without use is no hit."""
-
+    def count_decision(self, partition: str, decision: Decision) -> None:
+        """Count a lookup, its rejections and the best plan's hit; a donor without use is no hit."""
         plan = decision.plans[0]
-        rejections = Counter(each.guard for each in decision.found.verdicts if each.decision == "reject")
+        rejections = Counter(
+            each.guard for each in decision.donor_search.verdicts if each.decision == "reject"
+        )
         hits = Counter([plan.match.level] if plan.match is not None else [])
         self.add(partition, CacheCounts(1, hits, int(plan.method == "prefix"), rejections))
 
-    def promotion(self, partition: str, done: bool) -> None:
+    def count_promotion(self, partition: str, done: bool) -> None:
         """Count a promotion, done or failed."""
         self.add(partition, CacheCounts(promotions=int(done), unpromoted=int(not done)))
 
@@ -60,8 +75,8 @@ class PartitionCounts:
         with self._lock:
             self._counts[partition].add(counts)
 
-    def of(self, partition: str | None) -> CacheCounts:
-        """Copy of a partition's counts; None sums over all."""
+    def for_partition(self, partition: str | None) -> CacheCounts:
+        """Return a copy of a partition's counts; None sums over all."""
         total = CacheCounts()
         with self._lock:
             for name, counts in self._counts.items():

@@ -1,12 +1,15 @@
-"""Tokens of a text whose very form carries meaning: `10⁶`, `!=`, `-A`, `__init__`, `5!`, `US` beside `us`, the indentation of code.
+"""Tokens of a text whose form carries meaning.
 
-A token is what white space separates. Plain words and plain numbers may be written in several ways; every other token is literal.
+Examples are `10⁶`, `!=`, `-A`, `__init__`, `5!`, `US` beside `us`, and the indentation of code. A
+token is what white space separates. Plain words and plain numbers may be written in several ways,
+and every other token is literal.
 """
 
 import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 _QUOTES = "\"'“”‘’«»"
 _OPENING = _QUOTES + "([{¿¡"
@@ -15,16 +18,25 @@ _JOINT = re.compile(r"[-'’‐]")
 _NUMBER = re.compile(r"[$€£]?\d+(?:[.,:]\d+)*[%$€£]?")
 _SENTENCE_END = re.compile(rf"[.?!:…。？！][{_QUOTES})\]]*$")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|`[^`]*`|“[^”]*”|«[^»]*»")
+_QUOTE = re.compile(r"[\"`“”«»]|(?<!\w)['‘’]")
+_SPACE = re.compile(r"(\s+)")
 _UNEVEN_SPACE = re.compile(r"\s\s|[^\S ]")
 _SHOUTED_WORDS = 3
+_COMMON_LENGTH = 40
 
 
 @dataclass(frozen=True)
 class Token:
     """A token of a line.
 
-    literal  what another text must share, or "" for a plain word or number
-    word     the plain word without the marks around it, or ""
+    Attributes
+    ----------
+    text : str
+        The token as it stands.
+    literal : str
+        What another text must share, or empty for a plain word or number.
+    word : str
+        The plain word without the marks around it, or empty.
     """
 
     text: str
@@ -38,34 +50,44 @@ class Token:
 
 
 def tokens(line: str, *, shouted: bool = False) -> Iterator[Token]:
-    """Read the tokens of a line in Unicode NFC; `shouted`: the text is all in capitals, so that they carry no meaning.
+    """Yield the tokens of a line in Unicode NFC.
 
+    Parameters
+    ----------
+    line : str
+        One line in Unicode NFC.
+    shouted : bool
+        Whether the whole text is in capitals, so that they carry no meaning.
+
+    Examples
+    --------
     >>> [token.literal for token in tokens("Is n! more than 10⁶ in the US?")]
     ['', 'n!', '', '', '10⁶', '', '', 'US']
     """
+    # White space alone separates tokens, so code such as `a[i]` stays in one piece.
     parts = line.split()
-    begins, number = len(parts) > 1, False  # a word alone may be a name
+    # A word alone may be a name, so it does not count as the beginning of a sentence.
+    begins, number = len(parts) > 1, False
     for place, part in enumerate(parts):
-        plain = part.lstrip(_OPENING).rstrip(_CLOSING + _QUOTES + "!)]}")
-        bare = part.rstrip(_CLOSING)
-
-        if _is_word(plain) and not _is_formula(part, plain):
-            cased = _is_cased(plain, begins=begins, unit=number, shouted=shouted)
-            yield Token(part, plain if cased else "", plain)
-        elif (_is_stable(bare) and _NUMBER.fullmatch(bare)) or (
+        shape = _common_shape(part) if len(part) <= _COMMON_LENGTH else _shape(part)
+        if shape.word:
+            cased = _is_cased(shape.word, begins=begins, unit=number, shouted=shouted)
+            yield Token(part, shape.word if cased else "", shape.word)
+        elif shape.plain_number or (
             place and place == len(parts) - 1 and not part.strip("?!？！…")
         ):
             yield Token(part)
         else:
-            yield Token(part, bare or part)
-        begins, number = bool(_SENTENCE_END.search(part)), bool(_NUMBER.fullmatch(part))
+            yield Token(part, shape.bare or part)
+
+        begins, number = shape.ends_sentence, shape.number
 
 
 def literals(text: str) -> tuple[str, ...]:
-    """Read what another text must share to mean the same, in order.
+    """Return what another text must share to mean the same, in order.
 
-    Beside literal tokens these are the indentation of lines, breaks beside lines with literal tokens, and quoted text with more than
-    single spaces.
+    Beside literal tokens these are the indentation of lines, breaks beside lines with literal
+    tokens, and quoted text with more than single spaces.
     """
     text = unicodedata.normalize("NFC", text)
     # Of the whole text: a single line in capitals may be a name.
@@ -77,25 +99,101 @@ def literals(text: str) -> tuple[str, ...]:
     for place, line in enumerate(lines):
         literal = [token.literal for token in tokens(line, shouted=shouted) if token.literal]
         indentation = line[: len(line) - len(line.lstrip())] if len(lines) > 1 else ""
+
         # Line breaks of prose may move; beside code they belong to it.
         if indentation or (place and (literal or before)):
             shared.append("\n" + indentation)
         shared += literal
         before = bool(literal)
+
     return (*shared, *(quoted for quoted in _QUOTED.findall(text) if _UNEVEN_SPACE.search(quoted)))
 
 
+def normalize(text: str) -> str:
+    """Normalize a text for comparison.
+
+    A normalized text is its own normal form. It is in Unicode NFC. Plain words are in lower case,
+    unless the case carries meaning (`US`, `getName`). White space is collapsed in texts of one line
+    without quotes. Elsewhere it may be code, and only that around the text is trimmed. All marks
+    and forms of digits stay.
+
+    Examples
+    --------
+    >>> normalize("  The  car? ")
+    'the car?'
+    >>> normalize("10⁶") == normalize("106")
+    False
+    """
+    text = unicodedata.normalize("NFC", text)
+    lines = text.splitlines()
+    # Line by line: the indentation of the first line with text must stay.
+    while lines and not lines[0].strip():
+        del lines[0]
+
+    shouted = is_shouted(text)
+    if len(text.strip().splitlines()) < 2 and not _QUOTE.search(text):
+        folded = " ".join(token.folded for token in tokens(text, shouted=shouted))
+    else:
+        folded = "\n".join(_folded(line, shouted) for line in lines).rstrip()
+    # Once more: lower case may take NFC apart, and equal texts must have one hash.
+    return unicodedata.normalize("NFC", folded)
+
+
+def _folded(line: str, shouted: bool) -> str:
+    """Return a line with its tokens folded and its white space as it was."""
+    folded = (token.folded for token in tokens(line, shouted=shouted))
+    return "".join(
+        part if not part or part.isspace() else next(folded) for part in _SPACE.split(line)
+    )
+
+
 def is_shouted(text: str) -> bool:
-    """Whether a text is all in capitals; a word or two may be names."""
+    """Return whether a text is all in capitals, with at least 3 words of more than 2 letters.
+
+    Fewer words may be names.
+    """
     words = sum(len(word) > 2 and word.isalpha() for word in re.findall(r"\w+", text))
+
     return text.isupper() and words >= _SHOUTED_WORDS
 
 
+@dataclass(frozen=True)
+class _Shape:
+    word: str
+    bare: str
+    plain_number: bool
+    number: bool
+    ends_sentence: bool
+
+
+def _shape(part: str) -> _Shape:
+    # Closing marks are stripped more widely from words than from numbers: "5!" is a formula.
+    plain = part.lstrip(_OPENING).rstrip(_CLOSING + _QUOTES + "!)]}")
+
+    bare = part.rstrip(_CLOSING)
+    return _Shape(
+        word=plain if _is_word(plain) and not _is_formula(part, plain) else "",
+        bare=bare,
+        plain_number=_is_stable(bare) and bool(_NUMBER.fullmatch(bare)),
+        number=bool(_NUMBER.fullmatch(part)),
+        ends_sentence=bool(_SENTENCE_END.search(part)),
+    )
+
+
+# Most tokens of a text are common words.
+_common_shape = lru_cache(maxsize=16384)(_shape)
+
+
 def _is_word(text: str) -> bool:
-    """Whether it is letters, with hyphens and apostrophes inside. Superscripts, ligatures and the like are other letters."""
+    """Return whether a text is letters, with hyphens and apostrophes inside.
+
+    Superscripts, ligatures and the like are other letters.
+    """
     parts = _JOINT.split(text)
     return all(
-        part and part[0].isalpha() and all(c.isalpha() or unicodedata.category(c)[0] == "M" for c in part)
+        part
+        and part[0].isalpha()
+        and all(c.isalpha() or unicodedata.category(c)[0] == "M" for c in part)
         for part in parts
     ) and _is_stable(text)
 
@@ -106,17 +204,26 @@ def _is_stable(text: str) -> bool:
 
 
 def _is_formula(part: str, word: str) -> bool:
-    """Whether a mark behind a letter makes it a formula: `n!`, `f'`."""
+    """Return whether a mark behind a letter makes it a formula, as in `n!` and `f'`."""
     after = part[part.index(word) + len(word) :]
-    return (len(word) == 1 and after[:1] == "!") or (len(word) < 3 and after[:1] in tuple("'’") and part[0] == word[0])
+
+    return (len(word) == 1 and after[:1] == "!") or (
+        len(word) < 3 and after[:1] in tuple("'’") and part[0] == word[0]
+    )
 
 
 def _is_cased(word: str, *, begins: bool, unit: bool, shouted: bool) -> bool:
-    """Whether the case of a word carries meaning: `US`, `getName`, `Mb`, `5 Cal`; not that of names and sentences."""
+    """Return whether the case of a word carries meaning, as in `US`, `getName`, `Mb` and `5 Cal`.
+
+    The case of names and of words that begin a sentence carries none.
+    """
     if word == word.lower() or shouted:
         return False
+
     parts = _JOINT.split(word)
-    if parts[0] == "I":  # the pronoun, which many write small
+
+    # The pronoun, which many write small.
+    if parts[0] == "I":
         return False
     if all(part[1:] == part[1:].lower() for part in parts):
         return (unit or len(word) < 3) and not begins

@@ -1,63 +1,83 @@
-"""Donors found for a request, plans to use them, and the decision: all plans that may run, cheapest first.
+"""Donors of a request, the plans that could use them, and the decision between these plans.
 
-Approximate plans must be asked for. Without costs, one that saves enough comes before the exact prefix, and that before full computation.
+Each method of reuse has a class of plans: here is their base, with the two that need no method.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.config import ReuseMethod, SemanticCacheConfig
-from dejakv.decide.answers import AnswerKey, KeptAnswer, answer_key, kept_answer
-from dejakv.decide.costs import ReuseCosts
-from dejakv.decide.guards.base import Verdict
+from dejakv import plugins
+from dejakv.config import SemanticCacheConfig
+from dejakv.decide.answers import AnswerKey, KeptAnswer, answer_key
+from dejakv.decide.guards.base import GuardVerdict
 from dejakv.decide.levels.base import Match, Query, Status
-from dejakv.identity import BLOCK_TOKENS
-from dejakv.request import Prepared, Request, ReuseMode, reusable
-from dejakv.settings import MAX_SHARE
-from dejakv.store.base import INT8, KV, ROWS, ChunkMeta, PrefixHit, Rows
+from dejakv.errors import FormerAttribute, former_names, move_former_attribute
+from dejakv.request import Prepared, Request, ReuseMode
+from dejakv.store.base import KV, ROWS, PrefixHit, Rows, StateInfo
+from dejakv.store.store import Store
 from dejakv.trust.draw import HitDraw
 
-Method = Literal["none", "prefix", "exact", "adopt", "blend", "top_layer"]
+P = TypeVar("P", bound="Plan")
 
-PIECEWISE: frozenset[str] = frozenset({"blend", "top_layer"})
-"""Methods that reuse donors' state token by token, and compute the rest."""
-
-APPROXIMATE: frozenset[str] = PIECEWISE | {"adopt"}
-"""Methods that may change an answer."""
+EXACT_METHODS = frozenset({"none", "prefix", "exact"})
+"""Methods of plans and records that cannot change an answer; any other one may."""
 
 COPIED = "copied"
-"""Level of donors with runs of the prompt's tokens. These are verified, so no guard is asked."""
+"""Level of donors that share runs of tokens with the prompt.
+
+The runs are verified token by token, so no guard judges these donors.
+"""
 
 COSTS = "costs"
-"""How the reason begins where an approximate plan may run and an exact one takes less time."""
+"""Beginning of the reason where an approximate plan may run and an exact one takes less time."""
 
-NO_PREFIX, NO_DONOR = "no stored chunk begins like this prompt", "no donor"
-"""Reasons of a miss behind which nothing was refused: of exact reuse, and where any donor would do."""
+NO_PREFIX, NO_DONOR = "no stored prompt begins like this one", "no donor"
+"""Reasons of a miss without any refusal: for exact reuse, and where any donor would do."""
 
-Away = Callable[[str, Rows], float]
-"""Seconds to read rows of a chunk, by its id, from a bucket; 0 where they are on this machine (`Store.away`)."""
+ReadSeconds = Callable[[str, Rows], float]
+"""Function from a prompt's id and its rows to the seconds of reading them from a bucket.
+
+Rows on this machine take 0 seconds (`Store.remote_read_seconds`).
+"""
 
 Accept = Callable[[NDArray[np.float32]], str]
-"""Sees the log probabilities `[vocabulary]` of an answer's first token before anybody gets it. Returns why the plan is refused, or ""."""
+"""Function that judges an approximate plan before anybody gets its answer.
+
+It takes the log probabilities `[vocabulary]` of the answer's first token and returns the reason to
+refuse the plan, or an empty string.
+"""
 
 
 @dataclass(frozen=True)
 class ReuseRequest:
-    """Reuse allowed for a request.
+    """Reuse that is allowed for one request.
 
-    mode       `off` reuses only exact prefixes, without comparison; others: see `ReuseMethod`
-    threshold  least score of a donor: cosine of similar text, or share of copied text; only tightens the cache's
-    named      ids of the only donors beside exact ones, best first, of the request's partition and epoch; no guard is asked
-    no_store   store nothing of this request
-    donors     maximum donors of a piecewise method; None: by the settings
-    levels     False skips the levels; copied text is still searched
-    tells_first_token  the engine can refuse a blend by its first token, so an error bound may wait for it
-    answers    key of a stored answer that may be returned; None: answers are computed, and not stored
+    Attributes
+    ----------
+    mode : ReuseMode
+        `off` reuses exact prefixes alone, without comparison; any other is a method's name.
+    threshold : float, optional
+        Least score of a donor: a cosine for similar text, a share for copied text. It can only be
+        stricter than the cache's threshold.
+    named : tuple[str, ...]
+        Ids of the only donors beside exact ones, best first, in the request's partition and epoch.
+        No guard judges them.
+    no_store : bool
+        Whether nothing of this request is stored.
+    donors : int, optional
+        Maximum donors of a piecewise method. None takes the cache's setting.
+    levels : bool
+        Whether the levels are searched. Copied text is searched in any case.
+    tells_first_token : bool
+        Whether the engine can refuse a blend by its first token, so that an error bound may wait
+        for that token.
+    answers : AnswerKey, optional
+        Key of a stored answer that may be returned. With None, answers are computed and not stored.
     """
 
     mode: ReuseMode = "exact"
@@ -70,168 +90,326 @@ class ReuseRequest:
     answers: AnswerKey | None = None
 
     @classmethod
-    def of(
-        cls, request: Request, config: SemanticCacheConfig, *, donors: int | None = None, generation: str = ""
+    def from_request(
+        cls,
+        request: Request,
+        config: SemanticCacheConfig,
+        *,
+        donors: int | None = None,
+        generation: str = "",
     ) -> "ReuseRequest":
-        """The request's own choice, else the cache's. `generation`: see `Engine.generation`."""
+        """Take each choice from the request, and the cache's setting where the request has none.
+
+        Parameters
+        ----------
+        generation : str
+            Digest of the engine's settings that the request does not name (`Engine.generation`).
+        """
         mode = request.reuse or config.reuse
-        answers = answer_key(request.sampling, generation) if config.answers == "keep" and mode != "off" else None
-        return cls(mode, request.threshold, no_store=request.no_store, donors=donors, answers=answers)
+
+        answers = (
+            answer_key(request.sampling, generation)
+            if config.answers == "keep" and mode != "off"
+            else None
+        )
+        return cls(
+            mode, request.threshold, no_store=request.no_store, donors=donors, answers=answers
+        )
 
     @property
-    def method(self) -> ReuseMethod:
-        """Method of reuse for a donor."""
+    def method(self) -> str:
+        """Name of the method of reuse for a donor."""
         return "exact" if self.mode == "off" else self.mode
 
     @property
     def piecewise(self) -> bool:
-        """Whether state may be taken token by token, from several donors, with the rest computed."""
-        return self.method in PIECEWISE
+        """Whether state may be taken token by token from several donors, with the rest computed."""
+        return plugins.load(plugins.METHODS, self.method).piecewise
 
-    def most_donors(self, config: SemanticCacheConfig) -> int:
-        """Maximum number of useful donors."""
+    def max_donors(self, config: SemanticCacheConfig) -> int:
+        """Return the maximum number of useful donors."""
         return min(config.blend_donors, self.donors or config.blend_donors) if self.piecewise else 1
 
 
 @dataclass(frozen=True)
 class DonorSearch:
-    """Donors and an exact prefix.
+    """Donors and exact prefix that a search returned.
 
-    match     best accepted donor; `donors`: its description first, more only for blend
-    prefix    longest exact prefix, even if not worth loading
-    verdicts  of the guards, on each candidate
-    copied    tokens of the prompt verified in the donors; None if only text was compared
-    runs      first token and length of each stretch of the prompt in the donors
-    held      the same with short stretches, to estimate a blend's rows (see `overlap`); None: unknown
+    Attributes
+    ----------
+    match : Match, optional
+        Best accepted donor.
+    donors : tuple[StateInfo, ...]
+        Descriptions of the donors, that of `match` first. Piecewise methods alone take several.
+    prefix : tuple[PrefixHit, StateInfo], optional
+        Longest exact prefix, even if loading it does not pay.
+    verdicts : tuple[GuardVerdict, ...]
+        Verdict on each candidate.
+    copied : int, optional
+        Tokens of the prompt that were verified in the donors. None if only text was compared.
+    runs : tuple[tuple[int, int], ...]
+        First token and length of each stretch of the prompt in the donors.
+    short_runs : tuple[tuple[int, int], ...], optional
+        The same with short stretches, to estimate a blend's rows (see `overlap`). None if unknown.
     """
 
     match: Match | None = None
-    donors: tuple[ChunkMeta, ...] = ()
-    prefix: tuple[PrefixHit, ChunkMeta] | None = None
-    verdicts: tuple[Verdict, ...] = ()
+    donors: tuple[StateInfo, ...] = ()
+    prefix: tuple[PrefixHit, StateInfo] | None = None
+    verdicts: tuple[GuardVerdict, ...] = ()
     copied: int | None = None
     runs: tuple[tuple[int, int], ...] = ()
-    held: tuple[tuple[int, int], ...] | None = None
+    short_runs: tuple[tuple[int, int], ...] | None = None
 
     @property
     def refused(self) -> str:
-        """Reason of the first rejection, the best candidate's, if there is no match."""
+        """Reason of the first rejection, that of the best candidate, if nothing matched."""
         if self.match is not None:
             return ""
         return next((f"{v.guard}: {v.reason}" for v in self.verdicts if v.decision == "reject"), "")
 
-    def new(self, tokens: int, prefix_tokens: int) -> int:
-        """Tokens of a prompt of `tokens` behind the first `prefix_tokens` in no donor; 0 if unknown."""
-        if self.held is None:
+    def new_tokens(self, tokens: int, prefix_tokens: int) -> int:
+        """Count the tokens behind the prefix that no donor has; 0 if unknown.
+
+        Parameters
+        ----------
+        tokens : int
+            Tokens of the prompt.
+        prefix_tokens : int
+            Tokens of its exact prefix.
+        """
+        if self.short_runs is None:
             return 0
+
+        # Runs do not overlap, so their lengths add up.
         # A run may begin within the prefix: only what is behind it counts.
         return (
             tokens
             - prefix_tokens
-            - sum(max(0, first + length - max(first, prefix_tokens)) for first, length in self.held)
+            - sum(
+                max(0, first + length - max(first, prefix_tokens))
+                for first, length in self.short_runs
+            )
         )
+
+
+def is_approximate(method: str) -> bool:
+    """Return whether a plan or a record of a method may have another answer."""
+    return method not in EXACT_METHODS
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A way to run a request.
+    """One way to run a request. Each method of reuse has a subclass.
 
-    method   `none`, `prefix`, `exact`, `adopt`, `blend` or `top_layer`
-    donors   whose state is used, best first (more than one only for piecewise methods)
-    reused   prompt tokens not computed (for piecewise methods: an estimate before the token map is known)
-    reason   why nothing is reused, or a found donor is not used; else empty
-    kept     tokens of an exact prefix left as they are by a blend
-    seconds  estimated time; None: unknown
-    away     of these, the time to read donors' state from a bucket
-    within   seconds that reading from a bucket may take: then an exact plan without it is as fast; None: no limit
-    refused  why it may not run; empty: it may
-    config   settings of a piecewise method; None: its defaults
-    most     maximum share of rows for a piecewise method to compute, the mean over layers: beyond it the next plan is better
-    accept   asked by the engine after the prefill, before any token of the answer is sent
-    answer   the donor's stored answer, to return in place of a run; None: run
+    Attributes
+    ----------
+    method : str
+        Name of the method, in records: how state becomes this request's.
+    label : str
+        Name of the method for readers; empty where it is `method`.
+    piecewise : bool
+        Whether state is taken token by token from several donors, and the rest computed.
+    donors : tuple[StateInfo, ...]
+        Prompts whose state is used, best first. Piecewise plans alone take several.
+    match : Match, optional
+        How the first donor was found.
+    reused : int
+        Prompt tokens that are not computed. For a piecewise plan it is an estimate until the token
+        map is known.
+    reason : str
+        Why nothing is reused, or why an accepted donor is not used; else empty.
+    seconds : float, optional
+        Estimated time. None if unknown.
+    read_seconds : float
+        Part of `seconds` for reading donors' state from a bucket.
+    max_read_seconds : float, optional
+        Seconds of reading from a bucket after which an exact plan without it is as fast. None for
+        no limit.
+    refused : str
+        Why the plan may not run. Empty if it may.
+    answer : KeptAnswer, optional
+        Stored answer of the donor, returned in place of a run. None means that the plan runs.
     """
 
-    method: Method
-    donors: tuple[ChunkMeta, ...] = ()
+    method: ClassVar[str]
+    label: ClassVar[str] = ""
+    piecewise: ClassVar[bool] = False
+
+    donors: tuple[StateInfo, ...] = ()
     match: Match | None = None
     reused: int = 0
     reason: str = ""
-    kept: int = 0
     seconds: float | None = None
-    away: float = 0.0
-    within: float | None = None
+    read_seconds: float = 0.0
+    max_read_seconds: float | None = None
     refused: str = ""
-    config: SemanticCacheConfig | None = None
-    most: float = 1.0
-    accept: Accept | None = None
     answer: KeptAnswer | None = None
 
     @property
     def approximate(self) -> bool:
-        return self.method in APPROXIMATE
-
-    @property
-    def piecewise(self) -> bool:
-        """Whether its method is in `PIECEWISE`."""
-        return self.method in PIECEWISE
+        """Whether the plan may change the answer."""
+        return is_approximate(self.method)
 
     @property
     def name(self) -> str:
-        """Method in words."""
-        if self.method == "blend" and self.kept:
-            return "blend behind the exact prefix"
-        return {"none": "full", "prefix": "exact prefix", "top_layer": "top layer"}.get(self.method, self.method)
+        """Name of the method for readers."""
+        return self.label or self.method
 
     @property
     def provenance(self) -> str:
-        """Name in logs and reports: `hit (text:exact)`, `hit (text:semantic)`, `hit (embedding:prompt)`, `hit (prefix)`, `miss`."""
+        """Name in logs and reports.
+
+        It is `miss`, `hit (prefix)` or a hit with its level, such as `hit (text:exact)`,
+        `hit (text:semantic)`, `hit (embedding:prompt)` and `hit (copied)`.
+        """
         if self.match is None:
             return "hit (prefix)" if self.method == "prefix" else "miss"
+
         names = {"exact_text": "text:exact", "semantic_text": "text:semantic"}
         return f"hit ({names.get(self.match.level, self.match.level)})"
 
     def deadline(self) -> float | None:
-        """When to give up a read from a bucket that begins now, by `time.monotonic`; None: never."""
-        return None if self.within is None else time.monotonic() + self.within
+        """Return when to give up a read from a bucket that begins now.
+
+        Returns
+        -------
+        float or None
+            Time by `time.monotonic`. None if the read may take any time.
+        """
+        return None if self.max_read_seconds is None else time.monotonic() + self.max_read_seconds
+
+    def changed_to(self, kind: "type[P]", **changes: Any) -> "P":
+        """Return a plan of another class with the same values, and with these changes.
+
+        Parameters
+        ----------
+        kind : type[Plan]
+            Class of the new plan.
+        **changes : Any
+            Fields of the new plan that differ.
+
+        Returns
+        -------
+        Plan
+            Plan of class `kind`.
+        """
+        shared = {item.name: getattr(self, item.name) for item in fields(Plan)}
+        return kind(**{**shared, **changes})
 
     def loaded(self, tokens: int) -> int:
-        """Tokens of state to load for a prompt of `tokens` tokens: a blend loads only the rows it uses."""
-        donor_tokens = sum(meta.num_tokens for meta in self.donors)
-        return min(donor_tokens, tokens) if self.method == "blend" else donor_tokens
+        """Return the tokens of state to load for a prompt of `tokens` tokens.
+
+        Parameters
+        ----------
+        tokens : int
+            Tokens of the prompt.
+
+        Returns
+        -------
+        int
+            Tokens of all donors.
+        """
+        return sum(meta.num_tokens for meta in self.donors)
 
     def __str__(self) -> str:
+
         seconds_text = "" if self.seconds is None else f" {self.seconds:.2g} s"
         return f"{self.name}{seconds_text}{f' ({self.refused})' if self.refused else ''}"
 
 
-FULL = Plan("none")
-"""Full computation. No engine refuses it."""
+class FullPlan(Plan):
+    """Full computation, which no engine refuses."""
+
+    method, label = "none", "full"
 
 
-@dataclass
+class PrefixPlan(Plan):
+    """Computation behind the longest exact prefix of the prompt, whoever stored it."""
+
+    method, label = "prefix", "exact prefix"
+
+
+@dataclass(frozen=True)
+class PiecewisePlan(Plan):
+    """Base of plans that take donors' state token by token, and compute the rest.
+
+    Attributes
+    ----------
+    prefix_tokens : int
+        Tokens of an exact prefix that stay as they are.
+    config : SemanticCacheConfig, optional
+        Settings of the method. None takes its defaults.
+    max_row_share : float
+        Share of rows, as a mean over layers, above which the next plan is better.
+    accept : Accept, optional
+        Judge of the first token. The engine asks it after the prefill, before a token of the answer
+        is sent.
+    """
+
+    piecewise: ClassVar[bool] = True
+
+    prefix_tokens: int = 0
+    config: SemanticCacheConfig | None = None
+    max_row_share: float = 1.0
+    accept: Accept | None = None
+
+
+FULL = FullPlan()
+"""Full computation, which no engine refuses."""
+
+
 class BoundTrial:
-    """An approximate plan under an error bound. `draw`: whether to serve and to label it; None until its first token is known."""
+    """An approximate plan under an error bound, with its draw.
 
-    plan: Plan
-    draw: HitDraw | None = None
+    Parameters
+    ----------
+    plan : Plan
+        The plan on trial.
+    draw : HitDraw, optional
+        Whether to serve and to label the plan.
+    """
+
+    def __init__(self, plan: Plan, draw: HitDraw | None = None) -> None:
+        self.plan = plan
+        self._draw = draw
+
+    @property
+    def draw(self) -> HitDraw | None:
+        """Whether to serve and to label the plan; None while its first token is awaited."""
+        return self._draw
 
 
 @dataclass(frozen=True)
 class Decision:
-    """How to run a request.
+    """How to run one request.
 
-    entry       description of the prompt's exact state, stored or not: without time, vectors and answer
-    plans       plans that may run, best first; the last is full computation
-    considered  every plan, with its seconds or the reason of its refusal
-    query       the levels' query
-    seconds     time of the lookup
-    trial       the chosen approximate plan under an error bound; in `plans` only if it may be served
+    Attributes
+    ----------
+    entry : StateInfo
+        Description of the prompt's exact state, stored or not, without time, vectors and answer.
+    ask : ReuseRequest
+        Reuse that was allowed.
+    plans : tuple[Plan, ...]
+        Plans that may run, best first. The last is full computation.
+    donor_search : DonorSearch
+        Donors and prefix that the plans come from.
+    query : Query
+        Query that the levels saw.
+    statuses : Mapping[str, Status]
+        Hit, miss or skip by name of the level.
+    seconds : float
+        Time of the lookup.
+    considered : tuple[Plan, ...]
+        Every plan, with its seconds or the reason of its refusal.
+    trial : BoundTrial, optional
+        The chosen approximate plan under an error bound. It is in `plans` only if it may be served.
     """
 
-    entry: ChunkMeta
+    entry: StateInfo
     ask: ReuseRequest
     plans: tuple[Plan, ...]
-    found: DonorSearch
+    donor_search: DonorSearch
     query: Query
     statuses: Mapping[str, Status]
     seconds: float = 0.0
@@ -240,7 +418,7 @@ class Decision:
 
     @property
     def key(self) -> str:
-        """Exact key of the prompt, the id of its own chunk."""
+        """Exact key of the prompt: the id under which its own state is stored."""
         return self.entry.id
 
     @property
@@ -255,36 +433,67 @@ class Decision:
 
     @property
     def exact(self) -> Plan:
-        """Best plan that changes no answer, apart from the prompt's own state: exact prefix or full computation."""
+        """Better one of the exact prefix and full computation, which cannot change an answer."""
         return next(plan for plan in self.plans if plan.method in ("prefix", "none"))
 
     def without(self, reason: str) -> "Decision":
-        """The decision after its best plan was refused."""
+        """Return the decision after its best plan was refused for `reason`.
+
+        Parameters
+        ----------
+        reason : str
+            Why the best plan was refused.
+
+        Returns
+        -------
+        Decision
+            Decision whose best plan is the exact one.
+        """
         best = self.plan
-        considered = tuple(replace(plan, refused=reason) if plan is best else plan for plan in self.considered)
+        considered = tuple(
+            replace(plan, refused=reason) if plan is best else plan for plan in self.considered
+        )
+
         # The exact plan next: another approximate one would need its own draw.
-        plans = (replace(self.exact, reason=reason), *(plan for plan in self.plans[1:] if plan is not self.exact))
+        plans = (
+            replace(self.exact, reason=reason),
+            *(plan for plan in self.plans[1:] if plan is not self.exact),
+        )
         return replace(self, plans=plans, considered=considered)
 
     def __str__(self) -> str:
-        """`full 0.3 s, exact prefix 0.21 s, blend 0.19 s: blend`"""
-        return self.told(self.plan)
+        """Return the plans and the best one, as in `full 0.3 s, blend 0.19 s: blend`."""
+        return self.summary(self.plan)
 
-    def told(self, ran: Plan) -> str:
-        """Plans considered, and the plan that ran."""
+    def summary(self, ran: Plan) -> str:
+        """Return the plans considered and the name of the plan that ran, as one line.
+
+        Parameters
+        ----------
+        ran : Plan
+            Plan that ran.
+
+        Returns
+        -------
+        str
+            Text as `full 0.3 s, blend 0.19 s: blend`.
+        """
         return f"{', '.join(map(str, self.considered))}: {ran.name}"
 
 
-def serves_blends(meta: ChunkMeta, config: SemanticCacheConfig) -> bool:
-    """Whether a blend may take a chunk's rows: exact state, or rows of a blend of at most `max_generation`; with `kv_quantization` state in 8
-    bits, and nothing else."""
-    if config.quantizes:
-        return meta.kind == INT8 and meta.generation <= config.max_generation
+def serves_blends(meta: StateInfo, config: SemanticCacheConfig) -> bool:
+    """Return whether a blend may take a stored prompt's rows.
+
+    It may take exact state, and rows of a blend whose depth is at most `max_generation`.
+    """
     return meta.kind == KV or (meta.kind == ROWS and meta.generation <= config.max_generation)
 
 
-def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
-    """Status table for the plan that ran: a level without a used donor is no hit, and `kv_cache` is one exactly if state is used."""
+def final_statuses(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
+    """Return the status table for the plan that ran.
+
+    A level whose donor was not used is a miss. `kv_cache` is a hit exactly if any state is used.
+    """
     rows: dict[str, Status] = {}
     for name, status in statuses.items():
         unused = plan.match is None or (plan.match.level == COPIED and name != COPIED)
@@ -294,232 +503,63 @@ def settled(statuses: Mapping[str, Status], plan: Plan) -> dict[str, Status]:
     return rows
 
 
-class Observer:
-    """Follows requests: the error bound, a certificate, fusion states, or the caller's own. This one does nothing."""
+class RequestObserver:
+    """Follower of requests, such as the error bound, a certificate or the caller's own.
 
-    def decided(self, prepared: Prepared, decision: Decision) -> Decision:
-        """Called before the first plan runs; returns the decision, with other plans if need be."""
+    Both methods do nothing here.
+    """
+
+    decided = FormerAttribute("review_decision")
+    answered = FormerAttribute("observe_answer")
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        move_former_attribute(cls, "decided", "review_decision")
+        move_former_attribute(cls, "answered", "observe_answer")
+
+    def review_decision(self, prepared: Prepared, decision: Decision) -> Decision:
+        """Return the decision, with other plans if need be, before its first plan runs.
+
+        Parameters
+        ----------
+        prepared : Prepared
+            Request as the engine prepared it.
+        decision : Decision
+            Plans for the request.
+
+        Returns
+        -------
+        Decision
+            Decision by which the request runs.
+        """
         return decision
 
-    def answered(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Any) -> None:
-        """Called after the answer, with the plan that ran and its completion."""
+    def observe_answer(self, prepared: Prepared, decision: Decision, plan: Plan, ran: Any) -> None:
+        """Take note of the answer, with the plan that ran and its completion `ran`.
+
+        Parameters
+        ----------
+        prepared : Prepared
+            Request as the engine prepared it.
+        decision : Decision
+            Plans for the request.
+        plan : Plan
+            Plan that ran.
+        ran : Any
+            Completion of the plan.
+        """
 
 
-def choose(
-    tokens: int,
-    donor_search: DonorSearch,
-    ask: ReuseRequest,
-    config: SemanticCacheConfig,
-    *,
-    same: bool = False,
-    costs: ReuseCosts | None = None,
-    piece: int = 1,
-    read_seconds: Away = lambda id, rows: 0.0,
-) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
-    """Choose plans for a prompt of `tokens` tokens. Returns those that may run, best first, and all considered.
+class StoringObserver(RequestObserver):
+    """Observer that stores something of its own.
 
-    same    the donor's token ids and media equal the request's: exact reuse in any mode
-    costs   of rows, bytes and blends; None: unknown
-    piece   see `Prepared`
-    read_seconds    see `Away`
+    Attributes
+    ----------
+    store : Store
+        Its store. The cache purges it with its own, and closes it.
     """
-    exact_plans = _bounded(
-        [_brought(plan, plan.reused, read_seconds) for plan in _exact_plans(tokens, donor_search, costs, piece)]
-    )
-    exact, candidates, reason = _cheapest(exact_plans), (), donor_search.refused
-    fallbacks = (FULL,) if exact.donors else ()
-    if donor_search.match is None or not donor_search.donors:
-        pass
-    elif same:
-        donor, self_plan = donor_search.donors[0], exact_plans[-1]
-        answer = kept_answer(donor, ask.answers)
-        if answer is not None:
-            self_plan = Plan("exact", (donor,), donor_search.match, tokens, seconds=_nothing(costs), answer=answer)
-        # The prefix stands for the prompt itself, which can be read whole.
-        elif donor_search.prefix is None or donor_search.prefix[0].donor != donor.id:
-            donor_search = replace(donor_search, prefix=(PrefixHit(donor.id, tokens - 1), donor))
-            self_plan = _bounded(
-                [*exact_plans, _brought(_exact_plans(tokens, donor_search, costs, piece)[-1], tokens - 1, read_seconds)]
-            )[-1]
-        if self_plan.donors and self_plan.away and _cheapest([*exact_plans, self_plan]) is not self_plan:
-            reason = f"{COSTS}: {', '.join(map(str, (*exact_plans, self_plan)))}: {exact.name}"
-        elif self_plan.donors:
-            again = self_plan.away > 0 and exact.donors == self_plan.donors  # what came too late is not read once more
-            self_plan = replace(self_plan, method="exact", match=donor_search.match)
-            return (self_plan, *(() if again else (exact,)), *fallbacks), (*exact_plans, self_plan)
-        else:
-            reason = _below(piece, "the prompt")
-    elif ask.method == "exact":
-        level = donor_search.match.level
-        reason = (
-            f"not asked for: {level} found a donor whose tokens differ, and reuse is exact (--reuse adopt would use it)"
-        )
-    else:
-        candidates = [
-            _brought(plan, tokens, read_seconds)
-            for plan in _approximate_plans(tokens, donor_search, ask, config, costs, piece)
-        ]
-        candidates = [replace(plan, refused=_refusal(plan, tokens, exact, config.min_gain)) for plan in candidates]
-        # With the exact plans, since a deadline follows from what they would cost.
-        candidates = _bounded([*exact_plans, *candidates])[len(exact_plans) :]
 
-        admitted = [plan for plan in candidates if not plan.refused]
-        best = _cheapest([*exact_plans, *admitted])
-        if best.approximate:
-            whole = best
-            if best.piecewise:  # with the settings that an engine needs
-                whole = replace(best, config=config, most=most_computed(tokens, best, exact, config.min_gain, costs))
-            return (whole, exact, *fallbacks), (*exact_plans, *(whole if plan is best else plan for plan in candidates))
-        reason = (
-            f"{COSTS}: {', '.join(map(str, (*exact_plans, *candidates)))}: {best.name}"
-            if admitted
-            else candidates[0].refused
-        )
-
-    if not exact.donors and donor_search.prefix is not None:
-        if len(exact_plans) > 1:
-            reason = reason or f"{COSTS}: {', '.join(map(str, exact_plans))}: {exact.name}"
-        elif piece > 1 and (not reason or ask.method == "exact"):  # a donor that nobody asked for is no reason
-            reason = _below(piece, "the prompt" if same else "the stored prefix")
-    elif not exact.donors:
-        reason = reason or (NO_PREFIX if ask.method == "exact" else NO_DONOR)
-
-    return (replace(exact, reason=reason), *fallbacks), (*exact_plans, *candidates)
+    store: Store
 
 
-def _below(piece: int, subject: str) -> str:
-    """Why exact state of a prompt or a prefix is not reused at all."""
-    precision = " in low precision" if piece != BLOCK_TOKENS else ""  # else it is a prefix cache's block
-    return f"{subject} is shorter than a piece of {piece} tokens, which is the least that is reused{precision}"
-
-
-def _refusal(plan: Plan, tokens: int, exact: Plan, min_gain: int) -> str:
-    """Why an approximate plan may not run: it saves too little beyond the exact one.
-
-    Adoption must save `min_gain` of the whole prompt, and anything beyond the exact plan: else a short question behind a picture would
-    never qualify.
-    """
-    gain, rows = plan.reused - exact.reused, tokens - plan.reused
-    enough = gain >= min_gain or (plan.method == "adopt" and gain > 0 and plan.reused >= min_gain)
-    if not enough and plan.answer is None:  # a stored answer is saved whole
-        saved = f"{gain} tokens" if gain > 0 else "nothing"
-        return f"min_gain: {plan.method} would save {saved} beyond the exact prefix, {min_gain} tokens are asked for"
-    if plan.piecewise and rows > MAX_SHARE * tokens:
-        return f"rows: {plan.method} would compute {rows / tokens:.0%} of the prompt, {MAX_SHARE:.0%} at most"
-    return ""
-
-
-def most_computed(tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: ReuseCosts | None) -> float:
-    """Maximum share of rows, the mean over layers, in [0, 1]; beyond it the exact plan is cheaper or `min_gain` is missed."""
-    rows = float(tokens - exact.reused - min_gain)
-    if costs is not None:
-        seconds = costs.prefix(exact.reused, tokens) if exact.donors else costs.full(tokens)
-        rows = min(rows, costs.most_rows(seconds, tokens, chosen.loaded(tokens)))
-    return min(1.0, max(0.0, rows / tokens))
-
-
-def _brought(plan: Plan, max_tokens: int, read_seconds: Away) -> Plan:
-    """The plan with the time to read state from a bucket, of at most `max_tokens` tokens of each donor."""
-    if plan.seconds is None or not plan.donors:
-        return plan
-
-    extra_seconds = sum(read_seconds(donor.id, [(0, max_tokens)]) for donor in plan.donors)
-    return replace(plan, seconds=plan.seconds + extra_seconds, away=extra_seconds) if extra_seconds else plan
-
-
-def _bounded(plans: Sequence[Plan]) -> tuple[Plan, ...]:
-    """Plans with deadlines for what they read from a bucket: also for copies here, which may leave before they are read."""
-    return tuple(replace(plan, within=_within(plan, plans)) if plan.donors else plan for plan in plans)
-
-
-def _within(plan: Plan, plans: Sequence[Plan]) -> float | None:
-    alternatives = [
-        alternative
-        for alternative in plans
-        if alternative is not plan and not alternative.away and not alternative.approximate
-    ]
-    if plan.seconds is None or not alternatives:
-        return None
-    # The time that is left for reading until computing would have been as fast.
-    return max(0.0, min(alternative.seconds or 0.0 for alternative in alternatives) - (plan.seconds - plan.away))
-
-
-def _cheapest(plans: Sequence[Plan]) -> Plan:
-    """Cheapest plan, ties to the first; without costs the one with most reuse."""
-    # A single unknown time makes all of them incomparable.
-    if any(plan.seconds is None for plan in plans):
-        return max(plans, key=lambda plan: plan.reused)
-    return min(plans, key=lambda plan: plan.seconds or 0.0)
-
-
-def _exact_plans(tokens: int, donor_search: DonorSearch, costs: ReuseCosts | None, piece: int) -> list[Plan]:
-    """Plans in full and behind the exact prefix. `piece`: see `Prepared`."""
-    behind: list[Plan] = []
-    if donor_search.prefix is not None:
-        hit, meta = donor_search.prefix
-        reused_tokens = reusable(hit.tokens, tokens, piece, meta.spans)
-        if reused_tokens:
-            seconds = costs.prefix(reused_tokens, tokens) if costs else None
-            behind.append(Plan("prefix", (meta,), None, reused_tokens, seconds=seconds))
-    return [replace(FULL, seconds=costs.full(tokens) if costs else None), *behind]
-
-
-def _approximate_plans(
-    tokens: int,
-    donor_search: DonorSearch,
-    ask: ReuseRequest,
-    config: SemanticCacheConfig,
-    costs: ReuseCosts | None,
-    piece: int,
-) -> Iterator[Plan]:
-    """Plans with the donors, by the method asked for. Arguments: see `choose`."""
-    donors = donor_search.donors
-    if ask.method == "adopt":  # the donor's own prompt runs, from its own state
-        answer = kept_answer(donors[0], ask.answers)
-        if answer is not None:
-            yield Plan("adopt", donors, donor_search.match, tokens, seconds=_nothing(costs), answer=answer)
-            return
-
-        length = donors[0].num_tokens
-        reused_tokens = reusable(length, length, piece, donors[0].spans)
-        seconds = costs.prefix(reused_tokens, length) if costs else None
-        # The donor's own last tokens are computed, and count as computed of this prompt.
-        yield Plan("adopt", donors, donor_search.match, tokens - (length - reused_tokens), seconds=seconds)
-    elif ask.method == "top_layer":  # behind an exact prefix too its bottom layers run over the whole prompt
-        rows = min(tokens, max(config.top_layer_tail, donor_search.new(tokens, 0)))
-        yield _priced(Plan("top_layer", donors, donor_search.match, tokens - rows), tokens, costs)
-    else:
-        share, max_donors = config.blend.share, ask.most_donors(config)
-        prefix_tokens, prefix = (
-            (donor_search.prefix[0].tokens, donor_search.prefix[1])
-            if donor_search.prefix is not None
-            else (0, donors[0])
-        )
-        prefix_is_donor = prefix.id in [donor.id for donor in donors]
-        yield _blend(tokens, donor_search, donors, prefix_tokens if prefix_is_donor else 0, costs, share)
-        if not prefix_is_donor and costs is not None and max_donors > 1:
-            # Behind the exact prefix of another chunk. An engine without costs holds its prefixes itself.
-            yield _blend(tokens, donor_search, (*donors[: max_donors - 1], prefix), prefix_tokens, costs, share)
-
-
-def _nothing(costs: ReuseCosts | None) -> float | None:
-    """Seconds of a plan that runs nothing."""
-    return None if costs is None else 0.0
-
-
-def _blend(
-    tokens: int,
-    donor_search: DonorSearch,
-    donors: Sequence[ChunkMeta],
-    prefix_tokens: int,
-    costs: ReuseCosts | None,
-    share: float,
-) -> Plan:
-    # At least one row: the last one gives the answer.
-    rows = max(1, round((tokens - prefix_tokens) * share), donor_search.new(tokens, prefix_tokens))
-    return _priced(Plan("blend", tuple(donors), donor_search.match, tokens - rows, kept=prefix_tokens), tokens, costs)
-
-
-def _priced(plan: Plan, tokens: int, costs: ReuseCosts | None) -> Plan:
-    rows = tokens - plan.reused
-    return replace(plan, seconds=costs.blending(rows, tokens, plan.loaded(tokens))) if costs else plan
+__getattr__ = former_names(__name__, Ask="ReuseRequest", Observer="RequestObserver")

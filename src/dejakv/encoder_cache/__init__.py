@@ -1,8 +1,10 @@
-"""Encoder outputs by content: computed once, shared by all requests with the same picture, sound or clip.
+"""Encoder outputs by content: computed once, and shared by all requests with the same medium.
 
-cache = VisualKVCache(max_vram_bytes=2 * 1024**3)
-view = cache.view(encoder_epoch, partition)
-embedding = view.get_or_compute(content_hash, "image", lambda: encoder(pixels))
+A view has the outputs of one encoder and one partition:
+
+    cache = VisualKVCache(max_vram_bytes=2 * 1024**3)
+    view = cache.view(encoder_epoch, partition)
+    embedding = view.get_or_compute(content_hash, "image", lambda: encoder(pixels))
 """
 
 from dejakv.encoder_cache.outputs import VisualEmbeddingBlock

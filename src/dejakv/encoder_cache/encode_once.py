@@ -1,8 +1,9 @@
-"""Outputs by key, in the store's memory tier and in a store on disk, with figures by partition and at most one encoder run for a key.
+"""Encoder outputs by key, in memory and on disk, with at most one encoder run for a key.
 
-A run in progress is a future that threads wait for. It ends with the output, for all; with the encoder's error, for all, and the next
-caller tries again; or, where the thread that encodes is interrupted, which is not the picture's fault, with nothing, and those who wait
-start again.
+A run in progress is a future that threads wait for. It ends in one of three ways: with the output,
+for all; with the encoder's error, for all, and the next caller tries again; or, where the thread
+that encodes is interrupted, with nothing, and those who wait start again, because an interruption
+is not the picture's fault.
 """
 
 import logging
@@ -21,14 +22,14 @@ from dejakv.encoder_cache.outputs import (
     Resolution,
     VisualEmbeddingBlock,
     check_embedding,
-    chunk_id,
     load,
     save,
+    stored_id,
 )
 from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import InputError
-from dejakv.request import kept_for, nothing_is_kept
-from dejakv.store.budgets import NoRoom, PartitionBudgets, PolicyName, is_older, shortest
+from dejakv.request import current_retention
+from dejakv.store.budgets import NoRoom, PartitionBudgets, PolicyName, is_older, shortest_lifetime
 from dejakv.store.budgets import now as clock
 from dejakv.store.memory import MemoryTier
 from dejakv.store.selection import PurgeResult, Selection
@@ -38,20 +39,28 @@ logger = logging.getLogger(__name__)
 
 
 class _EncoderInterrupted(Exception):
-    """The encoder's result is unknown: start again."""
+    """Interruption of the thread that ran the encoder: the result is unknown, so start again."""
 
 
 class EncoderRun(Future[VisualEmbeddingBlock]):
-    """An encoder run for one key.
+    """Future of an encoder run for one key.
 
-    keep     whether its output may be kept: not if its request said so, or the cache was cleared meanwhile
-    waiting  callers that wait for it
+    Attributes
+    ----------
+    key : Key
+        Key of the output.
+    keep : bool
+        Whether the output may be kept: false if the request said so, or if the cache was cleared
+        meanwhile.
+    waiting : int
+        Number of callers that wait for the run.
     """
 
     def __init__(self, key: Key) -> None:
         super().__init__()
         self.key = key
-        self.keep = not nothing_is_kept()
+        # Read on the caller's thread, whose context holds the request's choice.
+        self.keep = not current_retention().no_store
         self.waiting = 0
 
 
@@ -60,13 +69,13 @@ _leading: ContextVar[tuple[EncoderRun, ...]] = ContextVar("leading", default=())
 
 
 def _label(key: Key) -> str:
-    """Name an output in the log: its modality and the beginning of its content's hash."""
+    """Return an output's name in the log: its modality and the beginning of its content's hash."""
     return f"{key[2]} {key[3][:16]}"
 
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """A wanted output, and its labels in case it must be computed."""
+    """Key of a wanted output, with the labels that it gets if it must be computed."""
 
     key: Key
     resolution: Resolution | None = None
@@ -74,19 +83,35 @@ class OutputRequest:
 
 
 class QueueingController:
-    """Allows every eviction. Subclass it to keep a minimum of entries."""
+    """Lower limit of evictions: none. Subclass it to keep a minimum of entries."""
 
     def get_minimum_stable_blocks(self) -> int:
-        """The fewest entries that evictions may leave. Called for each stored output, under the cache's lock."""
+        """Return the fewest entries that evictions may leave.
+
+        The cache calls it for each stored output, under its lock.
+        """
         return 0
 
 
 class OutputRegistry:
-    """Encoder outputs in memory and on disk, by key. Thread-safe. Keys hold the partition: nothing is found, counted or cleared across
-    partitions.
+    """Encoder outputs in memory and on disk, by key. Thread-safe.
 
-    parts  of the budget in memory; None or undivided: shared
-    disk   store of outputs that outlive the process, shared with other processes; None: memory alone
+    Keys hold the partition: nothing is found, counted or cleared across partitions.
+
+    Parameters
+    ----------
+    parts : PartitionBudgets
+        Budget in memory, divided among partitions or shared.
+    policy : PolicyName
+        Eviction order.
+    disk : Store or None
+        Store of outputs that outlive the process, shared with other processes.
+    controller : QueueingController or None
+        Lower limit of evictions.
+    check_finite : bool
+        Refuse outputs with NaN or infinity.
+    ttl : float
+        Seconds for which an output may be used, 0 without a limit.
     """
 
     def __init__(
@@ -111,23 +136,40 @@ class OutputRegistry:
         self._figures: defaultdict[str, EncoderCacheStats] = defaultdict(EncoderCacheStats)
 
     def take(self, key: Key) -> VisualEmbeddingBlock | None:
-        """The block in memory, counted as a hit; None, without counting, if it is not in memory."""
+        """Return the block if it is in memory, and count a hit; None, uncounted, if it is not."""
         with self._lock:
             return self._hit(key)
 
-    def recall(self, request: OutputRequest) -> VisualEmbeddingBlock | None:
-        """Load the block from disk into memory, counted as a hit; None, counted as a miss, without one."""
+    def load_from_disk(self, request: OutputRequest) -> VisualEmbeddingBlock | None:
+        """Load a block from disk into memory, and count a hit; without one, count a miss."""
         block = self._from_disk(request)
         with self._lock:
             if block is None:
                 self._missed(request.key)
             else:
-                self._hold(request.key, block)
+                self._put_in_memory(request.key, block)
                 self._served(request.key, block)
+
         return block
 
-    def wait_until_there(self, request: OutputRequest, timeout_s: float, poll_s: float) -> VisualEmbeddingBlock | None:
-        """The block as soon as this process or (through the disk) another one has it; None after `timeout_s`."""
+    def wait_for_output(
+        self, request: OutputRequest, timeout_s: float, poll_s: float
+    ) -> VisualEmbeddingBlock | None:
+        """Wait until this process, or another one through the disk, has the block.
+
+        Parameters
+        ----------
+        request : OutputRequest
+            The wanted output.
+        timeout_s, poll_s : float
+            Maximum time, and time between two looks, in seconds.
+
+        Returns
+        -------
+        VisualEmbeddingBlock or None
+            The block, None after the timeout. It counts once, as a hit or a miss.
+        """
+        # The wall clock may be set back or forth meanwhile.
         deadline = time.monotonic() + timeout_s
         while True:
             block = self.take(request.key)
@@ -136,20 +178,51 @@ class OutputRegistry:
             # Without counting: polls would be misses.
             on_disk = self.disk is not None and load(self.disk, request.key)[0] is not None
             if on_disk or time.monotonic() >= deadline:
-                return self.recall(request)
+                return self.load_from_disk(request)
             time.sleep(poll_s)
 
-    def keep(self, request: OutputRequest, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock | None:
-        """Stores the embedding; None if it was refused. Raises InputError for anything that is not an embedding."""
+    def keep(
+        self, request: OutputRequest, embedding: Any, seconds: float | None
+    ) -> VisualEmbeddingBlock | None:
+        """Store an embedding that the caller computed.
+
+        Parameters
+        ----------
+        request : OutputRequest
+            Its key and labels.
+        embedding : array
+            The encoder's output, numpy or torch.
+        seconds : float or None
+            Time of the computation, None if it was not measured.
+
+        Returns
+        -------
+        VisualEmbeddingBlock or None
+            The block; None if it was refused, or if the request forbids storing.
+
+        Raises
+        ------
+        InputError
+            For anything that is no embedding, and for a negative time.
+        """
         block = self._block(request, embedding, seconds)
-        if nothing_is_kept():
+        if current_retention().no_store:
             return None
         with self._lock:
             return block if self._keep(request.key, block) else None
 
-    def encoded(self, request: OutputRequest, compute: Callable[[], Any]) -> VisualEmbeddingBlock:
-        """The block, computed on this thread if it is missing and nobody else computes it. Raises: the encoder's error; InputError if
-        `compute` asks the cache for its own key."""
+    def get_or_encode(
+        self, request: OutputRequest, compute: Callable[[], Any]
+    ) -> VisualEmbeddingBlock:
+        """Return the block, computed on this thread if it is missing and nobody else computes it.
+
+        Raises
+        ------
+        Exception
+            The encoder's error.
+        InputError
+            If `compute` asks the cache for its own key, or returns no embedding.
+        """
         while True:
             with self._lock:
                 if (block := self._hit(request.key)) is not None:
@@ -160,11 +233,13 @@ class OutputRegistry:
                     run = self._runs[request.key] = EncoderRun(request.key)
                 elif run in _leading.get():
                     raise InputError(
-                        "`compute` asked the cache for the very picture it was called for and would wait for itself: "
+                        "`compute` asked the cache for the very picture it was called for and "
+                        "would wait for itself: "
                         "call the encoder in it, not the cache"
                     )
                 else:
                     run.waiting += 1
+
             # Outside of the lock: the encoder takes long.
             if leads:
                 self._lead(run, request, compute)
@@ -177,50 +252,77 @@ class OutputRegistry:
             finally:
                 with self._lock:
                     run.waiting -= 1
-            return self._arrived(run, block)
+
+            return self._count_coalesced(run, block)
 
     def clear(self, partition: str | None = None) -> None:
-        """Drops the entries and figures of one partition, or all, in memory and on disk. Outputs of runs in progress are delivered but
-        not kept."""
+        """Drop the entries and figures of one partition, or of all, in memory and on disk.
+
+        Outputs of runs in progress are delivered but not kept.
+        """
         with self._lock:
             dropped = self._drop(lambda key, _: partition in (None, key[0]), clock())
             for name in list(self._figures) if partition is None else [partition]:
                 self._figures.pop(name, None)
+
         if self.disk is not None:
-            self.disk.flush()  # so that nothing is being written that leaves later
+            # First, or an output that is being written now would stay.
+            self.disk.flush()
             self.disk.clear(partition)
+
         logger.info("encoder outputs cleared, %d of them in memory", len(dropped))
 
     def drop(self, key: Key) -> bool:
-        """Drops one entry from memory; False if it is not there."""
+        """Drop one entry from memory, and return whether it was there."""
         with self._lock:
-            return self._held(key) is not None and self._in(key[0]).drop(key)
+            return self._peek(key) is not None and self._tier_of(key[0]).drop(key)
 
     def purge(self, selection: Selection, *, dry_run: bool = False) -> PurgeResult:
-        """Drops selected entries for good, in memory and on disk; what was dropped, or with `dry_run` would be. An output in both
-        counts once. Outputs of selected runs in progress are delivered but not kept.
+        """Drop selected entries for good, in memory and on disk.
 
-        Raises: StoreError if the disk cannot be purged.
+        Outputs of selected runs in progress are delivered but not kept.
+
+        Parameters
+        ----------
+        selection : Selection
+            The entries.
+        dry_run : bool
+            Only count what would be dropped.
+
+        Returns
+        -------
+        PurgeResult
+            What was dropped, or would be. An output in memory and on disk counts once.
+
+        Raises
+        ------
+        StoreError
+            If the disk cannot be purged.
         """
         now = clock()
 
         with self._lock:
-            dropped_bytes = self._drop(lambda key, born: selection.takes_output(key, born, now), now, dry_run=dry_run)
+            dropped_bytes = self._drop(
+                lambda key, born: selection.covers_output(key, born, now), now, dry_run=dry_run
+            )
 
         # Outside of the lock: the disk may be slow.
-        purged = self.disk.purge(selection, dry_run=dry_run) if self.disk is not None else PurgeResult()
+        purged = (
+            self.disk.purge(selection, dry_run=dry_run) if self.disk is not None else PurgeResult()
+        )
+        # An output on disk has been counted by the store.
         memory_only = [size for id, size in dropped_bytes.items() if id not in purged.ids]
         return purged + PurgeResult(
             encoder_outputs=len(memory_only), bytes=sum(memory_only), ids=frozenset(dropped_bytes)
         )
 
     def recommended(self, partition: str, is_recommended: bool) -> None:
-        """Counts a recommendation of DP mode."""
+        """Count a recommendation of data-parallel encoding (DP mode); False counts nothing."""
         with self._lock:
             self._figures[partition].dp_mode_recommendations += is_recommended
 
     def stats(self, partition: str | None = None) -> EncoderCacheStats:
-        """The figures of one partition, or of all together (for the operator, not for tenants)."""
+        """Return the figures of one partition, or (for the operator alone) of all together."""
         with self._lock:
             stats = EncoderCacheStats.total(
                 figures for name, figures in self._figures.items() if partition in (None, name)
@@ -229,85 +331,101 @@ class OutputRegistry:
                 if partition in (None, key[0]):
                     stats.entries += 1
                     stats.bytes += block.estimated_vram_bytes
-            stats.waiting_callers = sum(run.waiting for key, run in self._runs.items() if partition in (None, key[0]))
+
+            stats.waiting_callers = sum(
+                run.waiting for key, run in self._runs.items() if partition in (None, key[0])
+            )
 
         stats.max_entries, stats.max_bytes = self._parts.max_entries, self._parts.max_bytes
         return stats
 
-    def _in(self, partition: str) -> MemoryTier[Key, VisualEmbeddingBlock]:
-        """The memory that a partition's outputs are in."""
+    def _tier_of(self, partition: str) -> MemoryTier[Key, VisualEmbeddingBlock]:
+        """Return the memory that a partition's outputs are in."""
+        # Undivided budgets are one tier for all, so that its eviction order is common to all.
         name = partition if self._parts.divided else ""
         tier = self._memory.get(name)
         if tier is None:
-            part = self._parts.of(partition)
+            part = self._parts.for_partition(partition)
             tier = self._memory[name] = MemoryTier(part.max_bytes, part.max_entries, self.policy)
         return tier
 
     def _blocks(self) -> Iterator[tuple[Key, VisualEmbeddingBlock]]:
         return (each for tier in self._memory.values() for each in tier)
 
-    def _held(self, key: Key) -> VisualEmbeddingBlock | None:
-        """The block in memory, without counting a use; None, also for an expired one, which leaves."""
-        block = self._in(key[0]).get(key)
+    def _peek(self, key: Key) -> VisualEmbeddingBlock | None:
+        """Return the block in memory, without counting a use. An expired one is dropped: None."""
+        block = self._tier_of(key[0]).get(key)
         if block is not None and block.ttl and is_older(block.born, block.ttl, clock()):
-            self._in(key[0]).drop(key)
+            self._tier_of(key[0]).drop(key)
             return None
         return block
 
     def _use(self, key: Key) -> None:
-        """Counts a use of what is in memory."""
-        block = self._in(key[0]).use(key)
+        """Count a use of an output in memory."""
+        block = self._tier_of(key[0]).use(key)
         if block is not None:
             block.access_count += 1
 
-    def _hold(self, key: Key, block: VisualEmbeddingBlock) -> bool:
-        """Takes a block into memory, in place of one of the same key; False if it was refused."""
+    def _put_in_memory(self, key: Key, block: VisualEmbeddingBlock) -> bool:
+        """Put a block into memory, in place of one of the same key; False if it was refused."""
         # Before `put`, which replaces it.
-        old = self._held(key)
+        old = self._peek(key)
         try:
             controller = self.queueing_controller
-            minimum = controller.get_minimum_stable_blocks() // self._parts.partitions if controller else 0
-            limit, evicted_keys = self._in(key[0]).put(key, block, block.estimated_vram_bytes, minimum)
+            minimum = (
+                controller.get_minimum_stable_blocks() // self._parts.partitions
+                if controller
+                else 0
+            )
+            limit, evicted_keys = self._tier_of(key[0]).put(
+                key, block, block.estimated_vram_bytes, minimum
+            )
         except NoRoom as refusal:
             self._figures[key[0]].refusals[str(refusal)] += 1
             logger.debug("encoder output not stored (%s): %s", refusal, _label(key))
             return False
 
         if old is not None:
+            # The count is of the key: a replaced block's uses go on.
             block.access_count = old.access_count
             self._figures[key[0]].evictions["replaced"] += 1
         for evicted in evicted_keys:
             self._figures[evicted[0]].evictions[limit] += 1
             logger.debug("encoder output evicted (%s): %s", limit, _label(evicted))
 
-        tier = self._in(key[0])
+        tier = self._tier_of(key[0])
         logger.debug(
             "encoder output stored: %s, %d bytes; now %d outputs, %d bytes",
             *(_label(key), block.estimated_vram_bytes, len(tier), tier.nbytes),
         )
         return True
 
-    def _drop(self, selects: Callable[[Key, float], bool], now: float, *, dry_run: bool = False) -> dict[str, int]:
-        """Drops entries by their key and the time they were made; the bytes of each by id. Of runs in progress, which count as
-        made now (`now`), the output is not kept."""
+    def _drop(
+        self, selects: Callable[[Key, float], bool], now: float, *, dry_run: bool = False
+    ) -> dict[str, int]:
+        """Drop entries selected by their key and birth, and return the bytes of each by id.
+
+        Runs in progress count as made now (`now`); the outputs of selected ones are not kept.
+        """
         chosen = [(key, block) for key, block in self._blocks() if selects(key, block.born)]
         if not dry_run:
             for key, _ in chosen:
-                self._in(key[0]).drop(key)
+                self._tier_of(key[0]).drop(key)
             # A copy: the loop removes runs.
             for key in [key for key in self._runs if selects(key, now)]:
                 self._runs.pop(key).keep = False
-        return {chunk_id(key): block.estimated_vram_bytes for key, block in chosen}
+
+        return {stored_id(key): block.estimated_vram_bytes for key, block in chosen}
 
     def _hit(self, key: Key) -> VisualEmbeddingBlock | None:
-        block = self._held(key)
+        block = self._peek(key)
         if block is not None:
             self._use(key)
             self._served(key, block)
         return block
 
     def _served(self, key: Key, block: VisualEmbeddingBlock) -> None:
-        """Counts an output delivered without running the encoder."""
+        """Count an output that was delivered without running the encoder."""
         figures = self._figures[key[0]]
         figures.hits += 1
         figures.vram_saved_bytes += block.estimated_vram_bytes
@@ -315,23 +433,29 @@ class OutputRegistry:
         logger.debug("encoder output hit: %s, used %d times", _label(key), block.access_count)
 
     def _missed(self, key: Key) -> EncoderCacheStats:
-        """Count a miss; returns the partition's figures."""
+        """Count a miss, and return the partition's figures."""
         figures = self._figures[key[0]]
         figures.misses += 1
         logger.debug("encoder output miss: %s", _label(key))
         return figures
 
-    def _arrived(self, run: EncoderRun, block: VisualEmbeddingBlock) -> VisualEmbeddingBlock:
-        """Counts an output that another caller's run delivered."""
+    def _count_coalesced(
+        self, run: EncoderRun, block: VisualEmbeddingBlock
+    ) -> VisualEmbeddingBlock:
+        """Count an output that another caller's run delivered."""
         with self._lock:
             self._served(run.key, block)
             self._figures[run.key[0]].coalesced += 1
             self._use(run.key)
+
         return block
 
     def _lead(self, run: EncoderRun, request: OutputRequest, compute: Callable[[], Any]) -> None:
-        """Takes the output from the disk, or else runs the encoder, and ends the run. It passes an encoder's error on; only an
-        interruption of this thread is raised here."""
+        """Take the output from the disk, or else run the encoder, and end the run.
+
+        The run carries an encoder's error. Only an interruption of this thread is raised here.
+        """
+        # An encoder may run another one for another key, so that several runs are open.
         token = _leading.set((*_leading.get(), run))
         try:
             block = self._from_disk(request)
@@ -357,13 +481,16 @@ class OutputRegistry:
             if recalled:
                 self._served(run.key, block)
             else:
+                # Only now is it a miss: until here the disk might have had it.
                 figures = self._missed(run.key)
                 figures.encoder_runs += 1
                 figures.encoder_seconds += block.encoder_seconds or 0.0
+
             if run.keep:
                 self._keep(run.key, block, on_disk=not recalled)
             # Under the same lock as `_keep`: a caller finds the run or its block.
             self._forget(run)
+
         # Last: waiting callers go on as soon as it is set.
         run.set_result(block)
 
@@ -387,19 +514,23 @@ class OutputRegistry:
             figures.disk_hits += block is not None
             figures.disk_misses += block is None
             figures.disk_corrupt += corrupt
+
         return block
 
     def _keep(self, key: Key, block: VisualEmbeddingBlock, *, on_disk: bool = True) -> bool:
         if on_disk and self.disk is not None:
             save(self.disk, key, block)
-        return self._hold(key, block)
+        return self._put_in_memory(key, block)
 
-    def _block(self, request: OutputRequest, embedding: Any, seconds: float | None) -> VisualEmbeddingBlock:
+    def _block(
+        self, request: OutputRequest, embedding: Any, seconds: float | None
+    ) -> VisualEmbeddingBlock:
         check_embedding(embedding, finite=self._check_finite)
         embedding = owned(embedding)
         if seconds is not None and not seconds >= 0:
             raise InputError(
-                f"encoder_seconds is {seconds}: pass the time of the encoder run, or None if it was not measured"
+                f"encoder_seconds is {seconds}: pass the time of the encoder run, or None if it "
+                "was not measured"
             )
 
         _, _, modality, content_hash = request.key
@@ -413,5 +544,5 @@ class OutputRegistry:
             estimated_vram_bytes=size_of(embedding),
             encoder_seconds=seconds,
             born=clock(),
-            ttl=shortest(self._ttl, kept_for()),
+            ttl=shortest_lifetime(self._ttl, current_retention().ttl),
         )

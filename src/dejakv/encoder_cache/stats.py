@@ -1,4 +1,4 @@
-"""The encoder cache's figures."""
+"""Figures of the encoder cache."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,11 +10,29 @@ from typing import Any, Self
 class EncoderCacheStats:
     """Counters since the start (or the last clear) and, from `entries` on, present values.
 
-    hits       callers that got an output without an encoder run of their own: from memory, from disk, or (counted
-               again as `coalesced`) by waiting for another caller's run
-    misses     callers that needed an encoder run, and lookups that found nothing
-    evictions  evicted entries, by reason: `entries` and `bytes` (a budget), `replaced`
-    refusals   outputs not kept, by reason: `oversized`, `minimum`
+    Attributes
+    ----------
+    hits : int
+        Callers that got an output without an encoder run of their own: from memory, from disk, or
+        (counted again as `coalesced`) by waiting for another caller's run.
+    misses : int
+        Callers that needed an encoder run, and lookups that found nothing.
+    disk_hits, disk_misses, disk_corrupt : int
+        Reads of the disk that gave an output, that gave none, and of these the damaged ones.
+    encoder_runs, encoder_failures : int
+        Runs that gave an output, and runs that raised an error.
+    encoder_seconds, encoder_seconds_saved : float
+        Time of the runs, and the time that hits would have taken.
+    vram_saved_bytes : int
+        Bytes of the outputs that hits delivered.
+    evictions : Counter[str]
+        Evicted entries, by reason: `entries` and `bytes` (a budget), `replaced`.
+    refusals : Counter[str]
+        Outputs not kept, by reason: `oversized`, `minimum`.
+    entries, bytes : int
+        Outputs in memory, and their size.
+    waiting_callers : int
+        Callers that wait for another caller's run.
     """
 
     hits: int = 0
@@ -39,11 +57,14 @@ class EncoderCacheStats:
 
     @classmethod
     def total(cls, parts: Iterable["EncoderCacheStats"]) -> Self:
-        """The figures of several partitions together."""
+        """Add up the figures of several partitions."""
         total = cls()
         for part in parts:
             for figure in fields(cls):
-                setattr(total, figure.name, getattr(total, figure.name) + getattr(part, figure.name))
+                setattr(
+                    total, figure.name, getattr(total, figure.name) + getattr(part, figure.name)
+                )
+
         return total
 
     @property
@@ -53,15 +74,22 @@ class EncoderCacheStats:
         return self.hits / lookups if lookups else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures under their exported names."""
+        """Return the figures under their exported names."""
         figures: dict[str, Any] = {"visual_cache_hit_rate": self.hit_rate}
         for figure in fields(self):
             figures[_exported(figure.name)] = getattr(self, figure.name)
-        figures |= {"visual_cache_evictions": dict(self.evictions), "visual_cache_refusals": dict(self.refusals)}
+        figures |= {
+            "visual_cache_evictions": dict(self.evictions),
+            "visual_cache_refusals": dict(self.refusals),
+        }
         return figures
 
 
 def _exported(name: str) -> str:
     if name == "dp_mode_recommendations":
         return name
-    return f"visual_{name}" if name.startswith(("disk_", "encoder_", "vram_")) else f"visual_cache_{name}"
+    return (
+        f"visual_{name}"
+        if name.startswith(("disk_", "encoder_", "vram_"))
+        else f"visual_cache_{name}"
+    )

@@ -1,114 +1,184 @@
 """Interface of engines: prepare a request, run a plan, return the computed state."""
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.config import ReuseMethod, SemanticCacheConfig
+from dejakv import plugins
+from dejakv.config import SemanticCacheConfig
 from dejakv.decide.costs import ReuseCosts
+from dejakv.decide.methods import BlendPlan as BlendPlan
 from dejakv.decide.plan import FULL as FULL
-from dejakv.decide.plan import PIECEWISE as PIECEWISE
 from dejakv.decide.plan import Accept as Accept
+from dejakv.decide.plan import PiecewisePlan
 from dejakv.decide.plan import Plan as Plan
-from dejakv.errors import ModelError
+from dejakv.errors import FormerAttribute, ModelError, move_former_attribute
 from dejakv.request import Media, Request
 from dejakv.request import Prepared as Prepared
-from dejakv.store.base import ChunkMeta, Rows, StoredState, Tensor
+from dejakv.store.base import RawTensor, Rows, StateInfo, StoredState
 from dejakv.store.store import Store
 
 if TYPE_CHECKING:
     from dejakv.blend.settings import BlendConfig
-    from dejakv.blend.top_layer import TopLayerConfig
     from dejakv.encoder_cache import VisualKVCache
 
-# Token id, and the text that it adds: empty until a character is complete.
 OnToken = Callable[[int, str], None]
+"""Called with a token id and the text that it adds; empty until a character is complete."""
 
-NO_STATE = Tensor(np.zeros((2, 1, 1, 1, 1), np.uint8), "U8")
-"""Stands in a chunk where a prompt is described and its state is kept elsewhere, or by nobody."""
+NO_STATE = RawTensor(np.zeros((2, 1, 1, 1, 1), np.uint8), "U8")
+"""The tensor of an entry that describes a prompt whose state is elsewhere, or nowhere."""
 
 UNREADABLE = "the donor's state could not be read"
-"""Why a prompt is not run from donors of which none can be read."""
+"""Reason of a refusal: none of the donors could be read."""
 
 LATE = "the deadline of reading the donor's state from the bucket has come"
-"""Why a prompt is not run from state in a bucket: by then it would have been computed."""
+"""Reason of a refusal: reading from a bucket took so long that computing is faster."""
 
 
-def unread(until: float | None, otherwise: str = UNREADABLE) -> str:
-    """Why awaited state was not read: its deadline `until` has passed, or `otherwise`."""
+def unread_reason(until: float | None, otherwise: str = UNREADABLE) -> str:
+    """Return the reason of a refusal for a donor that was not read.
+
+    Parameters
+    ----------
+    until : float or None
+        Deadline of the read, on `time.monotonic`; None for a read without one.
+    otherwise : str
+        Reason where the deadline has not passed.
+    """
     return otherwise if until is None or time.monotonic() < until else LATE
 
 
 class Donor(Protocol):
-    """A chunk, or one in a store: a description with rows to read on demand."""
+    """An earlier prompt with rows of state to read on demand."""
 
     @property
-    def meta(self) -> ChunkMeta: ...
+    def meta(self) -> StateInfo:
+        """Description of the stored state."""
+        ...
 
     def read(self, rows: Rows) -> Sequence[StoredState] | None:
-        """Chunks with at least these rows, each from its `first` on; None if unreadable."""
+        """Read stored states that together hold at least these rows.
+
+        Returns
+        -------
+        Sequence[StoredState] or None
+            States in ascending order, each from its `first` row on; None if one is unreadable.
+        """
         ...
 
     def whole(self) -> StoredState | None:
-        """All rows in one chunk; None if unreadable."""
+        """Read all rows as one stored state; None if it is unreadable."""
         ...
 
 
 @dataclass(frozen=True)
 class StoredDonor:
-    """A `Donor` in a store, read on demand. `until`: see `Store.get_parts`."""
+    """A donor in a store, read on demand.
+
+    Attributes
+    ----------
+    store : Store
+        Store that holds the donor's state.
+    meta : StateInfo
+        Description of the donor.
+    until : float or None
+        Deadline of a read; see `Store.get_parts`.
+    """
 
     store: Store
-    meta: ChunkMeta
+    meta: StateInfo
     until: float | None = None
 
     def read(self, rows: Rows) -> Sequence[StoredState] | None:
+        """Read the rows from the store, until the deadline."""
         return self.store.get_parts(self.meta.id, rows, self.until)
 
     def whole(self) -> StoredState | None:
+        """Read all rows from the store, until the deadline."""
         return self.store.get(self.meta.id, self.until)
 
 
 @dataclass(frozen=True)
 class ComputedRows:
-    """Rows of a blended prompt computed in every layer, without those of its donors.
+    """Rows of a blended prompt that were computed in every layer, without those of its donors.
 
-    runs        first and stop of each run in the prompt, without parts of pictures
-    donors      ids of the chunks that the rows attended to
-    generation  1 + the largest generation of these
-    capture     returns K and V of the prompt's rows first..stop as one stacked tensor (see `StoredState`), None if unsupported;
-                costs a copy: call it after the answer
+    Attributes
+    ----------
+    runs : tuple[tuple[int, int], ...]
+        First and stop of each run of rows in the prompt. No run holds tokens of a picture.
+    donors : tuple[str, ...]
+        Ids of the entries that the rows attended to.
+    generation : int
+        One more than the largest generation of the donors.
+    capture : Callable[[int, int], RawTensor | None]
+        Copies K and V of the prompt's rows `first` to `stop - 1` into one stacked tensor (see
+        `StoredState`); None if that is unsupported. Call it after the answer, since the copy takes
+        time.
     """
 
     runs: tuple[tuple[int, int], ...]
     donors: tuple[str, ...]
     generation: int
-    capture: Callable[[int, int], Tensor | None] = field(repr=False)
+    capture: Callable[[int, int], RawTensor | None] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """Answer, state and counts of a run.
+    """Answer, state and counts of one run.
 
-    prompt_tokens    of the prompt that ran: a donor's, if it ran in the request's place
-    computed_tokens  prompt tokens (rows) through the decoder; for blend the mean over layers, rounded up
-    encoder_runs     pictures through the vision tower
-    ttft_s, latency_s  seconds from the run's begin to the first and to the last token
-    capture          returns the prompt's whole KV as one stacked tensor (see `StoredState`), None if unsupported;
-                     costs a copy: call it after the answer
-    approximate      decoded from less than the prompt's whole state (pruning); `capture` still returns the whole
-    rows             rows for later blends, None without a blend
-    arithmetic       the model's dtype: `fp32`, `bf16`, `fp16`; empty if unknown
-    bitwise          the prompt's scores equal full computation bit for bit
-    shared           the caller gets the state as well (in `details`): capture before it changes
-    exactly          why a blend ran exactly instead; empty: it ran the plan
-    continued        log probabilities `[tokens, vocabulary]` of an answer's tokens from this run's state (teacher forcing),
-                     None if unsupported; for measurements
-    details          the engine's own; of a blend its `BlendReport` as `details["blend"]`
+    Attributes
+    ----------
+    text : str
+        The answer.
+    token_ids : tuple[int, ...]
+        Tokens of the answer.
+    prompt_tokens : int
+        Tokens of the prompt that ran: a donor's, if it ran in the request's place.
+    computed_tokens : int
+        Prompt tokens that went through the decoder; of a blend the mean over layers, rounded up.
+    encoder_runs : int
+        Pictures that went through the vision tower.
+    ttft_s, latency_s : float
+        Seconds from the start of the run to its first and to its last token.
+    inject_s : float
+        Seconds until the stored state stood in the model's cache.
+    bytes_loaded : int
+        Bytes of stored state that were put into the model.
+    capture : Callable[[], RawTensor | None]
+        Copies the prompt's whole KV into one stacked tensor (see `StoredState`); None if that is
+        unsupported. Call it after the answer, since the copy takes time.
+    capture_with_answer : Callable[[], RawTensor | None] or None
+        As `capture`, for the prompt and its answer without the answer's last token, whose state no
+        run computes. None if the engine gives none (see `Engine.keeps_answers`), and where the
+        state of decoded tokens differs from that of the same tokens in a prompt by more than
+        float32 rounding.
+    approximate : bool
+        Whether the answer was decoded from less than the prompt's whole state (pruning). `capture`
+        still returns the whole.
+    rows : ComputedRows or None
+        Rows for later blends; None without a blend.
+    arithmetic : str
+        Dtype of the model: `fp32`, `bf16`, `fp16`; empty if unknown.
+    bitwise : bool
+        Whether the prompt's scores equal full computation bit for bit.
+    shared : bool
+        Whether the caller gets the state as well, in `details`: capture it before it changes.
+    exactly : str
+        Why another plan ran, an exact one in place of a blend or full computation in place of a
+        prefix; empty if the plan ran.
+    snapshots : Mapping[int, Callable[[], RawTensor | None]]
+        Of a model with fixed state: by numbers of tokens of the prompt with its answer, what copies
+        the fixed state after them, as `capture`.
+    continued : Callable[[Sequence[int]], NDArray | None]
+        Log probabilities `[tokens, vocabulary]` of an answer's tokens, continued from this run's
+        state (teacher forcing), for measurements; None if unsupported.
+    details : Mapping[str, Any]
+        Values of the engine's own. `details["blend"]` is a blend's `BlendReport`.
     """
 
     text: str
@@ -120,62 +190,142 @@ class Completion:
     latency_s: float = 0.0
     inject_s: float = 0.0
     bytes_loaded: int = 0
-    capture: Callable[[], Tensor | None] = field(default=lambda: None, repr=False)
+    capture: Callable[[], RawTensor | None] = field(default=lambda: None, repr=False)
+    capture_with_answer: Callable[[], RawTensor | None] | None = field(default=None, repr=False)
     approximate: bool = False
     rows: ComputedRows | None = None
     arithmetic: str = ""
     bitwise: bool = False
     shared: bool = False
     exactly: str = ""
-    continued: Callable[[Sequence[int]], NDArray[np.float32] | None] = field(default=lambda _: None, repr=False)
+    snapshots: Mapping[int, Callable[[], RawTensor | None]] = field(
+        default_factory=dict[int, Callable[[], "RawTensor | None"]], repr=False
+    )
+    continued: Callable[[Sequence[int]], NDArray[np.float32] | None] = field(
+        default=lambda _: None, repr=False
+    )
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Reason of a refused plan, in one sentence. No token was sent; the next plan runs.
+    """Reason of a refused plan. No token was sent, and the next plan runs.
 
-    details  of a blend its `BlendReport` as `details["blend"]`
+    Attributes
+    ----------
+    reason : str
+        One sentence.
+    details : Mapping[str, Any]
+        `details["blend"]` is a refused blend's `BlendReport`.
     """
 
     reason: str
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def settings_of(plan: Plan) -> "BlendConfig | TopLayerConfig":
-    """Settings of a piecewise plan."""
+def settings_of(plan: BlendPlan) -> "BlendConfig":
+    """Return the settings of a blend's plan."""
     from dejakv.blend.settings import BlendConfig
-    from dejakv.blend.top_layer import TopLayerConfig
 
     config = plan.config or SemanticCacheConfig()
-    if plan.method == "top_layer":
-        return TopLayerConfig(config.top_layer_tail, max_computed=plan.most)
-    return BlendConfig(config.blend_map, config.blend.selector, config.blend.share, max_computed=plan.most)
+    return BlendConfig(
+        config.blend_map, config.blend.selector, config.blend.share, max_computed=plan.max_row_share
+    )
+
+
+def blend_donors(
+    engine: "Engine",
+    prepared: Prepared,
+    plan: PiecewisePlan,
+    store: Store,
+    config: Any,
+    *,
+    on_token: OnToken | None = None,
+) -> Completion | Refusal:
+    """Run a piecewise plan through `Engine.blend`, with the plan's donors, deadline and judge.
+
+    Parameters
+    ----------
+    engine : Engine
+        Engine that runs the plan.
+    prepared : Prepared
+        The tokenized request.
+    plan : PiecewisePlan
+        Plan whose donors are read.
+    store : Store
+        Store with the donors' state.
+    config : Any
+        Settings for `Engine.blend`.
+    on_token : OnToken or None
+        Called with each token.
+
+    Returns
+    -------
+    Completion or Refusal
+        What `Engine.blend` returns. Where state in a bucket missed its deadline, that is the
+        reason.
+    """
+    until = plan.deadline()
+    donors = [StoredDonor(store, meta, until) for meta in plan.donors]
+    outcome = engine.blend(prepared, donors, config, on_token=on_token, accept=plan.accept)
+    if plan.read_seconds and isinstance(outcome, Refusal) and outcome.reason == UNREADABLE:
+        return replace(outcome, reason=unread_reason(until))
+    return outcome
+
+
+def unknown_plan(engine: "Engine", plan: Plan) -> Refusal:
+    """Return the refusal of a plan that an engine does not run by itself."""
+    return Refusal(
+        f"the engine {engine.name} does not run plans of {plan.method}: give the method a run"
+    )
 
 
 class Engine:
-    """Base class of engines: one model that answers prompts, in full or from stored state. Defaults refuse unsupported work.
+    """Base class of engines: one model that answers prompts, in full or from stored state.
 
-    ==================  ==========================================================================================
-    `epoch`             read before each lookup: fingerprint of weights, tokenizer, processor, dtype and KV layout.
-                        Empty: the model is unidentified (`unidentified` says why); no lookup, no storage
-    `no_reuse`          why the engine reuses no state of this model; empty if it does
-    `prepare`           tokenizes a request
-    `costs`             costs of rows, bytes and blends, to choose a plan
-    `run`               called with plans, best first, until one returns a `Completion`
-    `Completion.capture`  called after the answer, for the store
-    `forget`            called on a purge of a partition
-    `weights_changed`   called after the owner changed the model
-    ==================  ==========================================================================================
+    The defaults refuse unsupported work. A request meets an engine in this order:
 
-    name               for messages and reports
-    piece              see `Prepared`
-    context            maximum tokens of prompt and answer together
-    most_donors        maximum donors of a blend; None: unlimited
-    tells_first_token  whether it asks plans' `accept`
-    holds_state        it keeps computed state itself: a cache over it describes prompts, without their state
-    encoder_cache      registry of its vision tower's outputs; None without one
-    generation         digest of all settings that decide a greedy answer and that a request does not name
+    1. `epoch` is read before the lookup. Where it is empty the model is unidentified
+    (`unidentified` says why), and nothing is looked up or stored.
+    2. `prepare` tokenizes the request.
+    3. `costs` gives the constants by which a plan is chosen.
+    4. `run` is called with plans, best first, until it returns a `Completion`.
+    5. `Completion.capture` is called after the answer, for the store.
+
+    `forget` is called on a purge of a partition, `weights_changed` after the owner changed the
+    model.
+
+    Attributes
+    ----------
+    name : str
+        Name for messages and reports.
+    generation : str
+        Digest of all settings that decide a greedy answer and that a request does not name.
+    epoch : str
+        Fingerprint of weights, tokenizer, processor, dtype and KV layout; empty if unidentified.
+    unidentified : str
+        Why the epoch is empty.
+    no_reuse : str
+        Why the engine reuses no state of this model; empty if it does.
+    prefill_unit : int
+        Tokens of a prefill unit; see `Prepared`.
+    context : int
+        Maximum tokens of prompt and answer together.
+    max_donors : int or None
+        Maximum donors of a blend; None for any number.
+    tells_first_token : bool
+        Whether the engine asks a plan's `accept` about the first token.
+    computes_token_ids : bool
+        Whether `run` computes `Prepared.token_ids` whatever text the request has, so that the
+        tokens of an answer can be computed behind their prompt.
+    keeps_answers : bool
+        Whether a cache stores the state of answers (`Completion.capture_with_answer`), which sets
+        it.
+    holds_state : bool
+        Whether the engine keeps computed state itself. A cache over it then describes prompts
+        without their state.
+    encoder_cache : VisualKVCache or None
+        Registry of the vision tower's outputs.
     """
 
     name: str = ""
@@ -183,38 +333,111 @@ class Engine:
     epoch: str = ""
     unidentified: str = ""
     no_reuse: str = ""
-    piece: int = 1
+    prefill_unit: int = 1
     context: int = 1 << 20
-    most_donors: int | None = None
+    max_donors: int | None = None
     tells_first_token: bool = False
+    computes_token_ids: bool = False
+    keeps_answers: bool = False
     holds_state: bool = False
     encoder_cache: "VisualKVCache | None" = None
 
+    piece = FormerAttribute("prefill_unit")
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Take a subclass's `piece`, the former name, as its `prefill_unit`."""
+        super().__init_subclass__(**keywords)
+        move_former_attribute(cls, "piece", "prefill_unit")
+
     def prepare(self, request: Request) -> Prepared:
-        """Tokenize a request, media included. Raises: InputError for an invalid request."""
+        """Tokenize a request, media included.
+
+        Parameters
+        ----------
+        request : Request
+            The request, with its media as encoded files.
+
+        Returns
+        -------
+        Prepared
+            Tokens of the prompt and places of its media.
+
+        Raises
+        ------
+        InputError
+            The request is invalid.
+        """
         raise NotImplementedError(f"the engine {self.name} has no prepare: return a Prepared")
 
     def run(
-        self, prepared: Prepared, plan: Plan = FULL, store: Store | None = None, *, on_token: OnToken | None = None
+        self,
+        prepared: Prepared,
+        plan: Plan = FULL,
+        store: Store | None = None,
+        *,
+        on_token: OnToken | None = None,
     ) -> Completion | Refusal:
         """Answer a prompt by one plan, with its request's sampling.
 
-        store     holds the state of the plan's donors
-        on_token  called with each token
+        After the first sent token a run ends with a completion or an error, never with a refusal.
 
-        Returns a `Refusal` for missing, damaged or foreign state, and for a first token declined by `plan.accept`. Full computation
-        (`FULL`) is never refused. After the first sent token, the run ends with a completion or an error.
+        Parameters
+        ----------
+        prepared : Prepared
+            The tokenized request.
+        plan : Plan
+            Plan to run. Full computation (`FULL`) is never refused.
+        store : Store or None
+            Store with the state of the plan's donors.
+        on_token : OnToken or None
+            Called with each token.
 
-        Raises: InputError; ModelChangedError, before any computation, if `prepared.epoch` is not the model's.
+        Returns
+        -------
+        Completion or Refusal
+            A refusal for missing, damaged or foreign state, and for a first token that
+            `plan.accept` declines.
+
+        Raises
+        ------
+        InputError
+            The request cannot be served.
+        ModelChangedError
+            `prepared.epoch` is not the model's. Raised before any computation.
         """
-        raise NotImplementedError(f"the engine {self.name} has no run: return a Completion or a Refusal")
+        raise NotImplementedError(
+            f"the engine {self.name} has no run: return a Completion or a Refusal"
+        )
 
     def full(self, prepared: Prepared, *, on_token: OnToken | None = None) -> Completion:
-        """Compute in full. Raises: as `run`."""
+        """Compute a prompt in full.
+
+        Parameters
+        ----------
+        prepared : Prepared
+            The tokenized request.
+        on_token : OnToken or None
+            Called with each token.
+
+        Returns
+        -------
+        Completion
+            Answer, state and counts of the run.
+
+        Raises
+        ------
+        ModelError
+            The engine refused full computation, which its contract forbids.
+        InputError, ModelChangedError
+            See `run`.
+        """
         outcome = self.run(prepared, on_token=on_token)
         # Full computation is never refused, by contract: name the engine that breaks it.
         if not isinstance(outcome, Completion):
-            raise ModelError(f"the engine {self.name} refused full computation ({outcome.reason}): return a Completion")
+            raise ModelError(
+                f"the engine {self.name} refused full computation ({outcome.reason}): return a "
+                "Completion"
+            )
         return outcome
 
     def blend(
@@ -228,58 +451,182 @@ class Engine:
     ) -> Completion | Refusal:
         """Answer from similar prompts' state, token by token.
 
-        config  a `BlendConfig`, or a `TopLayerConfig` for the top layer's state alone (Sim-LLM); None: a blend by its defaults
-        accept  may decline by the first token
+        Parameters
+        ----------
+        prepared : Prepared
+            The tokenized request.
+        donors : Sequence[Donor]
+            Similar prompts, best first; their state is read on demand.
+        config : BlendConfig or None
+            Settings; None for a blend with its defaults. Settings of another piecewise method have
+            a `plan_prefill`, which an engine may support.
+        on_token : OnToken or None
+            Called with each token.
+        accept : Accept or None
+            May decline the answer by its first token.
 
-        `details["blend"]` is a `BlendReport`. Returns a `Refusal` with the reason if it cannot blend.
+        Returns
+        -------
+        Completion or Refusal
+            A completion with a `BlendReport` as `details["blend"]`, or the reason why it cannot
+            blend.
         """
         return Refusal(f"the engine {self.name} cannot blend")
 
     def no_top_layer(self) -> str:
-        """Why top-layer state of similar prompts is unsupported; empty if it is supported."""
-        return f"the engine {self.name} has no top_layer: use the transformers engine"
+        """Return why top-layer state of similar prompts is unsupported, else an empty text.
+
+        Returns
+        -------
+        str
+            The reason; empty if top-layer state is supported.
+        """
+        warnings.warn(
+            "Engine.no_top_layer is now method_named('top_layer').unsupported(engine) of "
+            "dejakv.decide.method, and leaves with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return plugins.load(plugins.METHODS, "top_layer").unsupported(self)
 
     def costs(self, *, timed: bool = True) -> ReuseCosts | None:
-        """Current constants, measured at the first call and corrected by requests; None: unknown, and the plan with most reuse runs.
+        """Return the constants by which plans are compared; None if they are unknown.
 
-        timed  False runs nothing: until measured, costs are counted from the model's shape
+        They are measured at the first call and corrected by requests. While they are unknown, the
+        plan with most reuse runs.
+
+        Parameters
+        ----------
+        timed : bool
+            False runs nothing: until measured, costs are counted from the model's shape.
+
+        Returns
+        -------
+        ReuseCosts or None
+            Seconds of a row, of an attended pair, of a loaded byte and of blending; or None.
         """
         return None
 
-    def get_ready(self, method: ReuseMethod) -> None:
-        """Do beforehand, once, what the first request with a method would have to wait for."""
+    def get_ready(self, method: str) -> None:
+        """Do once, beforehand, what the first request with a method would have to wait for.
 
-    def apart(self, prefix_tokens: int) -> "Engine":
-        """Engine for one run without the prompt's own state. `prefix_tokens`: tokens of the exact prefix to allow."""
+        Parameters
+        ----------
+        method : str
+            Name of the cache's method of reuse.
+        """
+
+    def without_own_state(self, prefix_tokens: int) -> "Engine":
+        """Return an engine for one run that does not use the prompt's own state.
+
+        Parameters
+        ----------
+        prefix_tokens : int
+            Tokens of the exact prefix that may be used all the same.
+
+        Returns
+        -------
+        Engine
+            An engine on the same model; by default this engine itself.
+        """
         return self
 
     def state_bytes(self) -> int:
-        """Bytes of state kept by the engine itself."""
+        """Return the bytes of state that the engine itself keeps.
+
+        Returns
+        -------
+        int
+            Bytes of state; 0 by default.
+        """
         return 0
 
     def weights_changed(self) -> object:
-        """Fingerprint the model again, if a change could otherwise go unseen for a while."""
+        """Take note that the owner changed the weights.
+
+        Nothing by default. An engine whose check may see a change late fingerprints the model.
+
+        Returns
+        -------
+        object
+            A value that callers ignore; None by default.
+        """
         return None
 
     def forget(self, partition: str | None) -> None:
-        """Forget remembered requests of a partition, or of all."""
+        """Forget remembered requests of a partition, or of all (None).
+
+        Parameters
+        ----------
+        partition : str or None
+            Tenant; None for all.
+        """
 
     def close(self) -> None:
         """End what the engine runs."""
 
     def embed_tokens(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Input embeddings `[tokens, hidden]` float32, without running the decoder. This and the next two raise NotImplementedError by
-        default."""
+        """Return input embeddings `[tokens, hidden]` float32, without running the decoder.
+
+        Parameters
+        ----------
+        token_ids : Sequence[int]
+            Token ids of the model's tokenizer.
+
+        Returns
+        -------
+        NDArray[np.float32]
+            One row for each token, `[tokens, hidden]`.
+
+        Raises
+        ------
+        NotImplementedError
+            The engine has no embeddings (the default).
+        """
         raise NotImplementedError(
             f"the engine {self.name} has no embeddings: choose another index_encoder than 'model'"
         )
 
     def embed_text(self, text: str) -> NDArray[np.float32]:
-        """Mean-pooled, normalized input embedding of a text, `[hidden]` float32."""
+        """Return a text's mean-pooled, normalized input embedding, `[hidden]` float32.
+
+        Parameters
+        ----------
+        text : str
+            The text.
+
+        Returns
+        -------
+        NDArray[np.float32]
+            Unit vector, `[hidden]`.
+
+        Raises
+        ------
+        NotImplementedError
+            The engine has no embeddings (the default).
+        """
         raise NotImplementedError(
             f"the engine {self.name} has no embeddings: choose another index_encoder than 'model'"
         )
 
     def embed_image(self, media: Media) -> NDArray[np.float32]:
-        """Mean-pooled, normalized output of the served model's own vision tower, `[dim]` float32."""
-        raise NotImplementedError(f"the engine {self.name} has no vision tower: choose an image-text model")
+        """Return a picture's mean-pooled, normalized tower output, `[dim]` float32.
+
+        Parameters
+        ----------
+        media : Media
+            The picture.
+
+        Returns
+        -------
+        NDArray[np.float32]
+            Unit vector, `[dim]`.
+
+        Raises
+        ------
+        NotImplementedError
+            The engine has no vision tower (the default).
+        """
+        raise NotImplementedError(
+            f"the engine {self.name} has no vision tower: choose an image-text model"
+        )

@@ -1,40 +1,45 @@
-"""Which model in which engine, and the engine by that choice. Nothing heavy is imported before it is asked for."""
+"""The choice of a model and an engine, and the engine made by it.
 
-from dataclasses import dataclass
+Nothing heavy is imported before it is asked for.
+"""
+
 from typing import Any, Literal
 
 from dejakv.config import SemanticCacheConfig, switched_off
 from dejakv.encoder_cache import VisualKVCache
-from dejakv.settings import beside, check_fields, is_memory
+from dejakv.settings import is_memory, sibling_place, strict_dataclass
 
 EngineName = Literal["transformers", "vllm"]
 
 
-@dataclass(frozen=True)
+@strict_dataclass(flags=True)
 class ModelChoice:
-    """A model, and how it is loaded.
-
-    model              name from `dejakv models`, local folder, .gguf file or hub id
-    engine             `transformers` or `vllm`
-    dtype              `auto`, `fp32`, `bf16` or `fp16`
-    device             `auto`, `cpu`, `cuda` or `cuda:N`; of the transformers engine
-    attn               attention implementation of the transformers engine: `sdpa` or `eager`
-    trust_remote_code  run Python code from the model's repository
-    """
+    """A model, and how it is loaded."""
 
     model: str
+    """name from `dejakv models`, local folder, .gguf file or hub id"""
     engine: EngineName = "transformers"
+    """`transformers` or `vllm`"""
     dtype: str = "auto"
+    """`auto`, `fp32`, `bf16` or `fp16`"""
     device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`; of the transformers engine"""
     attn: str = "sdpa"
+    """attention implementation of the transformers engine: `sdpa` or `eager`"""
     trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self, flags=True)
+    """run Python code from the model's repository"""
 
 
 def open_engine(choice: ModelChoice, cache: SemanticCacheConfig) -> Any:
-    """Load the model, with the encoder registry and pruning of a cache's settings. Raises: ModelError, MissingExtraError."""
+    """Load the model, with the encoder registry and pruning of a cache's settings.
+
+    Raises
+    ------
+    ModelError
+        The model is missing, damaged or unsupported.
+    MissingExtraError
+        A package that the model needs is not installed.
+    """
     # Before the heavy import: wrong settings of the cache fail at once.
     registry = encoder_registry(cache)
     from dejakv.engines.transformers import TransformersEngine
@@ -51,20 +56,27 @@ def open_engine(choice: ModelChoice, cache: SemanticCacheConfig) -> Any:
 
 
 def state_places(engine: EngineName, cache: SemanticCacheConfig) -> list[str]:
-    """The places in which a run leaves state for the next one."""
+    """Return the places in which a run leaves state for the next one."""
     places = [cache.store, cache.disk_dir, cache.fusion_cache_dir, cache.fusion_states_dir]
     if engine == "vllm":
-        places += [connector_place(store_place) for store_place in (cache.store, cache.disk_dir) if store_place]
+        places += [
+            connector_place(store_place)
+            for store_place in (cache.store, cache.disk_dir)
+            if store_place
+        ]
     return [place for place in places if place and not is_memory(place)]
 
 
 def connector_place(place: str) -> str:
-    """The place of the store of vLLM's connector, beside that of a run."""
-    return place if is_memory(place) else beside(place, "-vllm")
+    """Return the place of the vLLM connector's store, beside that of a run."""
+    return place if is_memory(place) else sibling_place(place, "-vllm")
 
 
 def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache | None:
-    """The registry of encoder outputs; with `enable_fusion_cache` and a folder it outlives the process. None where reuse is off."""
+    """Make the registry of encoder outputs; None where reuse is switched off.
+
+    With `enable_fusion_cache` and a folder its content outlives the process.
+    """
     if switched_off():
         return None
     disk = config.fusion_cache_dir if config.enable_fusion_cache else None
@@ -81,7 +93,10 @@ def encoder_registry(config: SemanticCacheConfig) -> VisualKVCache | None:
 
 
 def takes_pictures(choice: ModelChoice) -> bool:
-    """Whether the model reads pictures, by its configuration; True if that cannot be read, which loading reports."""
+    """Tell whether the model reads pictures, by its configuration.
+
+    True if the configuration cannot be read: loading the model reports that.
+    """
     from dejakv.models import resolve
     from dejakv.models.gguf import is_gguf
 
@@ -92,9 +107,14 @@ def takes_pictures(choice: ModelChoice) -> bool:
 
 
 def hidden_size(choice: ModelChoice) -> int | None:
-    """Return the width of the model's input embeddings, by its configuration; None if that does not tell."""
+    """Return the width of the model's input embeddings; None if it is unknown.
+
+    It is unknown if the configuration cannot be read (a GGUF file has none) or has no
+    `hidden_size`, and if it names a width of the embeddings beside that, as for ALBERT and OPT.
+    """
     config = _configuration(choice)
     text = config.get_text_config() if config is not None else None
+    # Some models embed at a smaller width than their layers have (ALBERT, OPT).
     narrower = any(hasattr(text, name) for name in ("embedding_size", "word_embed_proj_dim"))
     return None if narrower else getattr(text, "hidden_size", None)
 
@@ -116,7 +136,7 @@ def _configuration(choice: ModelChoice) -> Any:
 
 
 def open_templates(choice: ModelChoice) -> Any:
-    """The model's processor if it has one with a chat template, else its tokenizer: it renders prompts."""
+    """Return what renders prompts: the processor if it has a chat template, else the tokenizer."""
     from transformers import AutoProcessor, AutoTokenizer
 
     from dejakv.models import resolve

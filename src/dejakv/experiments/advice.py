@@ -1,9 +1,9 @@
-"""From the figures of an estimate to a recommendation: most tokens saved with a false-hit rate that is shown to be low enough."""
+"""Advice from an estimate: the setting that saves most and is shown to be right often enough."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dejakv.errors import counted
+from dejakv.errors import count_noun
 from dejakv.experiments import savings
 from dejakv.experiments.plain_words import estimated, figure, interval, share
 from dejakv.experiments.table import Block, TextTable
@@ -12,38 +12,72 @@ DONORS = {"exact": "equal prompts", "exact_text": "equal texts", "semantic_text"
 
 
 def recommend(rows: Sequence[Mapping[str, Any]], max_false_hits: float) -> dict[str, Any]:
-    """The recommended settings and the reason.
+    """Return the recommended settings and the reason.
 
-    A row is shown to be right often enough if the upper end of its 95% interval of false hits is at most `max_false_hits`. Of
-    those rows the one with the most tokens saved is taken, of equals the strictest. If there is none, exact reuse is
-    recommended; the reason then names the setting that more labels might show to be right, if there is one.
+    A row is shown to be right often enough if the upper end of its 95% interval of false hits is at
+    most `max_false_hits`. Of those rows the one with the most tokens saved is taken, of equals the
+    strictest. If there is none, exact reuse is recommended; the reason then names the setting that
+    more labels might show to be right, if there is one.
+
+    Parameters
+    ----------
+    rows : sequence of mappings
+        The `rows` of an estimate, one for each setting that was tried.
+    max_false_hits : float
+        Largest share of hits that may be wrong, in (0, 1].
+
+    Returns
+    -------
+    dict
+        `settings` for the cache, the chosen `row` (None for exact reuse), and the `reason`.
     """
+    # Rows with hits that nobody judged count as unknown, never as right.
     labelled = any(row["judged"] for row in rows)
     useful = [row for row in rows if row["hits"]]
-    shown = [row for row in useful if row["judged"] and row["false_hit_interval"][1] <= max_false_hits]
+    shown = [
+        row for row in useful if row["judged"] and row["false_hit_interval"][1] <= max_false_hits
+    ]
     if shown:
         best = max(shown, key=_worth)
-        enough = f", which is shown to be at most {max_false_hits:.1%}; of such settings it saves the most tokens"
+        enough = (
+            f", which is shown to be at most {max_false_hits:.1%}; of such settings it saves the"
+            " most tokens"
+        )
         return {"settings": _settings(best), "row": dict(best), "reason": f"{_rate(best)}{enough}"}
 
     exact: dict[str, Any] = {"settings": {"reuse": "exact"}, "row": None}
     if not useful:
-        return {**exact, "reason": "no prompt would have been answered from a similar one: exact reuse loses nothing"}
+        return {
+            **exact,
+            "reason": (
+                "no prompt would have been answered from a similar one: exact reuse loses nothing"
+            ),
+        }
     if not labelled:
         return {
             **exact,
-            "reason": "whether a hit is right is unknown: add an 'answer' to the lines of the log, or give --label-with MODEL",
+            "reason": (
+                "whether a hit is right is unknown: add an 'answer' to the lines of the log, or"
+                " give --label-with MODEL"
+            ),
         }
+
     # Their rate and not the interval: what more labels might still show to be right.
     likely = [row for row in useful if row["judged"] and row["false_hit_rate"] <= max_false_hits]
     if not likely:
-        return {**exact, "reason": f"every setting with hits is wrong in more than {max_false_hits:.1%} of them"}
+        return {
+            **exact,
+            "reason": f"every setting with hits is wrong in more than {max_false_hits:.1%} of them",
+        }
 
     best = max(likely, key=_worth)
     nearest = f"the nearest ({_in_words(_settings(best))}) has {_rate(best)}"
     return {
         **exact,
-        "reason": f"no setting is shown to be wrong in at most {max_false_hits:.1%} of its hits; {nearest}",
+        "reason": (
+            f"no setting is shown to be wrong in at most {max_false_hits:.1%} of its hits;"
+            f" {nearest}"
+        ),
     }
 
 
@@ -60,57 +94,92 @@ def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rate(row: Mapping[str, Any]) -> str:
-    return f"{row['false_hits']} of {row['judged']} judged hits false (95%: {interval(row['false_hit_interval'])})"
+    return (
+        f"{row['false_hits']} of {row['judged']} judged hits false (95%:"
+        f" {interval(row['false_hit_interval'])})"
+    )
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
-WORTH = 0.1
+MIN_TRIAL_GAIN = 0.1
 """Share of all tokens that a blend must save beyond exact reuse to be worth a trial."""
 
 
-def worth(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings for the trial that an estimate proposes: a blend where it computes at least a tenth of the prompt tokens less than exact
-    reuse does, else none."""
+def trial_settings(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings for the trial that an estimate proposes.
+
+    They are those of a blend if it saves at least `MIN_TRIAL_GAIN` of the prompt tokens beyond
+    exact reuse. Otherwise, and for a log without whole texts, they are empty.
+    """
     computed, total = figures["computed"], figures["prompt_tokens"]
     # Without the whole text only prefixes are known, and what a blend saves is not.
-    gain = (computed["exact"] - computed["blend default"]) / max(1, total) if figures["whole_text"] else 0.0
-    return {"reuse": "blend"} if gain >= WORTH else {}
+    gain = (
+        (computed["exact"] - computed["blend default"]) / max(1, total)
+        if figures["whole_text"]
+        else 0.0
+    )
+    return {"reuse": "blend"} if gain >= MIN_TRIAL_GAIN else {}
 
 
-def verdict(figures: Mapping[str, Any]) -> str:
-    """Whether reuse pays, in a sentence."""
+def reuse_verdict(figures: Mapping[str, Any]) -> str:
+    """Say in a sentence whether reuse pays."""
     total, computed = max(1, figures["prompt_tokens"]), figures["computed"]
     if not figures["prefixes_known"]:
         return "Whether reuse pays is unknown: the log has lengths alone, and no text."
+
     exact = 1 - computed["exact"] / total
     if not figures["whole_text"]:
-        return f"Prefix caching saves {exact:.0%} of the tokens here, in one engine and while it holds them; `exact` keeps that over restarts and evictions."
+        return (
+            f"Prefix caching saves {exact:.0%} of the tokens here, in one engine and while it holds"
+            " them; `exact` keeps that over restarts and evictions."
+        )
+
     blend_gain = (computed["exact"] - computed["blend default"]) / total
-    if worth(figures):
-        return f"Worth a trial: a blend would save {blend_gain:.0%} of the tokens beyond the {exact:.0%} that prefix caching saves; its answers are approximate."
-    if exact >= WORTH:
-        return f"Prefix caching is enough: it saves {exact:.0%} of the tokens, and a blend {blend_gain:.0%} more; `exact` keeps that over restarts and evictions."
+    if trial_settings(figures):
+        return (
+            f"Worth a trial: a blend would save {blend_gain:.0%} of the tokens beyond the"
+            f" {exact:.0%} that prefix caching saves; its answers are approximate."
+        )
 
-    return f"Reuse does not pay here: prefixes save {exact:.0%} of the tokens, and a blend {blend_gain:.0%} more."
+    # The same tenth decides here, so that a reader never sees two measures of "enough".
+    if exact >= MIN_TRIAL_GAIN:
+        return (
+            f"Prefix caching is enough: it saves {exact:.0%} of the tokens, and a blend"
+            f" {blend_gain:.0%} more; `exact` keeps that over restarts and evictions."
+        )
+
+    return (
+        f"Reuse does not pay here: prefixes save {exact:.0%} of the tokens, and a blend"
+        f" {blend_gain:.0%} more."
+    )
 
 
-def parts(result: Mapping[str, Any]) -> list[Block]:
-    """An estimate as tables and sentences: earlier text, savings, the verdict and the command to prove it."""
+def estimate_blocks(result: Mapping[str, Any]) -> list[Block]:
+    """Return an estimate as tables and sentences.
+
+    The first sentence says what was read. Then come earlier text, savings, the verdict, advice on
+    similar prompts, the notes, and the command to prove it.
+    """
     formats = ", ".join(result["formats"]) or "data set"
-    read = f"{counted(result['samples'], 'request')} of {result['log']} ({formats}), {result['prompt_tokens']:,} tokens"
+    read = (
+        f"{count_noun(result['samples'], 'request')} of {result['log']} ({formats}),"
+        f" {result['prompt_tokens']:,} tokens"
+    )
     token_source = f" of {result['model']}'s tokenizer" if result["whole_text"] else ""
     return [f"{read}{token_source}", *savings.sheets(result), *_in_plain_words(result)]
 
 
 def settings_sheet(result: Mapping[str, Any]) -> TextTable:
-    """A row a setting: hits, false hits and tokens saved."""
+    """Return a table with a row for each setting: hits, false hits and tokens saved."""
     rows = [
         [
-            DONORS[row["level"]], figure(row["threshold"]), "checked" if row["lexical_guard"] else "-",
-            estimated(row["hit_rate"], row["hit_interval"]), estimated(row["false_hit_rate"], row["false_hit_interval"]),
+            DONORS[row["level"]], figure(row["threshold"]),
+            "checked" if row["lexical_guard"] else "-",
+            estimated(row["hit_rate"], row["hit_interval"]),
+            estimated(row["false_hit_rate"], row["false_hit_interval"]),
             share(row["tokens_saved"] / max(1, result["prompt_tokens"])),
         ]
         for row in result["rows"]
@@ -121,8 +190,12 @@ def settings_sheet(result: Mapping[str, Any]) -> TextTable:
 
 
 def _in_plain_words(result: Mapping[str, Any]) -> list[str]:
-    """Explain an estimate: where and when, the verdict, answers of similar prompts, what is not known, and the command to prove it."""
-    lines = [*savings.in_words(result), verdict(result)]
+    """Explain an estimate in sentences.
+
+    They tell where and when tokens repeat, the verdict, what answers of similar prompts would be,
+    what is not known, and the command to prove it.
+    """
+    lines = [*savings.savings_sentences(result), reuse_verdict(result)]
     if any(row["hits"] for row in result["rows"]):
         advice = result["recommended"]
         settings = _in_words(advice["settings"])

@@ -1,8 +1,11 @@
-"""Does reuse pay for a log of prompts? What occurred before, what each setting would hit and how often it would be wrong, what is
-recommended (`advice`). Nothing is answered, except by the model of `label_with`. And the dry run of `dejakv run`.
+"""Estimates from a log of prompts whether reuse pays, and the dry run of `dejakv run`.
 
-A dry run looks every sample up as a live run does. A would-be hit is judged by the data set's answers: it is false if the donor's
-question has another right answer. (Not for blend and top_layer, which do not give the donor's answer.)
+An estimate tells what occurred before, what each setting would hit, how often it would be wrong,
+and what is recommended (`advice`). Nothing is answered, except by the model of `label_with`.
+
+A dry run looks every sample up as a live run does. A would-be hit is judged by the data set's
+answers: it is false if the donor's question has another right answer. Blends, and other plans from
+pieces of donors, are not judged, since they do not give the donor's answer.
 """
 
 import functools
@@ -16,31 +19,31 @@ from typing import Any
 
 from dejakv import __version__
 from dejakv.build import build_cache, build_guards
-from dejakv.cache import HierarchicalCache, check_top_layer
+from dejakv.cache import HierarchicalCache, check_method
 from dejakv.config import SemanticCacheConfig
 from dejakv.datasets.base import Sample
 from dejakv.datasets.entries import LIMITS, OTHER, Entry
 from dejakv.datasets.log import RequestLog
-from dejakv.datasets.registry import KNOWN, begin, told
+from dejakv.datasets.registry import KNOWN, take_first, unread_note
 from dejakv.decide.costs import ReuseCosts
 from dejakv.decide.levels.base import Level
 from dejakv.decide.levels.exact import ExactTextCache
 from dejakv.decide.levels.semantic import SemanticTextCache
-from dejakv.decide.plan import APPROXIMATE, Decision
+from dejakv.decide.plan import Decision
 from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError, InputError
-from dejakv.experiments.advice import recommend, worth
-from dejakv.experiments.compare import check_ran, opened
+from dejakv.experiments.advice import recommend, trial_settings
+from dejakv.experiments.compare import check_ran, engine_context
 from dejakv.experiments.samples import SamplePrompter, model_is_missing, read_samples
 from dejakv.experiments.savings import SavingsCounter
 from dejakv.experiments.settings import RunSettings, run_command_of
-from dejakv.experiments.shares import TokenShares, tokenized
-from dejakv.experiments.summary import RunProgress, by_count, same, wilson
+from dejakv.experiments.shares import TokenShares, tokenize_samples
+from dejakv.experiments.summary import RunProgress, by_count, same_answer, wilson
 from dejakv.models import RECIPES
 from dejakv.pipeline import Pipeline
 from dejakv.request import Sampling
-from dejakv.settings import shown
+from dejakv.settings import display
 from dejakv.store.open import open_store
 from dejakv.vectors.base import TextEncoder
 from dejakv.vectors.text import text_encoder
@@ -53,7 +56,7 @@ SAMPLE = "sample"
 
 @dataclass(frozen=True)
 class EstimatedPrompt:
-    """A prompt as tokens, and its right answer if it is known."""
+    """Prompt as tokens, and its right answer if it is known."""
 
     prepared: Prepared
     answer: str | None
@@ -72,31 +75,72 @@ def estimate(
     min_gain: int = SemanticCacheConfig.min_gain,
     timed: bool = False,
     watch: RunProgress | None = None,
-    reading: "Callable[[RequestLog | None, RunSettings, str | None, RunProgress], RequestStream] | None" = None,
+    reading: "ReadRequests | None" = None,
 ) -> dict[str, Any]:
-    """The figures of `estimate.json`: what occurred before and what that saves (`SavingsCounter.figures`), a row for each setting that answers
-    prompts as their donors (see `tally`), and `recommended` of these (see `advice.recommend`).
+    """Return the figures of `estimate.json`.
 
-    log            file of requests (`datasets.log`), the name of a data set, or `sample`: a log that comes with the package
-    model          whose tokenizer reads the prompts and, with `index_encoder="model"`, whose embeddings compare them
-    label_with     model whose answers are taken as right, instead of those in the log
-    raw_prompts    `prompt` is read as it stands, without the model's chat template
-    timed          load the model, and tell seconds on this machine and bytes of state
-    reading        reads and counts the requests; None: `RequestStream`, in this process
+    They are what occurred before and what that saves (`SavingsCounter.figures`), a row for each
+    setting that answers prompts as their donors (`tally`), and `recommended` of these
+    (`advice.recommend`).
 
-    Raises: DatasetError, ConfigError, InputError, ModelError, each naming what to change.
+    Parameters
+    ----------
+    log : str or Path
+        File of requests (`datasets.log`), the name of a data set, or `sample`: a log that comes
+        with the package.
+    model : str
+        Model whose tokenizer reads the prompts and, with `index_encoder="model"`, whose embeddings
+        compare them.
+    max_false_hits : float
+        Largest share of false hits that a recommended setting may have, in (0, 1].
+    label_with : str, optional
+        Model whose answers are taken as right, instead of those in the log.
+    index_encoder : str
+        Encoder of texts for similar prompts. `model` takes the model's own embeddings, if the log
+        has right answers to judge hits by and the model is fetched.
+    chunk_source : str
+        Text of a sample that is compared (`samples.chunk_of`).
+    raw_prompts : bool
+        Whether `prompt` is read as it stands, without the model's chat template.
+    max_samples : int
+        Most requests that are read.
+    min_gain : int
+        Fewest tokens that a reuse must save.
+    timed : bool
+        Whether to load the model, and tell seconds on this machine and bytes of state.
+    watch : RunProgress, optional
+        Observer of stages and requests.
+    reading : callable, optional
+        Reads and counts the requests; `RequestStream`, in this process, by default.
+
+    Raises
+    ------
+    ConfigError
+        For a share outside (0, 1], and for a chunk source that a request lacks.
+    DatasetError
+        For a log that cannot be read or has no prompts.
+    InputError
+        For a prompt that is empty or has pictures.
+    MissingExtraError
+        For an encoder whose package is not installed.
+    ModelError
+        For a model, tokenizer or encoder that cannot be loaded.
     """
     if not 0 < max_false_hits <= 1:
         raise ConfigError(
-            f"--max-false-hits {shown(max_false_hits)}: give a share above 0, up to 1 (0.01 is one in a hundred)"
+            f"--max-false-hits {display(max_false_hits)}: give a share above 0, up to 1 (0.01 is"
+            " one in a hundred)"
         )
 
     watch = watch or RunProgress()
     if str(log) == SAMPLE and not Path(log).exists():
         log = str(files("dejakv.datasets").joinpath(f"{SAMPLE}.jsonl"))
+
     # A file that is called like a data set is the file.
     named = str(log) in KNOWN and not Path(log).exists()
-    data: dict[str, Any] = {"dataset": str(log)} if named else {"dataset": "log", "dataset_path": str(log)}
+    data: dict[str, Any] = (
+        {"dataset": str(log)} if named else {"dataset": "log", "dataset_path": str(log)}
+    )
     settings = RunSettings(
         model=model,
         chunk_source=chunk_source,
@@ -110,23 +154,29 @@ def estimate(
     if not request_stream.count:
         raise DatasetError(f"the log {Path(log).name!r} has no prompts: {_without_prompts(file)}")
 
-    notes = told(settings.dataset_path, request_stream.count, request_stream.more)
+    notes = unread_note(settings.dataset_path, request_stream.count, request_stream.more)
     if file is not None:
         notes += file.left_out
         if file.formats.keys() - {"Mooncake trace", "Azure trace"}:
-            notes.append("assumed: all state is kept; which answers a blend changes only a run shows")
+            notes.append(
+                "assumed: all state is kept; which answers a blend changes only a run shows"
+            )
         notes += [LIMITS[name] for name in file.formats if name in LIMITS]
 
     common: dict[str, Any] = {"index_encoder": index_encoder, "min_gain": min_gain}
+
     # Without right answers no hit can be judged, and the model need not be loaded for it.
     needs_embeddings = index_encoder == "model" and bool(request_stream.labelled)
     if needs_embeddings and not timed and model_is_missing(settings):
-        notes.append(f"similar texts were not compared, for that the model must be here: {RECIPES[model].command}")
+        notes.append(
+            "similar texts were not compared, for that the model must be here:"
+            f" {RECIPES[model].command}"
+        )
         needs_embeddings = False
 
     costs, encoder = None, text_encoder(index_encoder) if index_encoder != "model" else None
     engine: Any
-    with opened(settings) if needs_embeddings or timed else nullcontext() as engine:
+    with engine_context(settings) if needs_embeddings or timed else nullcontext() as engine:
         if timed:
             costs = engine.costs()
         if needs_embeddings:
@@ -135,12 +185,18 @@ def estimate(
         watch.stage("asking the levels")
         rows = [
             _row(*setting_counts)
-            for setting_counts in zip(tries, request_stream.tallies(tries, encoder, watch), strict=True)
+            for setting_counts in zip(
+                tries, request_stream.tallies(tries, encoder, watch), strict=True
+            )
         ]
 
     advice = recommend(rows, max_false_hits)
     figures = request_stream.savings.figures(costs)
-    proof = SemanticCacheConfig.from_dict({"semantic_text": False, **common, **advice["settings"], **worth(figures)})
+
+    # Later settings win: a trial's blend replaces the reuse of the advice.
+    proof = SemanticCacheConfig.from_dict(
+        {"semantic_text": False, **common, **advice["settings"], **trial_settings(figures)}
+    )
     return {
         "kind": "estimate",
         "log": Path(log).name,
@@ -156,91 +212,132 @@ def estimate(
         **figures,
         "rows": rows,
         "recommended": advice,
-        "command": run_command_of(replace(settings, cache=proof).named()) if request_stream.texts else "",
+        "command": (
+            run_command_of(replace(settings, cache=proof).named()) if request_stream.texts else ""
+        ),
         "notes": notes,
         "dejakv_version": __version__,
     }
 
 
 def _without_prompts(file: RequestLog | None) -> str:
-    """Why a log has none, and what to give instead."""
+    """Say why a log has no prompts, and what to give instead."""
     if file is None or not (file.unread or file.skipped):
         return "give a file with one request a line"
-    reasons = [f"line {place}: {why}" for place, why in list(file.broken.items())[:1]] or file.left_out
+    reasons = [
+        f"line {place}: {why}" for place, why in list(file.broken.items())[:1]
+    ] or file.left_out
     if OTHER in file.skipped:
         reasons.append(LIMITS["vLLM's log"])
     return "; ".join(reasons)
 
 
 class RequestStream:
-    """The requests of a log or a data set, in the order of their arrival.
+    """Requests of a log or a data set, in the order of their arrival.
 
-    count     of all requests; `texts`: of those with text, `labelled`: of those with a right answer
-    more      whether further requests were left out
-    savings   their `SavingsCounter`
+    That is the order of the file where any request has no time. The constructor reads and counts
+    all requests; its errors are those of `estimate`.
 
-    Raises: as `estimate`.
+    Attributes
+    ----------
+    count : int
+        All requests.
+    texts : int
+        Requests with text.
+    labelled : int
+        Requests with text and a right answer.
+    more : bool
+        Whether further requests were left out.
+    savings : SavingsCounter
+        What their tokens would save.
     """
 
     def __init__(
-        self, file: RequestLog | None, settings: RunSettings, label_with: str | None, watch: RunProgress
+        self,
+        file: RequestLog | None,
+        settings: RunSettings,
+        label_with: str | None,
+        watch: RunProgress,
     ) -> None:
         if file is not None:
             entry_source = file.entries()
         else:
             entry_source = (
-                Entry(n, "JSON lines", sample) for n, sample in enumerate(read_samples(settings, beyond=1), 1)
+                Entry(n, "JSON lines", sample)
+                for n, sample in enumerate(read_samples(settings, beyond=1), 1)
             )
 
-        entries, self.more = begin(entry_source, settings.max_samples)
+        entries, self.more = take_first(entry_source, settings.max_samples)
+
         # Where only some have a time there is no order but the file's own.
         if all(entry.time is not None for entry in entries):
             entries = tuple(sorted(entries, key=lambda entry: entry.time or 0.0))
         samples: Sequence[Sample] = [entry.sample for entry in entries if entry.sample is not None]
         if label_with is not None and samples:
             samples = labelled_by(label_with, samples, watch, raw_prompts=settings.raw_prompts)
-        prepared = asked_of(samples, settings)
-        self.count, self.savings, self._asked = len(entries), SavingsCounter(), list[EstimatedPrompt]()
+
+        prepared = estimated_prompts(samples, settings)
+        self.count, self.savings, self._prompts = (
+            len(entries),
+            SavingsCounter(),
+            list[EstimatedPrompt](),
+        )
         for number, entry in enumerate(entries, 1):
             if entry.sample is None:
                 self.savings.add_trace(entry)
             else:
                 # One for each entry with a text, made lazily: both iterate in the same order.
-                self._asked.append(next(prepared))
-                self.savings.add(self._asked[-1].prepared.token_ids, entry)
+                self._prompts.append(next(prepared))
+                self.savings.add(self._prompts[-1].prepared.token_ids, entry)
             watch.sample(number, len(entries), None)
 
-        self.texts = len(self._asked)
-        self.labelled = sum(prompt.answer is not None for prompt in self._asked)
+        self.texts = len(self._prompts)
+        self.labelled = sum(prompt.answer is not None for prompt in self._prompts)
 
     def tallies(
         self, tries: Sequence[SemanticCacheConfig], encoder: TextEncoder | None, watch: RunProgress
     ) -> list[Counter[str]]:
-        """The counts of each setting to try (`tally`); similar texts are compared with an encoder alone."""
-        encoder = once(encoder) if encoder is not None else None
+        """Return the counts of each setting to try (`tally`).
+
+        Similar texts are compared only if there is an encoder.
+        """
+        encoder = memoized_encoder(encoder) if encoder is not None else None
         counts_by_setting: list[Counter[str]] = []
         for config in tries:
-            counts_by_setting.append(tally(self._asked, config, encoder))
+            counts_by_setting.append(tally(self._prompts, config, encoder))
             watch.sample(len(counts_by_setting), len(tries), None)
         return counts_by_setting
 
 
-def asked_of(samples: Iterable[Sample], settings: RunSettings) -> Iterator[EstimatedPrompt]:
-    """The samples as tokens. Raises: as `tokenized`."""
-    for sample, prepared in tokenized(samples, settings):
+ReadRequests = Callable[[RequestLog | None, RunSettings, str | None, RunProgress], RequestStream]
+"""Function that reads and counts a log's requests."""
+
+
+def estimated_prompts(
+    samples: Iterable[Sample], settings: RunSettings
+) -> Iterator[EstimatedPrompt]:
+    """Yield the samples as tokens; the errors are those of `tokenize_samples`."""
+    for sample, prepared in tokenize_samples(samples, settings):
         yield EstimatedPrompt(replace(prepared, epoch=_EPOCH), sample.answer)
 
 
 def labelled_by(
     model: str, samples: Sequence[Sample], watch: RunProgress, *, raw_prompts: bool = False
 ) -> list[Sample]:
-    """The samples with the model's greedy answers, computed in full, as their right ones; None where it cannot read the prompt.
+    """Return the samples with a model's greedy answers, computed in full, as their right ones.
 
-    Raises: ModelError for a model that cannot be loaded.
+    The answer is None where the model cannot read the prompt.
+
+    Raises
+    ------
+    InputError
+        For an empty question.
+    ModelError
+        For a model that cannot be loaded.
     """
     settings = RunSettings(model=model)
     watch.stage(f"loading {model}")
-    with opened(settings) as engine:
+    with engine_context(settings) as engine:
         prompter = SamplePrompter(open_templates(settings), raw=raw_prompts)
         pipeline = Pipeline(engine)
         sampling = Sampling()
@@ -253,7 +350,8 @@ def labelled_by(
             if request.prompt not in answers:
                 try:
                     answers[request.prompt] = pipeline.answer(request).text
-                except InputError:  # too long for this model
+                except InputError:
+                    # The prompt is too long for this model.
                     answers[request.prompt] = None
             labelled.append(replace(sample, answer=answers[request.prompt]))
             watch.sample(number, len(samples), None)
@@ -261,36 +359,54 @@ def labelled_by(
     return labelled
 
 
-def once(encoder: TextEncoder) -> TextEncoder:
+def memoized_encoder(encoder: TextEncoder) -> TextEncoder:
     """Wrap an encoder to encode each text once."""
-    return text_encoder("model", embed=functools.cache(encoder.encode), fingerprint=encoder.fingerprint)
+    return text_encoder(
+        "model", embed=functools.cache(encoder.encode), fingerprint=encoder.fingerprint
+    )
 
 
 def settings_to_try(min_gain: int, similar: bool = True) -> Iterator[SemanticCacheConfig]:
-    """Exact reuse, equal text, then with `similar` each threshold with and without the lexical guard."""
+    """Yield the settings that an estimate compares.
+
+    They are exact reuse, equal text, then with `similar` each threshold with and without the
+    lexical guard.
+    """
     plain = SemanticCacheConfig(reuse="exact", semantic_text=False, min_gain=min_gain)
     # Equal text alone, so that what similar text adds can be told apart.
     adopting = replace(plain, reuse="adopt")
     yield from (plain, adopting)
     for threshold in THRESHOLDS if similar else ():
         for guard in (True, False):
-            yield replace(adopting, semantic_text=True, similarity_threshold=threshold, lexical_guard=guard)
+            yield replace(
+                adopting, semantic_text=True, similarity_threshold=threshold, lexical_guard=guard
+            )
 
 
 def tally(
-    prompts: Sequence[EstimatedPrompt], config: SemanticCacheConfig, encoder: TextEncoder | None = None
+    prompts: Sequence[EstimatedPrompt],
+    config: SemanticCacheConfig,
+    encoder: TextEncoder | None = None,
 ) -> Counter[str]:
-    """The counts of a setting over the whole log, in its order, which add up over partitions.
+    """Count what a setting does over the whole log, in its order.
 
-    prompts, exact  requests, and those that are equal to an earlier one, which are always right
-    hits          approximate ones; of those `judged`, whose right answer and donor's answer are known, `wrong` have another than the donor
-    tokens_saved  exact prefixes and exact requests too
+    Similar texts are compared only with an encoder. The counts of partitions may be added up.
+
+    Returns
+    -------
+    Counter[str]
+        `asked`: requests; `exact`: those that are equal to an earlier one, which are always right;
+        `hits`: approximate ones; `judged`: hits whose right answer and donor's answer are known;
+        `wrong`: judged hits whose right answer is not the donor's; `tokens_saved`: of exact
+        prefixes and exact requests too.
     """
     levels: list[Level] = [ExactTextCache()]
     if encoder is not None and config.semantic_text:
         levels.append(SemanticTextCache(encoder, config.similarity_threshold))
     with closing(
-        HierarchicalCache(open_store(), levels, build_guards(config, levels), config, background=False)
+        HierarchicalCache(
+            open_store(), levels, build_guards(config, levels), config, background=False
+        )
     ) as cache:
         lookups, counts = LookUps(cache), Counter(asked=len(prompts))
         for prompt in prompts:
@@ -306,7 +422,13 @@ def tally(
 
 
 def _row(config: SemanticCacheConfig, counts: Counter[str]) -> dict[str, Any]:
-    level = "exact" if config.reuse == "exact" else "semantic_text" if config.semantic_text else "exact_text"
+    level = (
+        "exact"
+        if config.reuse == "exact"
+        else "semantic_text"
+        if config.semantic_text
+        else "exact_text"
+    )
     return {
         "level": level,
         "threshold": config.similarity_threshold if config.semantic_text else None,
@@ -321,7 +443,7 @@ def _row(config: SemanticCacheConfig, counts: Counter[str]) -> dict[str, Any]:
 
 
 class LookUps:
-    """Looks prompts up one after the other in a cache, as a live run does; none is computed."""
+    """Lookups of prompts, one after the other in a cache, as in a live run; none is computed."""
 
     def __init__(self, cache: HierarchicalCache) -> None:
         self._cache = cache
@@ -330,24 +452,36 @@ class LookUps:
     def look_up(
         self, prepared: Prepared, answer: str | None, costs: ReuseCosts | None = None
     ) -> tuple[Decision, bool | None]:
-        """Return the decision, and whether the donor's question has the same right answer; None if one of the two is unknown, or the plan
-        does not give the donor's answer. Makes the prompt a donor for the next ones."""
+        """Look a prompt up, and make it a donor for the next ones.
+
+        Returns
+        -------
+        tuple of Decision and bool or None
+            The decision, and whether the donor's question has the same right answer. That is None
+            if one of the two answers is unknown, or the plan does not give the donor's answer.
+        """
         decision = self._cache.find(prepared, costs=costs)
         plan, right = decision.plan, None
         # A piecewise plan has pieces of several donors, so that no one donor's answer is given.
-        if plan.method in ("exact", *APPROXIMATE) and not plan.piecewise:
+        if plan.method not in ("none", "prefix") and not plan.piecewise:
             donor_answer = self._answers.get(plan.donors[0].id)
-            right = same(donor_answer, answer) if donor_answer is not None and answer is not None else None
+            right = (
+                same_answer(donor_answer, answer)
+                if donor_answer is not None and answer is not None
+                else None
+            )
+
         # Nothing is computed: an empty state makes the prompt a donor by its text.
         done = Completion(answer or "", (), len(prepared.token_ids), 0, capture=lambda: NO_STATE)
         self._cache.keep(prepared, decision, plan, done)
+
         # The first answer stays: a repeated prompt does not become another donor.
         self._answers.setdefault(decision.key, answer)
         return decision, right
 
 
 def _judged(judged: int, wrong: int) -> dict[str, Any]:
-    """How many hits were judged, and how many of these were false."""
+    """Return how many hits were judged, and how many of these were false."""
     return {
         "judged": judged,
         "false_hits": wrong if judged else None,
@@ -361,19 +495,39 @@ def _marked(marks: Sequence[bool | None]) -> dict[str, Any]:
 
 
 def dry_run(
-    settings: RunSettings, chosen: Sequence[Sample], engine: Any, prompter: SamplePrompter, watch: RunProgress
+    settings: RunSettings,
+    chosen: Sequence[Sample],
+    engine: Any,
+    prompter: SamplePrompter,
+    watch: RunProgress,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The summary and one line a sample. Only the tokenizer, the embedding table and the tower are used."""
-    config = replace(settings.cache, error_bound=None)  # nothing runs from which a gate could learn
-    check_top_layer(engine, config)
-    cache = build_cache(config, engine, store=open_store(), background=False)  # it stores no state
+    """Look every sample up, and return the summary and one line for each sample.
+
+    Of the model the tokenizer, the embedding table and the vision tower are used, and nothing else.
+
+    Raises
+    ------
+    InputError
+        If none of the samples could run.
+    ModelError
+        For a method of reuse that the engine or the model does not support.
+    """
+    # Without a bound, as nothing runs from which its gate could learn.
+    config = replace(settings.cache, error_bound=None)
+    check_method(engine, config)
+    # A store in memory is enough, since no state is stored.
+    cache = build_cache(config, engine, store=open_store(), background=False)
     lookups, shares = LookUps(cache), TokenShares()
     lines: list[dict[str, Any]] = []
     not_run: dict[str, str] = {}
     watch.stage(f"{settings.dataset}, dry run")
 
     for number, sample in enumerate(chosen, start=1):
-        line: dict[str, Any] = {"id": sample.id, "question": sample.question, "answer": sample.answer}
+        line: dict[str, Any] = {
+            "id": sample.id,
+            "question": sample.question,
+            "answer": sample.answer,
+        }
         try:
             prepared = engine.prepare(prompter.request(sample))
         except InputError as error:
@@ -393,8 +547,9 @@ def dry_run(
 
 
 def _line(decision: Decision, right: bool | None) -> dict[str, Any]:
-    """Log line of a sample's dry run. `right`: whether the donor's answer is right, None if unknown."""
-    plan, match = decision.plan, decision.plan.match  # a prefix has no match
+    """Return the log line of a dry run; `right` tells whether the donor's answer is right."""
+    # A prefix has no match.
+    plan, match = decision.plan, decision.plan.match
     donor = plan.donors[0] if match else None
     return {
         "provenance": plan.provenance,
@@ -428,7 +583,8 @@ def _summary(settings: RunSettings, lines: Sequence[dict[str, Any]]) -> dict[str
         "hit_rate_interval": wilson(len(hits), len(lines)),
         **_marked(hits),
         "by_level": {
-            level: {"hits": len(level_marks), **_marked(level_marks)} for level, level_marks in sorted(marks.items())
+            level: {"hits": len(level_marks), **_marked(level_marks)}
+            for level, level_marks in sorted(marks.items())
         },
         "not_used": by_count(line["reason"] for line in lines if line["reason"]),
         "plans": by_count(line["plan"] for line in lines),

@@ -1,4 +1,4 @@
-"""Output files of commands: in their own folder, written completely or not at all, and never over foreign files."""
+"""Output files of commands: written completely or not at all, and never over foreign files."""
 
 import fcntl
 import json
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from dejakv.errors import ConfigError
-from dejakv.settings import shown
+from dejakv.settings import display
 
 SETTINGS, SAMPLES, SUMMARY = "settings.json", "samples.jsonl", "summary.json"
 SIGNED = "dejakv_version"
 
 
 def make_folder(path: str | Path, flag: str = "--output") -> Path:
-    """The folder, made if it does not exist. Raises: ConfigError naming the flag if that fails."""
+    """Return the folder, made if it does not exist; a ConfigError names the flag if that fails."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,33 +25,53 @@ def make_folder(path: str | Path, flag: str = "--output") -> Path:
             raise PermissionError(13, "Permission denied")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{flag} {str(path)[:200]!r} cannot be created ({_reason(error)}): give a folder you may write to"
+            f"{flag} {str(path)[:200]!r} cannot be created ({_reason(error)}): give a folder you"
+            " may write to"
         ) from error
 
     return folder
 
 
 def run_folder(output: str | Path) -> Path:
-    """A folder for the files of a run; those of an earlier run are replaced.
+    """Return a folder for the files of a run, made if it does not exist.
 
-    Raises: ConfigError if the folder cannot be made, or has files with these names that no run wrote.
+    Files of an earlier run may be in it, and the caller may replace them.
+
+    Raises
+    ------
+    ConfigError
+        If the folder cannot be made, or has files with these names that no run wrote.
     """
     folder = make_folder(output)
     # lexists, as a dangling link of that name is not ours either.
     run_files = [name for name in (SETTINGS, SAMPLES, SUMMARY) if os.path.lexists(folder / name)]
-    if run_files and not any(SIGNED in read_object(folder / name) for name in (SETTINGS, SUMMARY)):
-        raise ConfigError(f"--output {str(output)!r} has a {run_files[0]} that no run wrote: give another folder")
+    if run_files and not any(
+        SIGNED in read_json_or_empty(folder / name) for name in (SETTINGS, SUMMARY)
+    ):
+        raise ConfigError(
+            f"--output {str(output)!r} has a {run_files[0]} that no run wrote: give another folder"
+        )
     return folder
 
 
 @contextmanager
 def locked(path: Path, flag: str, busy: str) -> Iterator[None]:
-    """Locks a folder, or a file that is made if it does not exist. The lock of a killed process is free, and a file system without locks has
-    none. Raises: ConfigError with `busy` if another one has the lock."""
+    """Lock a folder, or a file that is made if it does not exist.
+
+    The kernel frees the lock of a killed process, and a file system without locks has none.
+
+    Raises
+    ------
+    ConfigError
+        With the text `busy` if another process has the lock, and if the path cannot be opened.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise ConfigError(f"{flag} {shown(str(path))} cannot be written ({error.strerror})") from error
+        raise ConfigError(
+            f"{flag} {display(str(path))} cannot be written ({error.strerror})"
+        ) from error
+
     try:
         with suppress(OSError):
             try:
@@ -64,23 +84,39 @@ def locked(path: Path, flag: str, busy: str) -> Iterator[None]:
 
 
 def write_run(
-    output: str | Path | None, summary: dict[str, Any], *, lines: Sequence[dict[str, Any]] | None = None
+    output: str | Path | None,
+    summary: dict[str, Any],
+    *,
+    lines: Sequence[dict[str, Any]] | None = None,
 ) -> Path | None:
-    """Writes the files at the end of a run: the summary, and the samples' lines if given. Returns the folder; None without an output."""
+    """Write the files at the end of a run: the summary, and the samples' lines if there are any.
+
+    Returns
+    -------
+    Path or None
+        The folder; None without an output.
+
+    Raises
+    ------
+    ConfigError
+        If the folder is not for a run (`run_folder`), or a file cannot be written.
+    """
     if output is None:
         return None
 
     folder = run_folder(output)
     replace_file(folder / SUMMARY, json.dumps(summary, indent=2) + "\n", "--output")
     if lines is not None:
-        replace_file(folder / SAMPLES, "".join(json.dumps(line) + "\n" for line in lines), "--output")
+        replace_file(
+            folder / SAMPLES, "".join(json.dumps(line) + "\n" for line in lines), "--output"
+        )
     return folder
 
 
 def replace_file(path: Path, text: str, flag: str) -> None:
-    """Creates or replaces a text file, completely or (on failure) not at all. A link is replaced, not followed.
+    """Create or replace a text file, completely or (on failure) not at all.
 
-    Raises: ConfigError naming the flag.
+    A link is replaced and not followed. A ConfigError names the flag.
     """
     # In the same folder, as a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}")
@@ -91,11 +127,13 @@ def replace_file(path: Path, text: str, flag: str) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"{flag} {str(path)!r} cannot be written ({_reason(error)}): give another path") from error
+        raise ConfigError(
+            f"{flag} {str(path)!r} cannot be written ({_reason(error)}): give another path"
+        ) from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty for any other content."""
+def read_json_or_empty(path: Path) -> dict[str, Any]:
+    """Read a JSON object; a file that is missing or has other content gives an empty one."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -108,6 +146,9 @@ def _reason(error: Exception) -> str:
 
 
 def refuse_existing(path: Path, label: str) -> None:
-    """Raises: ConfigError if the path exists, even as a dangling link."""
+    """Raise a ConfigError if the path exists, even as a dangling link."""
     if os.path.lexists(path):
-        raise ConfigError(f"{label} {str(path)!r} exists and is not overwritten: give another name, or remove it first")
+        raise ConfigError(
+            f"{label} {str(path)!r} exists and is not overwritten: give another name, or remove it"
+            " first"
+        )

@@ -1,7 +1,8 @@
-"""The samples of a run, the requests that are made of them, and a tokenizer that reads them without a model.
+"""The samples of a run, the requests that are made of them, and a tokenizer without its model.
 
-Pictures are `<imageId>.jpg` or `.png` below `--image-root` and the folders of SEMANTIC_CACHE_IMAGE_ROOT, GQA_IMAGE_ROOT and
-LLAVA_IMAGE_ROOT, for the model and the embedding hook alike. A request has the prompt that the model reads, and the chunk that levels compare.
+Pictures are `<imageId>.jpg` or `.png` below `--image-root` and the folders of
+SEMANTIC_CACHE_IMAGE_ROOT, GQA_IMAGE_ROOT and LLAVA_IMAGE_ROOT, for the model and the embedding hook
+alike. A request has the prompt that the model reads, and the text that levels compare.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,15 +24,33 @@ PLAIN_TEMPLATE = "{context}Question: {question}\nAnswer:"
 
 
 class SamplePrompter:
-    """Renders samples for one model.
+    """Renderer of samples for one model.
 
-    templates  processor or tokenizer with the chat template; None for plain text
-    template   `--prompt-template` with `{question}` and `{context}`; inside a chat template it is the user's message
-    raw        `--raw-prompts`: a record's field `prompt` is the prompt as it stands, without any template
+    Parameters
+    ----------
+    templates : optional
+        Processor or tokenizer with the chat template; None for plain text.
+    template : str, optional
+        `--prompt-template` with `{question}` and `{context}`; inside a chat template it is the
+        user's message.
+    chunk_source : str
+        Text that levels compare (`chunk_of`).
+    raw : bool
+        `--raw-prompts`: a record's field `prompt` is the prompt as it stands, without any template.
+
+    Raises
+    ------
+    ConfigError
+        For a template that cannot be filled.
     """
 
     def __init__(
-        self, templates: Any = None, template: str | None = None, chunk_source: str = "question", *, raw: bool = False
+        self,
+        templates: Any = None,
+        template: str | None = None,
+        chunk_source: str = "question",
+        *,
+        raw: bool = False,
     ) -> None:
         self.templates: Any = templates if getattr(templates, "chat_template", None) else None
         self.template = template
@@ -44,25 +63,33 @@ class SamplePrompter:
                 template.format(question="", context="")
             except (ValueError, LookupError, AttributeError) as error:
                 raise ConfigError(
-                    f"--prompt-template {template!r} is not valid ({error}): use {{question}} and {{context}}, and write {{{{ for a "
-                    "literal brace"
+                    f"--prompt-template {template!r} is not valid ({error}): use {{question}} and"
+                    " {context}, and write {{ for a literal brace"
                 ) from error
 
     @classmethod
-    def of(cls, settings: RunSettings, templates: Any) -> "SamplePrompter":
-        """The one of a run."""
-        return cls(templates, settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts)
+    def for_run(cls, settings: RunSettings, templates: Any) -> "SamplePrompter":
+        """Return the prompter for a run's settings, with the chat template of `templates`."""
+        return cls(
+            templates, settings.prompt_template, settings.chunk_source, raw=settings.raw_prompts
+        )
 
     def request(self, sample: Sample, sampling: Sampling | None = None) -> Request:
-        """The sample as a request, in the `partition` of its record.
+        """Return the sample as a request, in the `partition` of its record.
 
-        Raises: InputError for an empty question, ConfigError for a chunk source that it lacks.
+        Raises
+        ------
+        InputError
+            For an empty question, and for a conversation that the chat template refuses.
+        ConfigError
+            For a chunk source that the sample lacks.
         """
         if not sample.question.strip():
             raise InputError(f"sample {sample.id} has an empty question: remove it, or add a text")
 
         prompt = self.prompt(sample)
         chunk = chunk_of(sample, self.chunk_source, prompt)
+
         # Where a program or a group is compared, guards of words read the question instead.
         chunk_in_prompt = self.chunk_source in ("question", "prompt") or chunk in prompt
         return Request(
@@ -75,22 +102,44 @@ class SamplePrompter:
             sampling=sampling or Sampling(),
             parts=sample.parts,
             order="free" if sample.parts else "given",
-            metadata={"question": sample.question, "imageId": image_id(sample) or None, "sample": sample.id},
+            metadata={
+                "question": sample.question,
+                "imageId": image_id(sample) or None,
+                "sample": sample.id,
+            },
         )
 
     def prompt(self, sample: Sample) -> str:
-        """The prompt text for the model."""
-        if (self.raw or sample.fields.get("raw")) and isinstance(whole := sample.fields.get("prompt"), str):
+        """Return the prompt text for the model.
+
+        A raw prompt stays as it is, and a conversation keeps its messages. Any other sample is the
+        user's message in the chat template, if there is one, with its context as system message.
+
+        Raises
+        ------
+        InputError
+            For a conversation that the chat template refuses.
+        """
+        if (self.raw or sample.fields.get("raw")) and isinstance(
+            whole := sample.fields.get("prompt"), str
+        ):
             return whole
+
+        # A conversation has its own roles, so that no template of a single question fits it.
         if sample.messages:
             return self._conversation(sample)
         if self.templates is None:
             context = f"{sample.context}\n" if sample.context else ""
-            return (self.template or PLAIN_TEMPLATE).format(question=sample.question, context=context)
+            return (self.template or PLAIN_TEMPLATE).format(
+                question=sample.question, context=context
+            )
         if self.template is None:
             user, system = sample.question, sample.context
         else:
-            user, system = self.template.format(question=sample.question, context=sample.context), ""
+            user, system = (
+                self.template.format(question=sample.question, context=sample.context),
+                "",
+            )
             # A template that places the context itself must not get it twice.
             system = "" if "{context}" in self.template else sample.context
 
@@ -106,19 +155,40 @@ class SamplePrompter:
         from jinja2 import TemplateError
 
         try:
-            return self._rendered([{"role": role, "content": text} for role, text in sample.messages])
+            return self._rendered(
+                [{"role": role, "content": text} for role, text in sample.messages]
+            )
         except TemplateError as error:
             raise InputError(
-                f"sample {sample.id}: the model's chat template refuses the conversation ({error}): choose another model"
+                f"sample {sample.id}: the model's chat template refuses the conversation ({error}):"
+                " choose another model"
             ) from error
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return str(self.templates.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return str(
+            self.templates.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
 
 
 def chunk_of(sample: Sample, source: str, prompt: str) -> str:
-    """The text that the levels compare: `question`, `semantic` (GQA's program), `group`, `combined` (question and program),
-    `prompt`, or any field of the record."""
+    """Return the text that the levels compare.
+
+    Parameters
+    ----------
+    sample : Sample
+        The sample.
+    source : str
+        `question`, `semantic` (GQA's program), `group`, `combined` (question and program),
+        `prompt` (context and question), or any field of the record. Of a field with an object, the
+        values are joined; an empty one gives the question.
+    prompt : str
+        The rendered prompt, which the source `prompt` gives for a sample without context.
+
+    Raises
+    ------
+    ConfigError
+        For a field that the sample lacks.
+    """
     if source == "question":
         return sample.question
     if source == "prompt":
@@ -135,7 +205,8 @@ def _field(sample: Sample, name: str) -> str:
     if value is None:
         field_names = ", ".join(sorted(sample.fields)) or "none"
         raise ConfigError(
-            f"--chunk-source needs the field {name!r}, but sample {sample.id} has only: {field_names}; give one of these, or question or prompt"
+            f"--chunk-source needs the field {name!r}, but sample {sample.id} has only:"
+            f" {field_names}; give one of these, or question or prompt"
         )
     if isinstance(value, Mapping):
         parts = [str(item) for item in value.values() if item]
@@ -145,38 +216,69 @@ def _field(sample: Sample, name: str) -> str:
 
 
 def opened_dataset(settings: RunSettings) -> Dataset:
-    """The data set of a run. Raises: DatasetError, also for an image root that is no folder."""
+    """Open the data set of a run.
+
+    Raises
+    ------
+    DatasetError
+        For an unknown data set, missing files, and an image root that is no folder.
+    ConfigError
+        For a wrong option, and a factory that does not import or fails.
+    MissingExtraError
+        For a data set that needs a package which is not installed.
+    """
     root = settings.cache.image_root
     if root is not None and not Path(root).expanduser().is_dir():
         raise DatasetError(f"--image-root {root!r} is no folder: give the folder of the pictures")
 
     options = DatasetOptions(
-        path=settings.dataset_path, config=settings.dataset_config, split=settings.split, image_root=root,
-        max_samples=settings.max_samples, seed=settings.seed, shuffle_seed=settings.shuffle_seed,
+        path=settings.dataset_path, config=settings.dataset_config, split=settings.split,
+        image_root=root, max_samples=settings.max_samples,
+        seed=settings.seed, shuffle_seed=settings.shuffle_seed,
     )  # fmt: skip
     specific_options = {name: getattr(settings, name) for name in OPTIONS}
-    return open_dataset(settings.dataset, options, specific_options, pictures=wants_pictures(settings))
+    return open_dataset(
+        settings.dataset, options, specific_options, pictures=wants_pictures(settings)
+    )
 
 
-def read_samples(settings: RunSettings, beyond: int = 0, dataset: Dataset | None = None) -> Iterator[Sample]:
-    """The samples of a run, in its order, and up to `beyond` that come behind them. Raises: as `opened_dataset`.
+def read_samples(
+    settings: RunSettings, beyond: int = 0, dataset: Dataset | None = None
+) -> Iterator[Sample]:
+    """Yield the samples of a run in its order, and up to `beyond` that come behind them.
 
-    dataset  that of the run, if it is open
+    The errors are those of `opened_dataset`.
+
+    Parameters
+    ----------
+    settings : RunSettings
+        Settings of the run.
+    beyond : int
+        Samples beyond `max_samples`.
+    dataset : Dataset, optional
+        The data set of the run, if it is open.
     """
     dataset = opened_dataset(settings) if dataset is None else dataset
     selection = samples(dataset, settings.max_samples + beyond, settings.shuffle_seed)
-    return with_pictures(selection, image_roots(settings.cache.image_root)) if wants_pictures(settings) else selection
+    return (
+        with_pictures(selection, image_roots(settings.cache.image_root))
+        if wants_pictures(settings)
+        else selection
+    )
 
 
 def wants_pictures(settings: RunSettings) -> bool:
-    """Whether to load the pictures of records: the model reads pictures, or a folder of them is given."""
+    """Tell whether to load pictures: the model reads pictures, or a folder of them is given.
+
+    Without the model itself, as for a dry run over its tokenizer, none are loaded.
+    """
     if model_is_missing(settings):
         return False
     return bool(settings.cache.image_root) or takes_pictures(settings)
 
 
 def repeated(samples: Sequence[Sample], times: int) -> tuple[Sample, ...]:
-    """The samples `times` times; from the second round on with other ids."""
+    """Return the samples `times` times; from the second round on with other ids."""
     return tuple(
         replace(sample, id=f"{sample.id}#{number}") if number > 1 else sample
         for number in range(1, times + 1)
@@ -185,7 +287,7 @@ def repeated(samples: Sequence[Sample], times: int) -> tuple[Sample, ...]:
 
 
 def with_pictures(samples: Iterable[Sample], roots: Sequence[Path]) -> Iterator[Sample]:
-    """Each sample with its record's picture, if readable; see `missing`."""
+    """Yield each sample with its record's picture, if it is readable (see `missing`)."""
     for sample in samples:
         try:
             yield replace(sample, media=sample.media or pictures_of(sample, roots))
@@ -194,17 +296,23 @@ def with_pictures(samples: Iterable[Sample], roots: Sequence[Path]) -> Iterator[
 
 
 def missing(samples: Iterable[Sample]) -> int:
-    """Number of samples that name a picture and have none."""
+    """Return the number of samples that name a picture and have none."""
     return sum(not sample.media and bool(image_id(sample)) for sample in samples)
 
 
 def model_is_missing(settings: RunSettings) -> bool:
-    """Whether the model can be fetched and is not: its tokenizer ships with the package anyway."""
+    """Tell whether the model can be fetched and is not: its tokenizer ships with the package."""
     return any(model.name == settings.model and model.reason for model in fetched())
 
 
 def tokenizer_of(settings: RunSettings) -> Any:
-    """The tokenizer of a run's model, without its weights. Raises: ModelError."""
+    """Return the tokenizer of a run's model, without its weights.
+
+    Raises
+    ------
+    ModelError
+        For a model without a tokenizer that can be loaded.
+    """
     from transformers import AutoTokenizer
 
     # These ship with the package, also for models that were never fetched.
@@ -215,8 +323,11 @@ def tokenizer_of(settings: RunSettings) -> Any:
         return load_gguf_tokenizer(model_source)
 
     try:
-        return AutoTokenizer.from_pretrained(str(model_source), trust_remote_code=settings.trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            str(model_source), trust_remote_code=settings.trust_remote_code
+        )
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{settings.model!r} has no tokenizer that can be loaded ({error}): give another --model"
+            f"{settings.model!r} has no tokenizer that can be loaded ({error}): give another"
+            " --model"
         ) from error

@@ -1,6 +1,7 @@
-"""How much of a stream of prompts was asked before: in prefix blocks, which prefix caching serves, and anywhere.
+"""How much of a stream of prompts was asked before, in prefix blocks and anywhere.
 
-No model is needed, only its tokenizer. What stands anywhere but not in a prefix is what DejaKV can save beyond prefix caching.
+Prefix caching serves prefix blocks. What stands anywhere but not in a prefix is what DejaKV can
+save beyond that. No model is needed, only its tokenizer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejakv.datasets.base import Sample
-from dejakv.decide.copied.fingerprints import Hashes, run_hashes, with_media
-from dejakv.decide.part_order import SeenPrompts, arranged
+from dejakv.decide.copied.fingerprints import Hashes, media_token_ids, run_hashes
+from dejakv.decide.part_order import SeenPrompts, arrange_frame
 from dejakv.engines.base import Prepared
 from dejakv.errors import InputError
 from dejakv.experiments.samples import SamplePrompter, tokenizer_of
@@ -23,16 +24,26 @@ from dejakv.request import DEFAULT_PARTITION
 BLOCK = 16
 """Tokens in a prefix block: vLLM's default on a GPU."""
 
-RUN = 32
-"""Tokens in the shortest run that counts as found anywhere: shorter ones are mostly phrases of the language."""
+SHORTEST_COUNTED_RUN = 32
+"""Tokens in the shortest run that counts as standing anywhere.
+
+Shorter ones are mostly phrases of the language.
+"""
 
 
 @dataclass(frozen=True)
 class TokenShare:
-    """Tokens of one prompt or of many, and how many of them were in earlier prompts of the same partition.
+    """Tokens of one prompt or of many, and how many of them were in earlier ones of the partition.
 
-    prefix    in blocks of 16 from the beginning, as an unlimited prefix cache finds them
-    anywhere  in runs of 32 or more that stand at any place in any earlier prompt; prefix blocks count too
+    Attributes
+    ----------
+    tokens : int
+        All tokens.
+    prefix : int
+        Tokens in blocks of 16 from the beginning, as an unlimited prefix cache serves them.
+    anywhere : int
+        Tokens in runs of 32 or more that stand at any place in any earlier prompt. Prefix blocks
+        count too.
     """
 
     tokens: int = 0
@@ -40,7 +51,9 @@ class TokenShare:
     anywhere: int = 0
 
     def __add__(self, other: "TokenShare") -> "TokenShare":
-        return TokenShare(self.tokens + other.tokens, self.prefix + other.prefix, self.anywhere + other.anywhere)
+        return TokenShare(
+            self.tokens + other.tokens, self.prefix + other.prefix, self.anywhere + other.anywhere
+        )
 
     @property
     def share_prefix(self) -> float:
@@ -49,14 +62,14 @@ class TokenShare:
 
     @property
     def share_anywhere(self) -> float:
-        """Share of tokens found anywhere, [0, 1]."""
+        """Share of tokens that stand anywhere, [0, 1]."""
         return self.anywhere / self.tokens if self.tokens else 0.0
 
 
 class TokenShares:
-    """Measures prompts one after the other; `total` is the sum so far.
+    """Shares of prompts that are measured one after the other; `total` is the sum so far.
 
-    About three milliseconds for a prompt of 2,000 tokens, and 8 bytes for each remembered token.
+    A prompt of 2,000 tokens takes about three milliseconds, and each remembered token 8 bytes.
     """
 
     def __init__(self, total: TokenShare = TokenShare()) -> None:
@@ -65,20 +78,39 @@ class TokenShares:
         self._runs: dict[str, _HashSet] = {}
 
     def add(
-        self, ids: Sequence[int], partition: str = DEFAULT_PARTITION, spans: Sequence[MediumSpan] = ()
+        self,
+        ids: Sequence[int],
+        partition: str = DEFAULT_PARTITION,
+        spans: Sequence[MediumSpan] = (),
     ) -> TokenShare:
-        """Counts one prompt against the earlier ones of its partition, and remembers it. As when a prompt is served, its last
-        token never counts as found: it is computed for the answer. A picture's tokens are equal where the pictures are."""
+        """Count one prompt against the earlier ones of its partition, and remember it.
+
+        As when a prompt is served, its last token never counts as found: it is computed for the
+        answer. A picture's tokens are equal where the pictures are.
+
+        Parameters
+        ----------
+        ids : sequence of int
+            Token ids of the prompt.
+        partition : str
+            Whose prompt it is.
+        spans : sequence of MediumSpan
+            Where media stand in the tokens.
+        """
         return self.add_by_place(ids, partition, spans)[0]
 
     def add_by_place(
-        self, ids: Sequence[int], partition: str = DEFAULT_PARTITION, spans: Sequence[MediumSpan] = ()
+        self,
+        ids: Sequence[int],
+        partition: str = DEFAULT_PARTITION,
+        spans: Sequence[MediumSpan] = (),
     ) -> tuple[TokenShare, NDArray[np.bool_]]:
-        """As `add`; also which tokens stand anywhere in earlier prompts."""
-        tokens = with_media(ids, spans)
+        """Count one prompt, as `add` does, and tell also which tokens stand in earlier ones."""
+        tokens = media_token_ids(ids, spans)
         prefix = self._prefix(tokens, self._blocks.setdefault(partition, set()))
         covered = _covered(tokens, self._runs.setdefault(partition, _HashSet()))
         covered[:prefix] = True
+
         # The last token is computed for the answer, wherever it stood before.
         covered[-1:] = False
 
@@ -88,8 +120,11 @@ class TokenShares:
 
     @property
     def figures(self) -> dict[str, float]:
-        """`share_prefix` and `share_anywhere` for a summary, [0, 1]."""
-        return {"share_prefix": self.total.share_prefix, "share_anywhere": self.total.share_anywhere}
+        """Shares `share_prefix` and `share_anywhere` for a summary, [0, 1]."""
+        return {
+            "share_prefix": self.total.share_prefix,
+            "share_anywhere": self.total.share_anywhere,
+        }
 
     @staticmethod
     def _prefix(tokens: NDArray[np.int64], seen: set[int]) -> int:
@@ -100,27 +135,36 @@ class TokenShares:
             unbroken = unbroken and chain in seen
             prefix_tokens += BLOCK * unbroken
             seen.add(chain)
+
         # Of a prompt that is known as a whole the last block is computed, as in vLLM.
-        return prefix_tokens - BLOCK if prefix_tokens and prefix_tokens == len(tokens) else prefix_tokens
+        return (
+            prefix_tokens - BLOCK
+            if prefix_tokens and prefix_tokens == len(tokens)
+            else prefix_tokens
+        )
 
 
 def _covered(tokens: NDArray[np.int64], seen: "_HashSet") -> NDArray[np.bool_]:
-    """Which tokens stand in runs that were seen. The prompt's own runs are remembered then."""
-    if len(tokens) < RUN:
+    """Tell which tokens stand in runs that were seen; the prompt's own runs are remembered then."""
+    if len(tokens) < SHORTEST_COUNTED_RUN:
         return np.zeros(len(tokens), np.bool_)
 
-    hashes = run_hashes(tokens, RUN)
+    hashes = run_hashes(tokens, SHORTEST_COUNTED_RUN)
     seen_mask = seen.contains(hashes)
     seen.add(hashes[~seen_mask])
+
     # +1 where a seen run begins, -1 behind its end: the sum is above 0 within any of them.
     edges = np.zeros(len(tokens) + 1, np.int64)
     edges[: len(seen_mask)] += seen_mask
-    edges[RUN:] -= seen_mask
+    edges[SHORTEST_COUNTED_RUN:] -= seen_mask
     return np.cumsum(edges)[:-1] > 0
 
 
 class _HashSet:
-    """A set of 64-bit hashes in sorted arrays, each at least twice as long as the next: vectors in, vectors out."""
+    """Set of 64-bit hashes in sorted arrays, each at least twice as long as the next.
+
+    It takes and gives whole vectors.
+    """
 
     def __init__(self) -> None:
         self._arrays: list[Hashes] = []
@@ -130,8 +174,12 @@ class _HashSet:
         for sorted_hashes in self._arrays:
             # The place is clipped, as that of a hash above the largest is behind the array.
             member_mask |= (
-                sorted_hashes[np.minimum(np.searchsorted(sorted_hashes, hashes), len(sorted_hashes) - 1)] == hashes
+                sorted_hashes[
+                    np.minimum(np.searchsorted(sorted_hashes, hashes), len(sorted_hashes) - 1)
+                ]
+                == hashes
             )
+
         return member_mask
 
     def add(self, hashes: Hashes) -> None:
@@ -141,25 +189,36 @@ class _HashSet:
         merged = np.sort(hashes)
         # Merging arrays of like size keeps few of them, and moves each hash log n times.
         while self._arrays and len(self._arrays[-1]) < 2 * len(merged):
-            merged = np.sort(np.concatenate((self._arrays.pop(), merged)), kind="stable")  # merges two that are sorted
+            # A stable sort merges two sorted arrays in linear time.
+            merged = np.sort(np.concatenate((self._arrays.pop(), merged)), kind="stable")
+
         self._arrays.append(merged)
 
 
 def shares_of(prompts: Iterable[Prepared]) -> dict[str, Any]:
-    """The shares of a run's prompts, in its order."""
+    """Return `share_prefix` and `share_anywhere` of all prompts of a run, read in its order."""
     shares = TokenShares()
     for prepared in prompts:
         shares.add(prepared.token_ids, prepared.request.partition, prepared.spans)
     return shares.figures
 
 
-def tokenized(samples: Iterable[Sample], settings: RunSettings) -> Iterator[tuple[Sample, Prepared]]:
-    """The samples as tokens, read by the tokenizer of a run's model and nothing else of it; parts in any order stand as a cache arranges them.
+def tokenize_samples(
+    samples: Iterable[Sample], settings: RunSettings
+) -> Iterator[tuple[Sample, Prepared]]:
+    """Yield the samples as tokens, read by the tokenizer of a run's model and nothing else of it.
 
-    Raises: InputError for samples with pictures, whose tokens depend on the model; ModelError for a missing tokenizer.
+    Parts in any order stand as a cache arranges them.
+
+    Raises
+    ------
+    InputError
+        For samples with pictures, whose tokens depend on the model.
+    ModelError
+        For a missing tokenizer.
     """
     tokenizer = tokenizer_of(settings)
-    prompter = SamplePrompter.of(settings, tokenizer)
+    prompter = SamplePrompter.for_run(settings, tokenizer)
     seen = SeenPrompts()
 
     def tokenize(text: str) -> list[int]:
@@ -167,7 +226,10 @@ def tokenized(samples: Iterable[Sample], settings: RunSettings) -> Iterator[tupl
 
     for sample in samples:
         if sample.media:
-            raise InputError(f"sample {sample.id} has pictures: name an image-text model with --model of dejakv run")
+            raise InputError(
+                f"sample {sample.id} has pictures: name an image-text model with --model of"
+                " dejakv run"
+            )
         request = prompter.request(sample)
         # What the server ran: tokenizing its text again may give other ids.
         if sample.fields.get("token_ids"):
@@ -175,7 +237,9 @@ def tokenized(samples: Iterable[Sample], settings: RunSettings) -> Iterator[tupl
             continue
 
         if request.order == "free":
-            request = arranged(request.frame, seen, tokenize, request.partition).of(request)
+            request = arrange_frame(request.frame, seen, tokenize, request.partition).reorder(
+                request
+            )
         ids = tokenize(request.prompt)
         seen.add(ids, request.partition)
         yield sample, Prepared(request, tuple(ids))

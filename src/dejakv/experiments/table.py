@@ -1,4 +1,4 @@
-"""The tables of a run, for a terminal and for the report, and the answers that the cache changed."""
+"""The tables of a run, for a terminal and for the report, and the changed answers."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dejakv.errors import counted, printable
+from dejakv.errors import count_noun, printable
 from dejakv.experiments.plain_words import (
     estimated,
     figure,
-    in_words,
     interval,
+    run_sentences,
     share,
     short,
     verdict,
@@ -23,29 +23,31 @@ from dejakv.experiments.plain_words import (
 from dejakv.experiments.summary import SampleRow
 from dejakv.records import Record
 
-_MOST = 8
-_LONGEST = 120
-_CHANGED = 3
+_MAX_REASON_ROWS = 8
+_MAX_CELL_CHARACTERS = 120
+_MAX_CHANGED_ANSWERS = 3
 """Changed answers that are printed."""
 
 
 class TextTable(NamedTuple):
-    """A table of texts. The first column names the row."""
+    """Table of texts, whose first column names the row."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def has_words(self, place: int) -> bool:
-        """Whether a column has words, which stand to the left, as figures do to the right."""
+        """Tell whether a column has words, which stand to the left, as figures do to the right."""
         return place == 0 or any(str(row[place]).lstrip("`")[:1].isalpha() for row in self.rows)
 
     def printed(self, box: Box | None = HEAVY_HEAD) -> Table:
-        """As a table for a rich console, framed by `box`."""
+        """Return the table for a rich console, framed by `box`."""
         table = Table(title=Text(printable(self.title)) if self.title else None, box=box)
         for place, column in enumerate(self.columns):
             table.add_column(
-                Text(printable(column)), justify="left" if self.has_words(place) else "right", overflow="fold"
+                Text(printable(column)),
+                justify="left" if self.has_words(place) else "right",
+                overflow="fold",
             )
 
         for row in self.rows:
@@ -57,8 +59,10 @@ Block = TextTable | str
 """A table or a sentence: what a terminal and a page show alike."""
 
 
-def print_blocks(blocks: Iterable[Block], console: Console | None = None, box: Box | None = HEAVY_HEAD) -> None:
-    """Prints tables, framed by `box`, and sentences as they are, not wrapped."""
+def print_blocks(
+    blocks: Iterable[Block], console: Console | None = None, box: Box | None = HEAVY_HEAD
+) -> None:
+    """Print tables, framed by `box`, and sentences as they are, not wrapped."""
     console = console or Console()
     for block in blocks:
         if isinstance(block, TextTable):
@@ -67,20 +71,28 @@ def print_blocks(blocks: Iterable[Block], console: Console | None = None, box: B
             console.print(printable(block), soft_wrap=True, markup=False, highlight=False)
 
 
-def show(summary: dict[str, Any], rows: Sequence[SampleRow] = (), console: Console | None = None) -> None:
-    """Prints a run's or a dry run's details, some changed answers, and the verdict."""
-    changed = _changed(changed_answers(rows)[:_CHANGED])
-    print_blocks([*details(summary), *changed, *(verdict(summary) if "arms" in summary else ())], console)
+def show(
+    summary: dict[str, Any], rows: Sequence[SampleRow] = (), console: Console | None = None
+) -> None:
+    """Print a run's or a dry run's details, some changed answers, and the verdict."""
+    changed = _changed(changed_answers(rows)[:_MAX_CHANGED_ANSWERS])
+    print_blocks(
+        [*details(summary), *changed, *(verdict(summary) if "arms" in summary else ())], console
+    )
 
 
 def details(summary: Mapping[str, Any]) -> list[Block]:
-    """Of a run or a dry run: what was implied, the tables of arms, levels and what was not used, and further figures in words."""
+    """Return the details of a run or a dry run.
+
+    They are what was implied, the tables of arms, levels and what was not used, and further figures
+    in words.
+    """
     blocks: list[Block] = [*summary.get("implied", ())]
     if "arms" in summary:
         blocks.append(_arms(summary))
     if summary.get("by_level") or "judged" in summary:
         blocks.append(_levels(summary) if "arms" in summary else _would_hit(summary))
-    return [*blocks, *unused(summary.get("not_used", {})), *in_words(summary)]
+    return [*blocks, *refusal_table(summary.get("not_used", {})), *run_sentences(summary)]
 
 
 def _arms(summary: Mapping[str, Any]) -> TextTable:
@@ -91,7 +103,9 @@ def _arms(summary: Mapping[str, Any]) -> TextTable:
         # Below the computed tokens; the accuracy goes on top only afterwards.
         rows.insert(2, ["  of none", *(share(arm["computed_tokens"] / base) for arm in arms)])
     if any(arm["accuracy"] is not None for arm in arms):
-        rows.insert(0, ["accuracy", *(estimated(arm["accuracy"], arm["accuracy_interval"]) for arm in arms)])
+        rows.insert(
+            0, ["accuracy", *(estimated(arm["accuracy"], arm["accuracy_interval"]) for arm in arms)]
+        )
     for name, key, of in _TIMES:
         rows.append([name, *(f"{arm[key][of]:.2f}" for arm in arms)])
     title = f"{summary['samples']} samples of {summary['dataset']} through {model_of(summary)}"
@@ -99,11 +113,15 @@ def _arms(summary: Mapping[str, Any]) -> TextTable:
 
 
 def model_of(summary: Mapping[str, Any]) -> str:
-    """The model of a run and its dtype: `smollm2-135m in bf16`."""
+    """Return the model of a run and its dtype: `smollm2-135m in bf16`."""
     return summary["model"] + (f" in {dtype}" if (dtype := summary.get("dtype")) else "")
 
 
-_COUNTS = (("prompt tokens", "prompt_tokens"), ("computed tokens", "computed_tokens"), ("encoder runs", "encoder_runs"))
+_COUNTS = (
+    ("prompt tokens", "prompt_tokens"),
+    ("computed tokens", "computed_tokens"),
+    ("encoder runs", "encoder_runs"),
+)
 _TIMES = (
     ("TTFT p50 ms", "ttft_ms", "p50"),
     ("TTFT p95 ms", "ttft_ms", "p95"),
@@ -114,7 +132,13 @@ _TIMES = (
 
 def _levels(summary: Mapping[str, Any]) -> TextTable:
     rows = [
-        [level, str(row["hits"]), str(row["exact_hits"]), share(row["agreement"]), figure(row["false_hits"])]
+        [
+            level,
+            str(row["hits"]),
+            str(row["exact_hits"]),
+            share(row["agreement"]),
+            figure(row["false_hits"]),
+        ]
         for level, row in summary["by_level"].items()
     ]
     columns = ("level", "hits", "of them exact", "agreement with full", "false hits")
@@ -125,40 +149,66 @@ def _would_hit(summary: Mapping[str, Any]) -> TextTable:
     every = {"hits": round(summary["hit_rate"] * summary["samples"]), **summary}
     rows = [
         [
-            level, str(row["hits"]), str(row["judged"]), figure(row["false_hits"]), share(row["false_hit_rate"]),
-            interval(row["false_hit_interval"]),
+            level, str(row["hits"]), str(row["judged"]), figure(row["false_hits"]),
+            share(row["false_hit_rate"]), interval(row["false_hit_interval"]),
         ]
         for level, row in {**summary["by_level"], "all": every}.items()
     ]  # fmt: skip
 
     title = f"would-be hits: {summary['samples']} samples of {summary['dataset']}, decoder not run"
-    return TextTable(title, ("level", "would hit", "judged", "false", "false-hit rate", "95%"), rows)
+    return TextTable(
+        title, ("level", "would hit", "judged", "false", "false-hit rate", "95%"), rows
+    )
 
 
-def unused(reasons: Mapping[str, int]) -> list[TextTable]:
-    """A row a guard or rule, from `not_used` of a summary (reason to requests, most frequent first); no table without a reason."""
+def refusal_table(reasons: Mapping[str, int]) -> list[TextTable]:
+    """Return a table of the guards and rules that refused most; no table without a reason.
+
+    It has at most eight rows, and of each row the most frequent reason.
+
+    Parameters
+    ----------
+    reasons : mapping of str to int
+        `not_used` of a summary: requests by reason, the most frequent first.
+    """
     groups: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for reason, count in reasons.items():
+        # A guard's reason begins with its name, a rule's may stand alone.
         who, colon, why = reason.partition(": ")
         groups[who if colon else "other"].append((why if colon else reason, count))
-    rows: list[list[str]] = []
-    for who, reason_counts in sorted(groups.items(), key=lambda item: -sum(count for _, count in item[1]))[:_MOST]:
-        more = f" (and {len(reason_counts) - 1} other reasons)" if len(reason_counts) > 1 else ""
-        rows.append([who, str(sum(count for _, count in reason_counts)), f"{reason_counts[0][0][:_LONGEST]}{more}"])
 
-    return [TextTable("found and not used", ("refused by", "requests", "most frequent reason"), rows)] if rows else []
+    rows: list[list[str]] = []
+
+    for who, reason_counts in sorted(
+        groups.items(), key=lambda item: -sum(count for _, count in item[1])
+    )[:_MAX_REASON_ROWS]:
+        more = f" (and {len(reason_counts) - 1} other reasons)" if len(reason_counts) > 1 else ""
+        rows.append(
+            [
+                who,
+                str(sum(count for _, count in reason_counts)),
+                f"{reason_counts[0][0][:_MAX_CELL_CHARACTERS]}{more}",
+            ]
+        )
+
+    return (
+        [TextTable("found and not used", ("refused by", "requests", "most frequent reason"), rows)]
+        if rows
+        else []
+    )
 
 
 def changed_answers(rows: Iterable[SampleRow]) -> list[SampleRow]:
-    """The rows whose `cache` answer differs from the exact one, in the order of the run."""
+    """Return the rows whose `cache` answer differs from the exact one, in the order of the run."""
     return [row for row in rows if row.agrees("cache") is False]
 
 
 def _changed(rows: Sequence[SampleRow]) -> list[TextTable]:
-    """The first changed answers, each beside full computation's."""
+    """Return a table of these samples' answers beside full computation's; no table without rows."""
     cells = [
         [
-            f"{row.sample_id}: {short(row.question, _LONGEST)}", row.exact.text if row.exact is not None else "",
+            f"{row.sample_id}: {short(row.question, _MAX_CELL_CHARACTERS)}",
+            row.exact.text if row.exact is not None else "",
             row.arms["cache"].text, origin(row), row.answer or "",
         ]
         for row in rows
@@ -169,7 +219,7 @@ def _changed(rows: Sequence[SampleRow]) -> list[TextTable]:
 
 
 def origin(row: SampleRow) -> str:
-    """Where the cached answer came from: `hit (semantic_text), score 0.912`."""
+    """Say where the cached answer came from: `hit (semantic_text), score 0.912`."""
     record = row.arms["cache"].record
     return record.provenance + ("" if record.score is None else f", score {record.score:.3f}")
 
@@ -178,8 +228,12 @@ NAMES = {"none": "no reuse", "prefix": "prefix caching", "cache": "DejaKV"}
 """Arms as a reader knows them."""
 
 
-def asked(summary: Mapping[str, Any], rows: Sequence[SampleRow]) -> str:
-    """The work of a run in a sentence: `20 prompts of repo, 600 to 2,000 tokens each, answers of up to 16, through smollm2-135m.`"""
+def workload_sentence(summary: Mapping[str, Any], rows: Sequence[SampleRow]) -> str:
+    """Describe the work of a run in a sentence.
+
+    It reads `20 prompts of repo, 600 to 2,000 tokens each, answers of up to 16, through
+    smollm2-135m.`
+    """
     records = [outcome.record for row in rows for outcome in row.arms.values()]
     each = ""
     if records:
@@ -187,24 +241,47 @@ def asked(summary: Mapping[str, Any], rows: Sequence[SampleRow]) -> str:
         answers = max(record.output_tokens for record in records)
         each = f", {min(lengths):,} to {max(lengths):,} tokens each, answers of up to {answers}"
 
-    return f"{counted(summary['samples'], 'prompt')} of {summary['dataset']}{each}, through {model_of(summary)}."
+    return (
+        f"{count_noun(summary['samples'], 'prompt')} of {summary['dataset']}{each}, through"
+        f" {model_of(summary)}."
+    )
 
 
 def headline(summary: Mapping[str, Any]) -> TextTable:
-    """Tokens and mean times of each arm, the last of which is DejaKV's; its share of prefix caching's (or of no reuse's) behind them."""
+    """Return tokens and mean times of each arm.
+
+    The last arm is DejaKV's; its share of prefix caching's (or of no reuse's) stands behind it.
+    """
     arms: Mapping[str, Mapping[str, Any]] = summary["arms"]
     # Prefix caching is the fair comparison; no reuse only where it was not run.
-    baseline_arm = next((name for name in ("prefix", "none") if name in arms and "cache" in arms), "")
+    baseline_arm = next(
+        (name for name in ("prefix", "none") if name in arms and "cache" in arms), ""
+    )
     rows: list[Sequence[str]] = []
     for name, key, of, scale, unit in _FIGURES:
-        values = {arm: (figures[key][of] if of else figures[key]) for arm, figures in arms.items()}
-        cells = ["-" if value is None else f"{value / scale:,.{2 if unit else 0}f}{unit}" for value in values.values()]
+        values = {arm: figures[key][of] if of else figures[key] for arm, figures in arms.items()}
+        cells = [
+            "-" if value is None else f"{value / scale:,.{2 if unit else 0}f}{unit}"
+            for value in values.values()
+        ]
         baseline_value, cache_value = values.get(baseline_arm), values.get("cache")
         rows.append(
-            (name, *cells, share(cache_value / baseline_value) if baseline_value and cache_value is not None else "")
+            (
+                name,
+                *cells,
+                (
+                    share(cache_value / baseline_value)
+                    if baseline_value and cache_value is not None
+                    else ""
+                ),
+            )
         )
 
-    return TextTable("", ("", *(NAMES[arm] for arm in arms), baseline_arm and f"of {NAMES[baseline_arm]}'s"), rows)
+    return TextTable(
+        "",
+        ("", *(NAMES[arm] for arm in arms), baseline_arm and f"of {NAMES[baseline_arm]}'s"),
+        rows,
+    )
 
 
 _FIGURES = (
@@ -214,23 +291,36 @@ _FIGURES = (
 )
 
 
-def show_result(summary: Mapping[str, Any], rows: Sequence[SampleRow], console: Console | None = None) -> None:
+def show_result(
+    summary: Mapping[str, Any], rows: Sequence[SampleRow], console: Console | None = None
+) -> None:
     """Print a live run's result, in at most 15 lines."""
-    print_blocks(["", asked(summary, rows), "", headline(summary), "", *verdict(summary)], console, box=None)
+    print_blocks(
+        ["", workload_sentence(summary, rows), "", headline(summary), "", *verdict(summary)],
+        console,
+        box=None,
+    )
 
 
 def times(rows: Sequence[SampleRow]) -> TextTable:
-    """Where the time of a request went, in milliseconds of the mean request by arm."""
+    """Return where the time of a request went, in milliseconds of the mean request by arm."""
     arms = list(rows[0].arms) if rows else []
     records = {arm: [row.arms[arm].record for row in rows] for arm in arms}
     parts: Mapping[str, Callable[[Record], float]] = {
         "lookup": lambda record: record.lookup_ms,
         "state moved in": lambda record: record.inject_ms,
-        "computed, until the first token": lambda record: record.ttft_ms - record.lookup_ms - record.inject_ms,
+        "computed, until the first token": lambda record: (
+            record.ttft_ms - record.lookup_ms - record.inject_ms
+        ),
         "further tokens": lambda record: record.latency_ms - record.ttft_ms,
     }
     table = [
-        (name, *(f"{max(0.0, fmean(map(part, records[arm]))):,.1f}" for arm in arms)) for name, part in parts.items()
+        (name, *(f"{max(0.0, fmean(map(part, records[arm]))):,.1f}" for arm in arms))
+        for name, part in parts.items()
     ]
 
-    return TextTable("Where the time of a request went, ms", ("", *(NAMES[arm] for arm in arms)), table if arms else ())
+    return TextTable(
+        "Where the time of a request went, ms",
+        ("", *(NAMES[arm] for arm in arms)),
+        table if arms else (),
+    )

@@ -1,4 +1,4 @@
-"""What servers and proxies read of an ASGI request, how a proxy passes on a body that it wrote anew, and how a connection ends."""
+"""Parts of ASGI requests, the replay of rewritten bodies, and the end of a connection."""
 
 import asyncio
 from collections.abc import Mapping, MutableMapping
@@ -11,32 +11,55 @@ LINGER_SECONDS, PIECE_SECONDS = 2.0, 0.5
 """Most seconds for the rest of an answered request's body, and for each piece of it."""
 
 UNBUFFERED = {"X-Accel-Buffering": "no"}
-"""Of streamed answers: nginx, with its defaults, would hold them back until they are complete."""
+"""Header of streamed answers, which nginx would otherwise hold back until they are complete."""
 
 
 def headers_of(scope: Mapping[str, Any], name: bytes) -> list[str]:
-    """The values of a header that may be there several times. `name` is in lower case."""
+    """Return the values of a header that may occur several times. `name` is in lower case."""
     return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
 
 
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
-    """A header's value, None without it. Raises: RefusedError if it is there twice."""
+    """Return a header's value, None without it. `name` is in lower case.
+
+    Raises
+    ------
+    RefusedError
+        If the header occurs twice.
+    """
     values = headers_of(scope, name)
     if len(values) > 1:
-        raise RefusedError(400, f"the header {name.decode()} is there {len(values)} times: send it once")
+        raise RefusedError(
+            400, f"the header {name.decode()} is there {len(values)} times: send it once"
+        )
+
     return values[0] if values else None
 
 
 def check_lengths(scope: Mapping[str, Any]) -> None:
-    """Refuse (400) a request with both Content-Length and Transfer-Encoding. A proxy may have read its body by the other one, and the rest
-    would be answered as another request (RFC 9112, 6.1). Raises: RefusedError"""
+    """Refuse (400) a request with both Content-Length and Transfer-Encoding.
+
+    A proxy may have read its body by the other one, and the rest would be answered as another
+    request (RFC 9112, 6.1).
+
+    Raises
+    ------
+    RefusedError
+        If both headers occur.
+    """
     if headers_of(scope, b"content-length") and headers_of(scope, b"transfer-encoding"):
-        raise RefusedError(400, "both Content-Length and Transfer-Encoding are given: send one of them")
+        raise RefusedError(
+            400, "both Content-Length and Transfer-Encoding are given: send one of them"
+        )
 
 
 def route_path(scope: Mapping[str, Any]) -> str:
-    """The path that an application's router compares: without the root path, as Starlette's `get_route_path` has it.
+    """Return the path that an application's router compares: the path without the root path.
 
+    Starlette's `get_route_path` follows the same rule.
+
+    Examples
+    --------
     >>> route_path({"path": "/api/v1/models", "root_path": "/api"})
     '/v1/models'
     """
@@ -47,8 +70,8 @@ def route_path(scope: Mapping[str, Any]) -> str:
     return rest if not rest or rest.startswith("/") else path
 
 
-def replayed(raw: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns a whole body first."""
+def replay_body(raw: bytes, receive: Receive) -> Receive:
+    """Make a `receive` that returns the whole body first, and then what `receive` does."""
     sent = False
 
     async def replay() -> MutableMapping[str, Any]:
@@ -62,17 +85,26 @@ def replayed(raw: bytes, receive: Receive) -> Receive:
 
 
 def with_length(scope: Scope, length: int) -> Scope:
-    """The scope of a request whose body was written anew, as JSON."""
+    """Return the scope of a request whose body was written anew, as JSON of `length` bytes."""
+    # The rewritten body has a length of its own, and is sent in one piece.
     ours = {b"content-length", b"content-type", b"transfer-encoding"}
     headers = [(name, value) for name, value in scope["headers"] if name.lower() not in ours]
     headers += [(b"content-length", str(length).encode()), (b"content-type", b"application/json")]
     return {**scope, "headers": headers}
 
 
-def lingering(receive: Receive, send: Send) -> tuple[Receive, Send]:
-    """Both, for answers that end the connection (`Connection: close`) before the body is read: the rest of the body is read and
-    discarded, for at most 2 seconds, before the connection ends. A socket closed with bytes unread is reset, and a reset can take
-    the answer from a client that still sends (RFC 9112, 9.6)."""
+def linger_before_close(receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """Wrap receive and send so that an early answer with `Connection: close` is not lost.
+
+    If such an answer ends before the body was read, the rest of the body is read and discarded, for
+    at most 2 seconds, before the last message. A socket closed with bytes unread is reset, and a
+    reset can take the answer from a client that still sends (RFC 9112, 9.6).
+
+    Returns
+    -------
+    tuple[Receive, Send]
+        The wrapped functions, to be used together.
+    """
     unread, closes = True, False
 
     async def received() -> MutableMapping[str, Any]:

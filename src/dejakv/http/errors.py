@@ -14,9 +14,18 @@ _KINDS = {429: "rate_limit_error", 499: "client_error", 500: "server_error", 503
 
 
 class RefusedError(DejaKVError):
-    """A request that is refused with `status`. The message names the limit and the remedy.
+    """Refusal of a request with an HTTP status. The message names the limit and the remedy.
 
-    param, code  of OpenAI's error object: the field that is wrong, and what is wrong with it
+    Parameters
+    ----------
+    status : int
+        HTTP status.
+    message : str
+        One sentence for the client.
+    headers : Mapping[str, str], optional
+        Further headers of the response.
+    param, code : str, optional
+        The wrong field, and the kind of fault, in OpenAI's error object.
     """
 
     def __init__(
@@ -35,15 +44,19 @@ class RefusedError(DejaKVError):
 
 
 class ClientGoneError(RefusedError):
-    """The client closed the connection before its answer was ready. The response has no reader."""
+    """Departure of the client before its answer was ready. The response has no reader."""
 
     def __init__(self) -> None:
         super().__init__(499, "the client left")
 
 
-def error_object(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """OpenAI's error object.
+def error_object(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Make OpenAI's error object.
 
+    Examples
+    --------
     >>> error_object(401, "no known API key")["error"]["type"]
     'invalid_request_error'
     """
@@ -52,13 +65,24 @@ def error_object(status: int, message: str, param: str | None = None, code: str 
 
 
 async def refuse(scope: Scope, send: Send, error: RefusedError) -> None:
-    """Answers a request, or a WebSocket, that goes no further. The connection ends: the rest of a body may still be on its way."""
+    """Answer a request, or a WebSocket, that goes no further.
+
+    The connection ends, because the rest of a body may still be on its way.
+    """
     if scope["type"] == "websocket":
+        # A close frame's reason has at most 123 bytes.
         await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:120]})
         return
 
     body = json.dumps(error_object(error.status, str(error), error.param, error.code)).encode()
-    fixed_headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-    headers = [(name.lower().encode(), value.encode()) for name, value in {**error.headers, **fixed_headers}.items()]
+    fixed_headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+    }
+    headers = [
+        (name.lower().encode(), value.encode())
+        for name, value in {**error.headers, **fixed_headers}.items()
+    ]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

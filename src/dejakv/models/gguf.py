@@ -13,7 +13,19 @@ from dejakv.errors import MissingExtraError, ModelError, is_out_of_memory
 
 SUFFIX = ".gguf"
 FAMILIES = "Llama, Qwen and Mistral"
-_WIDTHS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_WIDTHS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _TEXT, _ARRAY = 8, 9
 _BEGIN_WITH_BOS = {
     "llama3",
@@ -32,30 +44,51 @@ _BEGIN_WITH_BOS = {
 
 
 def is_gguf(source: Path | str) -> TypeGuard[Path]:
-    """Whether a model's source is a GGUF file: a path with its suffix, and not a name of a hub."""
+    """Return whether a model's source is a GGUF file: a path with its suffix, and no hub name."""
     return isinstance(source, Path) and source.suffix == SUFFIX
 
 
 def load_gguf(file: Path, **options: Any) -> tuple[Any, Any]:
-    """(model, tokenizer) of a GGUF file: float32 unless `dtype` is given. `options` go to `from_pretrained`.
+    """Load the model and the tokenizer of a GGUF file.
 
-    The model's configuration does not mention the quantization: its weights are plain tensors, and its state depends only
-    on them. Raises: MissingExtraError without the packages that read GGUF; ModelError for a file that is not GGUF, is
-    truncated or altered, or has a model of an unknown family.
+    The model's configuration does not mention the quantization: its weights are plain tensors, and
+    its state depends only on them.
+
+    Parameters
+    ----------
+    file : Path
+        The GGUF file.
+    options : Any
+        Passed to `from_pretrained` of the model. Without `dtype` the weights are float32.
+
+    Returns
+    -------
+    tuple[Any, Any]
+        Model and tokenizer.
+
+    Raises
+    ------
+    MissingExtraError
+        Without the packages that read GGUF.
+    ModelError
+        For a file that is not GGUF, is truncated or altered, or has a model of an unknown family.
     """
     tokenizer = load_gguf_tokenizer(file)
     return load_gguf_model(file, **options), tokenizer
 
 
 def load_gguf_model(file: Path, **options: Any) -> Any:
-    """The model of `load_gguf` alone."""
+    """Load the model of a GGUF file alone, as `load_gguf` does."""
     import torch
     from transformers import AutoModelForCausalLM
 
     # The file's weights are quantized: it has no dtype to take over.
     if options.get("dtype", "auto") == "auto":
         options["dtype"] = torch.float32
-    model = _read(file, lambda: AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, **options))
+    model = _read(
+        file,
+        lambda: AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, **options),
+    )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     # What transformers leaves on a model that it takes for a quantized one.
@@ -65,7 +98,10 @@ def load_gguf_model(file: Path, **options: Any) -> Any:
 
 
 def load_gguf_tokenizer(file: Path) -> Any:
-    """The tokenizer of a GGUF file, which adds to a text the tokens that llama.cpp adds. Raises: as `load_gguf`."""
+    """Load the tokenizer of a GGUF file, which adds the tokens that llama.cpp adds to a text.
+
+    Raises as `load_gguf` does.
+    """
     from transformers import AutoTokenizer
 
     def read() -> Any:
@@ -80,9 +116,13 @@ def load_gguf_tokenizer(file: Path) -> Any:
 
 
 def _metadata(file: Path) -> dict[str, Any]:
-    """What a file says of its tokenizer, without arrays; transformers reads less of it, and the package `gguf` takes seconds."""
+    """Read a file's metadata about its tokenizer, without arrays.
+
+    Transformers reads less of it, and the package `gguf` takes seconds.
+    """
     values: dict[str, Any] = {}
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        # Behind the magic, the version and the number of tensors.
         offset = 16
 
         def read(format: str) -> Any:
@@ -97,29 +137,38 @@ def _metadata(file: Path) -> dict[str, Any]:
         for _ in range(read("Q")):
             name, kind = text().decode(), read("I")
             if kind == _ARRAY:
+                # Arrays are skipped, but texts in them have lengths of their own.
                 of, count = read("I"), read("Q")
                 for _ in range(count if of == _TEXT else 0):
                     offset += 8 + struct.unpack_from("<Q", data, offset)[0]
                 offset += 0 if of == _TEXT else count * struct.calcsize(_WIDTHS[of])
             else:
-                values[name.removeprefix("tokenizer.ggml.")] = text().decode() if kind == _TEXT else read(_WIDTHS[kind])
+                values[name.removeprefix("tokenizer.ggml.")] = (
+                    text().decode() if kind == _TEXT else read(_WIDTHS[kind])
+                )
+
     return values
 
 
 def _read(file: Path, read: Callable[[], Any]) -> Any:
+    # Looked for beforehand: transformers' own errors name no extra of ours.
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "gguf", "reading a GGUF file")
     try:
-        with redirect_stderr(StringIO()):  # transformers draws a progress bar that none of its settings turns off
+        # transformers draws a progress bar that none of its settings turns off.
+        with redirect_stderr(StringIO()):
             return read()
-    except Exception as error:  # truncated, altered, unknown and too large files raise a dozen kinds
+    except Exception as error:
+        # Truncated, altered, unknown and too large files raise a dozen kinds.
         if is_out_of_memory(error):
             raise ModelError(
-                f"too little memory to read {file.name}: its weights take four bytes each; close other programs, or use a "
+                f"too little memory to read {file.name}: its weights take four bytes each; close "
+                "other programs, or use a "
                 "smaller model"
             ) from error
         raise ModelError(
-            f"the GGUF file {file.name} cannot be read ({type(error).__name__}: {error}): give a complete file of a model of "
+            f"the GGUF file {file.name} cannot be read ({type(error).__name__}: {error}): give a "
+            "complete file of a model of "
             f"the {FAMILIES} families"
         ) from error

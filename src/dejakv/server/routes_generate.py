@@ -1,5 +1,7 @@
-"""`POST /v1/generate`, SemShareKV's own endpoint; `/v1/completions` and `/v1/chat/completions` as OpenAI's clients expect them, and
-`/v1/models`."""
+"""`POST /v1/generate`, with the fields of SemShareKV (arXiv 2509.24832), and OpenAI's endpoints.
+
+`/v1/completions`, `/v1/chat/completions` and `/v1/models` take the requests of OpenAI's clients.
+"""
 
 import json
 import time
@@ -14,14 +16,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from dejakv.decide.plan import APPROXIMATE
+from dejakv.decide.plan import is_approximate
 from dejakv.errors import InputError
 from dejakv.http.asgi import UNBUFFERED
 from dejakv.http.errors import RefusedError, error_object
 from dejakv.pipeline import Answer
 from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
-from dejakv.server.chat import conversation, pictures_of, render
+from dejakv.server.chat_prompt import conversation, pictures_of, render
 from dejakv.server.jobs import ServerJob
 from dejakv.server.problems import ELSEWHERE, refusal_of
 from dejakv.server.schemas import (
@@ -32,19 +34,26 @@ from dejakv.server.schemas import (
     GenerateRequest,
     GenerateResponse,
     OpenAIRequest,
-    Origin,
+    StateOrigin,
 )
 from dejakv.server.service import AnyService, GenerateService
 
-own = APIRouter(tags=["generate"], route_class=JsonRoute)
-openai = APIRouter(tags=["openai"], route_class=JsonRoute)
+generate_router = APIRouter(tags=["generate"], route_class=JsonRoute)
+openai_router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
 
-@own.post("/v1/generate")
+@generate_router.post("/v1/generate")
 async def generate(
-    http: HttpRequest, service: AnyService, partition: Partition, no_store: NoStore, body: GenerateRequest
+    http: HttpRequest,
+    service: AnyService,
+    partition: Partition,
+    no_store: NoStore,
+    body: GenerateRequest,
 ) -> GenerateResponse:
-    """Answers a prompt; with the KV of a similar earlier prompt if the request or the server's `--reuse` asks for it."""
+    """Answer a prompt.
+
+    The KV of a similar earlier prompt is used if the request or the server's `--reuse` asks for it.
+    """
     request = Request(
         uuid.uuid4().hex,
         body.prompt,
@@ -59,7 +68,8 @@ async def generate(
 
     answer = await service.answer(http, request)
     record = answer.record
-    ref_key = service.entry_name(partition, record.donor) if record.donor else None  # before it may get another name
+    # Before it may get another name.
+    ref_key = service.entry_name(partition, record.donor) if record.donor else None
     store_key = None
     # No new name then, but the entry that was there has one.
     if record.method == "exact" and request.no_store:
@@ -68,9 +78,9 @@ async def generate(
         store_key = service.name_entry(partition, record.key, body.store_key)
 
     return GenerateResponse(
-        **vars(Origin.model_validate(record)),
+        **vars(StateOrigin.model_validate(record)),
         text=answer.text,
-        used_semshare=record.method in APPROXIMATE,
+        used_semshare=is_approximate(record.method),
         cache_hit=record.method != "none",
         ref_key=ref_key,
         retrieved_sim=record.score,
@@ -79,38 +89,51 @@ async def generate(
     )
 
 
-@openai.get("/v1/models")
+@openai_router.get("/v1/models")
 async def models(service: AnyService, _: Partition) -> dict[str, Any]:
-    """The model of this server."""
+    """List the model of this server."""
     return {"object": "list", "data": [_model(service)]}
 
 
-@openai.get("/v1/models/{name:path}")
+@openai_router.get("/v1/models/{name:path}")
 async def model(name: str, service: AnyService, _: Partition) -> dict[str, Any]:
-    """The model of this server by its name."""
+    """Return the model of this server by its name."""
     _check_model(name, service)
     return _model(service)
 
 
 def _model(service: GenerateService) -> dict[str, Any]:
-    return {"id": service.model_name, "object": "model", "created": service.created, "owned_by": "dejakv"}
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "dejakv",
+    }
 
 
-@openai.post("/v1/completions")
+@openai_router.post("/v1/completions")
 async def completions(
-    http: HttpRequest, service: AnyService, partition: Partition, no_store: NoStore, body: CompletionRequest
+    http: HttpRequest,
+    service: AnyService,
+    partition: Partition,
+    no_store: NoStore,
+    body: CompletionRequest,
 ) -> Any:
-    """OpenAI's completions, one prompt a request."""
+    """Answer OpenAI's completions, one prompt a request."""
     _check_model(body.model, service)
     request = _request(body, partition, no_store, body.prompt, body.prompt, body.max_tokens or 16)
     return await _serve(body, http, service, request)
 
 
-@openai.post("/v1/chat/completions")
+@openai_router.post("/v1/chat/completions")
 async def chat_completions(
-    http: HttpRequest, service: AnyService, partition: Partition, no_store: NoStore, body: ChatRequest
+    http: HttpRequest,
+    service: AnyService,
+    partition: Partition,
+    no_store: NoStore,
+    body: ChatRequest,
 ) -> Any:
-    """OpenAI's chat completions; pictures as data URLs."""
+    """Answer OpenAI's chat completions, with pictures as data URLs."""
     _check_model(body.model, service)
     chat = conversation(body.messages)
     service.check_length(sum(map(len, chat.texts)))
@@ -118,14 +141,18 @@ async def chat_completions(
     prompt, chunk = await run_in_threadpool(render, chat, service.templates)
 
     tokens = body.max_completion_tokens or body.max_tokens or 256
-    return await _serve(body, http, service, _request(body, partition, no_store, prompt, chunk, tokens, media))
+    return await _serve(
+        body, http, service, _request(body, partition, no_store, prompt, chunk, tokens, media)
+    )
 
 
 def _check_model(name: str | None, service: GenerateService) -> None:
-    """Raises RefusedError for another model."""
+    """Refuse (404) a request for another model."""
     if name not in (None, service.model_name):
         raise RefusedError(
-            404, f"this server has the model {service.model_name!r}, not {str(name)[:80]!r}: name that one, or none",
+            404,
+                f"this server has the model {service.model_name!r}, not {str(name)[:80]!r}: name "
+                "that one, or none",
             param="model", code="model_not_found",
         )  # fmt: skip
 
@@ -147,7 +174,8 @@ def _request(
         media,
         partition,
         Sampling(tokens, body.temperature, body.top_p, body.seed, stop=tuple(body.stop)),
-        reuse=options.reuse or "exact",  # clients that do not know DejaKV get exact answers only
+        # Clients that do not know DejaKV get exact answers only.
+        reuse=options.reuse or "exact",
         threshold=options.threshold,
         parts=tuple(options.parts),
         order=options.order,
@@ -156,27 +184,38 @@ def _request(
     )
 
 
-async def _serve(body: OpenAIRequest, http: HttpRequest, service: GenerateService, request: Request) -> Any:
+async def _serve(
+    body: OpenAIRequest, http: HttpRequest, service: GenerateService, request: Request
+) -> Any:
     reply = OpenAIReply(service, request.id, isinstance(body, ChatRequest), body.stop)
     if body.stream:
         if body.n > 1:
-            raise InputError(f"a stream has one choice here: leave out stream or n, or use {ELSEWHERE}")
+            raise InputError(
+                f"a stream has one choice here: leave out stream or n, or use {ELSEWHERE}"
+            )
+
+        # Before the status line: a full queue must still answer 429.
         job = service.submit(request)
         return EventStream(job, reply.events(job, body.stream_options.include_usage))
+
     choices: list[dict[str, Any]] = []
     answers: list[Answer] = []
     for number in range(body.n):
         answer = await service.answer(http, _numbered(request, number))
-        text, stopped = cut(answer.text, body.stop)
-        content = {"message": {"role": "assistant", "content": text}} if reply.chat else {"text": text}
-        choices.append({"index": number, "finish_reason": reply.finish_reason(answer, stopped), **content})
+        text, stopped = cut_at_stop(answer.text, body.stop)
+        content = (
+            {"message": {"role": "assistant", "content": text}} if reply.chat else {"text": text}
+        )
+        choices.append(
+            {"index": number, "finish_reason": reply.finish_reason(answer, stopped), **content}
+        )
         answers.append(answer)
 
     return {**reply.object(*choices), "usage": _usage(*answers), "dejakv": _provenance(answers[0])}
 
 
 def _numbered(request: Request, number: int) -> Request:
-    """The request of one choice: each samples with a seed of its own."""
+    """Return the request of one choice: each choice samples with a seed of its own."""
     seed = request.sampling.seed
     if not number or seed is None:
         return request
@@ -184,13 +223,18 @@ def _numbered(request: Request, number: int) -> Request:
 
 
 class EventStream(StreamingResponse):
-    """The events of a job. When the stream ends, even before its first event, the job stops."""
+    """Response of a job's events. When it ends, even before its first event, the job stops."""
 
     def __init__(self, job: ServerJob, events: AsyncIterator[str]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache", **UNBUFFERED})
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", **UNBUFFERED},
+        )
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events, and stop the job afterwards."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -198,7 +242,19 @@ class EventStream(StreamingResponse):
 
 
 class OpenAIReply:
-    """OpenAI's objects of one response, whole or in events."""
+    """OpenAI's objects of one response, whole or in events.
+
+    Parameters
+    ----------
+    service : GenerateService
+        Service that answers.
+    id : str
+        Id of the request.
+    chat : bool
+        Whether the response is a chat completion.
+    stops : Sequence[str]
+        Stop sequences of the request.
+    """
 
     def __init__(self, service: GenerateService, id: str, chat: bool, stops: Sequence[str]) -> None:
         self.chat = chat
@@ -212,12 +268,18 @@ class OpenAIReply:
         }
 
     def object(self, *choices: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        choice_objects = [{"index": 0, "finish_reason": reason, "logprobs": None, **choice} for choice in choices]
+        """Make OpenAI's object with these choices."""
+        choice_objects = [
+            {"index": 0, "finish_reason": reason, "logprobs": None, **choice} for choice in choices
+        ]
         return {**self._head, "choices": choice_objects}
 
     async def events(self, job: ServerJob, usage: bool) -> AsyncIterator[str]:
-        """Server-sent events of a job: a chunk a piece of text, the usage if asked for, `[DONE]`. A failure becomes an error event: the
-        status line has already been sent."""
+        """Yield server-sent events of a job.
+
+        There is one chunk for a piece of text, the usage if asked for, and `[DONE]`. A failure
+        becomes an error event, since the status line has already been sent.
+        """
         text, shown, stopped = "", 0, False
         if self.chat:
             yield self._chunk({"role": "assistant", "content": ""})
@@ -225,7 +287,7 @@ class OpenAIReply:
         try:
             async for piece in job.stream():
                 if isinstance(piece, Answer):
-                    final, stopped = cut(piece.text, self._stops)
+                    final, stopped = cut_at_stop(piece.text, self._stops)
                     # Held back as the beginning of a stop sequence, and it was none.
                     if len(final) > shown:
                         yield self._chunk({"content": final[shown:]})
@@ -234,7 +296,10 @@ class OpenAIReply:
                     if usage:
                         yield self._chunk(None, usage=_usage(piece))
                     continue
-                text, stopped = cut(text + piece, self._stops) if not stopped else (text, True)
+
+                text, stopped = (
+                    cut_at_stop(text + piece, self._stops) if not stopped else (text, True)
+                )
                 until = len(text) if stopped else safe_length(text, self._stops)
                 if until > shown:
                     yield self._chunk({"content": text[shown:until]})
@@ -246,13 +311,17 @@ class OpenAIReply:
         yield "data: [DONE]\n\n"
 
     def finish_reason(self, answer: Answer, stopped: bool) -> str:
-        """`stop` for a stop sequence or an end token, `length` for any other end (the limit, the context)."""
+        """Return `stop` for a stop sequence or an end token, and `length` for any other end."""
         ended = bool(answer.token_ids) and answer.token_ids[-1] in self._ends
         return "stop" if stopped or ended else "length"
 
     def _chunk(self, delta: dict[str, str] | None, reason: str | None = None, **more: Any) -> str:
-        """An event with a piece of the answer; None: without a choice."""
-        choices = [] if delta is None else [{"delta": delta} if self.chat else {"text": delta.get("content", "")}]
+        """Make an event with a piece of the answer; None makes one without a choice."""
+        choices = (
+            []
+            if delta is None
+            else [{"delta": delta} if self.chat else {"text": delta.get("content", "")}]
+        )
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return _line({**self.object(*choices, reason=reason), "object": kind, **more})
 
@@ -261,20 +330,28 @@ def _line(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value)}\n\n"
 
 
-def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """The text before the first stop sequence in it, and whether there was one."""
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """Return the text before the first stop sequence in it, and whether there was one."""
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return (text[: min(places)], True) if places else (text, False)
 
 
 def safe_length(text: str, stops: Sequence[str]) -> int:
-    """Length of a growing text that can be sent: a possible beginning of a stop sequence is held back."""
-    begun = [length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length])]
+    """Return how many characters of a growing text can be sent.
+
+    An end that may begin a stop sequence is held back.
+    """
+    begun = [
+        length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length])
+    ]
     return len(text) - max(begun, default=0)
 
 
 def _usage(*answers: Answer) -> dict[str, Any]:
-    """OpenAI's usage of all choices; `cached_tokens` are the prompt tokens that were not computed for the first."""
+    """Return OpenAI's usage of all choices.
+
+    `cached_tokens` are the prompt tokens that were not computed for the first choice.
+    """
     record, written = answers[0].record, sum(answer.record.output_tokens for answer in answers)
     return {
         "prompt_tokens": record.prompt_tokens,
@@ -285,5 +362,5 @@ def _usage(*answers: Answer) -> dict[str, Any]:
 
 
 def _provenance(answer: Answer) -> dict[str, Any]:
-    """The origin of the answer's state."""
+    """Return the origin of the answer's state."""
     return vars(AnswerProvenance.model_validate(answer.record))

@@ -1,4 +1,4 @@
-"""For the operator: `/health`, `/ready` and `/metrics`; `/` leads to the endpoints."""
+"""Endpoints for the operator: `/health`, `/ready` and `/metrics`; `/` leads to the list of all."""
 
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import RedirectResponse
@@ -15,14 +15,17 @@ router = APIRouter(tags=["operations"])
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> dict[str, str]:
-    """The process responds."""
+    """Report that the process responds."""
     return {"status": "ok"}
 
 
 @router.head("/ready", include_in_schema=False)
-@router.get("/ready", responses={503: {"description": "The engine's thread has ended or the server shuts down."}})
+@router.get(
+    "/ready",
+    responses={503: {"description": "The engine's thread has ended or the server shuts down."}},
+)
 async def ready(response: Response, service: AnyService) -> dict[str, str]:
-    """The model is loaded and accepts requests."""
+    """Report whether the model is loaded and accepts requests."""
     if not service.worker.alive:
         response.status_code = 503
         return {"status": "not ready"}
@@ -36,9 +39,13 @@ async def ready(response: Response, service: AnyService) -> dict[str, str]:
     responses={200: {"content": {"text/plain": {}}}},
 )
 def metrics(service: AnyService) -> Response:
-    """Prometheus' text format. Figures of the whole process, without any partition's name. Where API keys are required,
-    only the operator's key opens it: a tenant could subtract its own figures and infer the others'."""
-    registry = CollectorRegistry()  # of this server alone: nothing is registered globally
+    """Return the figures of the whole process in Prometheus' text format.
+
+    They name no partition. Where API keys are required, only the operator's key opens it: a tenant
+    could subtract its own figures and infer the others'.
+    """
+    # Of this server alone: nothing is registered globally.
+    registry = CollectorRegistry()
     cache, worker = service.cache, service.worker
     encoder = worker.pipeline.engine.encoder_cache
     registry.register(
@@ -58,5 +65,5 @@ def metrics(service: AnyService) -> Response:
 
 @router.get("/", include_in_schema=False)
 async def home(http: HttpRequest) -> RedirectResponse:
-    """To the endpoints, for a person with a browser."""
+    """Redirect a person with a browser to the endpoints."""
     return RedirectResponse(f"{http.scope.get('root_path', '')}/docs")

@@ -1,15 +1,5 @@
-"""Sim-LLM: a task takes the top layer's KV of a similar earlier task, in models for which that is sound (docs/prototypes/sim-llm.md)."""
+"""Former path of `dejakv.prototypes.sim_llm`, for one release."""
 
-from dejakv.sim_llm.inference import SimLLMInference
-from dejakv.sim_llm.model import LlamaForCausalLMWithKVReuse, LlamaModelWithKVReuse
-from dejakv.sim_llm.tasks import InterTaskKVManager, TaskCacheEntry
-from dejakv.vectors.lsh import LSHIndex
+from dejakv.errors import former_module
 
-__all__ = [
-    "InterTaskKVManager",
-    "LSHIndex",
-    "LlamaForCausalLMWithKVReuse",
-    "LlamaModelWithKVReuse",
-    "SimLLMInference",
-    "TaskCacheEntry",
-]
+__getattr__ = former_module(__name__, "dejakv.prototypes.sim_llm")

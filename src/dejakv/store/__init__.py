@@ -1,4 +1,4 @@
-"""Where computed state is kept: immutable segments, a catalog that finds them, budgets and purges."""
+"""Storage of computed state: immutable segments, a catalog that finds them, budgets and purges."""
 
 from dejakv.store.claim import purge_folder
 from dejakv.store.open import open_store, purge_place, store_of

@@ -1,81 +1,146 @@
-"""Values of the store: a chunk is the computed state of a prompt, or of a part of it."""
+"""Values of the store: computed state of a prompt or of a part of it, and its description."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.errors import StoreError
+from dejakv.errors import StoreError, former_names
 from dejakv.identity import MediumSpan
 
 KV = "kv"
-"""Kind of a chunk with the exact state of a prompt."""
+"""Kind of an entry with the exact state of a prompt."""
 
 ROWS = "rows"
-"""Kind of a chunk with rows of a blended prompt that were computed in every layer. They serve later blends alone."""
+"""Kind of an entry with rows of a blended prompt that were computed in every layer.
 
-INT8 = "int8"
-"""Kind of a chunk whose KV entries are stored in 8 bits: of a prompt, or rows of a blend. They serve blends alone."""
+Only later blends use these rows.
+"""
+
+SNAPSHOT = "snapshot"
+"""Kind of an entry with the fixed state of a model after the first tokens of a prompt."""
 
 Rows = Sequence[tuple[int, int]]
-"""Ranges of rows `[start, stop)`, of the whole prompt."""
+"""Ranges of rows `[start, stop)`, counted in the whole prompt."""
 
 AXIS = 3
-"""Axis of a KV tensor that counts rows: `[2, layers, kv_heads, rows, head_dim]`; or pages of rows: `[1, 1, 1, pages, bytes]`."""
+"""Axis of a state that counts rows.
+
+The shape is `[2, layers, kv_heads, rows, head_dim]`, or `[1, 1, 1, pages, bytes]` for a state of
+pages.
+"""
 
 NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "|u1", "I64": "<i8"}
+"""NumPy dtype of the array by safetensors name. BF16 is held as bit patterns in uint16."""
 
 
-class CorruptChunk(StoreError):
-    """Stored bytes differ from the written ones. Caught by the store: a counted miss."""
+class CorruptState(StoreError):
+    """Stored bytes differ from the written ones.
+
+    The store catches this error and counts a miss.
+    """
 
 
 @dataclass(frozen=True)
-class Tensor:
+class RawTensor:
     """Raw tensor data without a framework.
 
-    data   C-contiguous array of the element size of `dtype` (bfloat16 as uint16 bit patterns); may be a memory map
-    dtype  safetensors name: "F32", "BF16", "F16", "U8", "I64"
-    page   rows of a state behind one index of `AXIS`: more than 1 where it consists of an engine's pages
-    of     dtype of the KV entries that it holds in 8 bits (`segment.quantized`); empty: it is as it was given
+    Attributes
+    ----------
+    data : ndarray
+        C-contiguous array with the element size of `dtype` (bfloat16 as uint16 bit patterns). It
+        may be a memory map.
+    dtype : str
+        Safetensors name: "F32", "BF16", "F16", "U8" or "I64".
+    page : int
+        Rows of a state behind one index of `AXIS`: more than 1 where the state consists of an
+        engine's pages.
     """
 
     data: NDArray[Any]
     dtype: str
     page: int = 1
-    of: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the array; a state of pages counts pages along `AXIS`."""
         return self.data.shape
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the array."""
         return int(self.data.nbytes)
 
-    def rows(self, start: int, stop: int) -> "Tensor":
-        """A view of a state's rows `start` to `stop - 1`: of the pages that hold them."""
+    def rows(self, start: int, stop: int) -> "RawTensor":
+        """Return a view of rows `start` to `stop - 1` of a state, in whole pages.
+
+        Parameters
+        ----------
+        start : int
+            First row, counted in this tensor. It must begin a page.
+        stop : int
+            Row after the last one.
+
+        Returns
+        -------
+        RawTensor
+            A view without a copy. Its last page may hold rows after `stop`.
+        """
+        # The start must lie on a page: callers cut at multiples of `writing._cut_unit`.
         # The end is rounded up: the last page may hold fewer rows than it has room for.
         return replace(self, data=self.data[:, :, :, start // self.page : -(-stop // self.page)])
 
 
 @dataclass(frozen=True)
-class ChunkMeta:
-    """Description of a chunk without its tensor, to rebuild levels and guards after a restart.
+class StateInfo:
+    """Description of an entry without its tensor, to rebuild levels and guards after a restart.
 
-    id       `identity.exact_key` of the prompt; `identity.rows_key` of rows
-    kind     `KV`: exact state of a prompt; others (`ROWS`, `encoder`, `fusion`) are never used as such
-    space    space of the levels' index (`Query.space`)
-    vectors  latent and text vectors by layer, to spare embedding after a restart
-    embedder fingerprint of the vectors' embedder; vectors of others are ignored
-    answer   the model's answer, if kept (for reports, guards, and the setting `answers`)
-    nbytes   size of the tensor; set by the store
-
-    created, ttl          time of computation in seconds since 1970, and seconds of use from then; 0: no limit
-    position, generation  position of the first token in its prompt, and depth of approximate state; both 0 for exact state of a
-                          prompt
+    Attributes
+    ----------
+    id : str
+        `identity.exact_key` of the prompt for `KV`, `identity.rows_key` for `ROWS`; other kinds
+        have keys of their own.
+    partition : str
+        Whose prompt it is: nothing is found across partitions.
+    epoch : str
+        Fingerprint of all that makes the same tokens give other state.
+    token_ids : tuple[int, ...]
+        Tokens of the prompt, media placeholders included.
+    prompt : str
+        Text of the prompt.
+    chunk : str
+        Text that levels compare.
+    space : str
+        Space of the levels' index (`Query.space`).
+    spans : tuple[MediumSpan, ...]
+        Media of the prompt, with their places in `token_ids`.
+    kind : str
+        `KV` for exact state of a prompt. Entries of other kinds (`ROWS`, `SNAPSHOT`, `encoder`,
+        `fusion`, `task`) are never used as exact state.
+    embedder : str
+        Fingerprint of the embedder of `vectors`; vectors of another embedder are ignored.
+    vectors : Mapping[str, ndarray]
+        Latent and text vectors by layer, float32 with one dimension, to spare embedding after a
+        restart.
+    answer : str | None
+        The model's answer, if it is stored (for reports, guards, and the setting `answers`).
+    created : float
+        Time of computation, in seconds since 1970.
+    nbytes : int
+        Bytes of the tensor; set by the store.
+    metadata : Mapping[str, Any]
+        Further facts in JSON, such as the donors of a blend's rows.
+    position : int
+        Position of the first token in its prompt; 0 for exact state of a prompt.
+    generation : int
+        Depth of approximate state; 0 for exact state.
+    ttl : float
+        Seconds after `created` for which the entry may be used; 0: no limit.
     """
 
     id: str
@@ -88,7 +153,9 @@ class ChunkMeta:
     spans: tuple[MediumSpan, ...] = ()
     kind: str = KV
     embedder: str = ""
-    vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict[str, NDArray[np.float32]])
+    vectors: Mapping[str, NDArray[np.float32]] = field(
+        default_factory=dict[str, NDArray[np.float32]]
+    )
     answer: str | None = None
     created: float = 0.0
     nbytes: int = 0
@@ -99,19 +166,27 @@ class ChunkMeta:
 
     @property
     def num_tokens(self) -> int:
+        """Number of tokens, media placeholders included."""
         return len(self.token_ids)
 
 
 @dataclass(frozen=True)
 class StoredState:
-    """State of a prompt, or of a part of it. For KV: `tensor` is stacked `[2 (K, V), layers, kv_heads, tokens, head_dim]`, K as
-    the model cached it (rotated for positions from `meta.position`); or pages as an engine holds them.
+    """State of a prompt, or of a part of it, with its description.
 
-    rows  range of the prompt in the tensor, if not all: `[(first, stop)]`
+    Attributes
+    ----------
+    meta : StateInfo
+        Description of the whole entry.
+    tensor : RawTensor, shape [2, layers, kv_heads, tokens, head_dim]
+        For `KV`: keys, then values. Keys are as the model cached them, rotated for positions from
+        `meta.position`. An engine with pages of its own stores those: `[1, 1, 1, pages, bytes]`.
+    rows : Rows | None
+        Range of the prompt in the tensor, as `[(first, stop)]`; None: all of it.
     """
 
-    meta: ChunkMeta
-    tensor: Tensor
+    meta: StateInfo
+    tensor: RawTensor
     rows: Rows | None = None
 
     @property
@@ -121,31 +196,109 @@ class StoredState:
 
     @property
     def stop(self) -> int:
-        """Row after the last."""
+        """Row after the last one in the tensor."""
         return self.rows[-1][1] if self.rows else self.meta.num_tokens
 
     def read(self, rows: Rows) -> "Sequence[StoredState]":
-        """See `engines.base.Donor`: it is read already."""
+        """Return this state as its only part: it is in memory (see `engines.base.Donor`).
+
+        Parameters
+        ----------
+        rows : Rows
+            Ignored, since all rows are in memory.
+
+        Returns
+        -------
+        Sequence[StoredState]
+            This state alone.
+        """
         return (self,)
 
     def whole(self) -> "StoredState":
-        """See `engines.base.Donor`."""
+        """Return this state (see `engines.base.Donor`).
+
+        Returns
+        -------
+        StoredState
+            This state, without a copy.
+        """
         return self
 
 
 @dataclass(frozen=True)
 class PrefixHit:
-    """Length of a stored prefix, media included; `donor`: id of the prompt it was stored for."""
+    """A stored prefix.
+
+    Attributes
+    ----------
+    donor : str
+        Id of the prompt for which it was stored, or of the prefix alone.
+    tokens : int
+        Length in tokens, media included.
+    """
 
     donor: str
     tokens: int
 
 
 @dataclass(frozen=True)
+class WriterStats:
+    """Outcomes of submissions.
+
+    Attributes
+    ----------
+    submitted : int
+        All submissions.
+    stored : int
+        States that were stored.
+    empty : int
+        Submissions without a state, or cancelled by `complete`.
+    refused : int
+        States that the store refused.
+    dropped : int
+        Submissions that met a full queue or a closed store, or that were removed before they were
+        stored.
+    errors : int
+        Submissions for which a callback or the store raised. One whose `after` raised counts as
+        stored, too.
+    """
+
+    submitted: int = 0
+    stored: int = 0
+    empty: int = 0
+    refused: int = 0
+    dropped: int = 0
+    errors: int = 0
+
+
+@dataclass(frozen=True)
 class StoreStats:
-    """Counters since the store was opened; `entries` (prompts, rows of blends, named tensors) and `bytes` are its present content.
-    `late`: misses because the deadline of a read had come. `bucket_away_seconds`, `feed_away_seconds`: for how long the service has failed; 0: it
-    answers, or there is none."""
+    """Counters since the store was opened, and its present content.
+
+    Attributes
+    ----------
+    entries, bytes : int
+        Present content: prompts, rows of blends and named tensors; bytes of segments and
+        descriptions.
+    hits, misses : int
+        Reads that returned state, and reads that returned none.
+    puts : int
+        Stored states.
+    refused : Mapping[str, int]
+        States that were not stored, by reason.
+    evictions : Mapping[str, int]
+        Evicted entries, by the limit that was exceeded.
+    corrupt : int
+        Damaged or missing objects and descriptions, and headers in a feed that do not fit their
+        objects.
+    late : int
+        Misses because the deadline of a read had passed.
+    bucket_away_seconds, feed_away_seconds : float
+        Seconds since the service failed three times in a row; 0 if it has answered since, or if
+        there is none.
+    submissions : WriterStats
+        Outcomes of `Store.submit`, of all partitions.
+    """
 
     entries: int = 0
     bytes: int = 0
@@ -158,24 +311,156 @@ class StoreStats:
     late: int = 0
     bucket_away_seconds: float = 0.0
     feed_away_seconds: float = 0.0
+    submissions: WriterStats = WriterStats()
 
 
-def check(tensor: Tensor) -> None:
-    """Raises: StoreError for a dtype outside `NUMPY_DTYPES` or unlike the array's, or too many dimensions."""
+_DIGEST = 16
+_TEXT_FIELDS = ("id", "partition", "epoch", "prompt", "chunk", "space", "kind", "embedder")
+_COUNTS = ("nbytes", "position", "generation")
+
+
+def encode_meta(meta: StateInfo) -> bytes:
+    """Encode a description as one self-checking blob, for a row of SQLite.
+
+    Layout: 16 bytes of blake2b over all that follows, 4 bytes length of a JSON object, the object,
+    then raw little-endian arrays: token ids (uint32) and the vectors (float32) in the order of
+    their names in the object.
+
+    Values of `metadata` should be JSON; other values become their `str`.
+
+    Raises
+    ------
+    StoreError
+        If a token id is no number from 0 to 2**32 - 1, or a vector has more than one dimension.
+    """
+    try:
+        tokens = np.array(meta.token_ids, dtype="<u4")
+    except (OverflowError, ValueError, TypeError) as error:
+        raise StoreError("token ids must be whole numbers from 0 to 2**32 - 1") from error
+
+    vectors = {
+        name: np.ascontiguousarray(vector, dtype="<f4") for name, vector in meta.vectors.items()
+    }
+    if any(vector.ndim != 1 for vector in vectors.values()):
+        raise StoreError("a chunk's vectors must have one dimension each: reshape(-1) them")
+
+    described = {name: getattr(meta, name) for name in (*_TEXT_FIELDS, *_COUNTS)} | {
+        "spans": [[span.start, span.length, span.digest] for span in meta.spans],
+        "answer": meta.answer,
+        "created": seconds_text(meta.created),
+        "ttl": seconds_text(meta.ttl),
+        "metadata": dict(meta.metadata),
+        "tokens": int(tokens.size),
+        "vectors": [[name, int(vector.size)] for name, vector in vectors.items()],
+    }
+
+    # Prompts may hold lone surrogates, which plain UTF-8 refuses.
+    body = json.dumps(described, separators=(",", ":"), default=str).encode(
+        "utf-8", "surrogatepass"
+    )
+
+    content = b"".join(
+        [
+            len(body).to_bytes(4, "little"),
+            body,
+            tokens.tobytes(),
+            *(vector.tobytes() for vector in vectors.values()),
+        ]
+    )
+    return hashlib.blake2b(content, digest_size=_DIGEST).digest() + content
+
+
+def seconds_text(seconds: float) -> str:
+    """Return seconds as a text of constant length, so that sizes tell nothing of times."""
+    return f"{seconds:026.9f}"
+
+
+@lru_cache(128)
+def decode_meta(blob: bytes) -> StateInfo:
+    """Decode a blob of `encode_meta`; the 128 latest descriptions are remembered.
+
+    Raises
+    ------
+    CorruptState
+        For a damaged blob, or one of another version.
+    """
+    content = blob[_DIGEST:]
+    if len(content) < 4 or hashlib.blake2b(content, digest_size=_DIGEST).digest() != blob[:_DIGEST]:
+        raise CorruptState("the description of a chunk is damaged")
+
+    length = int.from_bytes(content[:4], "little")
+    try:
+        described: Any = json.loads(content[4 : 4 + length].decode("utf-8", "surrogatepass"))
+        offset = 4 + length
+        # `frombuffer` raises for a count or offset outside of the blob, and allocates nothing.
+        tokens = np.frombuffer(content, "<u4", described["tokens"], offset)
+        offset += tokens.nbytes
+        vectors: dict[str, Any] = {}
+        for name, count in described["vectors"]:
+            vectors[name] = np.frombuffer(content, "<f4", count, offset)
+            offset += 4 * count
+
+        return StateInfo(
+            **{name: described[name] for name in _TEXT_FIELDS},
+            token_ids=tuple(cast(list[int], tokens.tolist())),
+            spans=tuple(MediumSpan(*span) for span in described["spans"]),
+            vectors=vectors,
+            answer=described["answer"],
+            created=float(described["created"]),
+            ttl=float(described["ttl"]),
+            metadata=described["metadata"],
+            **{name: described[name] for name in _COUNTS},
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptState("the description of a chunk has another version") from error
+
+
+OUTAGES = ("bucket_away_seconds", "feed_away_seconds")
+"""Figures of `StoreStats` that say for how long a service has failed."""
+
+
+def check_tensor(tensor: RawTensor) -> None:
+    """Check that a tensor can be stored.
+
+    Raises
+    ------
+    StoreError
+        If its dtype is outside of `NUMPY_DTYPES` or does not fit the array, or it has more than 16
+        dimensions.
+    """
     # numpy has no bfloat16, so its bit patterns come as uint16: name and array must agree.
     expected = NUMPY_DTYPES.get(tensor.dtype)
     if expected is None or tensor.data.dtype.newbyteorder("<") != np.dtype(expected):
         raise StoreError(
-            f"a tensor of dtype {tensor.dtype!r} in an array of {tensor.data.dtype} cannot be stored: "
-            f"give one of {', '.join(f'{name} as {kind[1:]}' for name, kind in NUMPY_DTYPES.items())}"
+            f"a tensor of dtype {tensor.dtype!r} in an array of {tensor.data.dtype} cannot be "
+            "stored: "
+            "give one of "
+            f"{', '.join(f'{name} as {kind[1:]}' for name, kind in NUMPY_DTYPES.items())}"
         )
+
     if tensor.data.ndim > 16:
         raise StoreError(f"a tensor of {tensor.data.ndim} dimensions cannot be stored: 16 at most")
 
 
-def consecutive(parts: Sequence[StoredState], start: int, stop: int) -> list[Tensor]:
-    """Views of rows `start` to `stop - 1` of a prompt's state, from parts with some rows each; a single view if one part has all.
-    Empty if a row is missing. Raises: CorruptChunk for parts that do not fit each other.
+def consecutive_views(parts: Sequence[StoredState], start: int, stop: int) -> list[RawTensor]:
+    """Return views of rows `start` to `stop - 1` of a prompt's state, in order.
+
+    Parameters
+    ----------
+    parts : Sequence[StoredState]
+        Parts with some rows each; they may overlap.
+    start, stop : int
+        Rows of the prompt.
+
+    Returns
+    -------
+    list[RawTensor]
+        One view if a single part has all rows. Empty if a row is missing.
+
+    Raises
+    ------
+    CorruptState
+        If the parts do not fit each other.
     """
     # One part with all rows spares the copy that joining several would cost.
     for part in parts:
@@ -183,7 +468,7 @@ def consecutive(parts: Sequence[StoredState], start: int, stop: int) -> list[Ten
             parts = (part,)
             break
 
-    views: list[Tensor] = []
+    views: list[RawTensor] = []
     next_row = start
     for part in sorted(parts, key=lambda one: one.first):
         low, high = max(next_row, part.first), min(stop, part.stop)
@@ -196,25 +481,61 @@ def consecutive(parts: Sequence[StoredState], start: int, stop: int) -> list[Ten
             check_alike(part, views[0])
         views.append(part.tensor.rows(low - part.first, high - part.first))
         next_row = high
+
     return views if next_row == stop else []
 
 
-def joined(parts: Sequence[StoredState], start: int, stop: int) -> Tensor | None:
-    """`consecutive` views as one tensor: a view if a single part has all, None if a row is missing. `start` begins a page, if there are
-    pages."""
-    views = consecutive(parts, start, stop)
+def joined(parts: Sequence[StoredState], start: int, stop: int) -> RawTensor | None:
+    """Join rows `start` to `stop - 1` of a prompt's state into one tensor.
+
+    Parameters
+    ----------
+    parts : Sequence[StoredState]
+        As for `consecutive_views`.
+    start, stop : int
+        Rows of the prompt. In a state of pages, `start` begins a page.
+
+    Returns
+    -------
+    RawTensor | None
+        A view if a single part has all rows, else a read-only copy. None if a row is missing.
+
+    Raises
+    ------
+    CorruptState
+        If the parts do not fit each other.
+    """
+    views = consecutive_views(parts, start, stop)
     if len(views) < 2:
         return views[0] if views else None
 
     data = np.concatenate([view.data for view in views], AXIS)
+
     # As a view of a stored object is: nobody may change what others share.
     data.flags.writeable = False
     return replace(views[0], data=data)
 
 
-def check_alike(part: StoredState, state: Tensor) -> None:
-    """Raises: CorruptChunk if the part differs from `state` in shape (rows apart), type or page."""
+def check_alike(part: StoredState, state: RawTensor) -> None:
+    """Check that a part fits the rest of a state.
+
+    Raises
+    ------
+    CorruptState
+        If the part differs from `state` in shape (rows apart), dtype or page.
+    """
     shape, expected_shape = list(part.tensor.shape), list(state.shape)
     shape[AXIS : AXIS + 1] = expected_shape[AXIS : AXIS + 1] = [0]
     if (shape, part.tensor.dtype, part.tensor.page) != (expected_shape, state.dtype, state.page):
-        raise CorruptChunk(f"chunk {part.meta.id}: its rows have another shape than those before them")
+        raise CorruptState(
+            f"state {part.meta.id}: its rows have another shape than those before them"
+        )
+
+
+__getattr__ = former_names(
+    __name__,
+    Chunk="StoredState",
+    ChunkMeta="StateInfo",
+    CorruptChunk="CorruptState",
+    Tensor="RawTensor",
+)

@@ -1,12 +1,14 @@
 """A connection to a catalog, shared by several threads, that keeps SQLite's locks intact.
 
-SQLite locks its files with POSIX locks. They belong to the process and to the file, not to a descriptor: closing *any*
-descriptor of a file drops all locks that the process has on it, and another process then considers itself the only one and
-deletes the write-ahead log of this one (https://www.sqlite.org/howtocorrupt.html, 2.2). So only SQLite itself opens
-the files of a catalog; other code may read their status, rename and unlink them.
+SQLite locks its files with POSIX locks. They belong to the process and to the file, not to a
+descriptor: closing *any* descriptor of a file drops all locks that the process has on it. Another
+process then considers itself the only one and deletes the write-ahead log of this one
+(https://www.sqlite.org/howtocorrupt.html, 2.2). So only SQLite itself opens the files of a catalog;
+other code may read their status, rename and unlink them.
 
-A child of `fork` has none of its parent's locks, but a copy of SQLite's list of them, and would rely on it (2.6 there).
-So every connection is closed before a fork, and reopened by the next process that uses it.
+A child of `fork` has none of its parent's locks, but a copy of SQLite's list of them, and would
+rely on it (2.6 there). So every connection is closed before a fork, and reopened by the next
+process that uses it.
 """
 
 import itertools
@@ -19,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-_PASSING = {
+_TRANSIENT_ERRORS = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_IOERR,
@@ -33,10 +35,11 @@ _PASSING = {
     sqlite3.SQLITE_PROTOCOL,
     sqlite3.SQLITE_TOOBIG,
 }
+"""Errors of a catalog that may be intact."""
 
 
 class ConnectionBusy(sqlite3.OperationalError):
-    """The connection is in use by another thread, and the caller does not want to wait."""
+    """Another thread or process uses the catalog, and the caller does not wait (any longer)."""
 
     sqlite_errorcode = sqlite3.SQLITE_BUSY
 
@@ -48,17 +51,21 @@ class CatalogDamaged(sqlite3.DatabaseError):
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the error means damage of the catalog, not that it is temporarily unavailable.
+    """Return whether an error means damage of the catalog, and no temporary trouble.
 
-    The statements are correct, so an SQL error (no such table) also means damage.
+    The statements are correct, so an SQL error (no such table) means damage, too.
     """
     # The low byte is the primary code; extended codes add detail above it.
     code = getattr(error, "sqlite_errorcode", None)
-    return isinstance(error, sqlite3.DatabaseError) and code is not None and code & 0xFF not in _PASSING
+    return (
+        isinstance(error, sqlite3.DatabaseError)
+        and code is not None
+        and code & 0xFF not in _TRANSIENT_ERRORS
+    )
 
 
 def set_up(connection: sqlite3.Connection) -> None:
-    """Settings of a connection to a catalog."""
+    """Set a connection to use a write-ahead log, checkpoints by hand and overwriting deletion."""
     for setting in (
         "trusted_schema = OFF",
         "journal_mode = WAL",
@@ -70,12 +77,28 @@ def set_up(connection: sqlite3.Connection) -> None:
 
 
 class CatalogConnection:
-    """Opened on first use. `path`: None for a database in memory, which goes on in a child of `fork` as it is.
+    """A connection that is opened on first use.
 
-    wait          seconds that a statement waits for another process's lock
-    admit         called before each opening; raises sqlite3.Error or OSError if the file may not be opened
-    noted_damage  called when a statement meets damage: SQLite notices it only where it reads, so the caller must remember it
-    prepare       called with each new connection: its settings, and checks of the file
+    Parameters
+    ----------
+    path : Path | None
+        File of the database. None: a database in memory, which goes on in a child of `fork` as it
+        is.
+    wait : float
+        Seconds that a statement waits for another process's lock.
+    admit : Callable[[], None]
+        Called before each opening. It raises sqlite3.Error or OSError if the file may not be
+        opened.
+    noted_damage : Callable[[], None]
+        Called when a statement meets damage. SQLite notices damage only where it reads, so the
+        caller must remember it.
+    prepare : Callable[[sqlite3.Connection], None]
+        Called with each new connection, for its settings and checks of the file.
+
+    Attributes
+    ----------
+    openings : int
+        How often a connection was made.
     """
 
     def __init__(
@@ -97,11 +120,24 @@ class CatalogConnection:
         self.lock = threading.RLock()
         self.openings = 0
         self.number = next(_numbers)
-        _all.add(self)
+        _connections.add(self)
 
     @contextmanager
     def use(self, *, wait: bool = True) -> Generator[sqlite3.Connection]:
-        """The connection, for this thread only. Raises: sqlite3.Error; Busy if it must not wait but would have to."""
+        """Yield the connection, for this thread alone.
+
+        Parameters
+        ----------
+        wait : bool
+            False: raise at once if another thread or process is at work.
+
+        Raises
+        ------
+        ConnectionBusy
+            Without `wait`, if another thread uses the connection.
+        sqlite3.Error
+            If a statement fails, the database cannot be opened, or after `close`.
+        """
         if not self.lock.acquire(blocking=wait):
             raise ConnectionBusy("another thread of this process is writing")
         try:
@@ -126,7 +162,7 @@ class CatalogConnection:
             self.lock.release()
 
     def close(self) -> None:
-        """Closes for good: later use raises."""
+        """Close for good: later use raises."""
         with self.lock:
             self._closed = True
             self.disconnect()
@@ -137,6 +173,7 @@ class CatalogConnection:
             self.disconnect()
 
     def disconnect(self) -> None:
+        """Close the present connection; the next use opens another."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -154,7 +191,8 @@ class CatalogConnection:
             connection = sqlite3.connect(
                 uri, timeout=self._wait, isolation_level=None, check_same_thread=False, uri=True
             )
-            connection.text_factory = _text
+            connection.text_factory = _decode_text
+
         try:
             self._prepare(connection)
         except BaseException:
@@ -166,31 +204,32 @@ class CatalogConnection:
         return connection
 
 
-def _text(raw: bytes) -> str:
-    """Text that is not UTF-8 is decoded to surrogates instead of an error."""
+def _decode_text(raw: bytes) -> str:
+    """Decode text; bytes that are not UTF-8 become surrogates and no error."""
     return raw.decode("utf-8", "surrogateescape")
 
 
-_all: weakref.WeakSet[CatalogConnection] = weakref.WeakSet()
+_connections: weakref.WeakSet[CatalogConnection] = weakref.WeakSet()
 _numbers = itertools.count()
-_one_fork = threading.Lock()
-_held: list[CatalogConnection] = []
+_fork_lock = threading.Lock()
+_fork_locked: list[CatalogConnection] = []
 
 
 def _before_fork() -> None:
     # Two threads that fork at once would mix their lists of locks.
-    _one_fork.acquire()
-    for connection in sorted(_all, key=lambda one: one.number):  # who holds two locks took the earlier one first
+    _fork_lock.acquire()
+    # In order of number: a thread with two locks took the earlier connection's first.
+    for connection in sorted(_connections, key=lambda connection: connection.number):
         connection.lock.acquire()
-        _held.append(connection)
+        _fork_locked.append(connection)
         if connection.path is not None:
             connection.disconnect()
 
 
 def _after_fork() -> None:
-    while _held:
-        _held.pop().lock.release()
-    _one_fork.release()
+    while _fork_locked:
+        _fork_locked.pop().lock.release()
+    _fork_lock.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

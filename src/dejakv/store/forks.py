@@ -1,4 +1,8 @@
-"""What a child of `fork` makes anew: locks that other threads of the parent may have held, and what threads did that it lacks."""
+"""Locks and callbacks for children of `fork`, which lack the threads of their parent.
+
+A thread of the parent may hold a lock at the moment of the fork; its copy in the child would never
+be released.
+"""
 
 import os
 import threading
@@ -33,7 +37,8 @@ def call_in_child(method: Callable[[], None]) -> None:
 
 def _after_in_child() -> None:
     for lock in list(_locks):
-        lock._at_fork_reinit()  # as the standard library does with its own
+        # As the standard library does with its own locks.
+        lock._at_fork_reinit()
 
     for method_ref in _methods:
         if (method := method_ref()) is not None:

@@ -1,4 +1,4 @@
-"""Values in this process's memory within a budget, and which of them leave first."""
+"""Values in the memory of this process within a budget, and the order in which they are evicted."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -20,14 +20,24 @@ class _MemoryItem(Generic[Value]):
 
 
 class MemoryTier(Generic[Key, Value]):
-    """Values by key, as they are, with their size in bytes. Every change is all or nothing. Not thread-safe.
+    """Values by key with their sizes in bytes, within a budget. Not thread-safe.
 
-    The value of the lowest rank leaves first, and of equal ranks the least recently used. Under `lru` all ranks are equal; under
-    `lfu` the rank is `age + uses`, where `age` is the rank of the last value evicted (LFU with dynamic ageing; Arlitt et al.,
-    "Evaluating content management techniques for Web proxy caches", 2000).
+    Every change is all or nothing. The value of the lowest rank is evicted first, and among equal
+    ranks the least recently used. Under `lru` all ranks are equal; under `lfu` the rank is `age +
+    uses`, where `age` is the rank of the last value evicted (LFU with dynamic ageing; Arlitt et
+    al., "Evaluating content management techniques for Web proxy caches", 2000).
 
-    max_bytes, max_entries  the budget; 0 entries: no limit of their number
+    Parameters
+    ----------
+    max_bytes : int
+        Budget in bytes.
+    max_entries : int
+        Budget in entries; 0: no limit.
+    policy : str
+        `lru` or `lfu`.
 
+    Examples
+    --------
     >>> tier = MemoryTier[str, bytes](max_bytes=8)
     >>> for name in ("one", "two"):
     ...     _ = tier.put(name, b"1234", 4)
@@ -43,7 +53,10 @@ class MemoryTier(Generic[Key, Value]):
         self._age = 0
         self._items: dict[Key, _MemoryItem[Value]] = {}
         self._ranks: dict[int, OrderedDict[Key, None]] = {}
-        """Keys by rank, the least recently used first. The first of an ordinary dictionary is found behind all that left."""
+        """Keys by rank, the least recently used first.
+
+        An `OrderedDict`, since a plain dictionary looks for its first key behind all removed ones.
+        """
 
     def __len__(self) -> int:
         return len(self._items)
@@ -52,12 +65,12 @@ class MemoryTier(Generic[Key, Value]):
         return ((key, item.value) for key, item in self._items.items())
 
     def get(self, key: Key) -> Value | None:
-        """Return a value without counting a use; None if it is not held."""
+        """Return a value without counting a use; None for an unknown key."""
         item = self._items.get(key)
         return None if item is None else item.value
 
     def use(self, key: Key) -> Value | None:
-        """Return a value and count the use; None if it is not held."""
+        """Return a value and count the use; None for an unknown key."""
         item = self._items.get(key)
         if item is None:
             return None
@@ -67,14 +80,32 @@ class MemoryTier(Generic[Key, Value]):
         else:
             self._leave_rank(key, item)
             self._rank(key, item)
+
         return item.value
 
     def put(self, key: Key, value: Value, nbytes: int, keep: int = 0) -> tuple[str, list[Key]]:
-        """Stores a value, in place of the key's own, whose uses it takes over. Returns the limit that would have been exceeded
-        (`entries` or `bytes`), and the keys that left for it.
+        """Store a value, evicting others to make room.
 
-        keep  the fewest values that evictions may leave
-        Raises: NoRoom with the reason, `oversized` or `minimum` (of `keep`); nothing has changed then.
+        A value of the same key is replaced, and its uses are taken over.
+
+        Parameters
+        ----------
+        key, value : Key, Value
+            The value and its name.
+        nbytes : int
+            Size of the value.
+        keep : int
+            The fewest values that evictions may leave.
+
+        Returns
+        -------
+        tuple[str, list[Key]]
+            `entries` if their number would have been exceeded, else `bytes`; and the evicted keys.
+
+        Raises
+        ------
+        NoRoom
+            With the reason, `oversized` or `minimum` (of `keep`). Nothing has changed then.
         """
         if nbytes > self._max_bytes:
             raise NoRoom("oversized")
@@ -84,11 +115,13 @@ class MemoryTier(Generic[Key, Value]):
         limit = "entries" if count > 0 else "bytes"
         excess = self.nbytes - (old.nbytes if old else 0) + nbytes - self._max_bytes
         evicted_keys: list[Key] = []
+
         # First the whole choice, then the changes: a refusal must leave everything as it was.
         for candidate in self._order():
             if count <= 0 and excess <= 0:
                 break
-            if candidate == key:  # it leaves anyway
+            # The key's own value leaves anyway, and its bytes are subtracted already.
+            if candidate == key:
                 continue
             if len(self._items) - len(evicted_keys) <= keep:
                 raise NoRoom("minimum")
@@ -100,6 +133,7 @@ class MemoryTier(Generic[Key, Value]):
             # New values begin at this age, so that old favourites do not stay for ever.
             self._age = max(self._age, self._items[candidate].rank)
             self.drop(candidate)
+
         self.drop(key)
         item = _MemoryItem(value, nbytes, old.uses if old else 1)
         self._items[key] = item
@@ -108,7 +142,7 @@ class MemoryTier(Generic[Key, Value]):
         return limit, evicted_keys
 
     def drop(self, key: Key) -> bool:
-        """Removes a value; False if it is not there."""
+        """Remove a value; return False for an unknown key."""
         item = self._items.pop(key, None)
         if item is None:
             return False

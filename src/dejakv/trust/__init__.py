@@ -1,1 +1,4 @@
-"""A bound on wrong hits that the user sets: evidence is collected by betting, and rules open one after the other."""
+"""Trust: a bound on wrong hits that the user sets, and the evidence that it is kept.
+
+Evidence is collected by betting, and rules open one after the other.
+"""

@@ -13,9 +13,20 @@ from dejakv.trust.rules import weights_of
 class RuleReport:
     """One rule of a class.
 
-    cutoff    highest risk that the rule serves, if it is `open`
-    labels    labelled hits under it in this round, `wrong` of them
-    evidence  wealth against an error above the bound: 1 at the beginning; it opens at `needed` at the latest
+    Attributes
+    ----------
+    cutoff : float
+        Highest risk that the rule serves if it is open.
+    open : bool
+        Whether the rule is open.
+    labels : int
+        Labelled hits under it in this round.
+    wrong : int
+        Wrong ones among them.
+    evidence : float
+        Wealth against an error above the bound, 1 at the beginning.
+    needed : float
+        Wealth at which the rule opens at the latest.
     """
 
     cutoff: float
@@ -28,7 +39,23 @@ class RuleReport:
 
 @dataclass(frozen=True)
 class ClassReport:
-    """One class. `upper`: see `TrustReport`; `pending`: labels awaited in this process."""
+    """One class of hits.
+
+    Attributes
+    ----------
+    cls : ClassKey
+        The class.
+    gate : str
+        `open` if a rule is.
+    rules : tuple[RuleReport, ...]
+        Its rules, the strictest first.
+    counts : HitCounts
+        Its hits since it began.
+    upper : float, optional
+        Upper end of the error of what is served now. None if nothing is.
+    pending : int
+        Labels that are awaited in this process.
+    """
 
     cls: ClassKey
     gate: str
@@ -42,9 +69,21 @@ class ClassReport:
 class TrustReport(HitCounts):
     """The counts of a partition's group, or of all groups, and what their gates do now.
 
-    gate   `open` if at least one class is
-    rules  rules that are open
-    upper  upper end of the error of what is served now, the largest of any open class, at `confidence`; None: nothing is
+    Attributes
+    ----------
+    delta : float
+        The error bound.
+    confidence : float
+        Probability that the bound holds.
+    gate : str
+        `open` if at least one class is.
+    rules : int
+        Number of open rules.
+    upper : float, optional
+        Upper end of the error of what is served now, the largest of any open class, at
+        `confidence`. None if nothing is served.
+    classes : tuple[ClassReport, ...]
+        Reports of the classes.
     """
 
     delta: float
@@ -55,27 +94,35 @@ class TrustReport(HitCounts):
     classes: tuple[ClassReport, ...] = ()
 
 
-def class_report(cls: ClassKey, state: ClassEvidence, terms: EvidenceTerms, pending: int) -> ClassReport:
-    """The report of one class."""
+def class_report(
+    cls: ClassKey, state: ClassEvidence, terms: EvidenceTerms, pending: int
+) -> ClassReport:
+    """Make the report of one class."""
     log_evidence = evidence(state.tallies, terms) if state.tallies else []
     # Without tallies there are no rules yet, and nothing to divide alpha among.
     weights = weights_of(len(log_evidence)) if log_evidence else ()
+    rows = zip(state.cutoffs, state.tallies, log_evidence, weights, strict=True)
     rules = tuple(
         RuleReport(
-            cutoff, number < state.opened, tally.full + tally.light, tally.full_wrong + tally.light_wrong, exp(value),
-            exp(terms.needed) / weight,
+            cutoff=cutoff,
+            open=number < state.opened,
+            labels=tally.full + tally.light,
+            wrong=tally.full_wrong + tally.light_wrong,
+            evidence=exp(value),
+            needed=exp(terms.needed) / weight,
         )
-        for number, (cutoff, tally, value, weight) in enumerate(
-            zip(state.cutoffs, state.tallies, log_evidence, weights, strict=True)
-        )
-    )  # fmt: skip
+        for number, (cutoff, tally, value, weight) in enumerate(rows)
+    )
 
     gate = "open" if state.opened else "closed"
     return ClassReport(cls, gate, rules, state.counts, state.upper(terms), pending)
 
 
-def report_of(terms: EvidenceTerms, confidence: float, classes: Sequence[ClassReport]) -> TrustReport:
-    """The report of some classes together."""
+def report_of(
+    terms: EvidenceTerms, confidence: float, classes: Sequence[ClassReport]
+) -> TrustReport:
+    """Make the report of some classes together."""
+    # Every field is a count, so classes add up.
     total = HitCounts()
     for report in classes:
         total = total.plus(report.counts)

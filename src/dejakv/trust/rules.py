@@ -1,12 +1,17 @@
-"""Nested rules, the strictest first: each serves hits whose risk is at most its cutoff, and, but for the last, whose try is no long one.
+"""Nested rules, the strictest first.
 
-The first would-be hits of a class choose the cutoffs by their risks alone, and are left out of the evidence: whatever comes after them is
-independent of the choice. What is fixed in advance needs no such hits: the cutoffs of late blends (`features.LATE_CUTOFFS`), and the length
-of a try. If recent traffic decided which hits to try, cheap ones would become evidence for expensive ones.
+Each rule serves hits whose risk is at most its cutoff, and all but the last serve only those whose
+try is short.
 
-Each rule is tested with a part of alpha, and hands its part on to the next looser one once it is proven (the fallback procedure of Wiens,
-2003). The probability that any rule opens that breaks the bound is alpha at most, however their evidence depends on each other (Bretz et
-al., A graphical approach to sequentially rejective multiple test procedures, 2009).
+The first would-be hits of a class choose the cutoffs by their risks alone and are left out of the
+evidence, so whatever comes after them is independent of the choice. What is fixed in advance needs
+no such hits: the cutoffs of late blends (`features.LATE_CUTOFFS`), and the length of a try. If
+recent traffic decided which hits to try, cheap ones would become evidence for expensive ones.
+
+Each rule is tested with a part of alpha, and hands its part on to the next looser one once it is
+proven (the fallback procedure of Wiens, 2003). The probability that any rule opens that breaks the
+bound is alpha at most, however their evidence depends on each other (Bretz et al., A graphical
+approach to sequentially rejective multiple test procedures, 2009).
 """
 
 import math
@@ -18,19 +23,28 @@ PILOT = 20
 """Would-be hits to choose the cutoffs from, each computed in full."""
 
 QUANTILES = (0.1, 0.2, 0.4, 0.7)
-"""Of the pilot's risks, for the cutoffs. They serve about 14, 24, 43 and 71% of later hits; the last rule serves all."""
+"""Quantiles of the pilot's risks, for the cutoffs.
+
+They serve about 14, 24, 43 and 71% of later hits, and the last rule serves all.
+"""
 
 LONG_TRY = 0.4
-"""Share of the exact plan's time above which the last rule alone serves a try. Tries take half of that on average: they save time where a
-rule serves more than a fifth of them."""
+"""Share of the exact plan's time from which on the last rule alone serves a try.
+
+Tries take half of that on average, so they save time where a rule serves more than a fifth of them.
+"""
 
 FIRST, LAST = 0.5, 0.3
-"""Parts of alpha of the strictest and the loosest rule; the others share the rest."""
+"""Parts of alpha of the strictest and the loosest rule. The others share the rest."""
 
 
 def cutoffs_of(pilot: Sequence[float]) -> tuple[float, ...]:
-    """The cutoffs that these risks choose, ascending, the last 1. Fewer where many risks are equal.
+    """Return the cutoffs that these risks choose, ascending, the last 1.
 
+    There are fewer where many risks are equal.
+
+    Examples
+    --------
     >>> cutoffs_of([number / 20 for number in range(20)])
     (0.1, 0.2, 0.4, 0.7, 1.0)
     """
@@ -40,8 +54,19 @@ def cutoffs_of(pilot: Sequence[float]) -> tuple[float, ...]:
 
 
 def band_of(risk: float, cutoffs: Sequence[float], time: float = 0.0) -> int:
-    """The strictest rule that would serve a hit of this risk, if trying it takes this share of the exact plan's time.
+    """Return the number of the strictest rule that would serve a hit of this risk.
 
+    Parameters
+    ----------
+    risk : float
+        Risk of the hit, in [0, 1].
+    cutoffs : Sequence[float]
+        Cutoffs of the rules, ascending.
+    time : float
+        Time of trying it, as a share of the exact plan's.
+
+    Examples
+    --------
     >>> band_of(0.15, (0.1, 0.2, 1.0)), band_of(0.15, (0.1, 0.2, 1.0), time=0.9)
     (1, 2)
     """
@@ -52,17 +77,24 @@ def band_of(risk: float, cutoffs: Sequence[float], time: float = 0.0) -> int:
 
 @cache
 def weights_of(rules: int) -> tuple[float, ...]:
-    """The part of alpha that each rule is tested with from the beginning; 1 in all."""
+    """Return the part of alpha that each rule is tested with from the beginning; 1 in all."""
     if rules < 3:
         return (1 / rules,) * rules
     return (FIRST, *((1 - FIRST - LAST) / (rules - 2),) * (rules - 2), LAST)
 
 
 def open_rules(evidence: Sequence[float], needed: float) -> int:
-    """Rules up to the loosest that its evidence opens; 0: none.
+    """Return the number of rules up to the loosest that its evidence opens; 0 if none opens.
 
-    evidence  log of the most that each rule has had; `needed`: log of 1 / alpha
+    Parameters
+    ----------
+    evidence : Sequence[float]
+        Log of the most evidence that each rule has had.
+    needed : float
+        Log of 1 / alpha.
 
+    Examples
+    --------
     >>> open_rules([5.0, 2.0, 0.0], needed=3.0)
     1
     """

@@ -1,1 +1,1 @@
-"""Nearest neighbours over normalized vectors, one kind of index a file."""
+"""Encoders of texts and pictures, embedding hooks, and nearest neighbours over unit vectors."""

@@ -23,42 +23,89 @@ SAMPLES = 4096
 
 
 class TextEncoder(Protocol):
-    """Encodes texts as unit vectors. Thread-safe.
+    """Encoder of texts as unit vectors. Implementations are thread-safe.
 
-    `fingerprint` covers everything that the vectors depend on. It is stored with them: only vectors of one fingerprint compare.
+    `fingerprint` covers everything that the vectors depend on. It is stored with them, because only
+    vectors of the same fingerprint can be compared.
     """
 
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Return the digest of everything that the vectors depend on."""
+        ...
 
     def encode(self, text: str) -> Vector:
-        """`[dim]` float32 of length 1. Raises InputError for a text without a direction."""
+        """Encode a text as a `[dim]` float32 vector of length 1.
+
+        Raises
+        ------
+        InputError
+            If the text has no direction, as an empty one.
+        """
         ...
 
 
 class ImageEncoder(Protocol):
-    """As `TextEncoder`, for pictures."""
+    """Encoder of pictures as unit vectors, with the same rules as `TextEncoder`."""
 
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Return the digest of everything that the vectors depend on."""
+        ...
 
     def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
-        """`[dim]` float32 of length 1, remembered within the partition at most. Raises InputError for data that is no picture."""
+        """Encode a picture as a `[dim]` float32 vector of length 1.
+
+        Parameters
+        ----------
+        media : Media
+            The picture.
+        partition : str
+            Partition within which the result may be remembered.
+
+        Raises
+        ------
+        InputError
+            If the data is not a picture.
+        """
         ...
 
 
-def unit(vector: Any, dim: int, owner: str = "the index") -> Vector:
-    """Return the vector as a contiguous `[dim]` float32 array of length 1. `owner` names its user in errors. Raises: ConfigError for another
-    shape, InputError for a vector without a direction.
+def unit_vector(vector: Any, dim: int, owner: str = "the index") -> Vector:
+    """Scale a vector to length 1.
 
-    >>> unit([3, 4], 2).tolist() == [np.float32(0.6), np.float32(0.8)]
+    Parameters
+    ----------
+    vector : array_like
+        The components.
+    dim : int
+        Number of components that the vector must have.
+    owner : str
+        The vector's user, as error messages name it.
+
+    Returns
+    -------
+    NDArray, shape [dim]
+        The vector as contiguous float32 of length 1.
+
+    Raises
+    ------
+    ConfigError
+        If the vector has another shape.
+    InputError
+        If the vector has no direction: it is zero, or contains NaN or infinity.
+
+    Examples
+    --------
+    >>> unit_vector([3, 4], 2).tolist() == [np.float32(0.6), np.float32(0.8)]
     True
     """
     array = np.asarray(vector, dtype=np.float32)
     if array.ndim != 1 or array.shape[0] != dim:
         raise ConfigError(
             f"a vector of shape {tuple(array.shape)} does not fit {owner} of dimension {dim}: "
-            "use the encoder that the index was made for, or make the index with the encoder's dimension"
+            "use the encoder that the index was made for, or make the index with the encoder's "
+            "dimension"
         )
 
     with np.errstate(over="ignore"):
@@ -66,19 +113,23 @@ def unit(vector: Any, dim: int, owner: str = "the index") -> Vector:
     # The usual case in float32; the bounds keep its square root and inverse exact enough.
     if 1e-30 < square < 1e30:
         return array * np.float32(square**-0.5)
-    wide = array.astype(np.float64)  # the squared length does not fit float32, or there is none
+    # The squared length does not fit float32, or there is none.
+    wide = array.astype(np.float64)
     length = float(np.linalg.norm(wide))
     if not 0.0 < length < np.inf:
         raise InputError(
             f"a vector for {owner} has no direction (it is zero, or contains NaN or infinity): "
             "check the encoder's input, and skip the request for this level"
         )
+
     return (wide / length).astype(np.float32)
 
 
 def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scales vectors `[..., dim]` to length one, float32; a vector of zeros stays as it is.
+    """Scale vectors `[..., dim]` to length 1, as float32. A vector of zeros stays as it is.
 
+    Examples
+    --------
     >>> normalized(np.array([[0.0, 2.0], [0.0, 0.0]], np.float32)).tolist()
     [[0.0, 1.0], [0.0, 0.0]]
     """
@@ -87,13 +138,17 @@ def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def module_fingerprint(module: Any) -> str:
-    """Digests names, shapes, types and values of a torch module's parameters and buffers, and its structure: 32 digits.
+    """Digest the structure, parameters and buffers of a torch module: 32 hexadecimal digits.
 
-    Reads all values up to 256 MiB (0.2 s); of larger models 4,096 of each tensor, evenly spread: training changes nearly all of them.
+    Names, shapes, types and values count. All values are read up to 256 MiB (0.2 s). Of larger
+    models 4,096 to 8,191 values of each longer tensor are read, evenly spread: training changes
+    nearly all of them.
     """
     import torch
 
-    state = {name: tensor for name, tensor in module.state_dict().items() if hasattr(tensor, "numel")}
+    state = {
+        name: tensor for name, tensor in module.state_dict().items() if hasattr(tensor, "numel")
+    }
     total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     parts: list[str | bytes] = [repr(module)]
     # Sorted: the order of a state dictionary depends on how the module was built.
@@ -105,6 +160,7 @@ def module_fingerprint(module: Any) -> str:
             flat = flat[:: max(1, flat.numel() // SAMPLES)]
         # As bytes: numpy has no bfloat16.
         parts.append(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+
     return digest_of(*parts)[:32]
 
 
@@ -113,8 +169,11 @@ _encoding = threading.Lock()
 
 @contextmanager
 def torch_threads(count: int = 1) -> Generator[None]:
-    """Limits torch's threads and restores them: small models lose more by contended threads than they gain. One at a time, since the
-    count is the whole process's."""
+    """Limit torch's threads within a `with` block, and restore their number afterwards.
+
+    Small models lose more by contended threads than they gain. Blocks of several threads run one
+    after another, because the number belongs to the whole process.
+    """
     import torch
 
     with _encoding:
@@ -126,6 +185,8 @@ def torch_threads(count: int = 1) -> Generator[None]:
             torch.set_num_threads(before)
 
 
-def without_encoder(setting: str) -> str:
-    """The remedy for an encoder that cannot be loaded."""
-    return f'; or set {setting}="model" (--{setting.replace("_", "-")} model), which needs no download'
+def encoder_remedy(setting: str) -> str:
+    """Return the remedy for an encoder that cannot be loaded, as the end of an error message."""
+    return (
+        f'; or set {setting}="model" (--{setting.replace("_", "-")} model), which needs no download'
+    )

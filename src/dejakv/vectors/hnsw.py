@@ -1,4 +1,7 @@
-"""Approximate search over a graph (HNSW, Malkov & Yashunin, arXiv 1603.09320) by usearch, for large spaces."""
+"""Approximate search for large spaces, over a graph (HNSW) by usearch.
+
+The graph is that of Malkov and Yashunin, arXiv 1603.09320.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dejakv.errors import MissingExtraError
-from dejakv.vectors.base import ANY, Hit, Vector, unit
+from dejakv.vectors.base import ANY, Hit, Vector, unit_vector
 from dejakv.vectors.flat import FlatIndex
 
 FLAT_BELOW = 2048
@@ -14,10 +17,25 @@ FLAT_BELOW = 2048
 
 
 class HNSWIndex(FlatIndex):
-    """A flat index until it has `flat_below` entries, then a graph of bfloat16 vectors (scores are off by up to 0.001 at 384 dimensions,
-    more at few). Needs the extra `hnsw`.
+    """Flat index that becomes a graph of bfloat16 vectors at `flat_below` entries.
 
-    breadth  candidates a search examines; more is better recall and slower; it may be changed at any time
+    Scores of the graph are off by up to 0.001 at 384 dimensions, more at few. Needs the extra
+    `hnsw`.
+
+    Parameters
+    ----------
+    dim : int
+        Components of the vectors.
+    breadth : int
+        Candidates that a search examines: more give better recall and slower searches. The
+        attribute may be changed at any time.
+    flat_below : int
+        Number of entries at which the graph is built.
+
+    Raises
+    ------
+    MissingExtraError
+        If usearch is not installed.
     """
 
     def __init__(self, dim: int, *, breadth: int = 32, flat_below: int = FLAT_BELOW) -> None:
@@ -25,12 +43,14 @@ class HNSWIndex(FlatIndex):
             import usearch.index as usearch
         except ImportError as error:
             raise MissingExtraError("usearch", "hnsw", "the index 'hnsw'") from error
+
         super().__init__(dim)
         self._make: Any = lambda: usearch.Index(
             ndim=dim,
             metric="ip",
             dtype="bf16",
-            connectivity=16,  # links of a node; more is better recall, more memory and slower insertion
+            # Links of a node; more is better recall, more memory and slower insertion.
+            connectivity=16,
             expansion_add=128,
             expansion_search=self.breadth,
         )
@@ -45,7 +65,8 @@ class HNSWIndex(FlatIndex):
         return super().__len__() if self._graph is None else len(self._key_of)
 
     def add(self, id: str, vector: Vector) -> None:
-        row = unit(vector, self.dim)
+        """Add or replace a vector. The entry that reaches `flat_below` makes the graph."""
+        row = unit_vector(vector, self.dim)
         if self._graph is not None:
             self._insert(id, row)
             return
@@ -56,9 +77,11 @@ class HNSWIndex(FlatIndex):
             self._graph = self._make()
             for stored_id, place in self._row_of.items():
                 self._insert(stored_id, self._rows[place])
-            super().__init__(self.dim)  # the graph has the vectors
+            # The graph has the vectors.
+            super().__init__(self.dim)
 
     def remove(self, id: str) -> bool:
+        """Remove a vector, and return whether the id was known."""
         if self._graph is None:
             return super().remove(id)
 
@@ -70,10 +93,11 @@ class HNSWIndex(FlatIndex):
         return True
 
     def search(self, vector: Vector, k: int = 1, min_score: float = ANY) -> list[Hit]:
+        """Search the nearest vectors: exactly in a flat index, approximately in a graph."""
         if self._graph is None:
             return super().search(vector, k, min_score)
 
-        query = unit(vector, self.dim)
+        query = unit_vector(vector, self.dim)
         k = min(k, len(self))
         if k < 1:
             return []
@@ -81,12 +105,17 @@ class HNSWIndex(FlatIndex):
         self._graph.expansion_search = self.breadth
         matches = self._graph.search(query, k, threads=1)
         pairs = zip(matches.keys.tolist(), matches.distances.tolist(), strict=True)
-        return [(self._id_of[key], 1.0 - distance) for key, distance in pairs if 1.0 - distance >= min_score]
+        return [
+            (self._id_of[key], 1.0 - distance)
+            for key, distance in pairs
+            if 1.0 - distance >= min_score
+        ]
 
     def scores(self, vector: Vector, ids: Sequence[str]) -> list[float | None]:
+        """Return the cosine with the vector of each id, with bfloat16 vectors in a graph."""
         if self._graph is None:
             return super().scores(vector, ids)
-        query = unit(vector, self.dim)
+        query = unit_vector(vector, self.dim)
         keys = [self._key_of.get(id) for id in ids]
         return [None if key is None else self._cosine(key, query) for key in keys]
 
@@ -97,10 +126,13 @@ class HNSWIndex(FlatIndex):
     def _insert(self, id: str, row: Vector) -> None:
         old_key = self._key_of.get(id)
         if old_key is not None:
-            # A graph changes no vector in place: the old one is removed, and its key not used again.
+            # A graph changes no vector in place: the old one is removed, and its key not used
+            # again.
             del self._id_of[old_key]
             self._graph.remove(old_key)
-        key = self._next  # usearch keeps removed keys for a while, so none is used again
+
+        # usearch keeps removed keys for a while, so none is used again.
+        key = self._next
         self._next += 1
 
         self._graph.add(key, row)

@@ -1,4 +1,4 @@
-"""Image encoders: a CLIP sentence-transformers model, or the served model's own vision tower; and the pictures of a request."""
+"""Image encoders (CLIP, or the served model's vision tower), and the pictures of a request."""
 
 import inspect
 import logging
@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dejakv.datasets.files import by_id, inside, media_from_file
 from dejakv.errors import ConfigError, DatasetError, InputError, MissingExtraError, ModelError
 from dejakv.identity import epoch_of
-from dejakv.pictures import DECODING, decoded
+from dejakv.pictures import DECODING, by_id, decode_picture, inside, media_from_file
 from dejakv.request import DEFAULT_PARTITION, Media
-from dejakv.vectors.base import ImageEncoder, Vector, module_fingerprint, torch_threads, unit
+from dejakv.vectors.base import ImageEncoder, Vector, module_fingerprint, torch_threads, unit_vector
 from dejakv.vectors.text import load_sentence_transformer
 
 ROOT_VARIABLES = ("SEMANTIC_CACHE_IMAGE_ROOT", "GQA_IMAGE_ROOT", "LLAVA_IMAGE_ROOT")
@@ -24,26 +23,47 @@ _log = logging.getLogger(__name__)
 
 
 class ClipEncoder:
-    """A CLIP model of sentence-transformers (512 numbers for the default). Needs the extra `embed`."""
+    """CLIP model of sentence-transformers (512 components by default). Needs the extra `embed`.
+
+    Raises
+    ------
+    MissingExtraError
+        If sentence-transformers is not installed.
+    ModelError
+        If the model cannot be loaded.
+    """
 
     def __init__(self, name_or_path: str = CLIP, *, device: str = "cpu") -> None:
         self.name = name_or_path
         self._model = load_sentence_transformer(name_or_path, device, "image_encoder")
-        self.fingerprint = epoch_of({"kind": "clip", "weights": module_fingerprint(self._model), "pictures": DECODING})
+        self.fingerprint = epoch_of(
+            {"kind": "clip", "weights": module_fingerprint(self._model), "pictures": DECODING}
+        )
 
     def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
-        picture = decoded(media)
+        """Encode a picture as a unit vector. Nothing is remembered, in any partition."""
+        picture = decode_picture(media)
         with torch_threads():
-            row: Any = self._model.encode([picture], normalize_embeddings=True, show_progress_bar=False)[0]
-        return unit(row, len(row), f"the encoder {self.name!r}")
+            row: Any = self._model.encode(
+                [picture], normalize_embeddings=True, show_progress_bar=False
+            )[0]
+
+        return unit_vector(row, len(row), f"the encoder {self.name!r}")
 
 
 class TowerEncoder:
-    """The served model's own vision tower, averaged: no download, and the model needs its output anyway, so with a
-    registry of encoder outputs it is computed only once.
+    """Encoder by the served model's own vision tower, whose output is averaged.
 
-    embed        `engine.embed_image`: media (and partition, if it takes one) -> `[hidden]`
-    fingerprint  of the served model (`engine.epoch`)
+    It needs no download. The model needs the tower's output anyway, so with a registry of encoder
+    outputs it is computed only once.
+
+    Parameters
+    ----------
+    embed : Callable
+        `engine.embed_image`: takes media (and the partition, if it has such a parameter) and
+        returns `[hidden]`.
+    fingerprint : str
+        Fingerprint of the served model (`engine.epoch`).
     """
 
     def __init__(self, embed: Callable[..., Any], fingerprint: str) -> None:
@@ -53,16 +73,33 @@ class TowerEncoder:
         self.fingerprint = epoch_of({"kind": "vision tower, averaged", "model": fingerprint})
 
     def encode(self, media: Media, partition: str = DEFAULT_PARTITION) -> Vector:
+        """Encode a picture as a unit vector; the tower's output is shared within the partition."""
         tower_output = self._embed(media, partition) if self._partitioned else self._embed(media)
         row = np.asarray(tower_output, dtype=np.float32)
-        return unit(row, row.size, "the served model's vision tower")
+        return unit_vector(row, row.size, "the served model's vision tower")
 
 
-def image_encoder(engine: Any = None, *, prefer_clip: bool = True, name: str | None = None) -> ImageEncoder:
-    """CLIP if it can be loaded, the engine's tower otherwise; with `prefer_clip=False` the tower comes first. `name`: the folder
-    or hub name of a CLIP model that is used and nothing else, or `model` for the tower alone.
+def image_encoder(
+    engine: Any = None, *, prefer_clip: bool = True, name: str | None = None
+) -> ImageEncoder:
+    """Choose the image encoder: CLIP if it can be loaded, and the engine's tower otherwise.
 
-    Raises ConfigError if none is available; ModelError for a named model that cannot be loaded.
+    Parameters
+    ----------
+    engine : Any
+        Engine whose `embed_image` is the tower, if it has one.
+    prefer_clip : bool
+        False: the tower comes first.
+    name : str, optional
+        Folder or hub name of a CLIP model that is used and nothing else, or `model` for the tower
+        alone.
+
+    Raises
+    ------
+    ConfigError
+        If no encoder is available.
+    MissingExtraError, ModelError
+        If a model is named, and sentence-transformers is missing or the model cannot be loaded.
     """
     if name is not None and name != "model":
         # A model that was named is used or an error: no silent change of what vectors mean.
@@ -74,23 +111,38 @@ def image_encoder(engine: Any = None, *, prefer_clip: bool = True, name: str | N
         return tower
     if name == "model":
         raise ConfigError(
-            'image_encoder="model" (--image-encoder): the served model has no vision tower; name a CLIP model or its folder'
+            'image_encoder="model" (--image-encoder): the served model has no vision tower; name '
+            "a CLIP model or its folder"
         )
+
     try:
         return ClipEncoder()
     except (MissingExtraError, ModelError) as error:
         if tower is None:
             raise ConfigError(
-                f"the vision layer has no encoder: {error}; or use a model with a vision tower, or name your own hook "
+                f"the vision layer has no encoder: {error}; or use a model with a vision tower, "
+                "or name your own hook "
                 "in embedding_hook (--embedding-hook) as package.module:factory"
             ) from error
-        _log.warning("CLIP cannot be loaded, the vision layer uses the served model's tower: %s", error)
+        _log.warning(
+            "CLIP cannot be loaded, the vision layer uses the served model's tower: %s", error
+        )
         return tower
 
 
 def image_roots(*roots: str | Path | None, environ: Mapping[str, str] | None = None) -> list[Path]:
-    """The folders to search: the given ones, then those named by the environment variables, in their fixed order.
+    """List the folders in which pictures are searched.
 
+    Parameters
+    ----------
+    roots : str, Path or None
+        Folders that come first; None is left out.
+    environ : Mapping[str, str], optional
+        Variables that name the other folders, in the order of `ROOT_VARIABLES`; by default the
+        process's environment.
+
+    Examples
+    --------
     >>> image_roots("pictures", environ={"GQA_IMAGE_ROOT": "/data/gqa"})
     [PosixPath('pictures'), PosixPath('/data/gqa')]
     """
@@ -101,10 +153,25 @@ def image_roots(*roots: str | Path | None, environ: Mapping[str, str] | None = N
 
 
 def pictures_of(sample: Any, roots: Iterable[Path]) -> tuple[Media, ...]:
-    """The pictures of a `Request` (or data set `Sample`): its media, or the file of its image id under the roots.
+    """Return the pictures of a `Request` or data set `Sample`.
 
-    Empty if it has no picture. Raises InputError for an id whose file is missing, unreadable or outside the
-    roots: the caller counts a skip.
+    Parameters
+    ----------
+    sample : Request or Sample
+        Its media are the pictures; without media, the file of its image id is.
+    roots : Iterable[Path]
+        Folders in which that file is searched.
+
+    Returns
+    -------
+    tuple[Media, ...]
+        The pictures; empty if there is none.
+
+    Raises
+    ------
+    InputError
+        If the file of an image id is missing, unreadable or outside of the folders. The caller
+        counts a skip.
     """
     media = tuple(item for item in getattr(sample, "media", ()) if item.modality == "image")
     if media:
@@ -125,26 +192,36 @@ def pictures_of(sample: Any, roots: Iterable[Path]) -> tuple[Media, ...]:
             DatasetError,
             ValueError,
             OSError,
-        ) as error:  # a path that leaves the folder, or that no file system accepts
-            raise InputError(f"the image id {name!r} names no file below the image root: {error}") from error
+        ) as error:
+            # A path that leaves the folder, or that no file system accepts.
+            raise InputError(
+                f"the image id {name!r} names no file below the image root: {error}"
+            ) from error
+
         if path is not None:
             return (media_from_file(path),)
-    where = ", ".join(str(root) for root in folders) or "no folder: set image_root (--image-root), or " + " or ".join(
-        ROOT_VARIABLES
-    )
+
+    where = ", ".join(
+        str(root) for root in folders
+    ) or "no folder: set image_root (--image-root), or " + " or ".join(ROOT_VARIABLES)
     raise InputError(f"no picture {name}.jpg or .png in {where}")
 
 
 def image_id(sample: Any) -> str:
-    """The id by which a `Request` or a data set's `Sample` names its picture; empty for none.
+    """Return the id by which a `Request` or data set `Sample` names its picture; empty for none.
 
+    Examples
+    --------
     >>> from dejakv import Request
     >>> image_id(Request("r", "Where?", "Where?", metadata={"imageId": 42}))
     '42'
     """
-    fields: Mapping[str, Any] = getattr(sample, "metadata", None) or getattr(sample, "fields", None) or {}
+    fields: Mapping[str, Any] = (
+        getattr(sample, "metadata", None) or getattr(sample, "fields", None) or {}
+    )
     for name in ID_FIELDS:
         value = fields.get(name)
         if isinstance(value, str | int) and str(value):
             return str(value)
+
     return ""

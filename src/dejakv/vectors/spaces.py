@@ -1,10 +1,10 @@
-"""Indexes by name and by space, so that nothing is ever compared across spaces, and the latent layers as flags name them."""
+"""Indexes by space, so that vectors of two spaces are never compared, and the latent layers."""
 
 from dataclasses import dataclass
 
 from dejakv.config import SIMILARITY_THRESHOLD, IndexKind
 from dejakv.errors import ConfigError
-from dejakv.vectors.base import ANY, Hit, Vector, unit
+from dejakv.vectors.base import ANY, Hit, Vector, unit_vector
 from dejakv.vectors.flat import FlatIndex
 from dejakv.vectors.hnsw import HNSWIndex
 
@@ -12,24 +12,48 @@ INDEXES: dict[str, type[FlatIndex]] = {"flat": FlatIndex, "hnsw": HNSWIndex}
 
 
 def make_index(kind: IndexKind | str, dim: int) -> FlatIndex:
-    """Makes an empty index of the kind `flat` or `hnsw`. Raises ConfigError for another name or a dimension below 1.
+    """Make an empty index of the kind `flat` or `hnsw`.
 
+    Raises
+    ------
+    ConfigError
+        For another kind, or a dimension below 1.
+
+    Examples
+    --------
     >>> make_index("flat", 384).dim
     384
     """
     if kind not in INDEXES:
         raise ConfigError(f"index {kind!r} is unknown: choose one of {', '.join(INDEXES)}")
     if dim < 1:
-        raise ConfigError(f"an index of dimension {dim} is impossible: give the number of components of its vectors")
+        raise ConfigError(
+            f"an index of dimension {dim} is impossible: give the number of components of its "
+            "vectors"
+        )
+
     return INDEXES[kind](dim)
 
 
 class VectorSpaces:
-    """Donors by space, each in one at a time, for searches by cosine. Thousands of small spaces are cheap. Not thread-safe.
+    """Donors by space, for searches by cosine. A donor is in one space at a time. Not thread-safe.
 
-    dim   components of the vectors; None: those of the first
-    kind  index of each space: `flat` (exact) or `hnsw`. Raises: ConfigError for another
+    Thousands of small spaces are cheap.
 
+    Parameters
+    ----------
+    dim : int, optional
+        Components of the vectors; None takes those of the first vector.
+    kind : str
+        Index of each space: `flat` (exact) or `hnsw`.
+
+    Raises
+    ------
+    ConfigError
+        For another kind.
+
+    Examples
+    --------
     >>> spaces = VectorSpaces(dim=2)
     >>> spaces.add("tenant a", "donor", [1, 0])
     >>> spaces.search("tenant a", [1, 0])
@@ -49,14 +73,14 @@ class VectorSpaces:
         return len(self._space_of)
 
     def get(self, space: str) -> FlatIndex | None:
-        """The index of a space; None if nothing was added."""
+        """Return the index of a space; None if the space is empty."""
         return self._index_of.get(space)
 
     def add(self, space: str, donor: str, vector: Vector) -> None:
-        """Adds or replaces. Raises as `FlatIndex` does, and then changes nothing."""
+        """Add a donor, or replace it. An error, as of `FlatIndex`, changes nothing."""
         self.dim = self.dim or len(vector)
         # Before anything is removed: a vector that does not fit must leave the old one.
-        row = unit(vector, self.dim)
+        row = unit_vector(vector, self.dim)
         if self._space_of.get(donor, space) != space:
             self.remove(donor)
         index = self._index_of.get(space)
@@ -66,11 +90,12 @@ class VectorSpaces:
         self._space_of[donor] = space
 
     def search(self, space: str, vector: Vector, k: int = 1, min_score: float = ANY) -> list[Hit]:
-        """As `FlatIndex.search`, within one space."""
+        """Search within one space, as `FlatIndex.search` does."""
         index = self._index_of.get(space)
         return index.search(vector, k, min_score) if index is not None else []
 
     def remove(self, donor: str) -> bool:
+        """Remove a donor, and return whether it was known."""
         space = self._space_of.pop(donor, None)
         if space is None:
             return False
@@ -84,10 +109,22 @@ class VectorSpaces:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One latent layer.
+    """Declaration of one latent layer.
 
-    dim        components of its vectors; None (`auto`): those of the first vector that comes
-    threshold  least cosine, in [-1, 1]; 0 is a threshold like any other, never "unset"
+    Attributes
+    ----------
+    name : str
+        Name of the layer, without a colon.
+    dim : int, optional
+        Components of its vectors; None (`auto`) takes those of the first vector.
+    threshold : float
+        Least cosine, in [-1, 1]. 0 is a threshold like any other.
+
+    Raises
+    ------
+    ConfigError
+        For an empty name, one with a colon or `mean`, a dimension below 1, and a threshold outside
+        [-1, 1].
     """
 
     name: str
@@ -96,18 +133,36 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         if not self.name or ":" in self.name:
-            raise ConfigError(f"a latent layer cannot be named {self.name!r}: give a name without a colon")
+            raise ConfigError(
+                f"a latent layer cannot be named {self.name!r}: give a name without a colon"
+            )
+
         if self.name == "mean":
-            raise ConfigError("a latent layer cannot be named 'mean', which is the combination of all: rename it")
+            raise ConfigError(
+                "a latent layer cannot be named 'mean', which is the combination of all: rename it"
+            )
+
         if self.dim is not None and self.dim < 1:
             raise ConfigError(
-                f"layer {self.name!r} has dimension {self.dim}: give the components of its vectors, or 'auto'"
+                f"layer {self.name!r} has dimension {self.dim}: give the components of its "
+                "vectors, or 'auto'"
             )
+
         if not -1.0 <= self.threshold <= 1.0:
-            raise ConfigError(f"layer {self.name!r} has threshold {self.threshold}: give a cosine from -1 to 1")
+            raise ConfigError(
+                f"layer {self.name!r} has threshold {self.threshold}: give a cosine from -1 to 1"
+            )
 
     def misfit(self, but: str, width: object) -> str:
-        """The message about vectors of another dimension, with what to write."""
+        """Return the message about vectors of another dimension, with a declaration that fits.
+
+        Parameters
+        ----------
+        but : str
+            What has the other dimension, as a clause.
+        width : object
+            Components of the vectors, for the declaration.
+        """
         return (
             f"layer {self.name!r} was declared with dimension {self.dim}, but {but}: write "
             f"{self.name}:{width}:{self.threshold:g} in embedding_layers (--embedding-layer)"
@@ -115,8 +170,15 @@ class LayerSpec:
 
     @classmethod
     def parse(cls, text: str) -> "LayerSpec":
-        """Parses `prompt:384`, `vision:512:0.82` or `prompt:auto:0.9`. Raises ConfigError for anything else.
+        """Parse a declaration such as `prompt:384`, `vision:512:0.82` or `prompt:auto:0.9`.
 
+        Raises
+        ------
+        ConfigError
+            For any other text.
+
+        Examples
+        --------
         >>> LayerSpec.parse("vision:512:0.82")
         LayerSpec(name='vision', dim=512, threshold=0.82)
         """
@@ -127,7 +189,8 @@ class LayerSpec:
             size = None if dim.lower() == "auto" else int(dim)
         except ValueError:
             raise ConfigError(
-                f"embedding_layers: {text!r} (--embedding-layer) is not NAME:DIM[:THRESHOLD], a whole number or auto and a number: "
+                f"embedding_layers: {text!r} (--embedding-layer) is not NAME:DIM[:THRESHOLD], a "
+                "whole number or auto and a number: "
                 "write for example vision:512:0.82"
             ) from None
 

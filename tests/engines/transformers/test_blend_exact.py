@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from tests.engines.transformers import blend_models as models
+from tests import tiny_models as models
 
 from dejakv.blend.forced import ForcedTokens
 from dejakv.blend.settings import SELECTORS, BlendConfig
 from dejakv.blend.token_map import DonorTokens, TokenMap
 from dejakv.engines.transformers.blend_model import BlendModel, blend_model_of
 from dejakv.engines.transformers.blending import PlannedBlend, plan_cache, rearrange
-from dejakv.engines.transformers.kv import captured, plain_cache
+from dejakv.engines.transformers.kv import plain_cache, stacked_state
 from dejakv.errors import InputError, ModelError
-from dejakv.store.base import Tensor
+from dejakv.store.base import RawTensor
 
 N = 40
 
@@ -35,7 +35,7 @@ def prefill(model, ids, positions=None):
     place = None if positions is None else positions[None]
     with torch.inference_mode():
         logits = model(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True).logits[:, -1]
-    return logits, captured(cache, ids.shape[1])
+    return logits, stacked_state(cache, ids.shape[1])
 
 
 def planned(
@@ -59,7 +59,7 @@ def blended(model, ids, plan: PlannedBlend) -> torch.Tensor:
 
 @pytest.fixture(params=list(models.ARCHITECTURES))
 def model(request):
-    return models.tiny(request.param)
+    return models.architecture_model(request.param)
 
 
 @pytest.mark.shows("blend")
@@ -108,7 +108,7 @@ def test_generate_gives_the_same_tokens(model):
 @pytest.mark.parametrize("name", ["llama", "qwen3", "phi", "gemma2", "olmo2"])
 def test_bfloat16_stays_within_the_spread_of_stock_prefill(name):
     """Two stock ways of prefilling differ by about .034 of the logits' spread; an identical donor may differ by .2."""
-    model = models.tiny(name, torch.bfloat16)
+    model = models.architecture_model(name, torch.bfloat16)
     ids = ids_of()
     full, own = prefill(model, ids)
     assert own.dtype == "BF16"
@@ -119,7 +119,7 @@ def test_bfloat16_stays_within_the_spread_of_stock_prefill(name):
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("name", ["llama", "phi3", "gpt_oss", "gemma2"])
 def test_each_selector_computes_as_many_rows_as_asked(name, selector):
-    model = models.tiny(name)
+    model = models.architecture_model(name)
     ids, other = ids_of(), ids_of(seed=2)
     _, foreign = prefill(model, other)
     plan = planned(model, ids, other, foreign, 0.25, selector=selector, tail=4)
@@ -132,7 +132,7 @@ def test_each_selector_computes_as_many_rows_as_asked(name, selector):
 
 
 def test_several_donors_give_to_one_target():
-    model = models.tiny("qwen2")
+    model = models.architecture_model("qwen2")
     one, two = ids_of(15, seed=3), ids_of(25, seed=4)
     states = [prefill(model, x)[1] for x in (one, two)]
     donors = DonorTokens.of(one[0].tolist(), two[0].tolist())
@@ -145,12 +145,14 @@ def test_several_donors_give_to_one_target():
 
 
 def test_a_donor_in_parts_gives_what_the_whole_gives():
-    model = models.tiny("llama")
+    model = models.architecture_model("llama")
     donor = ids_of()
     _, state = prefill(model, donor)
     source = np.concatenate([np.arange(20, 40), np.arange(5, 25)])
     found = TokenMap(source, np.ones(N, dtype=np.float32), np.zeros(N, dtype=np.int64))
-    parts = [(start, Tensor(state.data[:, :, :, start:stop], "F32")) for start, stop in ((3, 18), (18, 31), (31, 40))]
+    parts = [
+        (start, RawTensor(state.data[:, :, :, start:stop], "F32")) for start, stop in ((3, 18), (18, 31), (31, 40))
+    ]
 
     def arranged(held: list) -> torch.Tensor:
         return rearrange(parts_of(model), [held], DonorTokens.of(donor[0].tolist()), found, "cpu", torch.float32)
@@ -162,7 +164,7 @@ def test_a_donor_in_parts_gives_what_the_whole_gives():
 
 def test_donors_longer_than_the_target_and_dynamic_tables():
     """Dynamic NTK: a donor beyond the trained length was rotated with other frequencies than a short target is."""
-    model = models.tiny("llama+dynamic")
+    model = models.architecture_model("llama+dynamic")
     donor, target = ids_of(60, seed=7), ids_of(60, seed=7)[:, 30:]
     _, state = prefill(model, donor)
     _, fresh = prefill(model, target)
@@ -172,7 +174,7 @@ def test_donors_longer_than_the_target_and_dynamic_tables():
 
 
 def test_offsets_move_what_is_not_computed_behind_the_first_layer():
-    model = models.tiny("llama")
+    model = models.architecture_model("llama")
     ids = ids_of()
     donor = ids_of()
     donor[0, :6] = ids_of(seed=2)[0, :6]
@@ -195,7 +197,7 @@ def test_offsets_move_what_is_not_computed_behind_the_first_layer():
 
 def test_dropped_rows_are_not_computed():
     """MLP and projections see the kept rows only."""
-    model = models.tiny("llama")
+    model = models.architecture_model("llama")
     ids = ids_of()
     _, own = prefill(model, ids)
     seen: list[int] = []
@@ -209,7 +211,7 @@ def test_dropped_rows_are_not_computed():
 
 
 def test_a_cache_serves_once_and_only_its_own_prompt():
-    model = models.tiny("llama")
+    model = models.architecture_model("llama")
     ids = ids_of()
     _, own = prefill(model, ids)
     with pytest.raises(InputError, match="planned for 40 tokens"):
@@ -220,7 +222,7 @@ def test_a_cache_serves_once_and_only_its_own_prompt():
 
 
 def test_left_padding_is_refused():
-    model = models.tiny("llama")
+    model = models.architecture_model("llama")
     ids = ids_of()
     _, own = prefill(model, ids)
     mask = torch.ones_like(ids)
@@ -232,7 +234,7 @@ def test_left_padding_is_refused():
 
 def test_two_engines_on_one_model_blend_as_one_does():
     """Each puts its own hooks on: the second one's leave a blend alone that the first one's have entered."""
-    model = models.tiny("llama")
+    model = models.architecture_model("llama")
     ids, other = ids_of(), ids_of(seed=2)
     _, foreign = prefill(model, other)
     one = blended(model, ids, planned(model, ids, other, foreign, 0.3))
@@ -241,17 +243,17 @@ def test_two_engines_on_one_model_blend_as_one_does():
 
 
 def test_models_that_cannot_are_refused_with_a_reason():
-    gpt2 = models.tiny("gpt2", n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    gpt2 = models.architecture_model("gpt2", n_positions=64, n_embd=32, n_layer=2, n_head=4)
     with pytest.raises(ModelError, match="blend cannot work with GPT2LMHeadModel"):
         parts_of(gpt2)
-    flex = models.tiny("llama")
+    flex = models.architecture_model("llama")
     flex.config._attn_implementation = "flex_attention"
     with pytest.raises(ModelError, match="'sdpa' or 'eager'"):
         parts_of(flex)
 
 
 def test_the_self_check_notices_a_model_whose_state_depends_on_absolute_places():
-    model = models.tiny("llama")
+    model = models.architecture_model("llama")
     handle = model.model.layers[0].register_forward_pre_hook(
         lambda _m, args, kwargs: ((args[0] + 0.3 * kwargs["position_ids"][..., None].float(), *args[1:]), kwargs),
         with_kwargs=True,
@@ -262,7 +264,7 @@ def test_the_self_check_notices_a_model_whose_state_depends_on_absolute_places()
 
 
 def test_states_of_other_shapes_are_refused():
-    model = models.tiny("llama")
+    model = models.architecture_model("llama")
     ids = ids_of()
     _, state = prefill(model, ids[:, :30])
     with pytest.raises(ModelError, match="does not fit 40 tokens"):

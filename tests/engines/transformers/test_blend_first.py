@@ -5,9 +5,8 @@ from functools import cached_property
 from typing import Any
 
 import pytest
-from tests.engines.transformers import blend_models as models
-from tests.running import blended
-from tiny_transformers import text_model, tokenizer
+from tests import tiny_models as models
+from tests.tiny_models import blended, text_model, tokenizer
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
@@ -15,7 +14,7 @@ from dejakv.engines.base import Prepared
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
-from dejakv.store.base import ChunkMeta, StoredState
+from dejakv.store.base import StateInfo, StoredState
 
 CHECK_S = 1e6
 """What a check takes by the clock of these tests, far beyond what anything takes by a real one."""
@@ -60,7 +59,7 @@ def prepared_of(ids: list[int]) -> Prepared:
 
 def donor_of(engine: Any, ids: list[int]) -> StoredState:
     state = engine.full(prepared_of(ids)).capture()
-    return StoredState(ChunkMeta("donor", "default", engine.epoch, tuple(ids), "a prompt", "a prompt"), state)
+    return StoredState(StateInfo("donor", "default", engine.epoch, tuple(ids), "a prompt", "a prompt"), state)
 
 
 @pytest.mark.parametrize("mode", ["blend", "exact", "adopt"])
@@ -111,7 +110,7 @@ def test_rows_are_not_kept_where_a_table_depends_on_the_length(name: str) -> Non
 def kept_rows(name: str, **settings: Any) -> bool:
     """Whether a blend of a model hands its recomputed rows to the store."""
     settings = {"vocab_size": len(tokenizer()), **settings}
-    engine = engine_of(models.tiny(name.removesuffix("+mixed"), **settings))
+    engine = engine_of(models.architecture_model(name.removesuffix("+mixed"), **settings))
     ids = [3 + 7 * place % 200 for place in range(80)]
     new = [11 + 5 * place % 90 for place in range(60)]
     prompt = prepared_of([*new, *ids, 8, 6])

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from tests.engines.transformers import blend_models as models
+from tests import tiny_models as models
 
 from dejakv.blend.forced import ForcedTokens
 from dejakv.blend.settings import BlendConfig
 from dejakv.blend.token_map import DonorTokens, TokenMap
-from dejakv.engines.tensors import borrowed
+from dejakv.engines.tensors import tensor_view
 from dejakv.engines.transformers.blend_model import blend_model_of
 from dejakv.engines.transformers.blending import plan_cache, rearrange
-from dejakv.engines.transformers.kv import captured, plain_cache
-from dejakv.store.base import Tensor
+from dejakv.engines.transformers.kv import plain_cache, stacked_state
+from dejakv.store.base import RawTensor
 
 N, FIRST, STOP = 60, 20, 52
 
@@ -21,7 +21,7 @@ def state_of(model, ids):
     cache = plain_cache()
     with torch.inference_mode():
         model(input_ids=ids, past_key_values=cache, use_cache=True)
-    return captured(cache, ids.shape[1])
+    return stacked_state(cache, ids.shape[1])
 
 
 def ids_of(n=N):
@@ -35,10 +35,10 @@ def whole_map(source):
 @pytest.mark.parametrize("name", ["llama", "llama+yarn", "qwen2"])
 def test_a_run_is_moved_from_its_own_position(name):
     """The run alone gives what the whole prompt gives: row index and position are kept apart."""
-    model = models.tiny(name)
+    model = models.architecture_model(name)
     ids = ids_of()
     state = state_of(model, ids)
-    run = Tensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
+    run = RawTensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
     target = list(range(FIRST, STOP))
     whole = rearrange(
         blend_model_of(model), [[(0, state)]], DonorTokens.of(ids[0].tolist()), whole_map(target), "cpu", torch.float32
@@ -55,13 +55,13 @@ def test_a_run_is_moved_from_its_own_position(name):
 
 def test_moved_keys_equal_a_rotation_by_hand():
     """Half-split rotary embedding: each pair of numbers turns by the difference of positions times its frequency."""
-    model = models.tiny("llama")
+    model = models.architecture_model("llama")
     ids = ids_of()
     state = state_of(model, ids)
-    run = Tensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
+    run = RawTensor(np.ascontiguousarray(state.data[:, :, :, FIRST:STOP]), state.dtype)
     donors = DonorTokens.of(ids[0, FIRST:STOP].tolist(), first=[FIRST])
     moved = rearrange(blend_model_of(model), [[(0, run)]], donors, whole_map(range(STOP - FIRST)), "cpu", torch.float32)
-    keys = borrowed(run)[0].double()
+    keys = tensor_view(run)[0].double()
     half = keys.shape[-1] // 2
     base = model.config.rope_parameters["rope_theta"]
     frequency = 1.0 / base ** (torch.arange(half, dtype=torch.float64) / half)
@@ -69,13 +69,13 @@ def test_moved_keys_equal_a_rotation_by_hand():
     one, other = keys[..., :half], keys[..., half:]
     by_hand = torch.cat([one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin()], -1)
     assert (moved[0].double() - by_hand).abs().max() <= 2e-5
-    assert torch.equal(moved[1], borrowed(run)[1])
+    assert torch.equal(moved[1], tensor_view(run)[1])
 
 
 def test_asking_the_question_leaves_the_donors_rows_for_the_offsets_to_compare_with():
     """A question that stands in the donor too tells how far the rows before it are off: by the donor's state, and not by what
     the pass that only ranks rows made of it."""
-    model = models.tiny("llama")
+    model = models.architecture_model("llama")
     ids = ids_of()
     donor = ids.roll(7, 1)
     state = state_of(model, donor)

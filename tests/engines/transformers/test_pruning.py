@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.asking import DOCUMENT, request
+from tests.documents import DOCUMENT, request
 
 from dejakv.blend.prune import PruneConfig
 from dejakv.build import build_cache

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_transformers import text_model, tokenizer
+from tests.tiny_models import text_model, tokenizer
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -24,7 +24,7 @@ from dejakv.records import Record
 
 PROMPT = "three green balls, two red cones and one cube: what colour is the cube beside the red cone"
 SHORT = "how many are left of it, yes or no"
-BASE = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 1}
+BASE = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 1}
 WHOLE = {"return_dict_in_generate": True, "output_logits": True, "output_scores": True}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_transformers import image_model, text_model, tokenizer
+from tests.tiny_models import image_model, text_model, tokenizer
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import dejakv
@@ -36,9 +36,9 @@ class Held(Store):
         super().__init__()
         self.free = threading.Event()
 
-    def put(self, chunk: StoredState) -> bool:
+    def put(self, stored_state: StoredState) -> bool:
         assert self.free.wait()
-        return super().put(chunk)
+        return super().put(stored_state)
 
 
 @contextmanager
@@ -134,13 +134,13 @@ def test_a_hit_does_not_hand_out_the_stores_memory(way: Any, more: dict[str, Any
         model.generate(**inputs(), **RETURNED)
         cache.flush()
         (meta,) = cache.store.metas()
-        chunk = cache.store.get(meta.id)
-        assert chunk is not None
-        before = np.array(chunk.tensor.data)
+        stored_state = cache.store.get(meta.id)
+        assert stored_state is not None
+        before = np.array(stored_state.tensor.data)
         given = model.generate(**inputs(), **{**RETURNED, **more})
         assert records[-1].method == "exact"
         way(model, given.past_key_values)
-        np.testing.assert_array_equal(np.asarray(chunk.tensor.data), before)
+        np.testing.assert_array_equal(np.asarray(stored_state.tensor.data), before)
         again = model.generate(**inputs(), **RETURNED)
         assert records[-1].method == "exact"
         assert torch.equal(again.sequences, alone(model).sequences)
@@ -186,6 +186,6 @@ def test_pixels_that_the_caller_overwrites_later_are_not_those_that_were_kept() 
     pixels.zero_()
     engine.prepare(request)
     assert engine.vision is not None
-    kept = engine.vision.book_of("default").held_pixels(request.media[0].digest)
+    kept = engine.vision.book_of("default").cached_pixels(request.media[0].digest)
     assert kept is not None
     assert kept["pixel_values"].abs().sum() > 0

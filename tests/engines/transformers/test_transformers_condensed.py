@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 from tests.models.lckv.conftest import tiny
-from tests.running import begun, blended
-from tiny_transformers import WAYS, chunk_of, request, text_engine, tokenizer, vocabulary
+from tests.tiny_models import WAYS, begun, blended, request, state_of, text_engine, tokenizer, vocabulary
 
-from dejakv.blend.top_layer import TopLayerConfig
-from dejakv.cache import check_top_layer
+from dejakv.cache import check_method
+from dejakv.decide.method import method_named
 from dejakv.engines.base import Refusal
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.engines.transformers.decoding import pruning_of
 from dejakv.errors import ModelError
+from dejakv.prototypes.top_layer.rows import TopLayerConfig
 from dejakv.store.base import ROWS
 
 DONOR = "what colour is the cube beside the red cone how many balls are there left of it yes no one two three green"
@@ -34,8 +34,8 @@ def prepared(engine, prompt, **sampling):
 
 def donor_of(engine, prompt=DONOR, **meta):
     asked = prepared(engine, prompt)
-    chunk = chunk_of(engine, asked, engine.run(asked))
-    return replace(chunk, meta=replace(chunk.meta, **meta))
+    stored_state = state_of(engine, asked, engine.run(asked))
+    return replace(stored_state, meta=replace(stored_state.meta, **meta))
 
 
 def test_its_state_is_the_layers_that_compute_kv(engine):
@@ -46,13 +46,16 @@ def test_its_state_is_the_layers_that_compute_kv(engine):
     assert engine.costs(timed=False).token_bytes == state.nbytes / state.shape[3]
 
 
-@pytest.mark.parametrize("sampling", WAYS)
-@pytest.mark.parametrize("held", [1, 9, None])
+@pytest.mark.parametrize(
+    ("sampling", "held"),
+    [(WAYS[0], 1), (WAYS[0], None), *((way, 9) for way in WAYS)],
+    ids=lambda value: str(value)[:40],
+)
 def test_a_run_from_exact_state_answers_as_the_uncached_one(engine, sampling, held):
     asked = prepared(engine, LONGER)
-    chunk = donor_of(engine, LONGER if held is None else DONOR)
+    stored_state = donor_of(engine, LONGER if held is None else DONOR)
     full = engine.full(asked.sampled(sampling))
-    got = begun(engine, asked.sampled(sampling), chunk, held or len(asked.token_ids))
+    got = begun(engine, asked.sampled(sampling), stored_state, held or len(asked.token_ids))
     assert got.token_ids == full.token_ids
     assert got.computed_tokens < full.computed_tokens
     again, whole = got.capture(), full.capture()
@@ -149,10 +152,12 @@ def test_an_ordinary_model_is_refused():
     from dejakv.config import SemanticCacheConfig
 
     llama = text_engine("llama")
-    assert "every layer attends to its own KV" in llama.no_top_layer()
+    assert "every layer attends to its own KV" in method_named("top_layer").unsupported(llama)
+    with pytest.warns(DeprecationWarning, match="no_top_layer is now"):
+        assert "every layer attends to its own KV" in llama.no_top_layer()
     with pytest.raises(ModelError, match=r"every layer attends to its own KV.*docs-lckv.*reuse=blend"):
-        check_top_layer(llama, SemanticCacheConfig(reuse="top_layer"))
-    check_top_layer(llama, SemanticCacheConfig(reuse="blend"))
+        check_method(llama, SemanticCacheConfig(reuse="top_layer"))
+    check_method(llama, SemanticCacheConfig(reuse="blend"))
     done = llama.blend(prepared(llama, LONGER), [donor_of(llama)], CONFIG)
     assert "every layer attends to its own KV" in done.reason
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.running import begun
-from tiny_transformers import IMAGES, PLACEHOLDER, TEXT, chunk_of, image_engine, picture, request, text_engine
+from tests.tiny_models import IMAGES, PLACEHOLDER, TEXT, begun, image_engine, picture, request, state_of, text_engine
 
 from dejakv.request import Sampling
 
@@ -21,8 +20,8 @@ def test_it_is_the_forward_pass_of_prompt_and_answer(name: str) -> None:
         logits = engine.model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1).numpy()
     wanted = logits[len(prepared.token_ids) - 1 : -1]
     whole = engine.run(prepared)
-    chunk = chunk_of(engine, prepared, whole)
-    half = begun(engine, prepared, chunk, len(ids) // 2)
+    stored_state = state_of(engine, prepared, whole)
+    half = begun(engine, prepared, stored_state, len(ids) // 2)
     beams = engine.full(prepared.sampled(Sampling(3, num_beams=2)))
     for run in (whole, half, beams):
         for _ in range(2):  # it changes nothing in the state it reads
@@ -32,7 +31,7 @@ def test_it_is_the_forward_pass_of_prompt_and_answer(name: str) -> None:
             np.testing.assert_allclose(got, wanted, atol=2e-4)
     before = whole.capture()
     assert before is not None
-    np.testing.assert_array_equal(before.data, chunk.tensor.data)
+    np.testing.assert_array_equal(before.data, stored_state.tensor.data)
 
 
 @pytest.mark.parametrize("name", IMAGES)

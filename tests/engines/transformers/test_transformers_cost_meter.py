@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from tiny_transformers import text_model, tokenizer
+from tests.tiny_models import text_model, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
-from dejakv.decide.costs import BLEND_ROWS, COUNTED, LEAST_BYTES, MASKED, SEEN, CostMeter, ReuseCosts
+from dejakv.decide.costs import BLEND_ROWS, COUNTED, MASKED, MIN_BYTES, SEEN, CostMeter, ReuseCosts
 from dejakv.engines.transformers import TransformersEngine
-from dejakv.engines.transformers.capabilities import shape_of
+from dejakv.engines.transformers.capabilities import count_costs
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv_models.docs import prompt_of
@@ -26,15 +26,15 @@ def test_the_shape_is_the_models() -> None:
     model = LlamaForCausalLM(config)
     layer = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 64 + 2 * 32
     counted = ReuseCosts(2 * 3 * layer, 4 * 3 * 64, masked=MASKED, token_bytes=2 * 3 * 2 * 16 * 4)
-    assert shape_of(model, "sdpa") == counted
+    assert count_costs(model, "sdpa") == counted
 
 
 def test_a_prefix_pays_unless_it_is_very_short_and_its_mask_costs_more() -> None:
     model = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, vocab_size=50))
-    costs = CostMeter(shape_of(model, "sdpa"), None).costs()
+    costs = CostMeter(count_costs(model, "sdpa"), None).costs()
     assert costs.prefix(16, 10_000) > costs.full(10_000)
     assert costs.prefix(6_000, 10_000) < costs.full(10_000)
-    costs = CostMeter(shape_of(model, "eager"), None).costs()  # each prompt has a mask there
+    costs = CostMeter(count_costs(model, "eager"), None).costs()  # each prompt has a mask there
     assert costs.prefix(1, 10_000) < costs.full(10_000)
 
 
@@ -84,10 +84,10 @@ def test_a_stall_while_the_model_is_timed_is_left_out(monkeypatch: pytest.Monkey
 def test_costs_follow_what_requests_took(slower: float) -> None:
     meter = CostMeter(SMOLLM2, None)
     before = meter.costs()
-    meter.computed(600, 600, slower * before.full(600))
+    meter.observe_prompt(600, 600, slower * before.full(600))
     assert meter.costs() == before  # one request may have been held up by anything
     for _ in range(10):
-        meter.computed(600, 600, slower * before.full(600))
+        meter.observe_prompt(600, 600, slower * before.full(600))
     assert meter.costs().row == pytest.approx(slower * before.row)
     assert meter.costs().pair == pytest.approx(slower * before.pair)
 
@@ -96,8 +96,8 @@ def test_prefixes_and_blends_teach_as_whole_prompts_do() -> None:
     meter = CostMeter(SMOLLM2, None)
     costs = meter.costs()
     for _ in range(10):
-        meter.computed(300, 900, costs.prefix(600, 900))
-        meter.blended(200, 900, costs.rows(200, 900) + 900 * 0.2 * costs.row)
+        meter.observe_prompt(300, 900, costs.prefix(600, 900))
+        meter.observe_blend(200, 900, costs.rows(200, 900) + 900 * 0.2 * costs.row)
     assert meter.costs().row == pytest.approx(costs.row)
     assert meter.costs().blend == pytest.approx(0.2 * costs.row)
     assert costs.blend == pytest.approx(BLEND_ROWS * costs.row)
@@ -107,11 +107,11 @@ def test_a_slow_spell_does_not_rule_a_plan_out_for_good() -> None:
     meter = CostMeter(SMOLLM2, None)
     before = meter.costs()
     for _ in range(10):
-        meter.blended(200, 900, 100 * before.full(900))
-        meter.loaded(LEAST_BYTES, 10.0)
+        meter.observe_blend(200, 900, 100 * before.full(900))
+        meter.observe_load(MIN_BYTES, 10.0)
     assert meter.costs().blend > 10 * before.blend
     for _ in range(SEEN):
-        meter.computed(900, 900, before.full(900))
+        meter.observe_prompt(900, 900, before.full(900))
     after = meter.costs()
     assert after.blend == pytest.approx(before.blend)
     assert after.byte == before.byte
@@ -121,9 +121,9 @@ def test_short_work_teaches_nothing() -> None:
     meter = CostMeter(SMOLLM2, None)
     before = meter.costs()
     for _ in range(10):
-        meter.computed(1, 600, 0.01)
-        meter.blended(1, 600, 0.01)
-        meter.loaded(1000, 1.0)
+        meter.observe_prompt(1, 600, 0.01)
+        meter.observe_blend(1, 600, 0.01)
+        meter.observe_load(1000, 1.0)
     assert meter.costs() == before
 
 

@@ -5,13 +5,24 @@ from typing import Any
 
 import pytest
 import torch
-from tests.running import asking, begun
-from tiny_transformers import PLACEHOLDER, TEXT, WAYS, chunk_of, image_engine, picture, request, text_engine, tokenizer
+from tests.tiny_models import (
+    PLACEHOLDER,
+    TEXT,
+    WAYS,
+    asking,
+    begun,
+    image_engine,
+    picture,
+    request,
+    state_of,
+    text_engine,
+    tokenizer,
+)
 
 from dejakv.engines.base import Prepared, Refusal
 from dejakv.engines.transformers import TransformersEngine
 from dejakv.request import Sampling
-from dejakv.store.base import StoredState, Tensor
+from dejakv.store.base import RawTensor, StoredState
 
 PROMPT = "what colour is the cube beside the red cone, and how many green balls are left of it?"
 
@@ -42,13 +53,13 @@ def test_reused_prefix_gives_the_uncached_logits(name: str) -> None:
     engine = text_engine(name)
     prepared = engine.prepare(request(PROMPT))
     whole = engine.run(prepared)
-    chunk = chunk_of(engine, prepared, whole)
+    stored_state = state_of(engine, prepared, whole)
     n = len(prepared.token_ids)
     expected = logits(engine, prepared, ())
     for tokens in (1, 5, 8, n // 2, n - 2, n - 1):
-        got = logits(engine, prepared, ([chunk], tokens))
+        got = logits(engine, prepared, ([stored_state], tokens))
         assert (got - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
-        run = begun(engine, prepared, chunk, tokens)
+        run = begun(engine, prepared, stored_state, tokens)
         assert run.computed_tokens == n - tokens
         assert run.token_ids == whole.token_ids
 
@@ -60,40 +71,40 @@ def test_answers_equal_those_of_transformers(name: str, sampling: Sampling) -> N
     prepared = engine.prepare(replace(request(PROMPT), sampling=sampling))
     whole = engine.run(prepared)
     assert list(whole.token_ids) == stock(engine, prepared, sampling)
-    chunk = chunk_of(engine, prepared, whole)
+    stored_state = state_of(engine, prepared, whole)
     for tokens in (4, len(prepared.token_ids) - 1):
-        assert begun(engine, prepared, chunk, tokens).token_ids == whole.token_ids
+        assert begun(engine, prepared, stored_state, tokens).token_ids == whole.token_ids
 
 
 @pytest.mark.shows("exact", model="llama")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_reuses_whole_pieces_and_gives_the_same_bits(dtype: torch.dtype) -> None:
+def test_low_precision_reuses_whole_prefill_units_and_gives_the_same_bits(dtype: torch.dtype) -> None:
     engine = text_engine("llama", dtype)
     prepared = engine.prepare(request(" ".join([PROMPT] * 12)))
-    n, piece = len(prepared.token_ids), engine.piece
-    assert piece < n < 2 * piece
-    chunk = chunk_of(engine, prepared, engine.run(prepared))
+    n, unit = len(prepared.token_ids), engine.prefill_unit
+    assert unit < n < 2 * unit
+    stored_state = state_of(engine, prepared, engine.run(prepared))
     expected = logits(engine, prepared, ())
-    for tokens, taken in ((piece - 1, 0), (piece, piece), (n - 1, piece)):
-        assert torch.equal(logits(engine, prepared, ([chunk], tokens)), expected)
-        assert begun(engine, prepared, chunk, tokens).computed_tokens == n - taken
+    for tokens, taken in ((unit - 1, 0), (unit, unit), (n - 1, unit)):
+        assert torch.equal(logits(engine, prepared, ([stored_state], tokens)), expected)
+        assert begun(engine, prepared, stored_state, tokens).computed_tokens == n - taken
 
 
 def test_state_of_another_model_is_refused() -> None:
     one, other = text_engine("llama"), text_engine("mistral")
     prepared = one.prepare(request(PROMPT))
-    chunk = chunk_of(one, prepared, one.run(prepared))
-    refused = begun(other, prepared, chunk, 3)
+    stored_state = state_of(one, prepared, one.run(prepared))
+    refused = begun(other, prepared, stored_state, 3)
     assert isinstance(refused, Refusal)
     assert "another model" in refused.reason
     long = one.prepare(request(" ".join([PROMPT] * 12)))
-    blank = chunk_of(one, long, one.run(long))
+    blank = state_of(one, long, one.run(long))
     blank = replace(blank, meta=replace(blank.meta, epoch=""))
     half = text_engine("llama", torch.bfloat16)
-    refused = begun(half, long, blank, half.piece)
+    refused = begun(half, long, blank, half.prefill_unit)
     assert isinstance(refused, Refusal)
     assert "dtype" in refused.reason
-    cut = replace(blank, tensor=Tensor(chunk.tensor.data[0], "F32"))
+    cut = replace(blank, tensor=RawTensor(stored_state.tensor.data[0], "F32"))
     refused = begun(one, prepared, cut, 3)
     assert isinstance(refused, Refusal)
     assert "stored by something else" in refused.reason
@@ -131,5 +142,5 @@ def test_pictures_are_kept_out_of_text_only_state() -> None:
     text = engine.prepare(request(PROMPT))
     before = engine.run(text)
     engine.run(engine.prepare(request(PLACEHOLDER["qwen2_5_vl"] + " what", (picture(1, 40, 24),))))
-    chunk = chunk_of(engine, text, before)
-    assert begun(engine, text, chunk, 6).token_ids == before.token_ids
+    stored_state = state_of(engine, text, before)
+    assert begun(engine, text, stored_state, 6).token_ids == before.token_ids

@@ -1,8 +1,5 @@
 """Whatever changes what a model computes must change its epoch, and nothing else may."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_transformers import PLACEHOLDER, image_model, picture, request, text_model, tokenizer
+from tests.services import python
+from tests.tiny_models import PLACEHOLDER, image_model, picture, request, text_model, tokenizer
 
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
@@ -97,10 +95,7 @@ def test_another_process_finds_the_same_epoch(tmp_path: Path) -> None:
         "import sys; from dejakv.engines.transformers import TransformersEngine as engine;"
         "print(engine.from_pretrained(sys.argv[1], dtype='fp32', device='cpu', check=False).epoch)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        env={**os.environ, "PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python("-c", code, tmp_path)  # its strings have other hashes
     assert done.stdout.strip() == TransformersEngine.from_pretrained(str(tmp_path), dtype="fp32", device="cpu").epoch
 
 
@@ -179,9 +174,9 @@ for history in (trained, profiled, saved, switched, generated, told, adapted, pa
 def test_what_else_a_process_did_does_not_count(tmp_path: Path) -> None:
     text_model("llama").save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
-    done = subprocess.run([sys.executable, "-c", HISTORIES, str(tmp_path)], capture_output=True, text=True, check=True)
+    done = python("-c", HISTORIES, tmp_path)
     lines = done.stdout.splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 10, done.stderr
     assert [line for line in lines if not line.endswith(" True")] == []
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.running import begun
-from tiny_transformers import chunk_of, request, text_model, tokenizer
+from tests.tiny_models import begun, request, state_of, text_model, tokenizer
 
 import dejakv
 from dejakv.build import build_cache
@@ -50,7 +49,7 @@ def test_a_run_with_state_of_the_model_as_it_was_is_refused() -> None:
     state = engine.run(prepared).capture()
     assert state is not None
     looked_up = replace(prepared, epoch=engine.epoch)
-    start = chunk_of(engine, prepared, engine.run(prepared), state), 5
+    start = state_of(engine, prepared, engine.run(prepared), state), 5
     assert begun(engine, looked_up, *start).computed_tokens == len(prepared.token_ids) - 5
     data_added(engine.model)
     with pytest.raises(ModelChangedError, match="look it up again"):

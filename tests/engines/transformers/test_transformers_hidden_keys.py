@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engines.transformers.blend_models import tiny
+from tests.tiny_models import architecture_model as tiny
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from dejakv.engines.transformers.hidden_keys import LEAST_KEYS, ROWS, VisibleKeys, left_out, pieces_of
+from dejakv.engines.transformers.hidden_keys import MIN_KEYS, ROWS, VisibleKeys, pieces_of, skip_hidden_keys
 from dejakv.engines.transformers.kv import empty_cache
 
-LONG = LEAST_KEYS + 88
+LONG = MIN_KEYS + 88
 
 
 def causal(rows: torch.Tensor, keys: int) -> torch.Tensor:
@@ -33,7 +33,7 @@ class Keys(torch.overrides.TorchFunctionMode):
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(ROWS + 1, 300), st.integers(LEAST_KEYS, 900), st.integers(0, 400), st.randoms(use_true_random=False))
+@given(st.integers(ROWS + 1, 300), st.integers(MIN_KEYS, 900), st.integers(0, 400), st.randoms(use_true_random=False))
 def test_pieces_give_what_the_whole_gives(rows: int, keys: int, window: int, rng: Any) -> None:
     places = torch.tensor(sorted(rng.sample(range(keys), rows)))
     mask = causal(places, keys)
@@ -75,7 +75,7 @@ def test_a_batch_sees_what_any_of_its_prompts_sees(batch: int) -> None:
 
 @pytest.mark.parametrize("what", ["few rows", "few keys", "float mask", "no mask"])
 def test_other_calls_are_left_as_they_are(what: str) -> None:
-    rows, keys = (ROWS, LONG) if what == "few rows" else (100, LEAST_KEYS - 1 if what == "few keys" else LONG)
+    rows, keys = (ROWS, LONG) if what == "few rows" else (100, MIN_KEYS - 1 if what == "few keys" else LONG)
     query, key, value = (torch.randn(1, 2, n, 8) for n in (rows, keys, keys))
     mask = None if what == "no mask" else causal(torch.arange(rows), keys)
     if what == "float mask" and mask is not None:
@@ -98,7 +98,7 @@ def test_rows_behind_a_prefix_come_out_as_without(name: str) -> None:
             return model(input_ids=ids[:, 100:], past_key_values=cache, use_cache=True).logits
 
     plain = logits()
-    with Keys() as calls, left_out(model, "sdpa"):
+    with Keys() as calls, skip_hidden_keys(model, "sdpa"):
         pieces = logits()
     torch.testing.assert_close(pieces, plain, rtol=1e-3, atol=1e-4)
     assert any(count <= ROWS for count, _ in calls.seen)
@@ -115,7 +115,7 @@ def test_few_rows_eager_attention_and_the_time_behind_it_see_nothing_of_it() -> 
     handle = model.model.register_forward_pre_hook(count)
     with torch.inference_mode():
         for attention_name, tokens in (("sdpa", ROWS), ("eager", 100), ("sdpa", 100)):
-            with left_out(model, attention_name):
+            with skip_hidden_keys(model, attention_name):
                 model(input_ids=torch.full((1, tokens), 5))
     handle.remove()
     assert inside == [0, 0, 1]
@@ -130,7 +130,7 @@ def test_a_forward_that_fails_leaves_nothing_behind() -> None:
         raise RuntimeError("no")
 
     handle = model.model.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="no"), left_out(model, "sdpa"):
+    with pytest.raises(RuntimeError, match="no"), skip_hidden_keys(model, "sdpa"):
         model(input_ids=torch.full((1, 100), 5))
     handle.remove()
     assert torch._C._len_torch_function_stack() == 0

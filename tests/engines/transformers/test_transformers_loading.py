@@ -7,17 +7,15 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from tiny_transformers import (
+from tests.tiny_models import (
     IMAGES,
     PLACEHOLDER,
-    SMALL,
     image_model,
     picture,
     request,
     text_engine,
     text_model,
     tokenizer,
-    vocabulary,
 )
 
 from dejakv.engines.transformers import TransformersEngine
@@ -89,22 +87,6 @@ def test_models_that_cannot_be_loaded_say_why(saved: str, tmp_path: Path) -> Non
         TransformersEngine.from_pretrained(saved)
     with pytest.raises(ModelError, match="hub id"):
         TransformersEngine.from_pretrained("nobody/has-this-model")
-
-
-def test_models_without_per_token_kv_are_served_without_reuse() -> None:
-    torch.manual_seed(0)
-    config = hf.Qwen3NextConfig(
-        **{**SMALL, "num_hidden_layers": 2}, vocab_size=vocabulary(), head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2,
-        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
-        shared_expert_intermediate_size=16, layer_types=["linear_attention", "full_attention"],
-    )  # fmt: skip
-    engine = TransformersEngine(hf.Qwen3NextForCausalLM(config).eval(), tokenizer())
-    assert not engine.capabilities.reuse
-    assert "linear_attention" in engine.capabilities.reasons["reuse"]
-    prepared = engine.prepare(request("what colour is the cube"))
-    run = engine.run(prepared)
-    assert run.token_ids == engine.run(prepared).token_ids
-    assert run.capture() is None
 
 
 def test_a_model_that_fails_the_self_check_is_served_without_reuse(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.running import asking, begun
-from tiny_transformers import (
+from tests.tiny_models import (
     IMAGES,
     PLACEHOLDER,
     WAYS,
-    chunk_of,
+    asking,
+    begun,
     image_engine,
     image_model,
     picture,
     request,
+    state_of,
     text_engine,
 )
 
@@ -91,9 +92,9 @@ def test_answers_equal_those_of_transformers(name: str, sampling: Sampling) -> N
     expected = stock(engine, prepared, sampling)[0, n:].tolist()
     whole = engine.run(prepared)
     assert list(whole.token_ids) == expected
-    chunk = chunk_of(engine, prepared, whole)
+    stored_state = state_of(engine, prepared, whole)
     for tokens in (prepared.spans[0].start + 2, n - 1):
-        assert list(begun(engine, prepared, chunk, tokens).token_ids) == expected
+        assert list(begun(engine, prepared, stored_state, tokens).token_ids) == expected
 
 
 @pytest.mark.shows("exact")
@@ -105,9 +106,9 @@ def test_every_split_gives_the_logits_of_transformers(name: str) -> None:
     expected = torch.cat(
         stock(engine, prepared, Sampling(max_new_tokens=3), output_logits=True, return_dict_in_generate=True).logits
     )
-    chunk = chunk_of(engine, prepared, engine.run(prepared))
+    stored_state = state_of(engine, prepared, engine.run(prepared))
     for tokens in range(len(prepared.token_ids)):
-        got = torch.cat(engine.compute(asking(prepared, **options), [chunk], tokens).details["output"].logits)
+        got = torch.cat(engine.compute(asking(prepared, **options), [stored_state], tokens).details["output"].logits)
         assert (got - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max())), tokens
 
 
@@ -127,7 +128,7 @@ def test_a_known_picture_never_runs_the_tower_again(name: str) -> None:
         both = engine.run(engine.prepare(request(prompt_for(name, pictures=2), (ONE, TWO))))
         assert (len(calls), both.encoder_runs) == (2, 1)
         last = len(first.token_ids) - 1
-        hit = begun(engine, first, chunk_of(engine, first, whole), last)
+        hit = begun(engine, first, state_of(engine, first, whole), last)
         assert (len(calls), hit.encoder_runs, hit.computed_tokens) == (2, 0, 1)
 
 
@@ -138,7 +139,7 @@ def test_without_a_registry_the_tower_runs_every_time_and_not_for_reused_picture
         whole = engine.run(prepared)
         engine.run(prepared)
         assert len(calls) == 2
-        begun(engine, prepared, chunk_of(engine, prepared, whole), len(prepared.token_ids) - 2)
+        begun(engine, prepared, state_of(engine, prepared, whole), len(prepared.token_ids) - 2)
         assert len(calls) == 2
 
 
@@ -154,23 +155,15 @@ def test_pixels_are_processed_only_when_the_tower_must_run() -> None:
         assert len(processed) == 8
 
 
-def test_partitions_do_not_share_pictures() -> None:
-    engine = image_engine("llava", VisualKVCache())
-    for partition in ("a", "b"):
-        asked = replace(request(prompt_for("llava"), (ONE,)), partition=partition)
-        assert engine.run(engine.prepare(asked)).encoder_runs == 1
-        assert engine.run(engine.prepare(asked)).encoder_runs == 0
-
-
 def test_a_donors_prompt_runs_in_place_of_this_one() -> None:
     """`adopt`: token ids and spans of the donor, everything else of the request."""
     engine = image_engine("qwen2_5_vl", VisualKVCache())
     donor = engine.prepare(request(prompt_for("qwen2_5_vl"), (TWO,)))
     whole = engine.run(donor)
-    chunk = chunk_of(engine, donor, whole)
+    stored_state = state_of(engine, donor, whole)
     mine = engine.prepare(request(prompt_for("qwen2_5_vl", "which colour has the cube"), (TWO,)))
     adopted = replace(mine, token_ids=donor.token_ids, spans=donor.spans, inputs=None)
-    assert begun(engine, adopted, chunk, len(donor.token_ids) - 1).token_ids == whole.token_ids
+    assert begun(engine, adopted, stored_state, len(donor.token_ids) - 1).token_ids == whole.token_ids
 
 
 def test_the_picture_decides_the_answer_and_the_epoch_the_registry() -> None:
@@ -226,7 +219,7 @@ def test_pictures_that_cannot_be_used_say_how_to_help() -> None:
 def test_a_model_whose_pictures_fail_the_self_check_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     import dejakv.engines.transformers.capabilities as checks
 
-    monkeypatch.setattr(checks, "_own_path", lambda *_: torch.zeros(320))
+    monkeypatch.setattr(checks, "_model_logits", lambda *_: torch.zeros(320))
     engine = image_engine("llava")
     assert not engine.capabilities.images
     assert "self-check" in engine.capabilities.reasons["images"]

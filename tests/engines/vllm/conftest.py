@@ -35,9 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """vLLM is imported before any test module is: at import it warns too."""
+    """vLLM is imported before any test module is: at import it warns too. It looks at a model's class in this process; it
+    would start another for each, which imports vllm once more."""
     if importlib.util.find_spec("vllm") is None:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import vllm.distributed.kv_transfer.kv_connector.v1.base  # noqa: F401
+        from vllm.model_executor.models import registry
+
+        registry._run_in_subprocess = lambda inspect: inspect()

@@ -63,7 +63,7 @@ def test_models_of_other_builds_are_blended(name: str, tmp_path: Path, monkeypat
         engine.ask([A])
         engine.settle()
         engine.reset_prefix_cache()
-        blender = worker_side().blender
+        blender = worker_side().blend_runner
         recompute_all()
         wish = {"mode": "blend", "no_store": True}
         (every,) = engine.ask([MOVED], wish=wish, max_tokens=8)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.asking import COSTS
+from tests.documents import COSTS
 from vllm_harness import tokens, worker_side
 
 from dejakv.build import build_cache
@@ -83,9 +83,9 @@ def test_rows_and_state_are_those_of_the_transformers_engine(
     for name in arms:
         got = kept(worker_side().store, partition_of(f"{name}:{DEFAULT_PARTITION}"))
         assert got.keys() == wanted.keys()
-        for place, chunk in wanted.items():
-            assert got[place].meta.token_ids == chunk.meta.token_ids
-            there, here = chunk.tensor.data, got[place].tensor.data
+        for place, stored_state in wanted.items():
+            assert got[place].meta.token_ids == stored_state.meta.token_ids
+            there, here = stored_state.tensor.data, got[place].tensor.data
             assert np.abs(there - here).max() < 1e-4 * np.abs(there).max()
     if new_words == 80:
         assert [generation for generation, _ in wanted] == [1, 2]

@@ -45,7 +45,7 @@ def test_the_page_has_a_command_for_each_way() -> None:
 @pytest.mark.parametrize("number", [1, 2])
 def test_documented_commands_start(number: int, tmp_path: Path) -> None:
     environment, arguments = as_run(commands()[number], tmp_path)
-    with serving(tmp_path, arguments, environment) as address:
+    with serving(tmp_path, arguments, environment, forking=number != 1) as address:
         answer = httpx.post(
             f"{address}/v1/completions",
             json={"prompt": "mara lives in rome. " * 8 + "where does mara live?", "max_tokens": 2},

@@ -44,7 +44,7 @@ def parameters(rng: random.Random) -> Any:
     return {**rng.choice((*OTHERS, {})), "dejakv": ours if rng.random() < 0.7 else junk(rng)}
 
 
-@pytest.fixture(params=["alone", "alone with blends", "below MultiConnector"])
+@pytest.fixture(params=["alone with blends", "below MultiConnector"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     ours = {"store": str(tmp_path / "ours")}
     theirs = {

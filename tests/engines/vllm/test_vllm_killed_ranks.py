@@ -10,10 +10,22 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from dying_worker import EXTENSION as DYING
-from dying_worker import Death
-from two_ranks import ONE, TWO, confirmed, held, leftovers, of_two_cpus, use_two_cpus
-from vllm_harness import EXTENSION, Output, running, server_flags, serving, tokens
+from vllm_harness import (
+    EXTENSION,
+    ONE,
+    TWO,
+    Output,
+    confirmed,
+    held,
+    leftovers,
+    of_two_cpus,
+    running,
+    server_flags,
+    serving,
+    tokens,
+    use_two_cpus,
+)
+from workers import DYING, Death
 
 from dejakv.request import DEFAULT_PARTITION
 
@@ -21,7 +33,7 @@ A, B, SHORT = (tokens(261, seed) for seed in (81, 82, 83))
 LONG = tokens(700, 84)
 MOVED = tokens(12, 91) + A[120:240] + tokens(10, 92) + A[20:130]
 
-HIT, MISS = "exact_text", "no stored chunk begins like this prompt"
+HIT, MISS = "exact_text", "no stored prompt begins like this one"
 ENDED = (RuntimeError, AssertionError)
 """What an engine in this process raises; the second where its workers are gone before the step."""
 SERVER_ENDED = (httpx.HTTPStatusError, httpx.NetworkError, httpx.RemoteProtocolError)
@@ -134,7 +146,7 @@ def test_a_rank_killed_in_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     death = Death.in_folder(tmp_path / "fetching", 1, "fetching", 2)
     environment = {"DEJAKV_ADOPT": '{"mode": "off", "semantic_text": false}', **of_two_cpus(), **death.environment}
-    with serving(tmp_path / "fetching", flags, environment) as server:
+    with serving(tmp_path / "fetching", flags, environment, forking=False) as server:
         truth, _ = _complete(server, A, {})
         _complete(server, B, {})
         _stored(server, 2)

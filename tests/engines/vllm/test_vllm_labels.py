@@ -1,9 +1,11 @@
 """Labels: an approximate answer says so on every way that it takes, and where it could not, it is exact."""
 
 import json
+import time
 
 import httpx
 import pytest
+from tests.otlp import Collector, attributes
 from vllm_harness import BLENDING, running, server_flags, serving, tokens
 
 MODES = {**BLENDING, "mode": "blend", "min_gain": 1, "lookup_timeout_s": 30, "load_timeout_s": 60}
@@ -35,13 +37,21 @@ def said_of(event):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def collector():
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, collector):
     folder = tmp_path_factory.mktemp("labels")
     flags = [
         flag.replace("AdoptMiddleware", "ServerMiddleware")
         for flag in server_flags({**MODES, "store": str(folder / "kv")})
     ]
-    with serving(folder, [*flags, "--chat-template", TEMPLATE], {}) as address:
+    flags += ["--chat-template", TEMPLATE, "--otlp-traces-endpoint", f"{collector.url}/v1/traces"]
+    environment = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    with serving(folder, flags, environment) as address:
         yield address
 
 
@@ -111,6 +121,26 @@ def test_an_exact_answer_says_nothing_unless_it_is_asked(server):
     assert (
         said_of(events_of(post(server, "completions", HEADS[2], stream=True, **asks).text)[-1])["approximate"] is False
     )
+
+
+def test_the_connectors_spans_stand_beside_vllms_in_the_clients_trace(server, collector, prompts):
+    path, body = requested("completions", next(prompts), **ASKS)
+    header = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    assert httpx.post(f"{server}{path}", json=body, headers=header, timeout=None).status_code == 200
+
+    names = ("dejakv.load", "dejakv.request", "llm_request", f"POST {path}")
+    while True:
+        traced = collector.of_trace("4bf92f3577b34da6a3ce929d0e0e4736")
+        if {each.name for each in traced.spans} >= set(names):
+            break
+        time.sleep(0.02)
+    tree = {each.name: traced.parent_name(each) for each in traced.spans}
+    assert [tree[name] for name in names] == ["dejakv.request", f"POST {path}", f"POST {path}", ""]
+    assert (tree["dejakv.lookup"], tree["dejakv.decision"]) == ("dejakv.request", "dejakv.request")
+
+    request, load = attributes(traced.named("dejakv.request")), attributes(traced.named("dejakv.load"))
+    assert (request["dejakv.method"], request["dejakv.approximate"]) == ("blend", True)
+    assert (load["dejakv.method"], load["dejakv.loaded_bytes"]) == ("blend", request["dejakv.loaded_bytes"])
 
 
 def counted(server, name):

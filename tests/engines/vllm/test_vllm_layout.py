@@ -127,3 +127,38 @@ def test_any_order_is_read(dtype):
     state = torch.randn(paged.shape(70)).to(dtype)
     paged.scatter([5, 2, 7], 0, state)
     assert torch.equal(paged.gather([5, 2, 7], 70), state)
+
+
+def _side_by_side(heads, tokens, d):
+    """FlashAttention's."""
+    return torch.arange(2 * heads * tokens * d).view(heads, tokens, 2, d).permute(2, 0, 1, 3)
+
+
+def _keys_transposed(heads, tokens, d):
+    """That of vLLM's kernels for CPUs: of each head K by number and V by token."""
+    keys, values = torch.arange(2 * heads * tokens * d).view(heads, 2, tokens * d).unbind(1)
+    return torch.stack([keys.view(heads, d, tokens).mT, values.view(heads, tokens, d)])
+
+
+def _keys_packed(heads, tokens, d):
+    """Of AMX: K in groups of 16 tokens, in which pairs of numbers lie side by side."""
+    keys, values = torch.arange(2 * heads * tokens * d).view(heads, 2, tokens * d).unbind(1)
+    packed = keys.view(heads, tokens // 16, d // 2, 16, 2).permute(0, 1, 3, 2, 4).reshape(heads, tokens, d)
+    return torch.stack([packed, values.view(heads, tokens, d)])
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("order", [_side_by_side, _keys_transposed, _keys_packed])
+def test_kernels_orders_are_read_without_a_copy(order, heads):
+    layer = _Shuffled(0)
+    layer.order = order(heads, 32, 8).reshape(-1)
+    layers = {name: SimpleNamespace(impl=layer) for name in ("a", "b")}
+    caches = {name: torch.zeros(8, heads, 32, 16, dtype=torch.bfloat16) for name in layers}
+    paged = PagedKV(layers, caches, 32, 8, torch.bfloat16, entries=True)
+    state = torch.randn(paged.shape(70)).to(torch.bfloat16)
+    paged.scatter([5, 2, 7], 0, state)
+    pages = paged.copy_pages(((5, 2, 7),), 70)
+    assert torch.equal(paged.entries(pages, 70), state)
+    assert torch.equal(paged.entries(pages[1:], 38), state[:, :, :, 32:])
+    assert torch.equal(paged.keys(paged.page_index([5, 2, 7], 70), 1, 70), state[0, 1])
+    assert {part.untyped_storage().data_ptr() for part in paged.split(pages)} == {pages.untyped_storage().data_ptr()}

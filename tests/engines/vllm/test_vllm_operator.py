@@ -103,7 +103,7 @@ def test_the_documented_reset_resets(tmp_path: Path) -> None:
 
 
 def test_the_documented_reset_of_an_offline_llm_resets() -> None:
-    [line] = re.findall(r"^llm\.reset_prefix_cache\(.*$", PAGE.read_text(), re.MULTILINE)
+    [line] = re.findall(r"`(llm\.reset_prefix_cache\([^`]*)`", PAGE.read_text())
     with running() as engine:
         engine.ask(PROMPTS)
         engine.settle()

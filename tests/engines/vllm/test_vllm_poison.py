@@ -51,7 +51,7 @@ def engine(truth):
     with running(extra=BLENDING, worker_extension_cls=EXTENSION, **POOL) as running_engine:
         running_engine.ask([A])
         running_engine.settle()
-        blender = worker_side().blender
+        blender = worker_side().blend_runner
         blender.config = replace(blender.config, share=0.0, by_need=False, offsets=False, tail=1)
         yield running_engine
 

@@ -19,10 +19,10 @@ from dejakv.engines.vllm.ranks import NOT_ALIKE, RankGroup, UnderWay, settings_o
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stores import EveryRank
 from dejakv.engines.vllm.stores import open_store as open_side
-from dejakv.store.base import ChunkMeta, StoredState, Tensor
+from dejakv.store.base import RawTensor, StateInfo, StoredState
 from dejakv.store.budgets import now
 from dejakv.store.open import open_store
-from dejakv.testing.chunks import deliveries, prompt_chunk
+from dejakv.testing.stored_states import deliveries, make_prompt_state
 
 
 def test_a_rank_has_its_own_folder_and_its_share_of_the_budgets() -> None:
@@ -41,36 +41,36 @@ def test_the_epoch_is_back_when_every_rank_has_the_weights_of_the_start(answers:
     epoch = made.epoch
     assert epoch != "start"
     for same in (True, True):
-        made.heard(0, same)  # of the generation before
-    made.heard(1, answers[0])
-    assert (made.epoch, made.unknown) == (epoch, True)
-    made.heard(1, answers[1])
-    assert (made.epoch, made.unknown) == ("start" if all(answers) else epoch, False)
+        made.record_answer(0, same)  # of the generation before
+    made.record_answer(1, answers[0])
+    assert (made.epoch, made.awaits_answers) == (epoch, True)
+    made.record_answer(1, answers[1])
+    assert (made.epoch, made.awaits_answers) == ("start" if all(answers) else epoch, False)
     made.begin()
     assert made.epoch not in ("start", epoch), "no two generations share an epoch, nor do two processes"
 
 
-def chunk(name: str) -> StoredState:
+def stored_state(name: str) -> StoredState:
     return StoredState(
-        ChunkMeta(name, "default", "e", (1, 2), "", ""), Tensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32")
+        StateInfo(name, "default", "e", (1, 2), "", ""), RawTensor(np.zeros((2, 1, 1, 2, 4), np.float32), "F32")
     )
 
 
-def test_a_chunk_is_there_if_every_rank_has_it(tmp_path: Path) -> None:
+def test_a_state_is_there_if_every_rank_has_it(tmp_path: Path) -> None:
     stores = [open_store(tmp_path / str(rank)) for rank in range(2)]
     view = EveryRank(stores)
     gone = []
-    view.on_evict(gone.append)
+    view.listen(removed=gone.append)
     for name in ("a", "b"):
         for store in stores:
-            assert store.put(chunk(name))
-    stores[0].put(chunk("half"))
+            assert store.put(stored_state(name))
+    stores[0].put(stored_state("half"))
     assert {meta.id for meta in view.metas()} == {"a", "b"}
     assert view.meta("half") is None
-    there, mark = view.added()
+    there, mark = view.metas_since()
     assert {meta.id for meta in there} == {"a", "b"}
-    stores[1].put(chunk("half"))  # the second rank is later than the look
-    assert [meta.id for meta in view.added(mark)[0]] == ["half"]
+    stores[1].put(stored_state("half"))  # the second rank is later than the look
+    assert [meta.id for meta in view.metas_since(mark)[0]] == ["half"]
     stores[1].delete("half")
     gone.clear()
     assert view.meta("a").id == "a"
@@ -84,7 +84,7 @@ def test_a_chunk_is_there_if_every_rank_has_it(tmp_path: Path) -> None:
 
 
 def test_a_prefix_of_a_prompt_that_is_not_there_is_found_if_every_rank_has_it(tmp_path: Path) -> None:
-    ranks, long = [open_store(tmp_path / str(rank)) for rank in range(2)], prompt_chunk(range(100))
+    ranks, long = [open_store(tmp_path / str(rank)) for rank in range(2)], make_prompt_state(range(100))
     view, (part, rest) = EveryRank(ranks), deliveries(long, (64, 100))
     assert ranks[0].put(part)
     assert view.find("p", "e", long.meta.token_ids) is None
@@ -106,8 +106,8 @@ VLLM: Any = SimpleNamespace(
 
 def living(tokens: range, *, seconds: float) -> StoredState:
     """A prompt that may be used for so many seconds more, or that has expired so long ago."""
-    chunk = prompt_chunk(tokens)
-    return replace(chunk, meta=replace(chunk.meta, created=now() - 1_000, ttl=1_000 + seconds))
+    stored_state = make_prompt_state(tokens)
+    return replace(stored_state, meta=replace(stored_state.meta, created=now() - 1_000, ttl=1_000 + seconds))
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -116,13 +116,13 @@ def test_both_sides_find_nothing_that_has_expired(tmp_path: Path, on_disk: bool)
     theirs, ours = open_side(settings, VLLM, writing=True), open_side(settings, VLLM)
     old, new = living(range(50), seconds=-1), living(range(100, 150), seconds=500)
     try:
-        for chunk in (old, new):
-            assert theirs.put(chunk)
+        for stored_state in (old, new):
+            assert theirs.put(stored_state)
         view = EveryRank([ours])
         for side in (theirs, ours, view):
             assert [meta.id for meta in side.metas()] == [new.meta.id]
             assert side.meta(old.meta.id) is None
-            assert [meta.id for meta in side.added()[0]] == [new.meta.id]
+            assert [meta.id for meta in side.metas_since()[0]] == [new.meta.id]
     finally:
         ours.close()
         theirs.close()
@@ -133,7 +133,7 @@ def test_ranks_have_their_parts_in_one_bucket(tmp_path: Path, bucket: str) -> No
     engine: Any = SimpleNamespace(
         parallel_config=SimpleNamespace(distributed_executor_backend="mp"), kv_transfer_config=VLLM.kv_transfer_config
     )
-    long = prompt_chunk(range(100))
+    long = make_prompt_state(range(100))
     parts = [replace(long, tensor=replace(long.tensor, data=long.tensor.data + rank)) for rank in range(2)]
 
     def sides(machine: str, **more: bool) -> list[Any]:
@@ -147,11 +147,11 @@ def test_ranks_have_their_parts_in_one_bucket(tmp_path: Path, bucket: str) -> No
     view, readers = EveryRank(sides("two")), sides("two", writing=True)
     found = view.find("p", "e", long.meta.token_ids, whole=True)
     assert found is not None
-    assert (found[0].tokens, view.away(found[0].donor) > 0) == (100, True)
+    assert (found[0].tokens, view.remote_read_seconds(found[0].donor) > 0) == (100, True)
     for side, part in zip(readers, parts, strict=True):
         np.testing.assert_array_equal(side.get(long.meta.id).tensor.data, part.tensor.data)
         side.close()
-    assert view.away(found[0].donor) == 0, "copies are on this machine's disk"
+    assert view.remote_read_seconds(found[0].donor) == 0, "copies are on this machine's disk"
     view.close()
 
 
@@ -222,15 +222,27 @@ class Group(RankGroup):
 def test_ranks_agree(two_ranks: Any) -> None:
     def both(rank: int, ranks: Group) -> Any:
         return (
-            ranks.each([True, rank == 0, False]),
-            ranks.most(0.5 + rank),
-            ranks.most(float("nan") if rank else 1.0),
-            ranks.summed(torch.tensor([1.0, rank])).tolist(),
-            ranks.of_first(torch.tensor([rank, 7], dtype=torch.uint8)).tolist(),
+            ranks.all_agree([True, rank == 0, False]),
+            ranks.maximum(0.5 + rank),
+            ranks.maximum(float("nan") if rank else 1.0),
+            ranks.total(torch.tensor([1.0, rank])).tolist(),
+            ranks.broadcast_first(torch.tensor([rank, 7], dtype=torch.uint8)).tolist(),
         )
 
     first, second = two_ranks(both)
     assert first == second == ([True, False, False], 1.5, float("inf"), [2.0, 1.0], [0, 7])
+
+
+def test_ranks_leave_what_they_are_given(two_ranks: Any) -> None:
+    def both(rank: int, ranks: Group) -> Any:
+        values, transposed = torch.tensor([1.0, rank]), torch.tensor([[1.0, 2.0], [3.0, rank]]).T
+        results = ranks.total(values), ranks.broadcast_first(values), ranks.broadcast_first(transposed)
+        return values.tolist(), transposed.tolist(), [result.tolist() for result in results]
+
+    first, second = two_ranks(both)
+    assert first[:2] == ([1.0, 0.0], [[1.0, 3.0], [2.0, 0.0]])
+    assert second[:2] == ([1.0, 1.0], [[1.0, 3.0], [2.0, 1.0]])
+    assert first[2] == second[2] == [[2.0, 1.0], [1.0, 0.0], [[1.0, 3.0], [2.0, 0.0]]]
 
 
 @pytest.mark.parametrize("where", [0, 1])
@@ -239,7 +251,9 @@ def test_what_one_rank_cannot_do_none_has_done(two_ranks: Any, where: int) -> No
 
     def both(rank: int, ranks: Group) -> Any:
         blends: Any = [
-            BlendState(SimpleNamespace(name=name, asks=0, tokens=0, plan=SimpleNamespace(least=50)), (1,))
+            BlendState(
+                SimpleNamespace(name=name, question_rows=0, tokens=0, plan=SimpleNamespace(minimum_count=50)), (1,)
+            )
             for name in "abc"
         ]
         mixer = BlendWorker(Planned(ranks, "b" if rank == where else ""))

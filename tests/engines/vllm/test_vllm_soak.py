@@ -1,6 +1,6 @@
 """A long mixed run through one engine: no exact answer is ever wrong, and nothing grows.
 
-Modes, tenants, blends, preemptions, aborts, resets, evictions, damaged and deleted chunks, all at once. CI runs a few rounds; `make soak`
+Modes, tenants, blends, preemptions, aborts, resets, evictions, damaged and deleted stored states, all at once. CI runs a few rounds; `make soak`
 half of `DEJAKV_SOAK_MINUTES`, 10,000 exactly served answers in 30 minutes of a core.
 """
 
@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from tests.soak import deadline, soak_rounds, soak_seed
+from tests.conftest import deadline, soak_rounds, soak_seed
 from vllm import SamplingParams
 from vllm_harness import BLENDING, EXTENSION, Engine, changed, greedy, running, segments, spoil, tokens, worker_side
 

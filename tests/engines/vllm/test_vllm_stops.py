@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from slow_worker import EXTENSION, Delays
 from test_vllm_operator import as_documented, complete, documented_reset, post, stored
 from vllm_harness import server_flags, serving, tokens
+from workers import SLOW, Delays
 
 
 @dataclass
@@ -36,7 +36,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slow]:
     delays = Delays(folder / "delays")
     flags = server_flags({"store": str(folder / "kv"), "load_timeout_s": 60})
     middleware = flags.index("--middleware")
-    flags[middleware : middleware + 2] = ["--shutdown-timeout", "60", "--worker-extension-cls", EXTENSION]
+    flags[middleware : middleware + 2] = ["--shutdown-timeout", "60", "--worker-extension-cls", SLOW]
     environment = {"VLLM_SERVER_DEV_MODE": "1", **delays.environment}
     with serving(folder, flags, environment) as address:
         yield Slow(address, delays, folder / "log")
@@ -61,8 +61,12 @@ OPERATIONS = {
 MAY_FAIL = {("loading", "reset running"), ("loading", "pause keep"), ("loading", "sleep keep")}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("state", ["idle", "answering", "loading"])
+# What a mode does with running requests does not matter to an idle server.
+CASES = [("idle", operation) for operation in ("reset", "pause wait", "sleep wait")]
+CASES += [(state, operation) for state in ("answering", "loading") for operation in OPERATIONS]
+
+
+@pytest.mark.parametrize(("state", "operation"), CASES)
 def test_in_every_state_we_are_reset_or_it_is_said_that_we_are_not(slow: Slow, state: str, operation: str) -> None:
     """With other weights from just before: old state is used in neither case, and after success new state is reused."""
     address, prompt = slow.address, tokens(200, zlib.crc32(f"{state} {operation}".encode()))

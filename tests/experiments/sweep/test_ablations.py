@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from dejakv.experiments.sweep import ablation, experiments, read_file, sweep
+from dejakv.experiments.sweep import ablation, read_experiments, read_file, sweep
 
 FOLDER = Path(__file__).parents[3] / "research" / "specs"
 
 
 @pytest.mark.parametrize(("name", "runs"), [("shapes", 18), ("smollm2", 7)])
 def test_a_specification_is_whole(name: str, runs: int) -> None:
-    found = list(experiments(read_file(FOLDER / f"ablation-{name}.json", "--specs"), None))
+    found = list(read_experiments(read_file(FOLDER / f"ablation-{name}.json", "--specs"), None))
     assert len(found) == runs
     assert len({str(settings.named()) for _, settings, _ in found}) == runs
 
@@ -28,5 +28,5 @@ def test_encoder_outputs_are_isolated(tmp_path: Path) -> None:
 
 
 def test_only_the_fusion_run_keeps_encoder_outputs() -> None:
-    kept = {name: settings.cache.encoder_bytes > 1 for name, settings, _ in experiments(ablation(["m"]))}
+    kept = {name: settings.cache.encoder_bytes > 1 for name, settings, _ in read_experiments(ablation(["m"]))}
     assert [name for name, keeps in kept.items() if keeps] == ["m-fusion"]

@@ -9,7 +9,7 @@ import typer
 from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError
 from dejakv.experiments.settings import KEYS
-from dejakv.experiments.sweep import ablation, entries, experiments, read_file
+from dejakv.experiments.sweep import ablation, expand_entries, read_experiments, read_file
 
 YAML = """
 defaults: {preset: docs, max_samples: 5}
@@ -30,7 +30,7 @@ def test_a_grid_of_yaml(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(YAML)
     found = {
         name: (settings, notes)
-        for name, settings, notes in experiments(read_file(tmp_path / "spec.yaml", "--specs"), None)
+        for name, settings, notes in read_experiments(read_file(tmp_path / "spec.yaml", "--specs"), None)
     }
     assert list(found) == [
         "similarity_threshold-0.5-blend_quality-strict", "similarity_threshold-0.5-blend_quality-loose",
@@ -44,13 +44,13 @@ def test_a_grid_of_yaml(tmp_path: Path) -> None:
 
 def test_a_grid_names_its_combinations_by_a_template() -> None:
     spec = {"grid": [{"name": "{model}-t{similarity_threshold}", "model": ["a/b"], "similarity_threshold": [0.5, 1]}]}
-    assert [entry["name"] for entry in entries(spec)] == ["a_b-t0.5", "a_b-t1"]
+    assert [entry["name"] for entry in expand_entries(spec)] == ["a_b-t0.5", "a_b-t1"]
 
 
 def test_a_list_is_a_value_inside_a_list() -> None:
     spec = {"grid": {"embedding_layers": [["prompt:auto:0.5"], ["prompt:auto:0.5", "vision:auto:0.9"], []]}}
-    assert [entry["embedding_layers"] for entry in entries(spec)] == spec["grid"]["embedding_layers"]
-    assert len({entry["name"] for entry in entries(spec)}) == 3
+    assert [entry["embedding_layers"] for entry in expand_entries(spec)] == spec["grid"]["embedding_layers"]
+    assert len({entry["name"] for entry in expand_entries(spec)}) == 3
 
 
 def test_every_flag_of_run_is_a_key() -> None:
@@ -60,7 +60,7 @@ def test_every_flag_of_run_is_a_key() -> None:
 
 
 def test_flags_of_one_item_are_lists() -> None:
-    (found,) = experiments(
+    (found,) = read_experiments(
         {"experiments": [{"name": "a", "embedding-layer": "prompt:auto:0.5", "preset": "docs"}]}, None
     )
     assert found.settings.cache.embedding_layers == ("prompt:auto:0.5",)
@@ -85,7 +85,7 @@ WRONG: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("spec", "says"), WRONG, ids=[says for _, says in WRONG])
 def test_a_wrong_sweep_is_refused(spec: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        list(experiments(spec, None))
+        list(read_experiments(spec, None))
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,6 @@ def test_a_file_that_is_no_specification(name: str, text: str, says: str, tmp_pa
 
 def test_models_with_one_folder_name_have_runs_of_their_own() -> None:
     spec = ablation(["org/tiny", "other/tiny"])
-    assert len({name for name, _, _ in experiments({**spec, "defaults": {"dataset": "gqa"}}, None)}) == 2 * 16
+    assert len({name for name, _, _ in read_experiments({**spec, "defaults": {"dataset": "gqa"}}, None)}) == 2 * 16
     with pytest.raises(ConfigError, match="needs its own name"):
-        experiments(ablation(["org/tiny", "org/tiny"]))
+        read_experiments(ablation(["org/tiny", "org/tiny"]))

@@ -5,9 +5,9 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from tests.find.copied.plain import check_runs, checked, covered_by, indexed, places
+from tests.find.conftest import check_runs, checked, covered_by, indexed, places
 
-from dejakv.decide.copied.fingerprints import GUARANTEED, fingerprints
+from dejakv.decide.copied.fingerprints import SHORTEST_FINDABLE_RUN, fingerprints
 from dejakv.decide.copied.search import TokenRun, cover
 
 SEEDS = st.integers(0, 1 << 32)
@@ -15,7 +15,7 @@ SEEDS = st.integers(0, 1 << 32)
 
 @settings(max_examples=200, deadline=None)
 @given(
-    length=st.integers(GUARANTEED, 200),
+    length=st.integers(SHORTEST_FINDABLE_RUN, 200),
     around=st.lists(st.integers(0, 100), min_size=4, max_size=4),
     alphabet=st.sampled_from([2, 3, 50, 50_000]),
     seed=SEEDS,

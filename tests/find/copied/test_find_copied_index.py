@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.find.copied.plain import check_runs, covered_by, indexed, places
+from tests.find.conftest import check_runs, covered_by, indexed, places
 
 from dejakv.decide.copied.fingerprints import IN_A_ROW, WINDOW, Ids, K, fingerprints, fingerprints_of_all
 from dejakv.decide.copied.index import MAX_HOLDERS, CopiedIndex

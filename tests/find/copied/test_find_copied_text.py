@@ -9,10 +9,10 @@ from dejakv.decide.copied.search import CopiedText, DonorCover, TokenRun
 from dejakv.engines.base import Prepared
 from dejakv.identity import MediumSpan, exact_key
 from dejakv.request import Request
-from dejakv.store.base import ChunkMeta, StoredState
+from dejakv.store.base import StateInfo, StoredState
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
-from dejakv.testing.chunks import make_chunk
+from dejakv.testing.stored_states import make_stored_state
 
 WORDS = list(range(1_000, 1_100))
 ONE, OTHER = "aa" * 32, "bb" * 32
@@ -20,11 +20,11 @@ ONE, OTHER = "aa" * 32, "bb" * 32
 
 def stored(
     store: Store, tokens: Sequence[int], partition: str = "p", epoch: str = "e", spans: tuple[MediumSpan, ...] = ()
-) -> ChunkMeta:
-    chunk = make_chunk()
+) -> StateInfo:
+    stored_state = make_stored_state()
     id = exact_key(partition, epoch, tokens, [span.digest for span in spans])
-    meta = replace(chunk.meta, id=id, partition=partition, epoch=epoch, token_ids=tuple(tokens), spans=spans)
-    assert store.put(StoredState(meta, chunk.tensor))
+    meta = replace(stored_state.meta, id=id, partition=partition, epoch=epoch, token_ids=tuple(tokens), spans=spans)
+    assert store.put(StoredState(meta, stored_state.tensor))
     return meta
 
 
@@ -47,12 +47,12 @@ def store() -> Store:
 @pytest.fixture
 def copied(store: Store) -> CopiedText:
     copied = CopiedText(store)
-    store.on_evict(copied.remove)
+    store.listen(removed=copied.remove)
     return copied
 
 
 def test_what_one_partition_stores_takes_nothing_from_another(store: Store) -> None:
-    """No holders of a fingerprint: the guarded partition's chunk is found, whatever the other adds."""
+    """No holders of a fingerprint: the guarded partition's stored state is found, whatever the other adds."""
     copied = CopiedText(store)
     mine = stored(store, WORDS, "mine")
     copied.add([mine])

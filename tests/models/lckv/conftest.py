@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dejakv.models.lckv.cache import LCKVCache
-from dejakv.models.lckv.configuration import LCKVLlamaConfig
-from dejakv.models.lckv.modeling import LCKVLlamaForCausalLM
+from dejakv.prototypes.lckv.cache import LCKVCache
+from dejakv.prototypes.lckv.configuration import LCKVLlamaConfig
+from dejakv.prototypes.lckv.modeling import LCKVLlamaForCausalLM
 
 
 def tiny(layout: str, **settings) -> LCKVLlamaForCausalLM:

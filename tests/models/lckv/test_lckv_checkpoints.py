@@ -1,19 +1,18 @@
 """Checkpoints: our own, and those in the layout that whyNLP/LCKV publishes."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from tests.models.lckv.conftest import tiny
+from tests.services import python
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from dejakv.models import lckv
-from dejakv.models.lckv.modeling import LCKVLlamaForCausalLM
+from dejakv.prototypes import lckv
+from dejakv.prototypes.lckv.modeling import LCKVLlamaForCausalLM
 
 PUBLISHED = {
     "architectures": ["LCKVLlamaForCausalLM"],
@@ -101,5 +100,5 @@ def test_the_package_loads_them_by_itself(folder):
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
     tokenizer.save_pretrained(folder)
     program = "import sys; from dejakv.models import load; print(type(load(sys.argv[1])[0]).__name__)"
-    done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "LCKVLlamaForCausalLM"
+    done = python("-c", program, folder)
+    assert done.stdout.strip() == "LCKVLlamaForCausalLM", done.stderr

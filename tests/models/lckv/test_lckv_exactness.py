@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.models.lckv.conftest import sequential_prefill, tiny
 
-from dejakv.models.lckv.cache import GivenRows, LCKVCache
+from dejakv.prototypes.lckv.cache import GivenRows, LCKVCache
 
 TOLERANCE = 2e-5
 """Logits reach 2. Sums in another order differ by a few millionths, more on some processors; a missing iteration by a tenth."""

@@ -3,7 +3,7 @@
 import pytest
 
 from dejakv.errors import ConfigError
-from dejakv.models.lckv.layout import KVLayout
+from dejakv.prototypes.lckv.layout import KVLayout
 
 
 def test_sandwich_of_the_paper():

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.models.lckv.conftest import sequential_prefill
 
-from dejakv.models.lckv.cache import LCKVCache
-from dejakv.models.lckv.passes import CondensedPasses, LoopIterations
+from dejakv.prototypes.lckv.cache import LCKVCache
+from dejakv.prototypes.lckv.passes import CondensedPasses, LoopIterations
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +45,13 @@ def test_it_ends_once_nothing_changes_but_the_rounding(model, ids):
     inner = model.model
     rows = inner.rows(inner.embed_tokens(long), None, None, 0)
     passes = CondensedPasses(inner.layout, inner.layers, None, long.shape[1])
-    passes.settle(passes.once(rows, inner.layout.bottom), LoopIterations.to_the_end(long.shape[1]))
+    passes.settle(passes.run_layers(rows, inner.layout.bottom), LoopIterations.to_the_end(long.shape[1]))
     assert 2 < passes.iterations < long.shape[1] / 2
 
 
 def test_beams_share_what_was_given(model, ids):
     """Given rows are of one prompt, the batch is as wide as the search."""
-    from dejakv.models.lckv.cache import GivenRows
+    from dejakv.prototypes.lckv.cache import GivenRows
 
     _, held = parts(model, ids[:1], 24)
     task = model.model.layout.task_layers

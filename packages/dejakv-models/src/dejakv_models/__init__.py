@@ -1,1 +1,4 @@
-"""The bundled models, whose folders `dejakv.models` reads, and the made-up worlds that they were trained on (`docs`, `shapes`)."""
+"""The bundled models and the made-up worlds that they were trained on (`docs`, `shapes`).
+
+`dejakv.models` reads the folders of the models.
+"""

@@ -1,13 +1,4 @@
-"""Documents of facts, questions about them, and changed versions of them: the data that docs-lm is trained on.
-
-    >>> rng = random.Random(0)
-    >>> doc = make_document(rng, facts=16)
-    >>> made = edit(doc, rng, facts=3)  # three facts get another value
-    >>> len(made.changed), made.must_change[0].answer != made.must_change[0].old_answer
-    (3, True)
-
-Everything follows from the seed. `docs_facts` has the words.
-"""
+"""Documents of facts, questions about them, and changed versions: the data of docs-lm."""
 
 import hashlib
 import random
@@ -32,7 +23,10 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class Fact:
-    """`name`'s `attribute` is `value`, all as docs-lm's tokenizer spells them (lower case, one token each)."""
+    """The statement that `name`'s `attribute` is `value`.
+
+    All are as docs-lm's tokenizer spells them: lower case, one token each.
+    """
 
     name: str
     attribute: str
@@ -40,7 +34,7 @@ class Fact:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The subject of the fact; a document states each key once."""
+        """Subject of the fact; a document states each key once."""
         return (self.name, self.attribute)
 
 
@@ -55,12 +49,16 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Document:
-    """Sentences in order. `make_document` builds one; the changes in `docs` derive others from it."""
+    """Sentences in order.
+
+    `make_document` builds a document, and the changes in `docs` derive others from it.
+    """
 
     sentences: tuple[Sentence, ...]
 
     @cached_property
     def text(self) -> str:
+        """The sentences as one text."""
         return " ".join(s.text for s in self.sentences)
 
     @cached_property
@@ -70,32 +68,39 @@ class Document:
 
     @cached_property
     def tokens(self) -> int:
-        """Length in docs-lm's tokens (words and punctuation marks), markers and question not counted."""
+        """Length in docs-lm's tokens (words and punctuation marks), not of markers and question."""
         return count_tokens(self.text)
 
     @cached_property
     def id(self) -> str:
-        """16 hexadecimal digits of the text's SHA-256: the same text has the same id everywhere."""
+        """First 16 hexadecimal digits of the text's SHA-256, a name of the text everywhere."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     def answer(self, name: str, attribute: str) -> str | None:
-        """The value the document states for this key, or None."""
+        """Return the value the document states for this key, or None."""
         return next((f.value for f in self.facts if f.key == (name, attribute)), None)
 
 
 def count_tokens(text: str) -> int:
-    """docs-lm's tokens in a text of the closed vocabulary, without loading a tokenizer."""
+    """Count docs-lm's tokens in a text of the closed vocabulary, without loading a tokenizer."""
     return len(_WORD.findall(text))
 
 
 def check_length(document: Document) -> Document:
-    """The document itself, or DatasetError if it and a question do not fit docs-lm's context."""
+    """Return the document itself.
+
+    Raises
+    ------
+    DatasetError
+        If it and a question do not fit docs-lm's context.
+    """
     limit = CONTEXT - RESERVED
     if document.tokens > limit:
         fits = len(document.facts) * limit // document.tokens
         raise DatasetError(
-            f"the document has {document.tokens} tokens, but docs-lm reads {CONTEXT} of which {RESERVED} are kept for "
-            f"question and answer: ask for at most about {fits} facts, or less filler"
+            f"the document has {document.tokens} tokens, but docs-lm reads {CONTEXT} of which"
+            f" {RESERVED} are kept for question and answer: ask for at most about {fits} facts, or"
+            " less filler"
         )
     return document
 
@@ -105,9 +110,16 @@ def _proper(word: str, attribute: str) -> str:
 
 
 def state(
-    fact: Fact, rng: random.Random, wordings: Wordings = "train", avoid: str = "", opening: float = 0.1
+    fact: Fact,
+    rng: random.Random,
+    wordings: Wordings = "train",
+    avoid: str = "",
+    opening: float = 0.1,
 ) -> Sentence:
-    """The fact in a randomly chosen wording other than `avoid`; with probability `opening` after an opening phrase."""
+    """State the fact in a randomly chosen wording other than `avoid`.
+
+    With probability `opening` it follows an opening phrase.
+    """
     of = ATTRIBUTES[fact.attribute]
     known = of.statements if wordings == "train" else of.held_out_statements
     template = rng.choice([wording for wording in known if wording != avoid])
@@ -119,27 +131,38 @@ def state(
 
 
 def filler(rng: random.Random) -> Sentence:
-    """A sentence that states no fact but may name people."""
+    """Return a sentence that states no fact but may name people."""
     template = rng.choice(FILLERS)
     n, m = rng.sample(NAMES, 2)
     return Sentence(template.format(n=n.capitalize(), m=m.capitalize()), None, template)
 
 
 def ask(fact: Fact, rng: random.Random, wordings: Wordings = "train") -> str:
-    """A question whose answer is the fact's value."""
+    """Return a question whose answer is the fact's value."""
     of = ATTRIBUTES[fact.attribute]
     template = rng.choice(of.questions if wordings == "train" else of.held_out_questions)
     return template.format(n=fact.name.capitalize())
 
 
-def draw_facts(rng: random.Random, count: int, taken: frozenset[tuple[str, str]] = frozenset()) -> list[Fact]:
-    """`count` facts with different keys, none of them in `taken`; DatasetError if there are too few.
+def draw_facts(
+    rng: random.Random, count: int, taken: frozenset[tuple[str, str]] = frozenset()
+) -> list[Fact]:
+    """Draw `count` facts with different keys, none of them in `taken`.
 
-    They are about a random number of people, so that neither the name nor the attribute alone identifies a fact.
+    They are about a random number of people, so that neither the name nor the attribute alone
+    identifies a fact.
+
+    Raises
+    ------
+    DatasetError
+        If there are too few.
     """
     possible = len(NAMES) * len(ATTRIBUTES) - len(taken)
     if not 1 <= count <= possible:
-        raise DatasetError(f"{count} facts were asked for, but between 1 and {possible} different ones can be stated")
+        raise DatasetError(
+            f"{count} facts were asked for, but between 1 and {possible} different ones can be"
+            " stated"
+        )
     names = rng.sample(NAMES, len(NAMES))
     fewest = -(-count // len(ATTRIBUTES))
     people = rng.randint(min(fewest, len(names)), max(fewest, min(count, len(names))))
@@ -154,10 +177,18 @@ def draw_facts(rng: random.Random, count: int, taken: frozenset[tuple[str, str]]
 def make_document(
     rng: random.Random, facts: int = 16, *, filler_share: float = 0.15, wordings: Wordings = "train"
 ) -> Document:
-    """A document that states `facts` facts (about 8 tokens each) and, now and then, something else.
+    """Make a document that states some facts and, now and then, something else.
 
-    filler_share  probability of a filler sentence before each fact
-    wordings      "held_out" uses the wordings that docs-lm never saw in training
+    Parameters
+    ----------
+    rng : random.Random
+        Source of chance.
+    facts : int
+        Facts to state, about 8 tokens each.
+    filler_share : float
+        Probability of a filler sentence before each fact.
+    wordings : {"train", "held_out"}
+        `held_out` uses the wordings that docs-lm never saw in training.
     """
     sentences: list[Sentence] = []
     for fact in draw_facts(rng, facts):
@@ -173,11 +204,21 @@ KINDS: tuple[Kind, ...] = ("paraphrase", "reorder", "edit", "extend", "merge", "
 
 @dataclass(frozen=True)
 class ChangeQuestion:
-    """A question about a change's target.
+    """Question about a change's target.
 
-    answer       the answer in the target
-    old_answer   the answer in the donor; None if the donor has none
-    must_change  the donor's answer is wrong for the target: answering `old_answer` is a stale answer
+    Attributes
+    ----------
+    text : str
+        The question.
+    answer : str
+        The answer in the target.
+    old_answer : str or None
+        The answer in the donor; None if the donor has none.
+    must_change : bool
+        Whether the donor's answer is wrong for the target: answering `old_answer` is a stale
+        answer.
+    fact : Fact
+        The fact that is asked for.
     """
 
     text: str
@@ -189,7 +230,19 @@ class ChangeQuestion:
 
 @dataclass(frozen=True)
 class Change:
-    """`target` is `donor` after the change. `changed`: the facts of the target that the donor states differently or not at all."""
+    """Two documents, of which `target` is `donor` after the change.
+
+    Attributes
+    ----------
+    kind : Kind
+        The kind of change.
+    donor, target : Document
+        The documents.
+    questions : tuple[ChangeQuestion, ...]
+        Questions about the target.
+    changed : tuple[Fact, ...]
+        Facts of the target that the donor states differently or not at all.
+    """
 
     kind: Kind
     donor: Document
@@ -199,27 +252,36 @@ class Change:
 
     @property
     def must_stay(self) -> tuple[ChangeQuestion, ...]:
+        """Questions whose answer the change leaves."""
         return tuple(q for q in self.questions if not q.must_change)
 
     @property
     def must_change(self) -> tuple[ChangeQuestion, ...]:
+        """Questions whose answer the change makes another."""
         return tuple(q for q in self.questions if q.must_change)
 
 
-def _change(kind: Kind, donor: Document, target: Document, rng: random.Random, questions: int | None) -> Change:
-    """Ask about changed facts first, then about others; None asks about every fact of the target."""
+def _change(
+    kind: Kind, donor: Document, target: Document, rng: random.Random, questions: int | None
+) -> Change:
+    """Ask about changed facts first, then about others; None asks about every fact."""
     check_length(target)
     changed = [f for f in target.facts if donor.answer(*f.key) != f.value]
     same = [f for f in target.facts if donor.answer(*f.key) == f.value]
     count = len(target.facts) if questions is None else questions
     if count < 1:
-        raise DatasetError(f"a change needs at least one question, not {questions}: give a positive number or None")
+        raise DatasetError(
+            f"a change needs at least one question, not {questions}: give a positive number or None"
+        )
     rng.shuffle(changed)
-    # Half the questions are about changed facts, so that a change also shows whether the rest survived it.
+    # Half the questions are about changed facts, so that a change also shows whether the rest
+    # survived it.
     first = changed[: max(1, (count + 1) // 2, count - len(same))]
     asked = first + rng.sample(same, min(len(same), count - len(first)))
     made = tuple(_question(f, donor.answer(*f.key), rng) for f in asked)
-    return Change(kind, donor, target, made, tuple(f for f in target.facts if donor.answer(*f.key) != f.value))
+    return Change(
+        kind, donor, target, made, tuple(f for f in target.facts if donor.answer(*f.key) != f.value)
+    )
 
 
 def _question(fact: Fact, old: str | None, rng: random.Random) -> ChangeQuestion:
@@ -234,17 +296,29 @@ def paraphrase(
     wordings: Wordings = "train",
     questions: int | None = 6,
 ) -> Change:
-    """The same facts in the same order, each sentence (with probability `share`) in another wording. Every answer stays."""
+    """Put the same facts in the same order into other wordings.
+
+    Each sentence changes with probability `share`, and every answer stays.
+    """
     sentences = tuple(
-        state(s.fact, rng, wordings, avoid=s.wording) if s.fact and rng.random() < share else s for s in doc.sentences
+        state(s.fact, rng, wordings, avoid=s.wording) if s.fact and rng.random() < share else s
+        for s in doc.sentences
     )
     return _change("paraphrase", doc, Document(sentences), rng, questions)
 
 
 def reorder(doc: Document, rng: random.Random, *, questions: int | None = 6) -> Change:
-    """The same sentences in another order. Every answer stays. DatasetError for a document of one sentence."""
+    """Put the same sentences into another order; every answer stays.
+
+    Raises
+    ------
+    DatasetError
+        For a document of one sentence.
+    """
     if len(set(doc.sentences)) < 2:
-        raise DatasetError("a document of one sentence has no other order: make it of at least 2 facts")
+        raise DatasetError(
+            "a document of one sentence has no other order: make it of at least 2 facts"
+        )
     order = list(doc.sentences)
     while tuple(order) == doc.sentences:
         rng.shuffle(order)
@@ -252,13 +326,19 @@ def reorder(doc: Document, rng: random.Random, *, questions: int | None = 6) -> 
 
 
 def edit(doc: Document, rng: random.Random, *, facts: int = 1, questions: int | None = 6) -> Change:
-    """`facts` of the document's facts get another value, in the same wording: one token each. Those answers must change."""
+    """Give `facts` of the document's facts another value, in the same wording: one token each.
+
+    Those answers must change.
+    """
     if not 1 <= facts <= len(doc.facts):
         raise DatasetError(
-            f"{facts} facts cannot be edited in a document of {len(doc.facts)}: give 1 to {len(doc.facts)}"
+            f"{facts} facts cannot be edited in a document of {len(doc.facts)}: give 1 to"
+            f" {len(doc.facts)}"
         )
     chosen = {f.key for f in rng.sample(doc.facts, facts)}
-    sentences = tuple(_edited(s, rng) if s.fact and s.fact.key in chosen else s for s in doc.sentences)
+    sentences = tuple(
+        _edited(s, rng) if s.fact and s.fact.key in chosen else s for s in doc.sentences
+    )
     return _change("edit", doc, Document(sentences), rng, questions)
 
 
@@ -272,7 +352,10 @@ def _edited(sentence: Sentence, rng: random.Random) -> Sentence:
 
 
 def _cut_at_value(text: str, fact: Fact) -> tuple[str, str, str]:
-    """Text before, at and after the value: its last occurrence as a word, since names and cues come before it."""
+    """Return the text before, at and after the value.
+
+    It is the value's last occurrence as a word, since names and cues come before it.
+    """
     words = text.split(" ")
     at = max(i for i, w in enumerate(words) if w.strip(".,").lower() == fact.value)
     start = sum(len(w) + 1 for w in words[:at])
@@ -287,7 +370,10 @@ def extend(
     where: Literal["end", "start", "inside"] = "end",
     questions: int | None = 6,
 ) -> Change:
-    """`facts` new facts are added. Old answers stay; questions about the new ones have no old answer."""
+    """Add `facts` new facts.
+
+    Old answers stay; questions about the new ones have no old answer.
+    """
     new = [state(f, rng) for f in draw_facts(rng, facts, frozenset(f.key for f in doc.facts))]
     old = list(doc.sentences)
     if where == "inside":
@@ -299,22 +385,31 @@ def extend(
     return _change("extend", doc, Document(tuple(sentences)), rng, questions)
 
 
-def merge(doc: Document, rng: random.Random, *, other: Document | None = None, questions: int | None = 6) -> Change:
-    """Another document (of as many new facts, unless given), then this one: every token of the donor has moved.
+def merge(
+    doc: Document, rng: random.Random, *, other: Document | None = None, questions: int | None = 6
+) -> Change:
+    """Put another document before this one, so that every token of the donor moves.
 
-    DatasetError if `other` states a fact about something that this document states too.
+    The other document has as many new facts, unless it is given.
+
+    Raises
+    ------
+    DatasetError
+        If `other` states a fact about something that this document states too.
     """
     taken = frozenset(f.key for f in doc.facts)
     if other is None:
         other = Document(tuple(state(f, rng) for f in draw_facts(rng, len(doc.facts), taken)))
     clash = [f.key for f in other.facts if f.key in taken]
     if clash:
-        raise DatasetError(f"both documents state {clash[0]}: merge documents about different things")
+        raise DatasetError(
+            f"both documents state {clash[0]}: merge documents about different things"
+        )
     return _change("merge", doc, Document(other.sentences + doc.sentences), rng, questions)
 
 
 def unrelated(doc: Document, rng: random.Random, *, questions: int | None = 6) -> Change:
-    """A new document of as many facts about other things. No fact of the donor holds."""
+    """Make a new document of as many facts about other things; no fact of the donor holds."""
     taken = frozenset(f.key for f in doc.facts)
     sentences: Sequence[Sentence] = [state(f, rng) for f in draw_facts(rng, len(doc.facts), taken)]
     mixed = [x for s in sentences for x in ((filler(rng), s) if rng.random() < 0.15 else (s,))]
@@ -322,12 +417,24 @@ def unrelated(doc: Document, rng: random.Random, *, questions: int | None = 6) -
 
 
 def change(kind: Kind, doc: Document, rng: random.Random, *, questions: int | None = 6) -> Change:
-    """The named change with its defaults (edit: a fifth of the facts). DatasetError for an unknown kind."""
+    """Make the named change with its defaults (edit: a fifth of the facts).
+
+    Raises
+    ------
+    DatasetError
+        For an unknown kind.
+    """
     if kind not in KINDS:
         raise DatasetError(f"unknown change {kind!r}: choose one of {', '.join(KINDS)}")
     if kind == "edit":
         return edit(doc, rng, facts=max(1, len(doc.facts) // 5), questions=questions)
-    made = {"paraphrase": paraphrase, "reorder": reorder, "extend": extend, "merge": merge, "unrelated": unrelated}
+    made = {
+        "paraphrase": paraphrase,
+        "reorder": reorder,
+        "extend": extend,
+        "merge": merge,
+        "unrelated": unrelated,
+    }
     return made[kind](doc, rng, questions=questions)
 
 
@@ -335,20 +442,35 @@ BOS, QUESTION, ANSWER, EOS = "<s>", "<q>", "<a>", "</s>"
 
 
 def prompt_of(context: str, question: str) -> str:
-    """The prompt of docs-lm, with its markers; its tokenizer adds none. The answer and </s> follow."""
+    """Return the prompt of docs-lm, with its markers; its tokenizer adds none.
+
+    The answer and </s> follow.
+    """
     return f"{BOS} {context} {QUESTION} {question} {ANSWER}"
 
 
 def prompt(sample: Sample) -> str:
-    """`prompt_of` of a sample's context and question: the same text as the chat template renders from
-    a system message (the document) and a user message (the question)."""
+    """Return `prompt_of` of a sample's context and question.
+
+    It is the text that the chat template renders from a system message (the document) and a user
+    message (the question).
+    """
     return prompt_of(sample.context, sample.question)
 
 
 def sample_of(
-    document: Document, question: str, fact: Fact, number: int, repeats: str = "new", source: str = ""
+    document: Document,
+    question: str,
+    fact: Fact,
+    number: int,
+    repeats: str = "new",
+    source: str = "",
 ) -> Sample:
-    """One record. Its fields give the fact that is asked for and the relation of the document to an earlier one (`source`)."""
+    """Return one record as a sample.
+
+    Its fields give the fact that is asked for and the relation of the document to an earlier one
+    (`source`).
+    """
     return Sample(
         id=f"docs-{number}",
         question=question,
@@ -366,8 +488,9 @@ def sample_of(
 
 @dataclass(frozen=True)
 class DocsDataset:
-    """`samples` questions, `per_document` of them after each new document of `facts` facts.
+    """Questions about documents that are all different.
 
+    There are `samples` questions, `per_document` of them after each new document of `facts` facts.
     Iterating twice gives the same samples; another seed gives others.
     """
 
@@ -383,11 +506,13 @@ class DocsDataset:
         return self.samples
 
     def documents(self) -> Iterator[Document]:
-        """An endless stream of documents, in the order in which the samples use them."""
+        """Yield documents without end, in the order in which the samples use them."""
         number = 0
         while True:
             rng = random.Random(f"docs/{self.seed}/{number}")
-            yield make_document(rng, self.facts, filler_share=self.filler_share, wordings=self.wordings)
+            yield make_document(
+                rng, self.facts, filler_share=self.filler_share, wordings=self.wordings
+            )
             number += 1
 
     def __iter__(self) -> Iterator[Sample]:
@@ -405,12 +530,13 @@ class DocsDataset:
 
 @dataclass(frozen=True)
 class DocsStream:
-    """`samples` questions with natural repetition: a few documents are asked about again and again.
+    """Questions with natural repetition: a few documents are asked about again and again.
 
-    The n-th most popular of `documents` documents has weight 1/n**zipf. With probability `repeat` an earlier question of that
-    document repeats word for word; with `vary` the document is changed (paraphrase, reorder, edit,
-    extend, merge). A sample's `relation` field says which: new, same_document, repeat, or the kind of change;
-    `mustChange`: the answer from the source document would be wrong.
+    The n-th most popular of `documents` documents has weight 1/n**zipf. With probability `repeat`
+    an earlier question of that document repeats word for word; with `vary` the document is changed
+    (paraphrase, reorder, edit, extend, merge). A sample's field `relation` says which: new,
+    same_document, repeat, or the kind of change. Its field `mustChange` tells that the answer from
+    the source document would be wrong.
     """
 
     seed: int = 0
@@ -444,15 +570,27 @@ class DocsStream:
                 fact = rng.choice(doc.facts)
                 question = ask(fact, rng)
                 asked.setdefault(doc.id, []).append((question, fact))
-                yield sample_of(doc, question, fact, number, "same_document" if past else "new", doc.id if past else "")
+                yield sample_of(
+                    doc,
+                    question,
+                    fact,
+                    number,
+                    "same_document" if past else "new",
+                    doc.id if past else "",
+                )
 
 
-def _varied(kind: Kind, source: Document, target: Document, question: ChangeQuestion, number: int) -> Sample:
+def _varied(
+    kind: Kind, source: Document, target: Document, question: ChangeQuestion, number: int
+) -> Sample:
     made = sample_of(target, question.text, question.fact, number, kind, source.id)
     fields = {**made.fields, "mustChange": question.must_change, "oldAnswer": question.old_answer}
     return Sample(made.id, made.question, made.answer, context=made.context, fields=fields)
 
 
 def dataset(seed: int, samples: int | None) -> DocsStream:
-    """`--dataset docs`: 200 samples unless said otherwise. A document has about 640 tokens: enough for a prefill to cost more than a lookup."""
+    """Return the data set of `--dataset docs`: 200 samples unless said otherwise.
+
+    A document has about 640 tokens: enough for a prefill to cost more than a lookup.
+    """
     return DocsStream(seed=seed, samples=samples or 200, facts=64)

@@ -1,27 +1,35 @@
 """The closed world of the documents: people, their attributes, and every wording of a statement.
 
-In every statement the name comes before the value, and so does the cue of the attribute wherever two attributes share
-their values (home and birthplace), so a reader that only looks back knows the owner of a value when it reads it.
-Wordings under `held_out` never occur in training; all their words occur in other wordings.
+In every statement the name comes before the value, and so does the cue of the attribute wherever
+two attributes share their values (home and birthplace), so a reader that only looks back knows the
+owner of a value when it reads it. Wordings under `held_out` never occur in training; all their
+words occur in other wordings.
 """
 
 from dataclasses import dataclass
 
 NAMES: tuple[str, ...] = tuple(
-    """ann bob carl dana eve finn gina hugo iris jack kate liam mona nick olga paul quin rosa sam tina uma vera walt xena
-    yuri zoe alan beth cody dora eric fay glen hope ian jane kurt lena max nora otto pia ralph sara tom ursula vic wendy
-    abel cleo dean elsa fred greta hank ivy joel kira leo mara ned opal pete ruth seth thea uri violet ward yara zack
+    """ann bob carl dana eve finn gina hugo iris jack kate liam mona nick olga paul quin rosa sam \
+tina uma vera walt xena
+    yuri zoe alan beth cody dora eric fay glen hope ian jane kurt lena max nora otto pia ralph \
+sara tom ursula vic wendy
+    abel cleo dean elsa fred greta hank ivy joel kira leo mara ned opal pete ruth seth thea uri \
+violet ward yara zack
     amos""".split()
 )
 
 _CITIES = tuple(
-    "paris rome tokyo cairo lima oslo delhi quito seoul perth madrid dublin hanoi athens boston geneva".split()
+    "paris rome tokyo cairo lima oslo delhi quito seoul perth madrid dublin hanoi athens boston"
+    " geneva".split()
 )
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """One thing that a document may say about a person: its values and its wordings ({n} the name, {v} the value)."""
+    """One thing that a document may say about a person: its values and its wordings.
+
+    In a wording {n} stands for the name and {v} for the value.
+    """
 
     name: str
     values: tuple[str, ...]
@@ -75,7 +83,8 @@ _ALL = (
     Attribute(
         "job",
         tuple(
-            """doctor baker pilot nurse farmer lawyer teacher painter singer chef writer tailor dentist judge plumber
+            """doctor baker pilot nurse farmer lawyer teacher painter singer chef writer tailor \
+dentist judge plumber
         banker""".split()
         ),
         _lines("""{n} works as a {v}.
@@ -96,7 +105,8 @@ _ALL = (
     Attribute(
         "pet",
         tuple(
-            "dog cat parrot turtle rabbit hamster horse snake goat frog ferret lizard pony canary mouse duck".split()
+            "dog cat parrot turtle rabbit hamster horse snake goat frog ferret lizard pony canary"
+            " mouse duck".split()
         ),
         _lines("""{n} keeps a {v}.
         {n} owns a {v} as a pet.
@@ -116,7 +126,8 @@ _ALL = (
     Attribute(
         "car",
         tuple(
-            """red blue green black white silver yellow orange purple brown pink gray golden beige maroon
+            """red blue green black white silver yellow orange purple brown pink gray golden \
+beige maroon
         teal""".split()
         ),
         _lines("""{n} drives a {v} car.
@@ -137,7 +148,8 @@ _ALL = (
     Attribute(
         "food",
         tuple(
-            """pizza sushi pasta curry salad soup tacos ramen bread cheese stew rice noodles pancakes dumplings
+            """pizza sushi pasta curry salad soup tacos ramen bread cheese stew rice noodles \
+pancakes dumplings
         beans""".split()
         ),
         _lines("""{n} loves {v}.
@@ -158,7 +170,8 @@ _ALL = (
     Attribute(
         "instrument",
         tuple(
-            """piano guitar violin flute drums harp cello trumpet banjo organ tuba clarinet oboe lute fiddle
+            """piano guitar violin flute drums harp cello trumpet banjo organ tuba clarinet oboe \
+lute fiddle
         accordion""".split()
         ),
         _lines("""{n} plays the {v}.
@@ -198,7 +211,13 @@ _ALL = (
 
 ATTRIBUTES: dict[str, Attribute] = {a.name: a for a in _ALL}
 
-OPENINGS: tuple[str, ...] = ("These days,", "As we all know,", "By all accounts,", "Of course,", "In fact,")
+OPENINGS: tuple[str, ...] = (
+    "These days,",
+    "As we all know,",
+    "By all accounts,",
+    "Of course,",
+    "In fact,",
+)
 
 FILLERS: tuple[str, ...] = _lines("""The weather was mild all week.
 Nobody could say why.

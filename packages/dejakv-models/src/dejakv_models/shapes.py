@@ -1,6 +1,9 @@
-"""Questions about pictures of simple things, as a stream with natural repetition. All of it is generated.
+"""Questions about pictures of simple things, as a stream with natural repetition.
 
-The pictures are scenes that the bundled model `shapes-vlm` was not trained on. Training draws from its own seeds.
+All of it is generated.
+
+The pictures are scenes that the bundled model `shapes-vlm` was not trained on. Training draws from
+its own seeds.
 """
 
 import random
@@ -14,7 +17,17 @@ from dejakv.datasets.base import Sample
 from dejakv.errors import DatasetError
 from dejakv.request import Media
 from dejakv_models.shapes_language import Split
-from dejakv_models.shapes_programs import KINDS, TYPES, SceneQuestion, Wording, answer, find, record, sample, wordings
+from dejakv_models.shapes_programs import (
+    KINDS,
+    TYPES,
+    SceneQuestion,
+    Wording,
+    answer,
+    find,
+    record,
+    sample,
+    wordings,
+)
 from dejakv_models.shapes_scene import MAX_THINGS, Scene, alter, make_scene, png, render
 
 Origin = Literal["new", "exact", "paraphrase", "other-image", "near-duplicate"]
@@ -22,15 +35,24 @@ Origin = Literal["new", "exact", "paraphrase", "other-image", "near-duplicate"]
 
 @dataclass(frozen=True)
 class Mix:
-    """Shares of the stream, each 0 to 1.
+    """Shares of the stream, each 0 to 1. The rest asks something new about a picture.
 
-    exact           the same words about the same picture again; of these `altered` in other case or spacing
-    paraphrase      the same query about the same picture in other words
-    (the rest asks something new about a picture)
-    recurring       share of new questions that were asked before about another picture, in the same words
-    near_duplicate  share of pictures that differ from another one in a single attribute of a single thing
-    reencoded       share of repeats whose picture has other bytes with the same pixels
-    zipf            exponent of the popularity of pictures and of questions; 0: all equally popular
+    Attributes
+    ----------
+    exact : float
+        The same words about the same picture again.
+    paraphrase : float
+        The same query about the same picture in other words.
+    altered : float
+        Share of the exact repeats in other case or spacing.
+    recurring : float
+        Share of new questions that were asked before about another picture, in the same words.
+    near_duplicate : float
+        Share of pictures that differ from another one in a single attribute of a single thing.
+    reencoded : float
+        Share of repeats whose picture has other bytes with the same pixels.
+    zipf : float
+        Exponent of the popularity of pictures and of questions; 0: all equally popular.
     """
 
     exact: float = 0.25
@@ -44,7 +66,10 @@ class Mix:
 
 @dataclass(frozen=True)
 class PictureQuestion:
-    """One question of the stream. `of`: index in the stream of the question it repeats; None for a new one."""
+    """One question of the stream.
+
+    `of` is the index in the stream of the question it repeats, and None for a new one.
+    """
 
     image: int
     query: SceneQuestion
@@ -56,22 +81,29 @@ class PictureQuestion:
 
 
 class Pictures:
-    """The pool of scenes, made when first asked for. Same seed, same scenes; training never uses them."""
+    """Pool of scenes, made when first asked for.
 
-    def __init__(self, seed: int, count: int, things: tuple[int, int], near_duplicate: float) -> None:
+    The same seed gives the same scenes, and training never uses them.
+    """
+
+    def __init__(
+        self, seed: int, count: int, things: tuple[int, int], near_duplicate: float
+    ) -> None:
         self._seed, self.count, self._things, self._share = seed, count, things, near_duplicate
         self._made: dict[int, Scene] = {}
         self._kin: dict[int, list[int]] | None = None
 
     def twin(self, image: int) -> int | None:
-        """The picture that this one nearly equals (a lower number), if it is a near-duplicate."""
+        """Return the picture (a lower number) that this one nearly equals, if there is one."""
         rng = random.Random(f"shapes-{self._seed}-twin-{image}")
         if not image or rng.random() >= self._share:
             return None
-        return int(image * rng.random() ** 2)  # low numbers are asked about most, so a pair is soon seen
+        return int(
+            image * rng.random() ** 2
+        )  # low numbers are asked about most, so a pair is soon seen
 
     def kin(self, image: int) -> list[int]:
-        """The near-duplicates of this picture: its twin, and the pictures whose twin it is."""
+        """Return the near-duplicates of this picture: its twin, and pictures whose twin it is."""
         if self._kin is None:
             self._kin = {}
             for one in range(self.count):
@@ -82,7 +114,7 @@ class Pictures:
         return self._kin.get(image, [])
 
     def scene(self, image: int) -> Scene:
-        """The scene of a picture."""
+        """Return the scene of a picture."""
         if image not in self._made:
             rng = random.Random(f"shapes-{self._seed}-image-{image}")
             twin = self.twin(image)
@@ -90,29 +122,41 @@ class Pictures:
                 made = make_scene(rng, rng.randint(*self._things))
             else:
                 base = self.scene(twin)
-                made = alter(base, rng, rng.randrange(len(base.things)), rng.choice(("color", "shape", "size")))
+                made = alter(
+                    base,
+                    rng,
+                    rng.randrange(len(base.things)),
+                    rng.choice(("color", "shape", "size")),
+                )
             self._made[image] = made
         return self._made[image]
 
 
 class _Stream:
-    """An endless stream of questions, the same for the same arguments."""
+    """Endless stream of questions, the same for the same arguments."""
 
-    def __init__(self, rng: random.Random, pictures: Pictures, mix: Mix, split: Split, kinds: tuple[str, ...]) -> None:
+    def __init__(
+        self, rng: random.Random, pictures: Pictures, mix: Mix, split: Split, kinds: tuple[str, ...]
+    ) -> None:
         self._rng, self._pictures, self._mix, self._kinds = rng, pictures, mix, kinds
         self._split: Split = split
         self._asked: list[PictureQuestion] = []
         self._firsts: list[int] = []  # indices of new questions in the stream
         self._weights: list[float] = []  # their popularity, summed up
-        self._said: dict[int, dict[SceneQuestion, list[int]]] = {}  # indices in the stream, by picture and query
+        self._said: dict[
+            int, dict[SceneQuestion, list[int]]
+        ] = {}  # indices in the stream, by picture and query
         self._popular = list(accumulate(self._weight(rank) for rank in range(pictures.count)))
 
     def run(self) -> Iterator[PictureQuestion]:
+        """Yield the questions."""
         while True:
             ask = self._next()
             self._said.setdefault(ask.image, {}).setdefault(ask.query, []).append(len(self._asked))
             if ask.origin not in ("exact", "paraphrase"):
-                self._weights.append((self._weights[-1] if self._weights else 0.0) + self._weight(len(self._firsts)))
+                self._weights.append(
+                    (self._weights[-1] if self._weights else 0.0) + self._weight(len(self._firsts))
+                )
                 self._firsts.append(len(self._asked))
             self._asked.append(ask)
             yield ask
@@ -131,7 +175,7 @@ class _Stream:
         return self._new()
 
     def _earlier(self) -> int:
-        """The index of an earlier question, by Zipf over the order of first occurrence."""
+        """Return the index of an earlier question, by Zipf over the order of first occurrence."""
         first = self._asked[self._rng.choices(self._firsts, cum_weights=self._weights)[0]]
         return self._rng.choice(self._said[first.image][first.query])
 
@@ -139,7 +183,9 @@ class _Stream:
         place = self._earlier()
         old = self._asked[place]
         altered = self._rng.random() < self._mix.altered
-        return PictureQuestion(old.image, old.query, old.wording, "exact", place, altered, self._copy())
+        return PictureQuestion(
+            old.image, old.query, old.wording, "exact", place, altered, self._copy()
+        )
 
     def _in_other_words(self) -> PictureQuestion | None:
         for _ in range(8):
@@ -149,7 +195,13 @@ class _Stream:
             fresh = [w for w in wordings(old.query, self._split) if w not in used]
             if fresh:
                 return PictureQuestion(
-                    old.image, old.query, self._rng.choice(fresh), "paraphrase", place, False, self._copy()
+                    old.image,
+                    old.query,
+                    self._rng.choice(fresh),
+                    "paraphrase",
+                    place,
+                    False,
+                    self._copy(),
                 )
         return None
 
@@ -168,15 +220,19 @@ class _Stream:
         )
 
     def _of_twin(self, image: int) -> PictureQuestion | None:
-        """A question asked about a near-duplicate of the picture, with another answer for this one."""
+        """Return a question asked about a near-duplicate, which has another answer here."""
         for kin in self._pictures.kin(image):
             for query, places in self._said.get(kin, {}).items():
                 if self._fits(image, query) and self._differs(query, image, kin):
-                    return PictureQuestion(image, query, self._asked[places[0]].wording, "near-duplicate", places[0])
+                    return PictureQuestion(
+                        image, query, self._asked[places[0]].wording, "near-duplicate", places[0]
+                    )
         return None
 
     def _differs(self, query: SceneQuestion, one: int, other: int) -> bool:
-        return answer(query, self._pictures.scene(one)) != answer(query, self._pictures.scene(other))
+        return answer(query, self._pictures.scene(one)) != answer(
+            query, self._pictures.scene(other)
+        )
 
     def _recurring(self, image: int) -> PictureQuestion | None:
         if not self._firsts or self._rng.random() >= self._mix.recurring:
@@ -188,7 +244,7 @@ class _Stream:
         return PictureQuestion(image, old.query, old.wording, "other-image", place)
 
     def _fits(self, image: int, query: SceneQuestion) -> bool:
-        """Whether the query is new to the picture and has one answer there."""
+        """Tell whether the query is new to the picture and has one answer there."""
         if query in self._said.get(image, {}):
             return False
         scene = self._pictures.scene(image)
@@ -204,7 +260,7 @@ class _Stream:
         return True
 
     def _fresh(self, image: int) -> PictureQuestion | None:
-        """A random query, if possible about the difference between the picture and its near-duplicates."""
+        """Return a random query, if possible about a difference from the near-duplicates."""
         kin = self._pictures.kin(image)
         for attempt in range(12 if kin else 1):
             types = sorted({TYPES[k] for k in self._kinds})
@@ -215,7 +271,9 @@ class _Stream:
                 continue
             apart = any(self._fits(k, query) and self._differs(query, image, k) for k in kin)
             if apart or attempt >= 8 or not kin:
-                return PictureQuestion(image, query, self._rng.choice(wordings(query, self._split)), "new")
+                return PictureQuestion(
+                    image, query, self._rng.choice(wordings(query, self._split)), "new"
+                )
         return None
 
 
@@ -224,26 +282,38 @@ ANSWER_TOKEN = "<|answer|>"
 
 
 def prompt(question: str) -> str:
-    """The prompt of shapes-vlm for a question: the picture's placeholder, the question, the cue to answer.
+    """Return the prompt of shapes-vlm for a question.
 
-    It equals the model's chat template, rendered for one user message with a picture and the question.
+    It has the picture's placeholder, the question and the cue to answer, and equals the model's
+    chat template, rendered for one user message with a picture and the question.
     """
     return f"{IMAGE_TOKEN}{question}{ANSWER_TOKEN}"
 
 
 class ShapesDataset:
-    """Questions about generated pictures, each a `Sample` with one PNG and GQA's record in `fields`.
+    """Questions about generated pictures.
 
-    seed, samples   seed and length of the stream (None: endless)
-    images          pictures in the pool (default: one for six samples, at least 8)
-    things          least and most things in a picture
-    wordings        "seen" in shapes-vlm's training, "held-out" from it, or "all"
-    kinds           kinds of questions, of `shapes_programs.KINDS`
-    mix             shares of repeats of each kind in the stream
-
-    Beside GQA's fields a record has the origin of its question: `origin` ("new", "exact", "paraphrase",
-    "other-image", "near-duplicate"), `of` (id of the sample it repeats), `altered` (other case or spacing) and
+    Each is a `Sample` with one PNG and GQA's record in `fields`. Beside GQA's fields a record has
+    the origin of its question: `origin` ("new", "exact", "paraphrase", "other-image",
+    "near-duplicate"), `of` (id of the sample it repeats), `altered` (other case or spacing) and
     `reencoded` (other bytes, same pixels). Iterating twice gives the same samples.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the stream.
+    samples : int, optional
+        Length of the stream; None: endless.
+    images : int, optional
+        Pictures in the pool; by default one for six samples, at least 8.
+    things : tuple[int, int]
+        Least and most things in a picture.
+    wordings : Split
+        "seen" in shapes-vlm's training, "held-out" from it, or "all".
+    kinds : tuple[str, ...]
+        Kinds of questions, of `shapes_programs.KINDS`.
+    mix : Mix, optional
+        Shares of repeats of each kind in the stream.
     """
 
     name = "shapes"
@@ -260,10 +330,14 @@ class ShapesDataset:
         mix: Mix | None = None,
     ) -> None:
         if wordings not in ("seen", "held-out", "all"):
-            raise DatasetError(f"shapes: wordings is one of 'seen', 'held-out', 'all', not {wordings!r}")
+            raise DatasetError(
+                f"shapes: wordings is one of 'seen', 'held-out', 'all', not {wordings!r}"
+            )
         unknown = sorted(set(kinds) - set(KINDS))
         if unknown or not kinds:
-            raise DatasetError(f"shapes: unknown kinds {unknown}: the kinds of questions are {', '.join(KINDS)}")
+            raise DatasetError(
+                f"shapes: unknown kinds {unknown}: the kinds of questions are {', '.join(KINDS)}"
+            )
         self.wordings: Split = wordings
         self.seed, self.samples, self.kinds, self.mix = seed, samples, kinds, mix or Mix()
         count = images or max(8, (samples or 6000) // 6)
@@ -279,7 +353,7 @@ class ShapesDataset:
             yield self._sample(place, ask, encode(ask.image, ask.reencoded))
 
     def __len__(self) -> int:
-        """Number of samples; TypeError for an endless stream."""
+        """Return the number of samples; a TypeError tells of an endless stream."""
         if self.samples is None:
             raise TypeError("an endless stream has no length")
         return self.samples
@@ -299,21 +373,28 @@ class ShapesDataset:
         scene = self._pictures.scene(ask.image)
         fields = record(self._image_id(ask.image), scene, ask.query, ask.wording)
         if ask.altered:
-            fields["question"] = _alter_text(fields["question"], random.Random(f"{self.seed}-{place}"))
+            fields["question"] = _alter_text(
+                fields["question"], random.Random(f"{self.seed}-{place}")
+            )
         fields["origin"] = ask.origin
         fields["of"] = None if ask.of is None else self._sample_id(ask.of)
         fields["altered"], fields["reencoded"] = ask.altered, ask.reencoded
-        return Sample(self._sample_id(place), fields["question"], fields["answer"], (media,), fields=fields)
+        return Sample(
+            self._sample_id(place), fields["question"], fields["answer"], (media,), fields=fields
+        )
 
 
 def _alter_text(question: str, rng: random.Random) -> str:
-    """The same words in other case or spacing."""
+    """Return the same words in other case or spacing."""
     ways = (str.lower, str.upper, str.title, lambda q: "  ".join(q.split(" ")), lambda q: f" {q} ")
     return rng.choice(ways)(question)
 
 
 def dataset(seed: int, samples: int | None) -> ShapesDataset:
-    """`--dataset shapes`: 320 samples unless said otherwise, 13 questions a picture as in GQA, whose balanced validation split asks
-    132,062 questions about 10,234 pictures."""
+    """Return the data set of `--dataset shapes`: 320 samples unless said otherwise.
+
+    A picture has 13 questions as in GQA, whose balanced validation split asks 132,062 questions
+    about 10,234 pictures.
+    """
     count = samples or 320
     return ShapesDataset(seed=seed, samples=count, images=max(8, count // 13))

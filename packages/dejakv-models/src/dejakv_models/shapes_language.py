@@ -1,7 +1,4 @@
-"""The words of the shapes data set: nouns and their synonyms, and the wordings of every kind of question.
-
-Each kind has wordings that shapes-vlm was trained on and wordings it has never seen (`HELD_OUT`).
-"""
+"""The words of the shapes data set: nouns, their synonyms, and the wordings of every question."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -99,9 +96,21 @@ _SEEN: dict[str, tuple[str, ...]] = {
     ),
 }
 _HELD_OUT: dict[str, tuple[str, ...]] = {
-    "color": ("Can you tell me what color the {a} is?", "Name the color of the {a}.", "The color of the {a} is what?"),
-    "size": ("Can you tell me what size the {a} is?", "Name the size of the {a}.", "Which size does the {a} have?"),
-    "exist": ("Can you see a {a}?", "Does the image contain a {a}?", "Do you see a {a} in the picture?"),
+    "color": (
+        "Can you tell me what color the {a} is?",
+        "Name the color of the {a}.",
+        "The color of the {a} is what?",
+    ),
+    "size": (
+        "Can you tell me what size the {a} is?",
+        "Name the size of the {a}.",
+        "Which size does the {a} have?",
+    ),
+    "exist": (
+        "Can you see a {a}?",
+        "Does the image contain a {a}?",
+        "Do you see a {a} in the picture?",
+    ),
     "count": (
         "Can you tell me how many {a} there are?",
         "Count the {a} in the picture.",
@@ -126,7 +135,10 @@ _HELD_OUT: dict[str, tuple[str, ...]] = {
 
 
 def _mirror(kinds: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Adds the kinds whose wordings are those of another kind with other words, in the order of `_MIRRORED`."""
+    """Add the kinds whose wordings are those of another kind with other words.
+
+    They come in the order of `_MIRRORED`.
+    """
     made: dict[str, tuple[str, ...]] = {}
     for kind, (other, words) in _MIRRORED.items():
         texts = kinds[other]
@@ -160,7 +172,7 @@ VARIANTS = 4
 
 @dataclass(frozen=True)
 class Reference:
-    """The words by which a question refers to a thing: any of shape, colour and size."""
+    """Words by which a question refers to a thing: any of shape, colour and size."""
 
     shape: str | None = None
     color: str | None = None
@@ -168,12 +180,17 @@ class Reference:
 
 
 def templates(kind: str, split: Split = "seen") -> tuple[str, ...]:
-    """The wordings of a kind of question: seen in training, held out from it, or both in that order."""
-    return {"seen": SEEN[kind], "held-out": HELD_OUT[kind], "all": SEEN[kind] + HELD_OUT[kind]}[split]
+    """Return the wordings of a kind of question.
+
+    They are those seen in training, those held out from it, or both in that order.
+    """
+    return {"seen": SEEN[kind], "held-out": HELD_OUT[kind], "all": SEEN[kind] + HELD_OUT[kind]}[
+        split
+    ]
 
 
 def noun_phrase(reference: Reference, synonym: int = 0, plural: bool = False) -> str:
-    """`Reference("ball", "red", "large"), 1` -> "big red sphere"."""
+    """Name the thing: `Reference("ball", "red", "large"), 1` gives "big red sphere"."""
     noun = NOUNS[reference.shape][synonym]
     if plural:
         noun = PLURALS.get(noun, noun + "s")
@@ -182,14 +199,17 @@ def noun_phrase(reference: Reference, synonym: int = 0, plural: bool = False) ->
 
 
 def article(phrase: str) -> str:
-    """The article before the phrase, "a" or "an"."""
+    """Return the article before the phrase, "a" or "an"."""
     return "an" if phrase[0] in "aeiou" else "a"
 
 
 def pieces(
     kind: str, references: tuple[Reference, ...], template: str, variant: int = 0
 ) -> list[tuple[str, int | None]]:
-    """The question cut into parts: (text, index of the reference it names, or None). Joined, they are the question."""
+    """Cut the question into parts: (text, index of the reference it names, or None).
+
+    Joined, they are the question.
+    """
     out: list[tuple[str, int | None]] = []
     rest = template
     for i, slot in enumerate(("{a}", "{b}")[: len(references)]):
@@ -202,5 +222,5 @@ def pieces(
 
 
 def wording(kind: str, references: tuple[Reference, ...], template: str, variant: int = 0) -> str:
-    """The question as text."""
+    """Return the question as text."""
     return "".join(text for text, _ in pieces(kind, references, template, variant))

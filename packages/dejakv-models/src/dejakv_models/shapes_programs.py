@@ -1,4 +1,4 @@
-"""Questions as functional programs over a scene graph in GQA's form, their interpreter, and the record of a question."""
+"""Questions as functional programs over a scene graph in GQA's form, with their interpreter."""
 
 import hashlib
 import random
@@ -11,7 +11,19 @@ from dejakv_models import shapes_language as language
 from dejakv_models.shapes_language import Reference, Split
 from dejakv_models.shapes_scene import COLORS, SHAPES, SIZES, Scene, Thing, relations
 
-KINDS = ("color", "size", "shape", "exist", "count", "same color", "same size", "left", "right", "above", "below")
+KINDS = (
+    "color",
+    "size",
+    "shape",
+    "exist",
+    "count",
+    "same color",
+    "same size",
+    "left",
+    "right",
+    "above",
+    "below",
+)
 TYPES = {
     **{k: k for k in ("color", "size", "shape", "exist", "count")},
     **dict.fromkeys(("same color", "same size"), "compare"),
@@ -22,7 +34,7 @@ TYPES = {
 
 @dataclass(frozen=True)
 class SceneQuestion:
-    """A question about a scene, without its wording."""
+    """Question about a scene, without its wording."""
 
     kind: str
     references: tuple[Reference, ...]
@@ -38,7 +50,7 @@ class Step:
 
 
 def program(query: SceneQuestion) -> tuple[Step, ...]:
-    """The query's functional program: select and filter each thing, then ask."""
+    """Return the query's functional program: select and filter each thing, then ask."""
     steps: list[Step] = []
     ends: list[int] = []
     for ref in query.references:
@@ -59,12 +71,12 @@ def program(query: SceneQuestion) -> tuple[Step, ...]:
 
 
 def find(scene: Scene, reference: Reference) -> list[int]:
-    """Indices of the things that the reference fits."""
+    """Return the indices of the things that the reference fits."""
     return [i for i, t in enumerate(scene.things) if _fits(t, reference)]
 
 
 def execute(steps: Sequence[Step], scene: Scene) -> str:
-    """Run a program. Returns the answer: a word or a digit."""
+    """Run a program, and return the answer: a word or a digit."""
     results: list[list[Thing]] = []
     for step in steps:
         inputs = [results[i] for i in step.dependencies]
@@ -79,7 +91,7 @@ def execute(steps: Sequence[Step], scene: Scene) -> str:
 
 
 def answer(query: SceneQuestion, scene: Scene) -> str:
-    """The true answer to the query in the scene."""
+    """Return the true answer to the query in the scene."""
     return execute(program(query), scene)
 
 
@@ -91,15 +103,18 @@ _FINAL: dict[str, Callable[[Step, list[list[Thing]]], str]] = {
     "query": lambda step, found: found[0][0].value(step.argument),
     "exist": lambda step, found: _yes(bool(found[0])),
     "count": lambda step, found: str(len(found[0])),
-    "same": lambda step, found: _yes(len({f[0].value(step.operation.split()[1]) for f in found}) == 1),
+    "same": lambda step, found: _yes(
+        len({f[0].value(step.operation.split()[1]) for f in found}) == 1
+    ),
     "verify": lambda step, found: _yes(step.argument in relations(found[0][0], found[1][0])),
 }
 
 
 def sample(scene: Scene, rng: random.Random, kind: str) -> SceneQuestion | None:
-    """A random query of the kind whose answer is well defined in the scene; None if the scene has none (try another kind).
+    """Draw a query of the kind whose answer is well defined in the scene.
 
-    For yes-or-no questions, each answer is drawn half of the time.
+    It is None if the scene has none: another kind may have one. For yes-or-no questions, each
+    answer is drawn half of the time.
     """
     if kind in ("color", "size", "shape"):
         thing = rng.choice(scene.things)
@@ -112,11 +127,20 @@ def sample(scene: Scene, rng: random.Random, kind: str) -> SceneQuestion | None:
     return _sample_pair(scene, rng, kind)
 
 
-_WAYS = (("shape",), ("shape",), ("color", "shape"), ("color",), ("size", "shape"), ("size", "color"))
+_WAYS = (
+    ("shape",),
+    ("shape",),
+    ("color", "shape"),
+    ("color",),
+    ("size", "shape"),
+    ("size", "color"),
+)
 
 
-def refer(scene: Scene, thing: Thing, rng: random.Random, avoid: str | None = None) -> Reference | None:
-    """A way to name this thing and no other, without the attribute `avoid`; None if there is none."""
+def refer(
+    scene: Scene, thing: Thing, rng: random.Random, avoid: str | None = None
+) -> Reference | None:
+    """Name this thing and no other, without the attribute `avoid`; None if there is no way."""
     ways = [w for w in _WAYS if avoid not in w and not (avoid == "shape" and w == ("shape",))]
     rng.shuffle(ways)
     for way in ways:
@@ -127,7 +151,11 @@ def refer(scene: Scene, thing: Thing, rng: random.Random, avoid: str | None = No
 
 
 def _fits(thing: Thing, ref: Reference) -> bool:
-    return ref.shape in (None, thing.shape) and ref.color in (None, thing.color) and ref.size in (None, thing.size)
+    return (
+        ref.shape in (None, thing.shape)
+        and ref.color in (None, thing.color)
+        and ref.size in (None, thing.size)
+    )
 
 
 def _count_reference(scene: Scene, rng: random.Random) -> Reference:
@@ -161,7 +189,8 @@ def _sample_exist(scene: Scene, rng: random.Random) -> SceneQuestion | None:
 
 def _sample_pair(scene: Scene, rng: random.Random, kind: str) -> SceneQuestion | None:
     same = kind.split()[1] if kind.startswith("same") else None
-    # Few scenes hold two things of one colour, so ask for them more often: yes and no come out even.
+    # Few scenes hold two things of one colour, so ask for them more often: yes and no come out
+    # even.
     wanted = rng.random() < (0.62 if kind == "same color" else 0.5)
     things = list(scene.things)
     rng.shuffle(things)
@@ -170,7 +199,11 @@ def _sample_pair(scene: Scene, rng: random.Random, kind: str) -> SceneQuestion |
             if same is not None:
                 if (one.value(same) == other.value(same)) != wanted:
                     continue
-            elif (one.column == other.column) if kind in ("left", "right") else (one.row == other.row):
+            elif (
+                (one.column == other.column)
+                if kind in ("left", "right")
+                else (one.row == other.row)
+            ):
                 continue  # in one column neither is left of the other: not asked
             first, second = one, other
             if same is None and (kind in relations(one, other)) != wanted:
@@ -187,41 +220,52 @@ SYNONYM_SETS = (0, language.VARIANTS - 1)
 
 @dataclass(frozen=True)
 class Wording:
-    """The wording of a query: the number of its kind's template (of both splits), and its synonyms (0 or 1)."""
+    """Wording of a query: the number of its kind's template (of both splits), and its synonyms.
+
+    The synonyms are 0 or 1.
+    """
 
     template: int
     synonyms: int = 0
 
     def text(self, query: SceneQuestion) -> str:
-        """The question."""
+        """Return the question."""
         template = language.templates(query.kind, "all")[self.template]
         return language.wording(query.kind, query.references, template, SYNONYM_SETS[self.synonyms])
 
     def held_out(self, query: SceneQuestion) -> bool:
-        """Whether this template was kept out of shapes-vlm's training."""
+        """Tell whether this template was kept out of shapes-vlm's training."""
         return self.template >= len(language.templates(query.kind, "seen"))
 
 
 def wordings(query: SceneQuestion, split: Split = "all") -> list[Wording]:
-    """Every wording of the query within the split."""
-    seen, every = len(language.templates(query.kind, "seen")), len(language.templates(query.kind, "all"))
+    """Return every wording of the query within the split."""
+    seen, every = (
+        len(language.templates(query.kind, "seen")),
+        len(language.templates(query.kind, "all")),
+    )
     chosen = {"seen": range(seen), "held-out": range(seen, every), "all": range(every)}[split]
     return [Wording(template, synonyms) for synonyms in (0, 1) for template in chosen]
 
 
 def question_id(image_id: str, query: SceneQuestion, wording: Wording) -> str:
-    """The same for the same question about the same picture, in any stream."""
+    """Return the id of a question, the same for the same picture and words in any stream."""
     return f"{image_id}-{_digest(query)}-{wording.template}{'ab'[wording.synonyms]}"
 
 
 @lru_cache(maxsize=4096)
 def _digest(query: SceneQuestion) -> str:
-    said = f"Query(kind={query.kind!r}, references={query.references!r})"  # published ids are digests of this text
+    said = (  # published ids are digests of this text
+        f"Query(kind={query.kind!r}, references={query.references!r})"
+    )
     return hashlib.blake2b(said.encode(), digest_size=4).hexdigest()
 
 
 def record(image_id: str, scene: Scene, query: SceneQuestion, wording: Wording) -> dict[str, Any]:
-    """GQA's fields for the question, and three more: `kind`, `type` and `heldOut` (its wording is not trained on)."""
+    """Return GQA's fields for the question, and three more.
+
+    These are `kind`, `type` and `heldOut` (its wording is not trained on).
+    """
     said = answer(query, scene)
     steps = semantic(query, scene)
     return {
@@ -241,7 +285,10 @@ def record(image_id: str, scene: Scene, query: SceneQuestion, wording: Wording) 
 
 
 def semantic(query: SceneQuestion, scene: Scene) -> list[dict[str, Any]]:
-    """The program as GQA writes it; a selection names the ids of the selected things ("-" for none)."""
+    """Return the program as GQA writes it.
+
+    A selection names the ids of the selected things ("-" for none).
+    """
     steps = program(query)
     found = iter([",".join(map(str, find(scene, ref))) or "-" for ref in query.references])
     return [
@@ -255,7 +302,7 @@ def semantic(query: SceneQuestion, scene: Scene) -> list[dict[str, Any]]:
 
 
 def semantic_text(steps: list[dict[str, Any]]) -> str:
-    """GQA's `semanticStr`: "select: ball (2)->query: color [0]"."""
+    """Return GQA's `semanticStr`: "select: ball (2)->query: color [0]"."""
     parts: list[str] = []
     for step in steps:
         needs = f" [{','.join(map(str, step['dependencies']))}]" if step["dependencies"] else ""
@@ -264,8 +311,11 @@ def semantic_text(steps: list[dict[str, Any]]) -> str:
 
 
 def full_answer(query: SceneQuestion, said: str) -> str:
-    """The answer as a sentence."""
-    a, *more = [language.noun_phrase(r, plural=query.kind == "count" and said != "1") for r in query.references]
+    """Return the answer as a sentence."""
+    a, *more = [
+        language.noun_phrase(r, plural=query.kind == "count" and said != "1")
+        for r in query.references
+    ]
     b = more[0] if more else ""
     kind = query.kind
     if kind in ("color", "size"):
@@ -275,7 +325,11 @@ def full_answer(query: SceneQuestion, said: str) -> str:
     if kind == "count":
         return f"There {'is' if said == '1' else 'are'} {said} {a}."
     if kind == "exist":
-        return f"Yes, there is {language.article(a)} {a}." if said == "yes" else f"No, there is no {a}."
+        return (
+            f"Yes, there is {language.article(a)} {a}."
+            if said == "yes"
+            else f"No, there is no {a}."
+        )
     if kind.startswith("same"):
         verb = "have" if said == "yes" else "do not have"
         return f"{said.capitalize()}, the {a} and the {b} {verb} the {kind}."
@@ -286,9 +340,17 @@ def full_answer(query: SceneQuestion, said: str) -> str:
 def _types(kind: str) -> dict[str, str]:
     detail = kind.replace(" ", "_")
     if kind in ("color", "size", "shape"):
-        return {"structural": "query", "semantic": "cat" if kind == "shape" else "attr", "detailed": detail}
+        return {
+            "structural": "query",
+            "semantic": "cat" if kind == "shape" else "attr",
+            "detailed": detail,
+        }
     if kind in ("exist", "count"):
-        return {"structural": "verify" if kind == "exist" else "query", "semantic": "obj", "detailed": detail}
+        return {
+            "structural": "verify" if kind == "exist" else "query",
+            "semantic": "obj",
+            "detailed": detail,
+        }
     if kind.startswith("same"):
         return {"structural": "compare", "semantic": "attr", "detailed": detail}
     return {"structural": "verify", "semantic": "rel", "detailed": f"{detail}_rel"}

@@ -1,4 +1,4 @@
-"""Scenes of simple things on a grid, the ground truth of pictures and questions, and how they are drawn."""
+"""Scenes of simple things on a grid, the truth of pictures and questions, and their drawing."""
 
 import io
 import random
@@ -14,7 +14,10 @@ from dejakv.errors import DatasetError
 SIDE = 64
 """Width and height of a picture, in pixels."""
 GRID = 4
-"""Cells along each side. A cell holds at most one thing, so nothing is hidden behind something else."""
+"""Cells along each side.
+
+A cell holds at most one thing, so nothing is hidden behind something else.
+"""
 CELL = SIDE // GRID
 
 SHAPES = ("ball", "cube", "cone", "ring", "cross")
@@ -30,9 +33,18 @@ MAX_THINGS = 6
 class Thing:
     """One thing of a scene.
 
-    column, row  its cell, from the left and from the top
-    x, y         top left corner of its box, pixels (quarter pixels occur)
-    tint         added to its colour's red, green and blue
+    Attributes
+    ----------
+    shape, color, size : str
+        What it is.
+    column, row : int
+        Its cell, from the left and from the top.
+    x, y : float
+        Top left corner of its box, pixels (quarter pixels occur).
+    diameter : int
+        Side of its box, pixels.
+    tint : tuple[int, int, int]
+        Added to its colour's red, green and blue.
     """
 
     shape: str
@@ -46,20 +58,23 @@ class Thing:
     tint: tuple[int, int, int] = (0, 0, 0)
 
     def value(self, attribute: str) -> str:
-        """Its `shape`, `color` or `size`."""
+        """Return its `shape`, `color` or `size`."""
         return str(getattr(self, attribute))
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture's content. `noise` seeds the grain and the shade of the background."""
+    """Content of a picture; `noise` seeds the grain and the shade of the background."""
 
     things: tuple[Thing, ...]
     noise: int = 0
 
 
 def relations(one: Thing, other: Thing) -> list[str]:
-    """Position of `one` relative to `other`: of `left`, `right`, `above`, `below`; none for a shared column or row."""
+    """Tell where `one` is relative to `other`: of `left`, `right`, `above`, `below`.
+
+    A shared column or row gives none.
+    """
     names: list[str] = []
     if one.column != other.column:
         names.append("left" if one.column < other.column else "right")
@@ -69,20 +84,23 @@ def relations(one: Thing, other: Thing) -> list[str]:
 
 
 def make_scene(rng: random.Random, things: int) -> Scene:
-    """A random scene with that many things. Raises DatasetError if they do not fit the grid."""
+    """Make a random scene with that many things; a DatasetError tells that they do not fit."""
     if not 0 < things <= GRID * GRID:
         raise DatasetError(
-            f"a scene of {things} things cannot be drawn: the {GRID}x{GRID} grid has room for 1 to {GRID * GRID}: "
-            "ask for fewer things"
+            f"a scene of {things} things cannot be drawn: the {GRID}x{GRID} grid has room for 1 to"
+            f" {GRID * GRID}: ask for fewer things"
         )
     cells = rng.sample(range(GRID * GRID), things)
-    # Half of the scenes draw from three colours only: with eight, two things would rarely share one.
+    # Half of the scenes draw from three colours only: with eight, two things would rarely share
+    # one.
     palette = rng.sample(COLORS, 3) if rng.random() < 0.5 else COLORS
-    return Scene(tuple(make_thing(rng, c % GRID, c // GRID, palette) for c in cells), rng.randrange(1 << 30))
+    return Scene(
+        tuple(make_thing(rng, c % GRID, c // GRID, palette) for c in cells), rng.randrange(1 << 30)
+    )
 
 
 def make_thing(rng: random.Random, column: int, row: int, colors: Sequence[str] = COLORS) -> Thing:
-    """A random thing somewhere inside its cell, in one of the colours."""
+    """Make a random thing somewhere inside its cell, in one of the colours."""
     size = rng.choice(SIZES)
     diameter = rng.choice(DIAMETERS[size])
     slack = (CELL - diameter) * 4
@@ -100,7 +118,10 @@ def make_thing(rng: random.Random, column: int, row: int, colors: Sequence[str] 
 
 
 def alter(scene: Scene, rng: random.Random, index: int, attribute: str) -> Scene:
-    """The same scene except for one attribute (`color`, `shape` or `size`) of one thing: a near-duplicate."""
+    """Return the same scene except for one attribute of one thing: a near-duplicate.
+
+    The attribute is `color`, `shape` or `size`.
+    """
     old = scene.things[index]
     choices = {"color": COLORS, "shape": SHAPES, "size": SIZES}[attribute]
     value = rng.choice([c for c in choices if c != old.value(attribute)])
@@ -133,13 +154,18 @@ _GRAIN = 4.0  # standard deviation of the noise, in grey levels
 
 
 def render(scene: Scene) -> npt.NDArray[np.uint8]:
-    """The picture: array (SIDE, SIDE, 3) of 8-bit RGB. The same scene always gives the same pixels."""
+    """Draw the picture: array (SIDE, SIDE, 3) of 8-bit RGB.
+
+    The same scene always gives the same pixels.
+    """
     noise = np.random.default_rng(scene.noise)
     ground = 236.0 + noise.integers(-6, 7)
     picture = np.full((SIDE, SIDE, 3), ground, dtype=np.float32)
     for thing in scene.things:
         left, top = int(thing.x), int(thing.y)
-        cover = _cover(thing.shape, thing.diameter, int(4 * (thing.x - left)), int(4 * (thing.y - top)))
+        cover = _cover(
+            thing.shape, thing.diameter, int(4 * (thing.x - left)), int(4 * (thing.y - top))
+        )
         high, wide = cover.shape
         patch = picture[top : top + high, left : left + wide]
         alpha = cover[: patch.shape[0], : patch.shape[1], None]
@@ -150,7 +176,10 @@ def render(scene: Scene) -> npt.NDArray[np.uint8]:
 
 
 def png(pixels: npt.NDArray[np.uint8], compression: int = 6) -> bytes:
-    """The picture as PNG bytes. Another compression level (0-9) gives other bytes for the same pixels."""
+    """Return the picture as PNG bytes.
+
+    Another compression level (0-9) gives other bytes for the same pixels.
+    """
     from PIL import Image
 
     out = io.BytesIO()
@@ -160,7 +189,10 @@ def png(pixels: npt.NDArray[np.uint8], compression: int = 6) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _cover(shape: str, diameter: int, quarter_x: int, quarter_y: int) -> npt.NDArray[np.float32]:
-    """Share of each pixel that the shape covers, 0 to 1, its box moved right and down by quarters of a pixel."""
+    """Return the share of each pixel that the shape covers, 0 to 1.
+
+    Its box is moved right and down by quarters of a pixel.
+    """
     side = diameter + 1
     at = (np.arange(side * _FINE) + 0.5) / _FINE
     radius = diameter / 2
@@ -172,8 +204,10 @@ def _cover(shape: str, diameter: int, quarter_x: int, quarter_y: int) -> npt.NDA
     return cover
 
 
-def _inside(shape: str, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which points of the box [-1, 1] x [-1, 1] (y downwards) belong to the shape."""
+def _inside(
+    shape: str, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    """Tell which points of the box [-1, 1] x [-1, 1] (y downwards) belong to the shape."""
     distance = np.hypot(x, y)
     if shape == "ball":
         return distance <= 1

@@ -1,1 +1,4 @@
-"""Copied text: runs of tokens that stand in stored prompts, at whatever place, found by fingerprints and verified."""
+"""Copied text: runs of tokens that a prompt shares with stored prompts, at whatever place.
+
+Fingerprints propose the runs, and comparing the tokens verifies them.
+"""

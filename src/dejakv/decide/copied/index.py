@@ -1,4 +1,7 @@
-"""Where fingerprints stand in the segments of one space: packed arrays in sorted tiers, merged as they grow (an LSM tree)."""
+"""Index of the places of fingerprints in the segments of one space.
+
+Packed arrays stand in sorted tiers, which are merged as they grow (an LSM tree).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +15,13 @@ from dejakv.decide.copied.fingerprints import TextFingerprints
 Entries = NDArray[np.uint64]
 
 MAX_HOLDERS = 16
-"""Places kept for one fingerprint: the newest."""
+"""Maximum places of one fingerprint. The newest stay."""
 
 GROWTH = 8
-"""How many times as large as the next a tier is at least. More: fewer tiers to search, more merging."""
+"""Least ratio of the sizes of a tier and the next.
+
+A larger ratio means fewer tiers to search and more merging.
+"""
 
 DEAD_SHARE = 0.25
 """Share of entries of removed segments above which the index is compacted."""
@@ -28,48 +34,63 @@ _HALF = np.uint64(32)
 class FingerprintTier:
     """Sorted places of fingerprints.
 
-    entries    `[m]` sorted: fingerprint (upper half) and segment number (lower half, higher is newer)
-    positions  `[m]` uint32: where in the segment
+    Attributes
+    ----------
+    entries : uint64 array, shape [m]
+        Fingerprint in the upper half and number of the segment in the lower, sorted. A higher
+        number is newer.
+    positions : uint32 array, shape [m]
+        Place in the segment.
     """
 
     entries: Entries
     positions: NDArray[np.uint32]
 
     @classmethod
-    def of(cls, first: int, prints: Sequence[TextFingerprints]) -> "FingerprintTier":
-        """The places of the fingerprints of segments that are numbered from `first` on."""
+    def of_segments(cls, first: int, prints: Sequence[TextFingerprints]) -> "FingerprintTier":
+        """Make a tier of the fingerprints of segments that are numbered from `first` on."""
         keys = np.concatenate([each.keys for each in prints]).astype(np.uint64)
-        numbers = np.repeat(np.arange(first, first + len(prints), dtype=np.uint64), [len(each) for each in prints])
+        numbers = np.repeat(
+            np.arange(first, first + len(prints), dtype=np.uint64), [len(each) for each in prints]
+        )
+
         entries = (keys << _HALF) | numbers
         order = np.argsort(entries, kind="stable")
-        return cls(entries[order], np.concatenate([each.positions for each in prints])[order].astype(np.uint32))
+        return cls(
+            entries[order],
+            np.concatenate([each.positions for each in prints])[order].astype(np.uint32),
+        )
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def ranges(self, keys: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """First place and number of places of each key; sorted keys are quickest."""
+        """Return the first place and the number of places of each key; sorted keys are quickest."""
         low = keys.astype(np.uint64) << _HALF
         first = np.searchsorted(self.entries, low)
         return first, np.searchsorted(self.entries, low | _LOW, side="right") - first
 
     def only(self, mask: NDArray[np.bool_]) -> "FingerprintTier":
+        """Return a tier with the places in `mask`."""
         return self if mask.all() else FingerprintTier(self.entries[mask], self.positions[mask])
 
     def renumbered(self, new: NDArray[np.int64]) -> "FingerprintTier":
-        """With `new[number]` for each number; -1 drops its places. The order of numbers must stay."""
+        """Return a copy with `new[number]` for each number, without the places where that is -1.
+
+        The order of numbers must stay the same.
+        """
         numbers = new[numbers_of(self.entries)]
         mask = numbers >= 0
         entries = (self.entries[mask] & ~_LOW) | numbers[mask].astype(np.uint64)
         return FingerprintTier(entries, self.positions[mask])
 
     def capped(self) -> "FingerprintTier":
-        """With at most `MAX_HOLDERS` places a fingerprint."""
-        return self.only(within_cap(self.entries >> _HALF))
+        """Return a tier with at most `MAX_HOLDERS` places for each fingerprint."""
+        return self.only(newest_places(self.entries >> _HALF))
 
 
 def numbers_of(entries: Entries) -> NDArray[np.int64]:
-    """Segment number of each entry."""
+    """Return the segment number of each entry."""
     return (entries & _LOW).astype(np.int64)
 
 
@@ -81,6 +102,7 @@ def merged(older: FingerprintTier, newer: FingerprintTier) -> FingerprintTier:
     rest[places] = False
     entries = np.empty(len(rest), np.uint64)
     positions = np.empty(len(rest), np.uint32)
+
     for into, tier in ((places, small), (rest, large)):
         entries[into] = tier.entries
         positions[into] = tier.positions
@@ -88,9 +110,13 @@ def merged(older: FingerprintTier, newer: FingerprintTier) -> FingerprintTier:
     return FingerprintTier(entries, positions)
 
 
-def within_cap(keys: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which places stay, sorted by key, then age: of each key the newest `MAX_HOLDERS`."""
+def newest_places(keys: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return a mask of the newest `MAX_HOLDERS` places of each key.
+
+    The keys are sorted, and places of equal keys by age.
+    """
     mask = np.ones(len(keys), np.bool_)
+
     # A place stays unless the one `MAX_HOLDERS` behind it has the same key.
     mask[:-MAX_HOLDERS] = keys[MAX_HOLDERS:] != keys[:-MAX_HOLDERS]
     return mask
@@ -98,11 +124,18 @@ def within_cap(keys: NDArray[Any]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class FingerprintPlaces:
-    """Places where fingerprints stand: `[c]` each, sorted by key, then number.
+    """Places where fingerprints stand, sorted by key and then number.
 
-    keys       index among the requested keys
-    numbers    segment, as `names` knows it; higher is newer
-    positions  where in the segment
+    Attributes
+    ----------
+    keys : int64 array, shape [c]
+        Index among the requested keys.
+    numbers : int64 array, shape [c]
+        Segment of each place, an index into `names`. A higher number is newer.
+    positions : int64 array, shape [c]
+        Place in the segment.
+    names : Sequence[str]
+        Names of the segments by number.
     """
 
     keys: NDArray[np.int64]
@@ -112,8 +145,10 @@ class FingerprintPlaces:
 
 
 class CopiedIndex:
-    """Segments by their fingerprints, 12 bytes a place: 1.5 bytes an indexed token, up to a third more until removed segments are compacted
-    away, and at most twice as much while tiers are merged.
+    """Index of segments by their fingerprints.
+
+    It takes 12 bytes a place, which is 1.5 bytes an indexed token, up to a third more until removed
+    segments are compacted away, and at most twice as much while tiers are merged.
     """
 
     def __init__(self) -> None:
@@ -131,12 +166,20 @@ class CopiedIndex:
 
     @property
     def entries(self) -> int:
-        """Places held, those of removed segments included until they are compacted away."""
+        """Number of places, with those of removed segments until they are compacted away."""
         return sum(len(tier) for tier in self._tiers)
 
     def add(self, segments: Mapping[str, TextFingerprints]) -> list[str]:
-        """Indexes segments by name, the oldest first; returns the names that are new, of segments with fingerprints."""
-        names = [name for name, prints in segments.items() if len(prints) and name not in self._number_of]
+        """Index segments by name, the oldest first.
+
+        Returns
+        -------
+        list[str]
+            Names that are new, of segments with fingerprints.
+        """
+        names = [
+            name for name, prints in segments.items() if len(prints) and name not in self._number_of
+        ]
         if not names:
             return names
 
@@ -145,19 +188,28 @@ class CopiedIndex:
             # Doubled, so that adding one by one takes linear time.
             room = (0, max(first, stop - len(self._alive)))
             self._sizes, self._alive = np.pad(self._sizes, room), np.pad(self._alive, room)
-        self._sizes[first:stop], self._alive[first:stop] = [len(segments[name]) for name in names], True
+        self._sizes[first:stop], self._alive[first:stop] = (
+            [len(segments[name]) for name in names],
+            True,
+        )
         self._names += names
         self._number_of.update(zip(names, range(first, stop), strict=True))
 
         tiers = self._tiers
-        tiers.append(FingerprintTier.of(first, [segments[name] for name in names]).capped())
+        tiers.append(
+            FingerprintTier.of_segments(first, [segments[name] for name in names]).capped()
+        )
+        # Small tiers are merged until each is much larger than the next, so that few are searched.
         while len(tiers) > 1 and len(tiers[-2]) < GROWTH * len(tiers[-1]):
-            newer, older = self._living(tiers.pop()), self._living(tiers.pop())
+            newer, older = self._without_dead(tiers.pop()), self._without_dead(tiers.pop())
             tiers.append(merged(older, newer).capped())
         return names
 
     def remove(self, name: str) -> bool:
-        """Takes a segment out; False for an unknown one. Its memory is given back with the next compaction."""
+        """Remove a segment; False for an unknown one.
+
+        Its memory is freed by the next compaction.
+        """
         number = self._number_of.pop(name, None)
         if number is None:
             return False
@@ -168,7 +220,7 @@ class CopiedIndex:
         return True
 
     def holders(self, keys: NDArray[np.uint32]) -> FingerprintPlaces:
-        """Find the places of fingerprints (sorted, each once): of each the newest 16 at most."""
+        """Return the places of fingerprints (sorted, each once), of each the newest 16 at most."""
         nothing = np.empty(0, np.int64)
         key_parts, numbers, positions = [nothing], [nothing], [nothing]
         for tier in self._tiers:
@@ -180,20 +232,27 @@ class CopiedIndex:
             numbers.append(numbers_of(tier.entries[places]))
             positions.append(tier.positions[places].astype(np.int64))
 
-        key, number, position = np.concatenate(key_parts), np.concatenate(numbers), np.concatenate(positions)
+        key, number, position = (
+            np.concatenate(key_parts),
+            np.concatenate(numbers),
+            np.concatenate(positions),
+        )
+
         alive = self._alive[number]
         key, number, position = key[alive], number[alive], position[alive]
-        # Tiers follow each other in age, so sorting by key alone leaves numbers in order; numpy sorts 16 bits in linear time.
+        # Tiers follow each other in age, so sorting by key alone leaves numbers in order. numpy
+        # sorts 16 bits in linear time.
         order = np.argsort(key.astype(np.uint16) if len(keys) <= 1 << 16 else key, kind="stable")
-        order = order[within_cap(key[order])]
+
+        order = order[newest_places(key[order])]
         return FingerprintPlaces(key[order], number[order], position[order], self._names)
 
-    def _living(self, tier: FingerprintTier) -> FingerprintTier:
-        """Without places of removed segments, which must not count as holders."""
+    def _without_dead(self, tier: FingerprintTier) -> FingerprintTier:
+        """Return a tier without places of removed segments, which must not count as holders."""
         return tier.only(self._alive[numbers_of(tier.entries)]) if self._dead else tier
 
     def _compact(self) -> None:
-        """Numbers the held segments anew, in their order, and drops the places of removed ones."""
+        """Renumber the remaining segments in their order, and drop the places of removed ones."""
         alive = np.flatnonzero(self._alive[: len(self._names)])
         new = np.full(len(self._names), -1, np.int64)
         new[alive] = np.arange(len(alive))
@@ -201,6 +260,10 @@ class CopiedIndex:
         self._names = [self._names[number] for number in alive.tolist()]
         self._number_of = {name: number for number, name in enumerate(self._names)}
         self._tiers = [tier for tier in (tier.renumbered(new) for tier in self._tiers) if len(tier)]
+        # With some room, or the next segment would copy both arrays again.
         room = (0, max(16, len(alive) + len(alive) // 4) - len(alive))
-        self._sizes, self._alive = np.pad(self._sizes[alive], room), np.pad(self._alive[alive], room)
+        self._sizes, self._alive = (
+            np.pad(self._sizes[alive], room),
+            np.pad(self._alive[alive], room),
+        )
         self._dead = 0

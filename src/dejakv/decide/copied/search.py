@@ -1,5 +1,7 @@
-"""Runs of equal tokens between a prompt and indexed segments: fingerprints propose them, tokens are compared one by one, and the longest
-runs cover the prompt."""
+"""Runs of equal tokens between a prompt and indexed segments.
+
+Fingerprints propose runs, tokens are compared one by one, and the longest runs cover the prompt.
+"""
 
 import heapq
 from collections import Counter
@@ -13,38 +15,50 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from dejakv.decide.copied.fingerprints import (
-    GUARANTEED,
+    SHORTEST_FINDABLE_RUN,
     WINDOW,
     Ids,
     K,
     TextFingerprints,
     fingerprints,
     fingerprints_of_all,
+    media_token_ids,
     stretches,
-    with_media,
 )
 from dejakv.decide.copied.index import CopiedIndex, FingerprintPlaces
 from dejakv.request import Prepared
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import StateInfo
 from dejakv.store.store import Store
 
 MAX_CANDIDATES = 2048
-"""Most candidates verified for a prompt; with more fingerprints than these, one for each."""
+"""Maximum candidates that are verified for a prompt.
+
+A prompt with more fingerprints than these gets one candidate for each.
+"""
 
 TokensOf = Callable[[str], NDArray[np.int64] | None]
-"""Token ids of a segment by its name, pictures' as `with_media` gives them; None for one that is gone."""
+"""Function from a segment's name to its token ids, those of media as in `media_token_ids`.
+
+It returns None for a segment that has left.
+"""
 
 STEP = 1024
-"""Tokens compared at once beyond a candidate's window; doubled while they are equal."""
+"""Tokens that are compared at once beyond a candidate's window, doubled while they are equal."""
 
 EXTENDED = 1 << 20
-"""Tokens compared beyond windows for one prompt, and 16 for each of its tokens; further runs are shorter than they might be. Only
-fingerprints with too many holders need any."""
+"""Tokens that are compared beyond windows for one prompt, and 16 more for each of its tokens.
+
+Beyond that, runs are shorter than they might be. Only fingerprints with too many holders need any.
+"""
 
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Tokens `start..start+length` of the prompt equal tokens `source..source+length` of the segment `donor`."""
+    """A run of equal tokens in the prompt and a segment.
+
+    Tokens `start..start+length` of the prompt equal tokens `source..source+length` of the segment
+    `donor`.
+    """
 
     start: int
     length: int
@@ -54,10 +68,16 @@ class TokenRun:
 
 @dataclass(frozen=True)
 class DonorCover:
-    """The part of a prompt that stands in donors. `runs` do not overlap and are sorted by their place in the prompt.
+    """The part of a prompt that its donors have.
 
-    tokens      tokens of the prompt
-    candidates  compared places
+    Attributes
+    ----------
+    tokens : int
+        Tokens of the prompt.
+    runs : tuple[TokenRun, ...]
+        Runs that do not overlap, by their place in the prompt.
+    candidates : int
+        Number of places that were compared.
     """
 
     tokens: int
@@ -71,7 +91,7 @@ class DonorCover:
 
     @cached_property
     def donors(self) -> tuple[str, ...]:
-        """The donors, the one with most of the prompt first."""
+        """Names of the donors, the one with most of the prompt first."""
         tokens_by_donor = Counter[str]()
         for run in self.runs:
             tokens_by_donor[run.donor] += run.length
@@ -80,11 +100,18 @@ class DonorCover:
 
 @dataclass(frozen=True)
 class CandidateWindows:
-    """Stretches of the prompt and the segments that they may be equal to: `[w]` each, sorted by segment and diagonal.
+    """Stretches of the prompt and the segments that they may be equal to.
 
-    numbers    segment
-    diagonals  place in the segment less place in the prompt
-    starts, stops  the stretch in the prompt
+    All arrays are `[w]`, sorted by segment and diagonal.
+
+    Attributes
+    ----------
+    numbers : Ids
+        Number of the segment.
+    diagonals : Ids
+        Place in the segment less place in the prompt.
+    starts, stops : Ids
+        The stretch in the prompt.
     """
 
     numbers: Ids
@@ -96,11 +123,36 @@ class CandidateWindows:
         return len(self.numbers)
 
     def only(self, mask: NDArray[Any]) -> "CandidateWindows":
-        return CandidateWindows(self.numbers[mask], self.diagonals[mask], self.starts[mask], self.stops[mask])
+        """Return the windows in `mask`, a mask or indices."""
+        return CandidateWindows(
+            self.numbers[mask], self.diagonals[mask], self.starts[mask], self.stops[mask]
+        )
 
 
-def candidates(target: Ids, index: CopiedIndex, max_windows: int) -> tuple[CandidateWindows, FingerprintPlaces]:
-    """Fingerprints at one distance in a prompt and a segment, joined to windows that reach as far as a run can; and their holders."""
+def candidates(
+    target: Ids, index: CopiedIndex, max_windows: int
+) -> tuple[CandidateWindows, FingerprintPlaces]:
+    """Return the windows of the prompt that segments may be equal to.
+
+    Fingerprints at one distance in a prompt and a segment are joined to windows that reach as far
+    as a run can.
+
+    Parameters
+    ----------
+    target : Ids, shape [n]
+        Tokens of the prompt.
+    index : CopiedIndex
+        Index of the segments.
+    max_windows : int
+        Maximum windows. A prompt with more fingerprints gets one window for each.
+
+    Returns
+    -------
+    CandidateWindows
+        The windows.
+    FingerprintPlaces
+        Holders of the prompt's fingerprints.
+    """
     prints = fingerprints(target)
     by_key = np.argsort(prints.keys, kind="stable")
     keys, first, count = np.unique(prints.keys[by_key], return_index=True, return_counts=True)
@@ -111,18 +163,28 @@ def candidates(target: Ids, index: CopiedIndex, max_windows: int) -> tuple[Candi
     holder = np.repeat(np.arange(len(holders.keys)), times)
     nth = np.arange(len(holder)) - np.repeat(np.cumsum(times) - times, times)
     place = prints.positions[by_key[first[holders.keys[holder]] + nth]]
-    joined = _joined(holders.numbers[holder], holders.positions[holder] - place, place, len(target))
+    joined = _join_windows(
+        holders.numbers[holder], holders.positions[holder] - place, place, len(target)
+    )
     # At least one for each fingerprint, or parts of a long prompt would have none.
-    return _bounded(joined, max(max_windows, len(prints))), holders
+    return _limit_windows(joined, max(max_windows, len(prints))), holders
 
 
-def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> CandidateWindows:
-    """Join touching windows of one diagonal. A run extends less than a window beyond its outer fingerprints."""
+def _join_windows(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> CandidateWindows:
+    """Join touching windows of one diagonal.
+
+    A run extends less than a window beyond its outer fingerprints.
+    """
     if not len(numbers):
         return CandidateWindows(numbers, diagonals, places, places)
     order = _order(numbers, diagonals, places, n)
     numbers, diagonals, places = numbers[order], diagonals[order], places[order]
-    apart = (np.diff(numbers) != 0) | (np.diff(diagonals) != 0) | (np.diff(places) > GUARANTEED + WINDOW - 1)
+
+    apart = (
+        (np.diff(numbers) != 0)
+        | (np.diff(diagonals) != 0)
+        | (np.diff(places) > SHORTEST_FINDABLE_RUN + WINDOW - 1)
+    )
 
     starts = np.concatenate([[0], np.flatnonzero(apart) + 1])
     ends = np.append(starts[1:], len(order)) - 1
@@ -132,7 +194,10 @@ def _joined(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> CandidateWindo
 
 
 def _order(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Ids:
-    """Sorted by segment, diagonal and place: as one number where it fits, which takes a fifth of the time."""
+    """Return the order by segment, diagonal and place.
+
+    The three are sorted as one number where it fits, which takes a fifth of the time.
+    """
     lowest, low = int(numbers.min()), int(diagonals.min())
     width = int(diagonals.max()) - low + 1
     # Beyond 64 bits the single number would wrap around.
@@ -141,62 +206,108 @@ def _order(numbers: Ids, diagonals: Ids, places: Ids, n: int) -> Ids:
     return np.argsort(((numbers - lowest) * width + (diagonals - low)) * n + places)
 
 
-def _bounded(windows: CandidateWindows, max_windows: int) -> CandidateWindows:
-    """At most so many: for every place of the prompt the longest that begins there, then the second longest, ..."""
+def _limit_windows(windows: CandidateWindows, max_windows: int) -> CandidateWindows:
+    """Return at most `max_windows` windows.
+
+    For every place of the prompt the longest that begins there is taken, then the second longest,
+    and so on.
+    """
     if len(windows) <= max_windows:
         return windows
     order = np.lexsort((-windows.numbers, windows.starts - windows.stops, windows.starts))
     begin = windows.starts[order]
     rank = np.empty(len(windows), np.int64)
+
     # How many longer ones begin at the same place.
     rank[order] = np.arange(len(windows)) - np.searchsorted(begin, begin)
     return windows.only(np.sort(np.lexsort((windows.starts - windows.stops, rank))[:max_windows]))
 
 
-def verified(target: Ids, windows: CandidateWindows, names: Sequence[str], tokens_of: TokensOf) -> CandidateWindows:
-    """The longest runs of at least `GUARANTEED` equal tokens around the candidates, each once."""
+def verify_windows(
+    target: Ids, windows: CandidateWindows, names: Sequence[str], tokens_of: TokensOf
+) -> CandidateWindows:
+    """Return the longest runs of equal tokens around windows, each once.
+
+    Runs of fewer than `SHORTEST_FINDABLE_RUN` tokens are left out.
+
+    Parameters
+    ----------
+    target : Ids, shape [n]
+        Tokens of the prompt.
+    windows : CandidateWindows
+        Windows to compare.
+    names : Sequence[str]
+        Names of the segments by number.
+    tokens_of : TokensOf
+        Function that reads a segment's tokens. Segments without tokens have no runs.
+    """
     tokens_by_number: dict[int, NDArray[np.int64]] = {}
     lengths = np.zeros(len(windows), np.int64)
     for number, start, stop in _by_segment(windows.numbers):
         tokens = tokens_of(names[number])
         if tokens is not None:
-            tokens_by_number[number] = np.asarray(tokens)  # a slice of a memory map takes several times as long
+            # A slice of a memory map takes several times as long as one of an array.
+            tokens_by_number[number] = np.asarray(tokens)
             lengths[start:stop] = len(tokens)
     # A segment may be shorter than the window, or have left: then its length is 0.
     stops = np.minimum(windows.stops, lengths - windows.diagonals)
     long_enough = stops - windows.starts >= K
     windows = windows.only(long_enough)
 
-    run_windows, starts, stops = _equal(target, tokens_by_number, windows, stops[long_enough])
+    run_windows, starts, stops = _equal_runs(target, tokens_by_number, windows, stops[long_enough])
     windows = windows.only(run_windows)
     # A run that ends inside of its window is whole: it has been seen to differ on both sides.
     inside = (starts > windows.starts) & (stops < np.minimum(windows.stops, len(target)))
     runs = CandidateWindows(windows.numbers, windows.diagonals, starts, stops)
-    _follow(target, tokens_by_number, runs, np.flatnonzero(~inside))
+    _extend_runs(target, tokens_by_number, runs, np.flatnonzero(~inside))
+
     runs = runs.only(np.lexsort((starts, windows.diagonals, windows.numbers)))
+
     # Two windows of one diagonal may have grown into the same run.
     again = np.zeros(len(runs), np.bool_)
-    again[1:] = (np.diff(runs.numbers) == 0) & (np.diff(runs.diagonals) == 0) & (runs.starts[1:] < runs.stops[:-1])
-    return runs.only(~again & (runs.stops - runs.starts >= GUARANTEED))
+    again[1:] = (
+        (np.diff(runs.numbers) == 0)
+        & (np.diff(runs.diagonals) == 0)
+        & (runs.starts[1:] < runs.stops[:-1])
+    )
+    return runs.only(~again & (runs.stops - runs.starts >= SHORTEST_FINDABLE_RUN))
 
 
 def _by_segment(numbers: Ids) -> Iterator[tuple[int, int, int]]:
-    """Stretches of one number in sorted numbers: number, start, stop."""
+    """Yield number, start and stop of each stretch of one number in sorted numbers."""
     starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-    return zip(numbers[starts].tolist(), starts.tolist(), np.append(starts, len(numbers))[1:].tolist(), strict=True)
+    return zip(
+        numbers[starts].tolist(),
+        starts.tolist(),
+        np.append(starts, len(numbers))[1:].tolist(),
+        strict=True,
+    )
 
 
-def _equal(
+def _equal_runs(
     target: Ids, tokens_by_number: dict[int, Ids], windows: CandidateWindows, stops: Ids
 ) -> tuple[Ids, Ids, Ids]:
-    """Runs of at least `K` equal tokens within windows that end at `stops`: which window, start and stop in the prompt."""
+    """Return runs of at least `K` equal tokens within windows that end at `stops`.
+
+    Returns
+    -------
+    window, start, stop : Ids
+        Index of the window, and start and stop in the prompt, for each run.
+    """
     first = windows.starts
     ends = np.cumsum(stops - first)
     begins = ends - (stops - first)
     same = np.empty(int(ends[-1]) if len(ends) else 0, np.bool_)
     columns = (windows.numbers, windows.diagonals, first, stops, begins, ends)
-    for number, shift, low, high, begin, end in zip(*(column.tolist() for column in columns), strict=True):
-        np.equal(tokens_by_number[number][low + shift : high + shift], target[low:high], out=same[begin:end])
+    for number, shift, low, high, begin, end in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        np.equal(
+            tokens_by_number[number][low + shift : high + shift],
+            target[low:high],
+            out=same[begin:end],
+        )
+
     # A run begins where a token is equal and the one before, in the same window, is not.
     opens, closes = same.copy(), same.copy()
     opens[1:] &= ~same[:-1]
@@ -208,13 +319,16 @@ def _equal(
     long = lasts - starts >= K - 1
     starts, lasts = starts[long], lasts[long]
     window = np.searchsorted(ends, starts, side="right")
+
     # From places in the joined array back to places in the prompt.
     moved = (first - begins)[window]
     return window, starts + moved, lasts + moved + 1
 
 
-def _follow(target: Ids, tokens_by_number: dict[int, Ids], runs: CandidateWindows, run_indexes: Ids) -> None:
-    """Lengthens runs that reach the edge of their window, in place."""
+def _extend_runs(
+    target: Ids, tokens_by_number: dict[int, Ids], runs: CandidateWindows, run_indexes: Ids
+) -> None:
+    """Lengthen runs that reach the edge of their window, in place."""
     token_budget = EXTENDED + 16 * len(target)
     for run in run_indexes.tolist():
         if token_budget <= 0:
@@ -223,15 +337,18 @@ def _follow(target: Ids, tokens_by_number: dict[int, Ids], runs: CandidateWindow
         start, stop = int(runs.starts[run]), int(runs.stops[run])
         low, high = max(0, -shift), min(len(target), len(donor_tokens) - shift)
 
-        after = _forward(target[stop:high], donor_tokens[stop + shift : high + shift])
-        before = _forward(target[low:start][::-1], donor_tokens[low + shift : start + shift][::-1])
+        after = _equal_length(target[stop:high], donor_tokens[stop + shift : high + shift])
+        before = _equal_length(
+            target[low:start][::-1], donor_tokens[low + shift : start + shift][::-1]
+        )
+
         # `STEP` for the call itself, so that many short runs come to an end too.
         token_budget -= before + after + STEP
         runs.starts[run], runs.stops[run] = start - before, stop + after
 
 
-def _forward(target: NDArray[np.int64], source: NDArray[np.int64]) -> int:
-    """How many tokens are equal from the beginning."""
+def _equal_length(target: NDArray[np.int64], source: NDArray[np.int64]) -> int:
+    """Count the tokens that are equal from the beginning."""
     # The common case, without an array.
     if not len(target) or target[0] != source[0]:
         return 0
@@ -254,14 +371,28 @@ def cover(
     max_windows: int = MAX_CANDIDATES,
     generation_of: Callable[[str], int] = lambda _: 0,
 ) -> DonorCover:
-    """Cover a prompt `[n]` with runs of at least `GUARANTEED` tokens from the index.
+    """Cover a prompt `[n]` with runs of at least `SHORTEST_FINDABLE_RUN` tokens from the index.
 
-    Greedy by tokens added. Ties go to the least generation, then a donor in use, then the donor of most tokens, then the newest.
-    Complete unless a fingerprint has more than `MAX_HOLDERS` holders; then correct, with gaps.
+    The choice is greedy by tokens added. Ties go to the least blend depth, then a donor in use,
+    then the donor of most tokens, then the newest. The cover is complete unless a fingerprint has
+    more than `MAX_HOLDERS` holders, or the prompt more candidates than `max_windows`. Then it is
+    correct, with gaps.
 
-    max_windows           maximum places compared; at least one for each fingerprint of the prompt
-    generation_of  generation of a segment's state (see `ChunkMeta`), 0 for exact state
+    Parameters
+    ----------
+    target : Ids, shape [n]
+        Ids of the prompt.
+    index : CopiedIndex
+        Index of the segments.
+    tokens_of : TokensOf
+        Function that reads a segment's tokens.
+    max_windows : int
+        Maximum places compared; at least one for each fingerprint of the prompt.
+    generation_of : Callable[[str], int]
+        Depth of a segment's state (see `StateInfo.generation`), 0 for exact state.
 
+    Examples
+    --------
     >>> passage, index = np.arange(100), CopiedIndex()
     >>> index.add({"donor": fingerprints(passage)})
     ['donor']
@@ -273,27 +404,43 @@ def cover(
     """
     places, holders = candidates(target, index, max_windows)
     names = holders.names
-    verified_runs = verified(target, places, names, tokens_of)
-    chosen = _chosen(verified_runs, len(target), lambda number: generation_of(names[number]))
-    runs = [TokenRun(start, stop - start, names[number], start + shift) for start, stop, number, shift in chosen]
+    verified_runs = verify_windows(target, places, names, tokens_of)
+    chosen = _choose_runs(verified_runs, len(target), lambda number: generation_of(names[number]))
+    runs = [
+        TokenRun(start, stop - start, names[number], start + shift)
+        for start, stop, number, shift in chosen
+    ]
     return DonorCover(len(target), tuple(sorted(runs, key=lambda run: run.start)), len(places))
 
 
-def _chosen(
+def _choose_runs(
     windows: CandidateWindows, n: int, generation_of: Callable[[int], int]
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Pieces that do not overlap: start, stop, segment number, diagonal. A run's gain is counted again when it comes up."""
+    """Yield start, stop, segment number and diagonal of pieces that do not overlap.
+
+    A run's gain is counted again when it comes up.
+    """
     donors, donor = np.unique(windows.numbers, return_inverse=True)
     lengths = windows.stops - windows.starts
-    donor_tokens = np.bincount(donor, weights=lengths, minlength=len(donors)).astype(np.int64).tolist()
+    donor_tokens = (
+        np.bincount(donor, weights=lengths, minlength=len(donors)).astype(np.int64).tolist()
+    )
     rows = list(
-        zip(windows.starts.tolist(), windows.stops.tolist(), donor.tolist(), windows.diagonals.tolist(), strict=True)
+        zip(
+            windows.starts.tolist(),
+            windows.stops.tolist(),
+            donor.tolist(),
+            windows.diagonals.tolist(),
+            strict=True,
+        )
     )
     of_donor: list[list[int]] = [[] for _ in donors]
     for row, (_, _, donor_index, _) in enumerate(rows):
         of_donor[donor_index].append(row)
+
     generation = [generation_of(number) for number in donors.tolist()]
-    # (tokens, generation, in use or not, tokens that the donor holds, age), the best first; a new donor is the higher number.
+    # (tokens, generation, in use or not, tokens that the donor holds, age), the best first. A newer
+    # donor has the higher number.
     heap = [
         (start - stop, generation[donor_index], 1, -donor_tokens[donor_index], -donor_index, row)
         for row, (start, stop, donor_index, _) in enumerate(rows)
@@ -307,34 +454,42 @@ def _chosen(
     while heap:
         gain, approximate, unused, donor_total, age, row = heapq.heappop(heap)
         start, stop, donor_index, shift = rows[row]
+
         uncovered = int(np.count_nonzero(free[start:stop]))
         if row in done or not uncovered:
             continue
         # Its place in the heap is out of date: it goes back with what it is worth now.
         if uncovered < -gain or unused != (donor_index not in used):
-            heapq.heappush(heap, (-uncovered, approximate, int(donor_index not in used), donor_total, age, row))
+            heapq.heappush(
+                heap, (-uncovered, approximate, int(donor_index not in used), donor_total, age, row)
+            )
             continue
 
+        # Only what is still free: longer runs have taken the rest.
         done.add(row)
         for begin, length in stretches(free[start:stop]):
             yield start + begin, start + begin + length, int(donors[donor_index]), shift
         free[start:stop] = False
         if donor_index not in used:
             used.add(donor_index)
-            for donor_row in of_donor[donor_index]:  # they now come before equal runs of others
+            # This donor's other runs now come before equal runs of others.
+            for donor_row in of_donor[donor_index]:
                 if donor_row not in done:
                     begin, end, _, _ = rows[donor_row]
                     heapq.heappush(heap, (begin - end, approximate, 0, donor_total, age, donor_row))
 
 
-KEPT_BYTES = 16 << 20
-"""Bytes of token ids, those of a space's most compared segments: 500 prompts of 4,000 tokens. With a quarter, lookups of 64 prompts of
-8,000 tokens at once spent most of their time in making arrays of the same 85 donors."""
+TOKEN_CACHE_BYTES = 16 << 20
+"""Bytes of token ids of a space's most compared segments: 500 prompts of 4,000 tokens.
+
+With a quarter of it, lookups of 64 prompts of 8,000 tokens at once spent most of their time in
+making arrays of the same 85 donors.
+"""
 
 
-def fingerprints_of(metas: Sequence[ChunkMeta]) -> list[TextFingerprints]:
-    """The fingerprints of stored chunks."""
-    return fingerprints_of_all([with_media(meta.token_ids, meta.spans) for meta in metas])
+def fingerprints_of(metas: Sequence[StateInfo]) -> list[TextFingerprints]:
+    """Compute the fingerprints of stored prompts."""
+    return fingerprints_of_all([media_token_ids(meta.token_ids, meta.spans) for meta in metas])
 
 
 class _SpaceIndex:
@@ -343,14 +498,21 @@ class _SpaceIndex:
     def __init__(self) -> None:
         self.index = CopiedIndex()
         self.generations: dict[str, int] = {}
-        self.tokens: LRUCache[str, Ids] = LRUCache(KEPT_BYTES, getsizeof=lambda ids: max(1, ids.nbytes))
+        self.tokens: LRUCache[str, Ids] = LRUCache(
+            TOKEN_CACHE_BYTES, getsizeof=lambda ids: max(1, ids.nbytes)
+        )
 
 
 class CopiedText:
-    """Finds runs of a prompt in stored chunks of its partition and epoch. About 1.5 bytes of memory a token, far less than its state takes
-    in the store.
+    """Search for runs of a prompt in stored prompts of its partition and epoch.
 
-    store  where the chunks' token ids are
+    It takes about 1.5 bytes of memory a token, far less than the token's state takes in the store.
+    The caller keeps a lock: it is not thread-safe.
+
+    Parameters
+    ----------
+    store : Store
+        Store from which the prompts' token ids are read.
     """
 
     def __init__(self, store: Store) -> None:
@@ -361,16 +523,31 @@ class CopiedText:
     def __len__(self) -> int:
         return len(self._space_of)
 
-    def add(self, metas: Sequence[ChunkMeta], fingerprint_list: Sequence[TextFingerprints] | None = None) -> int:
-        """Makes chunks findable, the oldest first. Returns how many are new and as long as a run.
+    def add(
+        self, metas: Sequence[StateInfo], fingerprint_list: Sequence[TextFingerprints] | None = None
+    ) -> int:
+        """Index prompts, the oldest first.
 
-        fingerprint_list  their `fingerprints_of`, if they are known
+        Parameters
+        ----------
+        metas : Sequence[StateInfo]
+            Descriptions of the prompts.
+        fingerprint_list : Sequence[TextFingerprints], optional
+            Their `fingerprints_of`, if these were computed before.
+
+        Returns
+        -------
+        int
+            Number of prompts that are new and at least as long as a run.
         """
         spaces: dict[tuple[str, str], dict[str, TextFingerprints]] = {}
         for meta, prints in zip(
-            metas, fingerprints_of(metas) if fingerprint_list is None else fingerprint_list, strict=True
+            metas,
+            fingerprints_of(metas) if fingerprint_list is None else fingerprint_list,
+            strict=True,
         ):
             spaces.setdefault((meta.partition, meta.epoch), {})[meta.id] = prints
+
         added: set[str] = set()
         for name, segments in spaces.items():
             space = self._spaces.get(name) or _SpaceIndex()
@@ -386,7 +563,7 @@ class CopiedText:
         return len(added)
 
     def remove(self, id: str) -> bool:
-        """Make a chunk unfindable; False for an unknown one."""
+        """Remove a prompt; False for an unknown one."""
         name = self._space_of.pop(id, None)
         if name is None:
             return False
@@ -401,8 +578,8 @@ class CopiedText:
         return True
 
     def search(self, prepared: Prepared, epoch: str) -> DonorCover:
-        """Returns the chunks that cover a prompt, by their ids, and where."""
-        target = with_media(prepared.token_ids, prepared.spans)
+        """Return the stored prompts of an epoch that cover a prompt, by their ids, and where."""
+        target = media_token_ids(prepared.token_ids, prepared.spans)
         space = self._spaces.get((prepared.request.partition, epoch))
         if space is None:
             return DonorCover(len(target))
@@ -414,14 +591,21 @@ class CopiedText:
             generation_of=lambda id: space.generations.get(id, 0),
         )
 
-    def tokens(self, meta: ChunkMeta) -> Ids:
-        """A stored chunk's token ids, as `with_media` gives them."""
+    def tokens(self, meta: StateInfo) -> Ids:
+        """Return a stored prompt's token ids, as `media_token_ids` gives them."""
         space = self._spaces.get((meta.partition, meta.epoch))
-        ids = self._tokens(space, meta.id) if space is not None and meta.id in self._space_of else None
-        return with_media(meta.token_ids, meta.spans) if ids is None else ids
+        ids = (
+            self._tokens(space, meta.id)
+            if space is not None and meta.id in self._space_of
+            else None
+        )
+        return media_token_ids(meta.token_ids, meta.spans) if ids is None else ids
 
     def _tokens(self, space: _SpaceIndex, id: str) -> Ids | None:
-        """A segment's token ids, remembered: a common prefix is compared with the same holders again and again."""
+        """Return a segment's token ids from the memory of the last ones, or from the store.
+
+        A common prefix is compared with the same holders again and again.
+        """
         cached_ids = space.tokens.get(id)
         if cached_ids is not None:
             return cached_ids
@@ -429,7 +613,7 @@ class CopiedText:
         meta = self._store.meta(id)
         if meta is None:
             return None
-        ids = with_media(meta.token_ids, meta.spans)
+        ids = media_token_ids(meta.token_ids, meta.spans)
         # A larger one would not fit, and the cache would raise.
         if ids.nbytes <= space.tokens.maxsize:
             space.tokens[id] = ids

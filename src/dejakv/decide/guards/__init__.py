@@ -1,1 +1,4 @@
-"""May this donor be trusted? The words of a question have a file of their own."""
+"""Guards, which judge whether a donor may be trusted.
+
+The guard of a question's words has a module of its own, and so have the words.
+"""

@@ -1,1 +1,1 @@
-"""Ways to find a donor, one a file, in the order of cost."""
+"""Levels, the ways to find a donor, in modules of their own by their cost."""

@@ -1,55 +1,25 @@
-"""L0.5: equal text apart from Unicode's composition, the case of words and the white space of prose, by a hash."""
+"""Level 0.5: equal text by a hash.
 
-import re
-import unicodedata
+Composition of Unicode, the case of words and the white space of prose may differ.
+"""
+
 from hashlib import blake2b
 
-from dejakv.decide.levels.base import Match, Query, Search
-from dejakv.decide.literals import is_shouted, tokens
+from dejakv.decide.levels.base import LevelSearch, Match, Query
+from dejakv.decide.literals import normalize
 
 MAX_MATCHES = 8
 _DEFAULT_SPACE = "default"
-_QUOTE = re.compile(r"[\"`“”«»]|(?<!\w)['‘’]")
-_SPACE = re.compile(r"(\s+)")
-
-
-def normalize(text: str) -> str:
-    """Normalize a text for comparison. Idempotent.
-
-    Unicode NFC; plain words are lower case, unless the case carries meaning (`US`, `getName`). White space is collapsed in texts of one
-    line without quotes; elsewhere it may be code, and only that around the text is trimmed. All marks and forms of digits stay.
-
-    >>> normalize("  The  car? ")
-    'the car?'
-    >>> normalize("10⁶") == normalize("106")
-    False
-    """
-    text = unicodedata.normalize("NFC", text)
-    lines = text.splitlines()
-    # Line by line: the indentation of the first line with text must stay.
-    while lines and not lines[0].strip():
-        del lines[0]
-
-    shouted = is_shouted(text)
-    if len(text.strip().splitlines()) < 2 and not _QUOTE.search(text):
-        folded = " ".join(token.folded for token in tokens(text, shouted=shouted))
-    else:
-        folded = "\n".join(_folded(line, shouted) for line in lines).rstrip()
-    # Once more: lower case may take NFC apart, and equal texts must have one hash.
-    return unicodedata.normalize("NFC", folded)
-
-
-def _folded(line: str, shouted: bool) -> str:
-    """The line with its white space."""
-    folded = (token.folded for token in tokens(line, shouted=shouted))
-    return "".join(part if not part or part.isspace() else next(folded) for part in _SPACE.split(line))
 
 
 class ExactTextCache:
-    """Finds donors by the hash of their normalized text. An empty text matches nothing.
+    """Level that finds donors by the hash of their normalized text.
 
-    `record` and `candidates` are for direct use (one default space); `add`, `search` and `remove` are the level's, with spaces.
+    An empty text matches nothing. `record` and `candidates` are for direct use, in one default
+    space. `add`, `search` and `remove` are the level's, with spaces.
 
+    Examples
+    --------
     >>> cache = ExactTextCache()
     >>> cache.record("Where is the cat?", "chunk_1")
     >>> cache.candidates("where is  the cat?")
@@ -64,44 +34,110 @@ class ExactTextCache:
         self._key_of: dict[str, bytes] = {}
 
     def normalize(self, text: str) -> str:
-        """See `dejakv.decide.levels.exact.normalize`."""
+        """Normalize a text as `dejakv.decide.literals.normalize` does.
+
+        Parameters
+        ----------
+        text : str
+            Text to compare.
+
+        Returns
+        -------
+        str
+            Normalized text.
+        """
         return normalize(text)
 
     def candidates(self, text: str, space: str = _DEFAULT_SPACE) -> list[str]:
-        """Chunk ids recorded for this text, normalized or not, newest first."""
+        """Return the ids recorded for this text, normalized or not, newest first.
+
+        Parameters
+        ----------
+        text : str
+            Text to look up.
+        space : str
+            Name that separates requests that must never match.
+
+        Returns
+        -------
+        list[str]
+            Ids of stored prompts, newest first. It is empty for an empty text.
+        """
         plain = normalize(text)
         return list(self._donors.get(_key(space, plain), ())) if plain else []
 
     def record(self, text: str, chunk_id: str, space: str = _DEFAULT_SPACE) -> None:
-        """Record a chunk for this text; it leaves the text it was recorded for before."""
+        """Record a stored prompt for this text, in place of the text it was recorded for before.
+
+        Parameters
+        ----------
+        text : str
+            Chunk of the prompt. An empty text is not recorded.
+        chunk_id : str
+            Id of the prompt in its store.
+        space : str
+            Name that separates requests that must never match.
+        """
         plain = normalize(text)
         if not plain:
             return
+
         key = _key(space, plain)
         if self._key_of.get(chunk_id) == key:
             return
+
         # It may have stood for another text, which must not find it any more.
         self.remove(chunk_id)
+
         # The newest first, as `search` returns them.
         self._donors[key] = (chunk_id, *self._donors.get(key, ()))
         self._key_of[chunk_id] = key
 
-    def search(self, query: Query) -> Search:
-        """Return up to 8 matches of score 1.0, newest first; `skip` for an empty text."""
+    def search(self, query: Query) -> LevelSearch:
+        """Return up to 8 matches of score 1.0, newest first; `skip` for an empty text.
+
+        Parameters
+        ----------
+        query : Query
+            Request and its space.
+
+        Returns
+        -------
+        LevelSearch
+            Matches and the status of `exact_text`.
+        """
         plain = normalize(query.text)
         if not plain:
-            return Search((), {self.name: "skip"})
+            return LevelSearch((), {self.name: "skip"})
         donors = self._donors.get(_key(query.space, plain), ())
+
         matches = tuple(Match(donor, self.name, 1.0) for donor in donors[:MAX_MATCHES])
-        return Search(matches, {self.name: "hit" if matches else "miss"})
+        return LevelSearch(matches, {self.name: "hit" if matches else "miss"})
 
     def add(self, donor: str, query: Query) -> None:
+        """Record the donor for the query's text.
+
+        Parameters
+        ----------
+        donor : str
+            Id of the donor's state.
+        query : Query
+            Request and its space.
+        """
         self.record(query.text, donor, query.space)
 
     def remove(self, donor: str) -> None:
+        """Remove a donor from the text it was recorded for.
+
+        Parameters
+        ----------
+        donor : str
+            Id of the donor's state. An unknown id is ignored.
+        """
         key = self._key_of.pop(donor, None)
         if key is None:
             return
+        # Several prompts may share one normalized text, so the others stay.
         remaining_donors = tuple(candidate for candidate in self._donors[key] if candidate != donor)
         if remaining_donors:
             self._donors[key] = remaining_donors
@@ -113,4 +149,6 @@ class ExactTextCache:
 
 
 def _key(space: str, plain: str) -> bytes:
-    return blake2b(f"{len(space)}:{space}{plain}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return blake2b(
+        f"{len(space)}:{space}{plain}".encode("utf-8", "surrogatepass"), digest_size=16
+    ).digest()

@@ -1,9 +1,9 @@
-"""L1: texts of similar meaning, by the cosine of embeddings."""
+"""Level 1: texts of similar meaning, by the cosine of embeddings."""
 
 from typing import overload
 
 from dejakv.config import SIMILARITY_THRESHOLD
-from dejakv.decide.levels.base import Match, Query, Search
+from dejakv.decide.levels.base import LevelSearch, Match, Query
 from dejakv.errors import ConfigError, InputError
 from dejakv.identity import epoch_of
 from dejakv.vectors.base import TextEncoder, Vector
@@ -15,18 +15,32 @@ _DEFAULT_SPACE = "default"
 
 
 class SemanticTextCache:
-    """Finds donors by text embeddings with a cosine of at least `threshold`.
+    """Level that finds donors by text embeddings with a cosine of at least `threshold`.
 
-    threshold     cosine in [-1, 1]; 0 is a threshold like any other
-    chunk_window  characters to embed, 0 for all; see `dejakv.vectors.text`
-    index         `flat` (exact) or `hnsw`
+    `search(text)` and `add(chunk_id, text)` are for direct use, in one default space.
+    `search(query)`, `add(donor, query)` and `remove` are the level's, with spaces.
 
-    `search(text)` and `add(chunk_id, text)` are for direct use (one default space); `search(query)`, `add(donor, query)` and `remove` are
-    the level's, with spaces.
+    Parameters
+    ----------
+    encoder : TextEncoder
+        Encoder of the texts.
+    threshold : float
+        Least cosine, in [-1, 1]. 0 is a threshold like any other.
+    chunk_window : int
+        Characters to embed, 0 for all (see `dejakv.vectors.text`).
+    index : {"flat", "hnsw"}
+        Kind of index; `flat` is exact.
 
+    Raises
+    ------
+    ConfigError
+        For a threshold that is no cosine, and for a negative `chunk_window`.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from dejakv.vectors.text import ModelTextEncoder
-    >>> letters = lambda text: np.array([text.count(letter) for letter in "abcdefghij"])  # stands for a model
+    >>> letters = lambda text: np.array([text.count(letter) for letter in "abcdefghij"])
     >>> cache = SemanticTextCache(ModelTextEncoder(letters, "letters"), threshold=0.8)
     >>> cache.add("chunk_1", "a big cat")
     >>> cache.search("the big cat, a").donor
@@ -46,10 +60,14 @@ class SemanticTextCache:
     ) -> None:
         if not -1.0 <= threshold <= 1.0:
             raise ConfigError(
-                f"threshold={threshold} is no cosine: give a number from -1 to 1 ({SIMILARITY_THRESHOLD} is usual)"
+                f"threshold={threshold} is no cosine: give a number from -1 to 1 "
+                f"({SIMILARITY_THRESHOLD} is usual)"
             )
         if chunk_window < 0:
-            raise ConfigError(f"chunk_window={chunk_window} is negative: give a number of characters, 0 for all")
+            raise ConfigError(
+                f"chunk_window={chunk_window} is negative: give a number of characters, 0 for all"
+            )
+
         self.encoder = encoder
         self.threshold = threshold
         self.chunk_window = chunk_window
@@ -66,9 +84,21 @@ class SemanticTextCache:
         return {self.name: self.threshold}
 
     def vector(self, text: str) -> Vector | None:
-        """Return the unit vector of a text, None for one without a direction."""
+        """Return the unit vector of a text; None for one without a direction.
+
+        Parameters
+        ----------
+        text : str
+            Text to embed.
+
+        Returns
+        -------
+        Vector or None
+            Vector of shape [dim], float32, of length 1. It is None for a text without a direction.
+        """
         part = varying_part(text, self.chunk_window)
 
+        # There is nothing to embed, and no donor should match an empty text.
         if not part:
             return None
         try:
@@ -77,32 +107,68 @@ class SemanticTextCache:
             return None
 
     def encode(self, query: Query) -> None:
-        """Compute the vector of the query's text, unless it is stored with a chunk."""
+        """Compute the vector of the query's text, unless it is stored with a prompt.
+
+        Parameters
+        ----------
+        query : Query
+            Query whose `encoded["text"]` is set, unless it is there.
+        """
         # Once a query, also where several levels or a later storing need it.
         if "text" not in query.encoded:
             query.encoded["text"] = self.vector(query.text)
 
     @overload
-    def search(self, query: Query) -> Search: ...
+    def search(self, query: Query) -> LevelSearch: ...
 
     @overload
     def search(self, query: str) -> Match | None: ...
 
-    def search(self, query: Query | str) -> Search | Match | None:
-        """Return up to 8 matches of a `Query`, best first, as a `Search`; of a text, the best match or None."""
+    def search(self, query: Query | str) -> LevelSearch | Match | None:
+        """Search by a `Query`, or by a text in the default space.
+
+        Parameters
+        ----------
+        query : Query or str
+            Request and its space, or a text.
+
+        Returns
+        -------
+        LevelSearch or Match or None
+            For a `Query` up to 8 matches, best first. For a text the best match, or None.
+        """
         if isinstance(query, str):
             return next(iter(self.search_vector(self.vector(query))), None)
         self.encode(query)
+
+        # A text without a direction, such as an empty one, resembles nothing.
         vector = query.encoded["text"]
         if vector is None:
-            return Search((), {self.name: "skip"})
-        matches = self.search_vector(vector, query.space)
-        return Search(matches, {self.name: "hit" if matches else "miss"})
+            return LevelSearch((), {self.name: "skip"})
 
-    def search_vector(self, vector: Vector | None, space: str = _DEFAULT_SPACE) -> tuple[Match, ...]:
-        """Return up to 8 matches of a vector, best first."""
+        matches = self.search_vector(vector, query.space)
+        return LevelSearch(matches, {self.name: "hit" if matches else "miss"})
+
+    def search_vector(
+        self, vector: Vector | None, space: str = _DEFAULT_SPACE
+    ) -> tuple[Match, ...]:
+        """Return up to 8 matches of a vector, best first.
+
+        Parameters
+        ----------
+        vector : Vector or None
+            Unit vector of shape [dim], float32. None matches nothing.
+        space : str
+            Name that separates requests that must never match.
+
+        Returns
+        -------
+        tuple[Match, ...]
+            Matches with a cosine of at least `threshold`, best first.
+        """
         if vector is None:
             return ()
+
         hits = self._spaces.search(space, vector, MAX_MATCHES, self.threshold)
         return tuple([Match(id, self.name, score) for id, score in hits])
 
@@ -113,17 +179,37 @@ class SemanticTextCache:
     def add(self, donor: str, query: str, vector: Vector | None = None) -> None: ...
 
     def add(self, donor: str, query: Query | str, vector: Vector | None = None) -> None:
-        """Add a chunk as a donor. A known vector (`ChunkMeta.vectors["text"]`) is not computed again."""
+        """Add a stored prompt as a donor.
+
+        Parameters
+        ----------
+        donor : str
+            Id of the donor's state.
+        query : Query or str
+            Request and its space, or a text in the default space.
+        vector : Vector, optional
+            Vector of the text (`StateInfo.vectors["text"]`), if it was computed before. It is
+            ignored for a `Query`.
+        """
         if isinstance(query, str):
             row = self.vector(query) if vector is None else vector
             space = _DEFAULT_SPACE
         else:
             self.encode(query)
             row, space = query.encoded["text"], query.space
+
+        # Without a vector no search could return it.
         if row is not None:
             self._spaces.add(space, donor, row)
 
     def remove(self, donor: str) -> None:
+        """Remove a donor from all spaces.
+
+        Parameters
+        ----------
+        donor : str
+            Id of the donor's state.
+        """
         self._spaces.remove(donor)
 
     def __len__(self) -> int:

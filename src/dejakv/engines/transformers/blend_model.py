@@ -1,12 +1,14 @@
-"""A model as blending sees it, and the cache that starts full of donors' state, so that it computes only some rows of a prompt.
+"""A model as blending sees it, and the cache of donors' state that a prompt is prefilled into.
 
-The decoder layers run as they are. A forward pre-hook (`install`) takes the other tokens out of the first layer's input; each layer's
-attention then calls `cache.update` with the K and V of the recomputed tokens, which land among the donors', and attends to all.
-`generate` sees a cache of length 0 until that is done, so one call does partial prefill, first logits and decode.
+The decoder layers run as they are. A forward pre-hook (`install`) takes the other tokens out of the
+first layer's input; each layer's attention then calls `cache.update` with the K and V of the
+recomputed tokens, which land among the donors', and attends to all. `generate` sees a cache of
+length 0 until that is done, so one call does partial prefill, first logits and decode.
 
-Nothing is looked up by model name. How each layer's keys carry positions is learnt from the model itself: the same tokens
-are run at shifted positions, and whatever turns the first keys into the second is that layer's rotation (none at all in
-layers without positions, as Cohere2 has). Blending is refused unless it is exact where it must be.
+Nothing is looked up by model name. How each layer's keys carry positions is learnt from the model
+itself: the same tokens are run at shifted positions, and whatever turns the first keys into the
+second is that layer's rotation (none at all in layers without positions, as Cohere2 has). Blending
+is refused unless it is exact where it must be.
 """
 
 import copy
@@ -20,14 +22,17 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from dejakv.blend.offsets import OffsetCorrection, correct, corrections
+from dejakv.blend.offsets import OffsetCorrection, apply_corrections, corrections
 from dejakv.blend.recomputed import RecomputePlan
 from dejakv.blend.rope import ApplyRotary, Tables, rotate, turn
 from dejakv.errors import InputError, ModelError
 
 
 class BlendLayer(DynamicLayer):
-    """One layer's K and V, `[batch, kv_heads, tokens, head_dim]`, keys already at this prompt's positions."""
+    """K and V of one layer, `[batch, kv_heads, tokens, head_dim]`.
+
+    Keys are at this prompt's positions already.
+    """
 
     keys: Any
     values: Any
@@ -41,7 +46,10 @@ class BlendLayer(DynamicLayer):
         self.rows: Tensor | None = None
         self.offsets: list[OffsetCorrection] = []
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Put the recomputed tokens among the donors' at the first call; append at later ones."""
         if not self.pending:
             return super().update(key_states, value_states, *args, **kwargs)
         self.pending = False
@@ -50,29 +58,37 @@ class BlendLayer(DynamicLayer):
             self.keys, self.values = key_states, value_states
         else:
             # Before the computed rows land here: offsets are their differences from the donors'.
-            correct(self.keys, key_states, self.offsets)
-            correct(self.values, value_states, self.offsets)
+            apply_corrections(self.keys, key_states, self.offsets)
+            apply_corrections(self.values, value_states, self.offsets)
             self.keys.index_copy_(2, self.rows, key_states)
             self.values.index_copy_(2, self.rows, value_states)
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
+        """Return 0 before the prefill, so that `generate` passes the whole prompt."""
         return 0 if self.pending else super().get_seq_length()
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the sizes of a mask over the whole prompt before the prefill."""
         return (query_length, 0) if self.pending else super().get_mask_sizes(query_length)
 
     def widen(self, batch: int) -> None:
-        """Copies for beams or several samples of one prompt."""
+        """Copy the rows for beams or several samples of one prompt."""
         self.keys = self.keys.expand(batch, -1, -1, -1).contiguous()
         self.values = self.values.expand(batch, -1, -1, -1).contiguous()
 
 
 class BlendCache(Cache):
-    """Donors' state, for one prefill of exactly the planned tokens, then ordinary decoding. Single use.
+    """Donors' state, for one prefill of exactly the planned tokens, then ordinary decoding.
 
-    rows    the recomputed tokens, ascending; None for all
-    inside  the layer that runs: hooks of a second engine on the same model leave it alone
+    It serves a single prompt once.
+
+    Attributes
+    ----------
+    rows : Tensor or None
+        The recomputed tokens, ascending; None for all.
+    inside : int
+        The layer that runs. Hooks of a second engine on the same model leave it alone.
     """
 
     def __init__(self, layers: Sequence[BlendLayer], plan: RecomputePlan) -> None:
@@ -86,16 +102,33 @@ class BlendCache(Cache):
 
     @property
     def recomputed(self) -> int:
-        """How many tokens each layer computes."""
+        """Number of tokens that each layer computes."""
         return self.tokens if self.rows is None else len(self.rows)
 
     @property
     def pending(self) -> bool:
+        """Whether the prefill is not done yet."""
         return self.blends[-1].pending
 
-    def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """Return the input of decoder layer `index`, and what goes with it (tables, position ids, mask), for the recomputed tokens.
-        `kwargs` are the model's own, for all tokens."""
+    def enter(
+        self, index: int, hidden: Tensor, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Return a decoder layer's input and its arguments for the recomputed tokens.
+
+        Parameters
+        ----------
+        index : int
+            Number of the layer.
+        hidden : Tensor, shape [batch, tokens, hidden]
+            The layer's input: at the first layer all tokens, later the recomputed ones.
+        kwargs : dict[str, Any]
+            The model's own arguments for all tokens: tables, position ids, mask.
+
+        Raises
+        ------
+        InputError
+            The cache served a prefill already, or the prompt is not the planned one.
+        """
         # Layers are entered in order: one that comes again is of a second prefill.
         if self.inside >= index:
             raise InputError("a blend cache serves one prefill: make a new one for each request")
@@ -108,14 +141,18 @@ class BlendCache(Cache):
         return hidden, kwargs if rows is None else self._for_rows(kwargs, rows)
 
     def _begin(self, hidden: Tensor) -> None:
+        """Check that the planned prompt comes, and set what each layer recomputes."""
         if hidden.shape[1] != self.tokens:
             raise InputError(
-                f"the cache was planned for {self.tokens} tokens, but {hidden.shape[1]} came: pass the whole prompt, "
+                f"the cache was planned for {self.tokens} tokens, but {hidden.shape[1]} came: pass "
+                "the whole prompt, "
                 "without chunked prefill"
             )
         if hidden.shape[0] > 1:
             if not bool((hidden == hidden[:1]).all()):
-                raise InputError("a batch of different prompts cannot be blended: run them one by one")
+                raise InputError(
+                    "a batch of different prompts cannot be blended: run them one by one"
+                )
             # All rows are one prompt: beams, or several samples.
             for layer in self.blends:
                 layer.widen(hidden.shape[0])
@@ -125,11 +162,15 @@ class BlendCache(Cache):
 
         for index, layer in enumerate(self.blends):
             layer.rows = self.rows
-            layer.offsets = offsets if index else []  # the first layer's K and V depend on the token alone
+            # The first layer's K and V depend on the token alone.
+            layer.offsets = offsets if index else []
 
     def _for_rows(self, kwargs: dict[str, Any], rows: Tensor) -> dict[str, Any]:
-        """The model's arguments for these tokens. They need an explicit mask: without one, SDPA takes the queries for the first
-        positions and cuts K and V short."""
+        """Return the model's arguments for the recomputed tokens.
+
+        They need an explicit mask: without one, SDPA takes the queries for the first positions and
+        cuts K and V short.
+        """
         row_kwargs = dict(kwargs)
         cos, sin = kwargs["position_embeddings"]
         row_kwargs["position_embeddings"] = (cos.index_select(-2, rows), sin.index_select(-2, rows))
@@ -140,42 +181,55 @@ class BlendCache(Cache):
         return row_kwargs
 
     def _mask(self, mask: Tensor | None, rows: Tensor) -> Tensor:
-        # Layers of one kind share a mask object; a model with sliding and full layers alternates between two.
+        # Layers of one kind share a mask object; a model with sliding and full layers alternates
+        # between two.
         cached_mask = self._masks.get(id(mask))
         # Compared by identity too: the id of a freed mask may come again.
         if cached_mask is not None and cached_mask[0] is mask:
             return cached_mask[1]
 
         if mask is None:
-            row_mask = (torch.arange(self.tokens, device=rows.device)[None] <= rows[:, None])[None, None]
+            row_mask = (torch.arange(self.tokens, device=rows.device)[None] <= rows[:, None])[
+                None, None
+            ]
         elif mask.dim() == 4:
             self._refuse_padding(mask)
             row_mask = mask.index_select(2, rows)
         else:
             raise InputError(
-                "blend needs the attention implementation 'sdpa' or 'eager': load the model with one of them"
+                "blend needs the attention implementation 'sdpa' or 'eager': load the model with "
+                "one of them"
             )
 
         self._masks[id(mask)] = (mask, row_mask)
         return row_mask
 
     def _refuse_padding(self, mask: Tensor) -> None:
-        """Refuse padding, which shifts positions that the donor's keys rely on. A token that cannot see itself is padding."""
+        """Refuse padding, which shifts the positions that donors' keys rely on.
+
+        A token that cannot see itself is padding.
+        """
         diagonal = mask.diagonal(dim1=-2, dim2=-1)
         # An additive mask hides a token by a large negative number.
         seen = diagonal if diagonal.dtype == torch.bool else diagonal >= 0
         if not bool(seen.all()):
             raise InputError(
-                "a prompt with padding cannot be blended: run each prompt of the batch alone, without padding"
+                "a prompt with padding cannot be blended: run each prompt of the batch alone, "
+                "without padding"
             )
 
 
 def install(layers: Sequence[nn.Module]) -> None:
-    """Put the hooks on a model's decoder layers. They do nothing without a pending `BlendCache` of these very layers, and replace no
-    class, function or method."""
+    """Put the hooks on a model's decoder layers.
+
+    They do nothing without a pending `BlendCache` of these very layers, and replace no class,
+    function or method.
+    """
     for index, layer in enumerate(layers):
 
-        def hook(_module: nn.Module, args: tuple, kwargs: dict[str, Any], index: int = index) -> Any:
+        def hook(
+            _module: nn.Module, args: tuple, kwargs: dict[str, Any], index: int = index
+        ) -> Any:
             cache = kwargs.get("past_key_values")
             if not isinstance(cache, BlendCache) or not cache.pending or cache.inside == index:
                 return None
@@ -192,12 +246,22 @@ def install(layers: Sequence[nn.Module]) -> None:
 FIXED = {"default", "linear", "yarn", "llama3", "proportional"}
 """Kinds of rotary tables that do not depend on a prompt's length."""
 TOKENS, SHIFT = 24, 7
-"""Tokens of the trial, and the positions that they are shifted by."""
+"""Tokens of the trial, and the positions by which they are shifted."""
 
 
 @dataclass(frozen=True)
 class KeyMover:
-    """How one layer's keys move. `partial`: see `rope.rotate`; `kind`: the layer type its tables are made for."""
+    """How one layer's keys move to other positions.
+
+    Attributes
+    ----------
+    apply : ApplyRotary
+        The rotary function of the model's own module.
+    partial : bool
+        Whether only a part of each head turns; see `rope.rotate`.
+    kind : str or None
+        Type of layer that the tables are made for; None where all layers share them.
+    """
 
     apply: ApplyRotary
     partial: bool = False
@@ -206,7 +270,17 @@ class KeyMover:
 
 @dataclass
 class BlendModel:
-    """The parts of a model that a blend works on. `movers[i]` is None where layer i's keys carry no position."""
+    """The parts of a model that a blend works on.
+
+    Attributes
+    ----------
+    layers : list[Module]
+        The decoder layers that run.
+    rotary : Module
+        The decoder's rotary embedding.
+    movers : list[KeyMover | None]
+        How each layer's keys move; None for a layer whose keys carry no position.
+    """
 
     model: Any
     layers: list[Any]
@@ -218,10 +292,14 @@ class BlendModel:
     def fixed(self) -> bool:
         """Whether a position is rotated alike in prompts of any length."""
         kinds = getattr(self.rotary, "rope_type", "default")
-        return set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= FIXED  # a dict: by layer type
+        # A dictionary names a kind for each type of layer.
+        return set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= FIXED
 
     def tables(self, length: int, kind: str | None) -> Tables:
-        """cos and sin in float32, `[1, >= length tokens, d]`, as a prompt of `length` tokens is rotated. Up to 8 are kept."""
+        """Return cos and sin, `[1, >= length, dim]` float32, as in a prompt of `length` tokens.
+
+        Up to 8 pairs are kept.
+        """
         # Powers of two: prompts of many lengths share a few tables.
         rows = max(512, 1 << (length - 1).bit_length()) if self.fixed else length
         cached_tables = self._tables.get((kind, rows))
@@ -243,10 +321,19 @@ class BlendModel:
             cos, sin = rotary(probe, torch.arange(length, device=device)[None], *extra)
         return cos.float(), sin.float()
 
-    def move(self, keys: Tensor, target: Tensor, source: Tensor, source_length: int, target_length: int) -> None:
-        """Turn keys `[layers, kv_heads, tokens, head_dim]` from positions `source` to `target` (`[tokens]`), in place.
+    def move(
+        self, keys: Tensor, target: Tensor, source: Tensor, source_length: int, target_length: int
+    ) -> None:
+        """Turn keys from positions `source` to positions `target`, in place.
 
-        source_length, target_length  tokens of the prompts: tables may depend on them (dynamic NTK, longrope)
+        Parameters
+        ----------
+        keys : Tensor, shape [layers, kv_heads, tokens, head_dim]
+            Keys of all layers.
+        target, source : Tensor, shape [tokens]
+            Positions after and before.
+        source_length, target_length : int
+            Tokens of the prompts: tables may depend on them (dynamic NTK, longrope).
         """
         same = self.fixed or source_length == target_length
         if not len(keys) or (same and torch.equal(target, source)):
@@ -264,22 +351,35 @@ class BlendModel:
                 rotate(mover.apply, keys, tables, partial=mover.partial, out=keys)
             else:
                 # An index makes a copy, which cannot be written in place.
-                keys[layer_indices] = rotate(mover.apply, keys[layer_indices], tables, partial=mover.partial)
+                keys[layer_indices] = rotate(
+                    mover.apply, keys[layer_indices], tables, partial=mover.partial
+                )
 
 
 def _forget(rotary: Any) -> None:
-    """Puts a copied rotary module back to what it was before it saw any prompt."""
+    """Set a copied rotary module back to its state before any prompt."""
     for name, value in list(rotary.named_buffers(recurse=False)):
         initial_freq = getattr(rotary, name.replace("inv_freq", "original_inv_freq"), None)
-        if name.endswith("inv_freq") and "original" not in name and isinstance(initial_freq, Tensor):
+        if (
+            name.endswith("inv_freq")
+            and "original" not in name
+            and isinstance(initial_freq, Tensor)
+        ):
             value.data = initial_freq.clone()
+
     original = getattr(rotary, "original_max_seq_len", None)
     if isinstance(original, int) and isinstance(getattr(rotary, "max_seq_len_cached", None), int):
         rotary.max_seq_len_cached = original
 
 
 def _parts_of(model: Any) -> BlendModel:
-    """Find the parts of a model that a blend works with; its movers are still to be learnt. Raises: ModelError naming a missing part."""
+    """Return the parts of a model that a blend works with; its movers are still to be learnt.
+
+    Raises
+    ------
+    ModelError
+        A part is missing; the message names it.
+    """
     name = type(model).__name__
     attention = getattr(model.config, "_attn_implementation", None)
     text = getattr(model.config, "get_text_config", lambda: model.config)()
@@ -287,8 +387,10 @@ def _parts_of(model: Any) -> BlendModel:
     attention = getattr(text, "_attn_implementation", attention)
     if attention not in ("sdpa", "eager"):
         raise ModelError(
-            f"blend needs the attention implementation 'sdpa' or 'eager', {name} was loaded with {attention!r}: "
-            "other implementations cannot express rows that are not in a row; load it with --attn sdpa"
+            f"blend needs the attention implementation 'sdpa' or 'eager', {name} was loaded with "
+            f"{attention!r}: "
+            "other implementations cannot express rows that are not in a row; load it with --attn "
+            "sdpa"
         )
 
     body = model.get_decoder() if hasattr(model, "get_decoder") else None
@@ -296,7 +398,8 @@ def _parts_of(model: Any) -> BlendModel:
     rotary = getattr(body, "rotary_emb", None)
     if not isinstance(layers, nn.ModuleList) or not isinstance(rotary, nn.Module):
         raise ModelError(
-            f"blend cannot work with {name}: its decoder has no list of layers with a rotary embedding; use exact"
+            f"blend cannot work with {name}: its decoder has no list of layers with a rotary "
+            "embedding; use exact"
         )
 
     # The list may hold more layers than the model runs.
@@ -305,7 +408,8 @@ def _parts_of(model: Any) -> BlendModel:
     apply = getattr(sys.modules[type(used[0]).__module__], "apply_rotary_pos_emb", None)
     if apply is None:
         raise ModelError(
-            f"blend cannot work with {name}: its module has no rotary function to move keys with; use exact"
+            f"blend cannot work with {name}: its module has no rotary function to move keys with; "
+            "use exact"
         )
 
     by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
@@ -314,25 +418,44 @@ def _parts_of(model: Any) -> BlendModel:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Largest relative error, root mean square, of a layer or of the logits. In bfloat16 the positions alone make .03 in
-    SmolLM2's values (.3 of their spread at the worst number: its V has outliers); errors make .3 and more."""
+    """Return the largest relative error (root mean square) of a layer or of the logits.
+
+    In bfloat16 the positions alone make .03 in SmolLM2's values (.3 of their spread at the worst
+    number: its V has outliers); errors make .3 and more.
+    """
     return 1e-3 if dtype == torch.float32 else 0.1
 
 
 @torch.no_grad()
 def blend_model_of(model: Any) -> BlendModel | ModelError:
-    """Try blending on a model and put its hooks on; or return why blending would not be exact where it must be."""
+    """Try blending on a model and put its hooks on.
+
+    Returns
+    -------
+    BlendModel or ModelError
+        The error says why blending would not be exact where it must be.
+    """
     try:
         blend_model = _parts_of(model)
         _check(model, blend_model)
     except ModelError as error:
         return error
-    except (RuntimeError, TypeError, KeyError, AttributeError, ValueError, IndexError) as error:
-        return ModelError(f"blend cannot work with {type(model).__name__}: {error}; use exact reuse")
+    # A model's own code may raise anything.
+    except Exception as error:
+        why = str(error) or type(error).__name__
+        return ModelError(f"blend cannot work with {type(model).__name__}: {why}; use exact reuse")
     return blend_model
 
 
 def _check(model: Any, blend_model: BlendModel) -> None:
+    """Learn how keys move, put the hooks on, and compare two trivial blends with a plain prefill.
+
+    Raises
+    ------
+    ModelError
+        If values depend on positions, if a layer's keys move in no known way, or if a trivial blend
+        gives other logits than the plain prefill.
+    """
     name = type(model).__name__
     # The same tokens each time: a model is refused always or never.
     generator = torch.Generator().manual_seed(11)
@@ -343,50 +466,68 @@ def _check(model: Any, blend_model: BlendModel) -> None:
     _, shifted, shifted_values = _prefill(model, ids, positions + SHIFT)
 
     limit = tolerance(model.dtype)
+
     # Values carry no position: a shift must not change them.
-    if _far(values, shifted_values) > limit:
-        raise ModelError(f"blend cannot work with {name}: its state depends on absolute positions; use exact reuse")
+    if _relative_error(values, shifted_values) > limit:
+        raise ModelError(
+            f"blend cannot work with {name}: its state depends on absolute positions; use exact "
+            "reuse"
+        )
     _learn_movers(blend_model, keys, shifted, positions, limit, name)
+
     # The trial needs the hooks. Without a BlendCache they do nothing.
     install(blend_model.layers)
 
     for share, case in ((1.0, "recomputing every row"), (0.0, "an identical donor")):
         got = _blend(model, ids, keys, values, share)
-        if _far(got, reference) > limit:
+        if _relative_error(got, reference) > limit:
             raise ModelError(
                 f"blend cannot work with {name}: {case} gives other logits than plain prefill "
-                f"(relative difference {_far(got, reference):.2g}, {limit:g} is allowed); use exact reuse"
+                f"(relative difference {_relative_error(got, reference):.2g}, {limit:g} is "
+                "allowed); use exact reuse"
             )
 
 
 def _learn_movers(
-    blend_model: BlendModel, keys: Tensor, shifted: Tensor, positions: Tensor, limit: float, name: str
+    blend_model: BlendModel,
+    keys: Tensor,
+    shifted: Tensor,
+    positions: Tensor,
+    limit: float,
+    name: str,
 ) -> None:
-    """Finds for each layer what turns its keys at `positions` into those at `here + SHIFT`. Raises ModelError if nothing does."""
+    """Set for each layer what turns its keys at `positions` into those at `positions + SHIFT`.
+
+    Raises ModelError if nothing does.
+    """
     for index, mover in enumerate(blend_model.movers):
         assert mover is not None
         fitting: list[KeyMover | None] = []
         # None last: keys without positions stay as they are.
         for trial in (replace(mover, partial=False), replace(mover, partial=True), None):
-            single_layer = BlendModel(blend_model.model, blend_model.layers, blend_model.rotary, [trial])
+            single_layer = BlendModel(
+                blend_model.model, blend_model.layers, blend_model.rotary, [trial]
+            )
             moved = keys[index : index + 1].clone()
             try:
                 single_layer.move(moved, positions + SHIFT, positions, TOKENS, TOKENS + SHIFT)
             except (RuntimeError, ValueError):
                 continue
-            if _far(moved, shifted[index : index + 1]) <= limit:
+            if _relative_error(moved, shifted[index : index + 1]) <= limit:
                 fitting = [trial]
                 break
 
         if not fitting:
             raise ModelError(
-                f"blend cannot work with {name}: the keys of layer {index} do not move with its rotary; use exact reuse"
+                f"blend cannot work with {name}: the keys of layer {index} do not move with its "
+                "rotary; use exact reuse"
             )
         blend_model.movers[index] = fitting[0]
 
 
 def _prefill(model: Any, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    cache = Cache(layer_class_to_replicate=DynamicLayer)  # keeps every token, also in sliding-window layers
+    # This cache keeps every token, also in sliding-window layers.
+    cache = Cache(layer_class_to_replicate=DynamicLayer)
     out = model(input_ids=ids, position_ids=positions[None], past_key_values=cache, use_cache=True)
     layers: list[Any] = list(cache.layers)
     keys = torch.stack([layer.keys[0] for layer in layers])
@@ -398,14 +539,21 @@ def _blend(model: Any, ids: Tensor, keys: Tensor, values: Tensor, share: float) 
     # The last row gives the logits.
     forced[-1] = True
     plan = RecomputePlan(share, torch.ones(TOKENS, device=ids.device), forced)
-    layers = [BlendLayer(k[None].clone(), v[None].clone()) for k, v in zip(keys, values, strict=True)]
+    layers = [
+        BlendLayer(k[None].clone(), v[None].clone()) for k, v in zip(keys, values, strict=True)
+    ]
     cache = BlendCache(layers, plan)
     return model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
 
 
-def _far(actual: Tensor, expected: Tensor) -> float:
-    """Root mean square of the difference over that of the second; of several layers (the first axis) the worst."""
+def _relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the root mean square of the difference over that of `expected`.
+
+    Of several layers (the first axis) it is the worst.
+    """
     if actual.shape != expected.shape:
         return float("inf")
     error = (actual.float() - expected.float()).flatten(1).square().mean(1)
-    return float((error / expected.float().flatten(1).square().mean(1).clamp_min(1e-18)).max().sqrt())
+    return float(
+        (error / expected.float().flatten(1).square().mean(1).clamp_min(1e-18)).max().sqrt()
+    )

@@ -6,71 +6,97 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from dejakv.engines.tensors import NAMES, borrowed, to_store
+from dejakv.engines.tensors import DTYPE_NAMES, tensor_view, to_store
 from dejakv.errors import ModelError
-from dejakv.models.lckv.cache import LCKVCache
-from dejakv.models.lckv.layout import KVLayout
-from dejakv.store.base import Tensor
+from dejakv.models.layout import CacheLayout
+from dejakv.store.base import RawTensor
 
-PIECE = 256
-"""Tokens of a piece in low precision. Misses took 0 to 4% longer on SmolLM2 and a CPU, with 128 they took 7 to 22% (docs/explanation/exactness.md)."""
+PREFILL_UNIT = 256
+"""Tokens of a prefill unit in low precision.
+
+Misses took 0 to 4% longer on SmolLM2 and a CPU; with 128 they took 7 to 22%
+(docs/explanation/exactness.md).
+"""
 
 
-def piece_of(model: Any) -> int:
-    """Tokens of the pieces in which a model's prompts are prefilled; 1: they are not divided.
+def prefill_unit_of(model: Any) -> int:
+    """Return the tokens of the units in which a model's prompts are prefilled; 1 does not divide.
 
-    In low precision an answer depends on how many rows are computed together. So hits and misses compute the same pieces.
+    In low precision an answer depends on how many rows are computed together. So hits and misses
+    compute the same units.
     """
-    return PIECE if model.dtype in (torch.bfloat16, torch.float16) else 1
+    return PREFILL_UNIT if model.dtype in (torch.bfloat16, torch.float16) else 1
 
 
 def plain_cache() -> Cache:
-    """An empty cache that keeps every token of every layer, also where the model attends through a sliding window.
+    """Return an empty cache that keeps every token of every layer.
 
-    The default cache of a sliding-window model forgets what left the window, and a prompt's state could not be taken
-    from it. The window itself is in the mask, so the output is the same.
+    The default cache of a sliding-window model forgets what left the window, and a prompt's state
+    could not be taken from it. The window itself is in the mask, so the output is the same.
     """
     return DynamicCache()
 
 
-def empty_cache(layout: KVLayout | None) -> Cache:
-    """An empty cache for a prompt of a model with this layout (`layout_of`). A layer-condensed model's has the layers that compute KV, and
-    iterates until they settle: after a fixed number of iterations the state would depend on how the prompt was divided."""
-    return LCKVCache(layout, settled=True) if layout is not None else plain_cache()
+def empty_cache(layout: CacheLayout | None) -> Cache:
+    """Return an empty cache for a prompt of a model with this layout (`layout_of`)."""
+    return layout.empty_cache() if layout is not None else plain_cache()
 
 
 def filled_cache(
-    states: Sequence[Tensor], tokens: int, device: torch.device, dtype: torch.dtype, into: Cache | None = None
+    states: Sequence[RawTensor],
+    tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    into: Cache | None = None,
 ) -> Cache:
-    """A cache that already holds the first `tokens` tokens of a state, whose parts `[2, layers, heads, n, head_dim]` follow each other.
+    """Return a cache that already holds the first `tokens` tokens of a state.
 
-    into  the empty cache that is filled; None: a plain one
+    On the CPU nothing is copied here: the layers view the parts' memory (a memory map is read page
+    by page when a layer first attends), and the first new token copies it.
 
-    On the CPU nothing is copied here: the layers view the parts' memory (a memory map is read page by page when a layer
-    first attends), and the first new token copies it. Raises: ModelError if a part is not of this dtype or shape.
+    Parameters
+    ----------
+    states : Sequence[RawTensor], each of shape [2, layers, heads, n, head_dim]
+        Parts of the state that follow each other.
+    into : Cache or None
+        The empty cache that is filled; None for a plain one.
+
+    Raises
+    ------
+    ModelError
+        A part is not of this dtype or shape, or the parts hold too few tokens.
     """
     stacked: list[torch.Tensor] = []
     for state in states:
         shape = state.data.shape
         if len(shape) != 5 or shape[0] != 2:
             raise ModelError(
-                f"a state of shape {shape} is not [2, layers, heads, tokens, head_dim]: it was stored by something else; "
+                f"a state of shape {shape} is not [2, layers, heads, tokens, head_dim]: it was "
+                "stored by something else; "
                 "clear the cache directory"
             )
-        if state.dtype != NAMES.get(dtype):
+        if state.dtype != DTYPE_NAMES.get(dtype):
             raise ModelError(
-                f"a state in {state.dtype} cannot continue in {dtype}: load the model in the dtype it was stored in"
+                f"a state in {state.dtype} cannot continue in {dtype}: load the model in the dtype "
+                "it was stored in"
             )
-        rows = borrowed(state)[:, :, :, : tokens - sum(part.shape[3] for part in stacked)]
-        stacked.append(rows if device.type == "cpu" else rows.contiguous().to(device, non_blocking=True))
+        rows = tensor_view(state)[:, :, :, : tokens - sum(part.shape[3] for part in stacked)]
+        # One block for each copy to a device; on the CPU a view is enough.
+        stacked.append(
+            rows if device.type == "cpu" else rows.contiguous().to(device, non_blocking=True)
+        )
     if (stored_tokens := sum(part.shape[3] for part in stacked)) < tokens:
-        raise ModelError(f"a state of {stored_tokens} tokens has not the first {tokens}: clear the cache directory")
+        raise ModelError(
+            f"a state of {stored_tokens} tokens has not the first {tokens}: clear the cache "
+            "directory"
+        )
 
     cache = plain_cache() if into is None else into
-    # Only the empty cache of a layer-condensed model has layers beforehand.
+    # Only the empty cache of a model with a layout has layers beforehand.
     if cache.layers and len(cache.layers) != stacked[0].shape[1]:
         raise ModelError(
-            f"a state of {stacked[0].shape[1]} layers cannot continue in a model with the KV of {len(cache.layers)}: it is of "
+            f"a state of {stacked[0].shape[1]} layers cannot continue in a model with the KV of "
+            f"{len(cache.layers)}: it is of "
             "another model; clear the cache directory"
         )
 
@@ -85,9 +111,10 @@ def filled_cache(
 
 
 class PartsLayer(DynamicLayer):
-    """A layer that holds `[batch, heads, tokens, head_dim]` in parts, until the first new token copies all of them into one tensor.
+    """A layer that holds `[batch, heads, tokens, head_dim]` in parts, until the first new token.
 
-    To join the parts of a stored state before would copy it twice.
+    That token copies all of them into one tensor. To join the parts of a stored state before would
+    copy it twice.
     """
 
     def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
@@ -97,6 +124,7 @@ class PartsLayer(DynamicLayer):
 
     @property
     def keys(self) -> Any:
+        """Keys of all tokens in one tensor; the parts are joined at the first read."""
         return _whole(self._keys)
 
     @keys.setter
@@ -105,6 +133,7 @@ class PartsLayer(DynamicLayer):
 
     @property
     def values(self) -> Any:
+        """Values of all tokens in one tensor; the parts are joined at the first read."""
         return _whole(self._values)
 
     @values.setter
@@ -114,11 +143,13 @@ class PartsLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append new tokens and return all."""
         self._keys.append(key_states)
         self._values.append(value_states)
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
+        """Return the number of tokens, without joining the parts."""
         return sum(part.shape[-2] for part in self._keys)
 
 
@@ -129,32 +160,44 @@ def _whole(parts: list[torch.Tensor]) -> torch.Tensor | None:
     return parts[0] if parts else None
 
 
-def copied(cache: Cache, tokens: int) -> Cache | None:
-    """The first `tokens` rows as a cache of its own: its layers view the rows, and new rows are added beside them. None if a layer has
-    fewer rows, or is of another kind."""
+def copy_prefix(cache: Cache, tokens: int, into: Cache | None = None) -> Cache | None:
+    """Return the first `tokens` rows as a cache of its own: `into`, or a plain one.
+
+    Its layers view the rows, and new rows are added beside them. None if a layer has fewer rows, or
+    is of another kind.
+    """
     source_layers: list[Any] = list(cache.layers)
     if any(
-        not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.shape[-2] < tokens
+        not isinstance(layer, DynamicLayer)
+        # Keys and values are not all of its state.
+        or hasattr(layer, "recurrent_states")
+        or hasattr(layer, "indexer_keys")
+        or layer.keys is None
+        or layer.keys.shape[-2] < tokens
         for layer in source_layers
     ):
         return None
 
-    condensed = isinstance(cache, LCKVCache)
-    prefix_cache: Any = LCKVCache(cache.layout, settled=cache.settled) if condensed else DynamicCache()
+    prefix_cache: Any = DynamicCache() if into is None else into
     prefix_cache.layers = [
-        PartsLayer([layer.keys[:1, :, :tokens]], [layer.values[:1, :, :tokens]]) for layer in source_layers
+        PartsLayer([layer.keys[:1, :, :tokens]], [layer.values[:1, :, :tokens]])
+        for layer in source_layers
     ]
     return prefix_cache
 
 
-def captured(cache: Cache, tokens: int) -> Tensor | None:
-    """The state of the first `tokens` tokens, `[2, layers, heads, tokens, head_dim]` on the CPU; a copy.
+def stacked_state(cache: Cache, tokens: int) -> RawTensor | None:
+    """Copy the state of the first `tokens` tokens to the CPU.
 
-    None if layers differ in shape, dtype or kind, so that no single tensor holds them.
+    It is `[2, layers, heads, tokens, head_dim]`. None if layers differ in shape, dtype or kind, so
+    that no single tensor holds them.
     """
     layers: list[Any] = list(cache.layers)
     # Exact types: a subclass may forget tokens, as sliding windows do.
-    if not layers or any(type(layer) not in (DynamicLayer, PartsLayer) or not layer.is_initialized for layer in layers):
+    if not layers or any(
+        type(layer) not in (DynamicLayer, PartsLayer) or not layer.is_initialized
+        for layer in layers
+    ):
         return None
 
     parts = [
@@ -167,6 +210,6 @@ def captured(cache: Cache, tokens: int) -> Tensor | None:
         return None
     if any(part.shape != parts[0].shape or part.dtype != parts[0].dtype for part in parts):
         return None
-    if parts[0].dtype not in NAMES:
+    if parts[0].dtype not in DTYPE_NAMES:
         return None
     return to_store(torch.stack(parts).unflatten(0, (2, len(layers))).detach().cpu())

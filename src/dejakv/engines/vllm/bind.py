@@ -1,10 +1,12 @@
-"""How the connector's worker side gets at the model runner: a worker extension, vLLM's own seam, without a remote call.
+"""Access of the connector's worker side to the model runner, through vLLM's worker extension.
 
     --worker-extension-cls dejakv.engines.vllm.bind.WorkerExtension
 
-vLLM adds the class to its worker's bases and makes the worker; `__new__` then notes the worker, and the connector, which is
-made later in the same process, finds the model runner behind it. Blends compute with it, and need this seam. To watch the weights the
-worker that is handing out the KV cache will do (`upstream.calling_worker`), so that each server's are watched.
+vLLM adds the class to the bases of its worker and creates the worker. `__new__` then notes the
+worker, and the connector, created later in the same process, finds the model runner behind it
+without a remote call. Blends compute with the model runner and need the extension. Watching the
+weights needs it only where the worker that hands out the KV cache is not on the call stack
+(`upstream.calling_worker`).
 """
 
 import weakref
@@ -19,17 +21,22 @@ _workers: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 class WorkerExtension:
-    """Adds no method to the worker and changes none."""
+    """Base class that vLLM mixes into its worker; it adds and changes no method."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
+        """Create the worker and note it for `bound_runner`."""
+        # A weak reference, so that a worker ends when vLLM drops it.
         worker = object.__new__(cls)
         _workers.add(worker)
         return worker
 
 
 def bound_runner(vllm_config: Any) -> Any | None:
-    """The model runner of the worker of this process; None without the extension. A connector below MultiConnector has a copy of
-    the worker's configuration, with the same parts."""
+    """Return the model runner of this process's worker, or None without the extension.
+
+    A connector below MultiConnector has a copy of the worker's configuration. The copy shares its
+    parts, so the worker is recognized by its model configuration.
+    """
     # A copy, since the garbage collector may shrink the set meanwhile.
     for worker in list(_workers):
         config = getattr(worker, "vllm_config", None)
@@ -39,13 +46,24 @@ def bound_runner(vllm_config: Any) -> Any | None:
 
 
 def watched_model(vllm_config: Any) -> Any | None:
-    """The served model, to watch its weights; None if vLLM shows no worker. Raises: ConfigError if the server was started for updates of
-    weights and they cannot be watched."""
+    """Return the served model, whose weights are to be watched.
+
+    Returns
+    -------
+    torch.nn.Module or None
+        None if vLLM shows no worker.
+
+    Raises
+    ------
+    ConfigError
+        The server was started for updates of weights, and they cannot be watched.
+    """
     runner = bound_runner(vllm_config)
     worker = upstream.calling_worker() if runner is None else None
     if runner is None and worker is None and vllm_config.weight_transfer_config is not None:
         raise ConfigError(
-            f"weights that are updated while the server runs need to be watched: add --worker-extension-cls {EXTENSION}"
+            "weights that are updated while the server runs need to be watched: add "
+            f"--worker-extension-cls {EXTENSION}"
         )
 
     if runner is not None:

@@ -1,13 +1,14 @@
-"""From a vLLM server and its requests to the identities DejaKV keys by: epoch, partition, media.
+"""Identities that DejaKV keys by, from a vLLM server and its requests: epoch, partition, media.
 
-Weights are hashed by content. A weight file of a Hugging Face cache is named after its SHA-256 already, so a hub model costs
-nothing; a local folder is read once at start (about as long as loading it). What a client can choose never decides a
-partition or a medium.
+Weights are hashed by content. A weight file of a Hugging Face cache is named after its SHA-256
+already, so a hub model costs nothing. A local folder is read once at the start (about as long as
+loading it). What a client can choose never decides a partition or a medium.
 
-A vLLM worker reads a LoRA adapter's files once, when its `lora_int_id` is first used, and again after it was evicted or loaded in
-place. It tells nobody what it read, and an id is the client's or the API server's choice. So an adapter's state is shared only
-as long as its files are what they were when the server started and its id has stood for one folder. Anything else is answered
-without reuse, with the reason.
+A vLLM worker reads a LoRA adapter's files once, when its `lora_int_id` is first used, and again
+after the adapter was evicted or loaded in place. It tells nobody what it read, and an id is the
+client's or the API server's choice. So an adapter's state is shared only as long as its files are
+what they were when the server started and its id has stood for one folder. Anything else is
+answered without reuse, with the reason.
 """
 
 import hashlib
@@ -33,34 +34,70 @@ log = logging.getLogger("dejakv.vllm")
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 FROM_FILES = frozenset(
-    "auto bitsandbytes fastsafetensors gguf hf instanttensor mistral npcache pt runai_streamer safetensors sharded_state".split()
+    (
+        "auto bitsandbytes fastsafetensors gguf hf instanttensor mistral npcache pt runai_streamer "
+        "safetensors sharded_state"
+    ).split()
 )
-"""Load formats that read the weights from the model's own folder."""
+"""Load formats of vLLM that read the weights from the model's own folder."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def folder_fingerprint(folder: Path) -> str | None:
-    """SHA-256 over names and contents of a folder's files; None if there are none."""
+    """Hash names and contents of a folder's files; None if it has no weights."""
     # Sorted, since the order of a listing is no part of the content.
-    files = sorted({path for pattern in (*WEIGHTS, "*.json") for path in folder.glob(pattern) if path.is_file()})
+    files = sorted(
+        {
+            path
+            for pattern in (*WEIGHTS, "*.json")
+            for path in folder.glob(pattern)
+            if path.is_file()
+        }
+    )
+
     if not any(path.match(pattern) for pattern in WEIGHTS for path in files):
         return None
+
     return digest_of(*(part for path in files for part in (path.name, _content(path))))
 
 
 def weights_fingerprint(
-    model: str, revision: str | None, load_format: str, seed: int | None, download_dir: str | None = None
+    model: str,
+    revision: str | None,
+    load_format: str,
+    seed: int | None,
+    download_dir: str | None = None,
 ) -> str:
-    """Fingerprint of a model's weights. Weights that are not on disk, or come from elsewhere than the model's folder (`load_format`), get
-    a random one for this process: none of their state is found after a restart, and the log says so."""
+    """Return the fingerprint of a model's weights.
+
+    Weights that are not on disk, or come from elsewhere than the model's folder, get a random
+    fingerprint for this process. Then none of their state is found after a restart, and the log
+    says so.
+
+    Parameters
+    ----------
+    model : str
+        Folder, or name on the hub.
+    revision : str or None
+        Revision on the hub.
+    load_format : str
+        vLLM's `--load-format`, which says where weights come from.
+    seed : int or None
+        Seed from which vLLM draws dummy weights.
+    download_dir : str or None
+        Folder of downloads; None for the default.
+    """
     # vLLM draws dummy weights from the seed, so that names them.
     if load_format == "dummy":
         return f"dummy:{seed}"
+
     folder = model_folder(model, revision, download_dir) if load_format in FROM_FILES else None
+
     fingerprint = folder_fingerprint(folder) if folder else None
     if fingerprint is None:
         log.warning(
-            "no weight files of %s (load format %s) were found to fingerprint: its KV will not be found after a restart",
+            "no weight files of %s (load format %s) were found to fingerprint: its KV will not be "
+            "found after a restart",
             model,
             load_format,
         )
@@ -69,9 +106,18 @@ def weights_fingerprint(
 
 
 def server_epoch(vllm_config: Any, kv_cache_config: Any = None) -> str:
-    """Return the epoch of a server without adapters, 32 hexadecimal digits: of its KV cache's pages if `kv_cache_config` is given."""
+    """Return the epoch of a server without adapters, 32 hexadecimal digits.
+
+    Parameters
+    ----------
+    vllm_config : VllmConfig
+        All settings of the server.
+    kv_cache_config : KVCacheConfig or None
+        Layout of the KV cache, which the epoch covers if it is given.
+    """
     model = vllm_config.model_config
-    # Everything that can change a value of the state or the layout of its bytes.
+    # Everything that can change a value of the state or the layout of its bytes. Tensor
+    # parallelism does both: other heads in a part, and sums in another order.
     parts: Mapping[str, object] = {
         "engine": "vllm",
         "version": upstream.vllm_version(),
@@ -90,7 +136,7 @@ def server_epoch(vllm_config: Any, kv_cache_config: Any = None) -> str:
         "batch_invariant": upstream.is_batch_invariant(),
         "quantization": str(model.quantization),
         "pages": [] if kv_cache_config is None else upstream.page_layout(kv_cache_config),
-        "tensor_parallel": rank_count(vllm_config),  # other heads in a chunk, and sums in another order
+        "tensor_parallel": rank_count(vllm_config),
     }
     return epoch_of(parts)
 
@@ -105,31 +151,50 @@ def _content(path: Path) -> str:
 
 
 def model_folder(model: str, revision: str | None, download_dir: str | None = None) -> Path | None:
-    """Where a model's files lie on this disk: the folder itself, or a hub model's snapshot, in `download_dir` if there is one; None if they
-    do not, or are another hub's."""
+    """Find a model's files on this disk.
+
+    Returns
+    -------
+    Path or None
+        The folder itself, or the snapshot of a hub model. None if the files are not here, or are
+        another hub's.
+    """
     if Path(model).is_dir():
         return Path(model)
     if upstream.is_from_modelscope():
         return None
+
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True))
+        return Path(
+            snapshot_download(
+                model, revision=revision, cache_dir=download_dir, local_files_only=True
+            )
+        )
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         return None
 
 
 def partition_of(cache_salt: str | None) -> str:
-    """The tenant behind a `cache_salt`. The salt may be a secret, so only its digest is kept."""
-    return DEFAULT_PARTITION if not cache_salt else "salt-" + digest_of("cache_salt", cache_salt)[:32]
+    """Return the tenant behind a `cache_salt`, by digest, since the salt may be a secret."""
+    return (
+        DEFAULT_PARTITION if not cache_salt else "salt-" + digest_of("cache_salt", cache_salt)[:32]
+    )
 
 
 def media_digest(item: Any) -> str:
-    """SHA-256 of a processed medium: the tensors for the encoder. vLLM's own identifier is not used: a client may choose it (`uuid`), and
-    two media under one uuid must not be taken for one another.
+    """Hash a processed medium, that is, the tensors for the encoder.
 
-    Raises: AnonymousMedia for one without a tensor, such as a place in shared memory (`--mm-processor-cache-type shm`), and for unknown types.
+    vLLM's own identifier is not used. A client may choose it (`uuid`), and two media under one uuid
+    must not be taken for one another.
+
+    Raises
+    ------
+    AnonymousMedia
+        The medium has no tensor, such as a place in shared memory (`--mm-processor-cache-type
+        shm`), or holds an unknown type.
     """
     sha = hashlib.sha256()
     if not sum([_update(sha, name, item[name].data) for name in sorted(item)]):
@@ -138,11 +203,12 @@ def media_digest(item: Any) -> str:
 
 
 def _update(sha: Any, name: str, value: Any) -> int:
-    """Add a value to the digest; return how many tensors it has."""
+    """Add a value to the digest; return the number of its tensors."""
     if isinstance(value, list | tuple):
         return sum([_update(sha, f"{name}[{index}]", part) for index, part in enumerate(value)])
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))
+
     if isinstance(value, torch.Tensor):
         header = f"{name}|{value.dtype}|{tuple(value.shape)}"
         flat = value.detach().cpu().contiguous().flatten()
@@ -152,9 +218,14 @@ def _update(sha: Any, name: str, value: Any) -> int:
         data = np.frombuffer(repr(value).encode(), np.uint8)
         header = f"{name}|{type(value).__name__}"
     else:
-        raise AnonymousMedia(f"a medium has {name} of type {type(value).__name__}, whose content is not known")
+        raise AnonymousMedia(
+            f"a medium has {name} of type {type(value).__name__}, whose content is not known"
+        )
+
     # Lengths in front, so that different media never give the same bytes in a row.
-    sha.update(len(header).to_bytes(8, "little") + header.encode() + data.nbytes.to_bytes(8, "little"))
+    sha.update(
+        len(header).to_bytes(8, "little") + header.encode() + data.nbytes.to_bytes(8, "little")
+    )
     sha.update(np.ascontiguousarray(data).data)
     return isinstance(value, torch.Tensor)
 
@@ -163,25 +234,52 @@ _AWAY = "the media's data does not reach the scheduler in this configuration"
 
 
 class AnonymousMedia(Exception):
-    """A medium without pixels at hand, so that nothing proves its content."""
+    """Error for a medium without pixels at hand, so that nothing proves its content."""
 
 
 def spans_of(features: Any) -> tuple[MediumSpan, ...]:
-    """Place and digest of each medium. Raises: AnonymousMedia if a medium's data is not at hand."""
+    """Return place and digest of each medium.
+
+    Raises
+    ------
+    AnonymousMedia
+        A medium's data is not at hand.
+    """
     spans: list[MediumSpan] = []
     for feature in features:
         if feature.data is None:
             raise AnonymousMedia(_AWAY)
-        spans.append(MediumSpan(feature.mm_position.offset, feature.mm_position.length, media_digest(feature.data)))
+        spans.append(
+            MediumSpan(
+                feature.mm_position.offset, feature.mm_position.length, media_digest(feature.data)
+            )
+        )
+
     return tuple(spans)
 
 
 def prepare(request: Any, epoch: str, ttl: float | None = None) -> Prepared:
-    """A vLLM request as the cache takes it, without text. `ttl`: the request's limit for its state, in seconds."""
+    """Convert a vLLM request for the cache, without text.
+
+    Parameters
+    ----------
+    request : vllm.v1.request.Request
+        The request.
+    epoch : str
+        Epoch of the server, or of the request's adapter.
+    ttl : float or None
+        Limit of the request for its state, in seconds.
+    """
     token_ids = tuple(request.prompt_token_ids)
+    # vLLM's prompt is token ids alone, and no level compares texts here.
     cache_request = Request(
-        id=request.request_id, prompt="", chunk="", partition=partition_of(request.cache_salt), ttl=ttl
+        id=request.request_id,
+        prompt="",
+        chunk="",
+        partition=partition_of(request.cache_salt),
+        ttl=ttl,
     )
+
     return Prepared(cache_request, token_ids, spans_of(request.mm_features), epoch=epoch)
 
 
@@ -189,38 +287,52 @@ _Stamp = tuple[tuple[str, int, int, int, int], ...]
 
 
 class UnprovenAdapter(Exception):
-    """The weights of a request's adapter are not proven. The request runs without reuse, with the reason."""
+    """Error for an adapter whose weights are not proven. The request runs without reuse."""
 
 
 class LoraAdapters:
-    """The LoRA adapters of one server.
+    """LoRA adapters of one server.
 
-    base       epoch of the server without an adapter; set anew when the weights may have changed (`generations`)
-    applied    settings of the server that change the result of an adapter, part of its epoch
-    forbidden  reason against reuse with any adapter, empty if there is none
-    leaks      vLLM's kernels apply an adapter to base-model rows of the same step (`upstream.adapters_leak`)
+    Parameters
+    ----------
+    base : str
+        Epoch of the server without an adapter. It is set anew when the weights may have changed
+        (`generations`).
+    applied : Mapping[str, object] or None
+        Settings of the server that change the result of an adapter, part of its epoch.
+    forbidden : str
+        Reason against reuse with any adapter, empty without one.
+    leaks : bool
+        vLLM's kernels apply an adapter to base-model rows of the same step
+        (`upstream.adapters_leak`).
     """
 
     def __init__(
-        self, base: str, applied: Mapping[str, object] | None = None, forbidden: str = "", leaks: bool = False
+        self,
+        base: str,
+        applied: Mapping[str, object] | None = None,
+        forbidden: str = "",
+        leaks: bool = False,
     ) -> None:
         self.base = base
         self._applied = dict(applied or {})
         self._forbidden = forbidden
         self._leaks = leaks
         self._mixed = False
-        self._began = time.time_ns()
+        self._started_ns = time.time_ns()
         self._bound: dict[int, tuple[str, bool]] = {}
         self._barred: dict[int | str, str] = {}
-        self._seen: dict[str, tuple[_Stamp, str]] = {}
+        self._fingerprints: dict[str, tuple[_Stamp, str]] = {}
 
     def note(self, lora: Any) -> None:
-        """Takes in every request's adapter (None: no adapter) before the worker does. Touches no disk."""
+        """Note a request's adapter (None: no adapter) before the worker does. Touches no disk."""
         if lora is None:
             return
+
         binding = (str(lora.lora_path), bool(lora.is_3d_lora_weight))
         # The first use decides: vLLM reads an adapter when its id first comes.
         first_binding = self._bound.setdefault(lora.lora_int_id, binding)
+
         if lora.load_inplace:
             self._bar(
                 lora.lora_int_id,
@@ -229,73 +341,133 @@ class LoraAdapters:
                 "its adapter was loaded in place, over other weights of its id",
             )
         elif first_binding != binding:
-            why = f"lora_int_id {lora.lora_int_id} has stood for two adapters, and vLLM goes by it: give each its own"
+            why = (
+                f"lora_int_id {lora.lora_int_id} has stood for two adapters, and vLLM goes by it: "
+                "give each its own"
+            )
             self._bar(lora.lora_int_id, first_binding, binding, why)
 
     def step(self, loras: Iterable[Any]) -> None:
-        """Note the adapters of a step's requests: with leaking kernels, a mixed step spoils base-model state for good."""
+        """Note the adapters of a step's requests.
+
+        With leaking kernels a step of both kinds spoils base-model state for good.
+        """
         if self._leaks and not self._mixed:
             self._mixed = len({lora is None for lora in loras}) == 2
 
     def may_store(self, lora: Any) -> bool:
-        """Whether state computed with this adapter up to the last step is surely its own. Once base-model rows were computed wrongly,
-        vLLM's own prefix cache may serve them to any later base request."""
+        """Tell whether state computed with this adapter is surely its own.
+
+        Once base-model rows were computed wrongly, vLLM's own prefix cache may serve them to any
+        later base request.
+        """
         return not (self._mixed if lora is None else self.doubt(lora))
 
-    def _bar(self, lora_id: int, first_binding: tuple[str, bool], binding: tuple[str, bool], why: str) -> None:
-        """vLLM's own blocks, which go by the folder, may hold what other weights computed: another id does not help."""
+    def _bar(
+        self, lora_id: int, first_binding: tuple[str, bool], binding: tuple[str, bool], why: str
+    ) -> None:
+        """Bar an id and both folders that it has stood for.
+
+        vLLM's own blocks, which go by the folder, may hold what other weights computed, so another
+        id does not help.
+        """
         for key in (lora_id, first_binding[0], binding[0]):
             self._barred.setdefault(key, why)
 
     def epoch_of(self, lora: Any) -> str:
-        """The epoch of a request with this adapter (None: the base model). Raises UnprovenAdapter."""
+        """Return the epoch of a request with this adapter (None: the base model).
+
+        Raises
+        ------
+        UnprovenAdapter
+            The adapter's weights are not proven.
+        """
         if lora is None:
             return self.base
+
         why = self.doubt(lora)
         if why:
             raise UnprovenAdapter(why)
+
         path = str(lora.lora_path)
-        if path not in self._seen:
+        # Read once: `doubt` has made sure that the files are those of the start.
+        if path not in self._fingerprints:
             folder = Path(path).expanduser()
             # Taken before the files are read, so that a change meanwhile is seen later.
             before = _stamp(folder)
             content = folder_fingerprint(folder)
             if content is None:
                 raise UnprovenAdapter(f"its adapter's folder holds none of {', '.join(WEIGHTS)}")
-            self._seen[path] = (before, content)
+            self._fingerprints[path] = (before, content)
 
-        content = self._seen[path][1]
-        return epoch_of({"base": self.base, "files": content, "3d": bool(lora.is_3d_lora_weight), **self._applied})
+        content = self._fingerprints[path][1]
+        return epoch_of(
+            {
+                "base": self.base,
+                "files": content,
+                "3d": bool(lora.is_3d_lora_weight),
+                **self._applied,
+            }
+        )
 
     def doubt(self, lora: Any) -> str:
-        """Why this adapter's state must not be used now, empty if it may be. A few `stat` calls."""
+        """Return why this adapter's state must not be used now; empty if it may be.
+
+        The check takes a few `stat` calls.
+        """
         if lora is None:
             return ""
+
         path = str(lora.lora_path)
         why = self._forbidden or self._barred.get(lora.lora_int_id) or self._barred.get(path)
+
         if why:
             return why
+
         try:
             stamp = _stamp(Path(path).expanduser())
         except OSError:
             return "its adapter is not a folder of this machine: download it and name the folder"
 
-        changed = path in self._seen and self._seen[path][0] != stamp
+        changed = path in self._fingerprints and self._fingerprints[path][0] != stamp
         # The inode's change time: a copy that keeps modification times sets it nevertheless.
-        if changed or max(item[-1] for item in stamp) > self._began:
-            return "its adapter's files are newer than the server, which may hold older weights: restart the server"
+        if changed or max(item[-1] for item in stamp) > self._started_ns:
+            return (
+                "its adapter's files are newer than the server, which may hold older weights: "
+                "restart the server"
+            )
         return ""
 
 
 def _stamp(folder: Path) -> _Stamp:
-    """Name, inode, size and times (ns; last the change of inode) of everything that decides what reading a folder gives.
+    """Return the file system's facts about an adapter's folder, to notice changed content.
 
-    Raises: OSError if there is no such folder.
+    Returns
+    -------
+    tuple
+        Name, inode, size, time of modification and time of the inode's change (ns): of the folder,
+        of its JSON and weight files, and of symbolic links on the path and among these files.
+
+    Raises
+    ------
+    OSError
+        If the folder or one of the files cannot be read.
     """
     links = [path for path in (folder.absolute(), *folder.absolute().parents) if path.is_symlink()]
-    files = [path for path in sorted(folder.iterdir()) if path.match("*.json") or any(map(path.match, WEIGHTS))]
+    files = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.match("*.json") or any(map(path.match, WEIGHTS))
+    ]
+
     path_stats = [(str(folder.resolve()), folder.stat())]
     path_stats += [(str(path), path.stat()) for path in files]
     # The links themselves, too: one may be pointed at another folder.
-    path_stats += [(str(path), os.lstat(path)) for path in links + [path for path in files if path.is_symlink()]]
-    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in path_stats)
+    path_stats += [
+        (str(path), os.lstat(path))
+        for path in links + [path for path in files if path.is_symlink()]
+    ]
+
+    return tuple(
+        (name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in path_stats
+    )

@@ -1,7 +1,7 @@
-"""Loads, on the worker's side: stored states are read in threads and put into a request's blocks between steps.
+"""Loads, on the worker side: states are read in threads and put into blocks between steps.
 
-A blend's rows are computed between steps too (`blend.blend`). With several ranks a blend begins when the scheduler says that all have
-fetched what it begins from (`ranks`).
+A blend's rows are computed between steps too (`blend.blend`). With several ranks a blend begins
+when the scheduler says that all ranks have fetched what it begins from (`ranks`).
 """
 
 import logging
@@ -13,10 +13,12 @@ from functools import partial
 
 import torch
 
-from dejakv.engines.base import LATE, unread
-from dejakv.engines.tensors import NAMES, borrowed
+from dejakv.engines.base import LATE, unread_reason
+from dejakv.engines.tensors import DTYPE_NAMES, tensor_view
 from dejakv.engines.vllm.blend.blend import FAILED, BlendRunner, BlendWorker
 from dejakv.engines.vllm.blend.state import BlendState
+from dejakv.engines.vllm.device import CudaCopies, LentRange
+from dejakv.engines.vllm.generations import WeightsWatch
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, LoadOrder, LoadResult, StepPlan
 from dejakv.engines.vllm.pages import BufferPool, PagedKV
 from dejakv.errors import InputError
@@ -24,7 +26,7 @@ from dejakv.store.base import KV, Rows, StoredState, joined
 from dejakv.store.store import Store
 
 Parts = Sequence[StoredState]
-"""Chunks that hold some of a state's rows each, first rows first."""
+"""Parts of a stored state, each with some of its rows, first rows first."""
 
 
 log = logging.getLogger("dejakv.vllm")
@@ -34,21 +36,41 @@ SHORT = "the donor's state is shorter than what was planned"
 SLOW = "the load took too long"
 STORE_FAILED = "the store failed"
 DRAFT_FAILED = "the blend failed"
+PIN_WAIT_S = 0.05
+"""Longest wait of a load for pinned memory, in seconds: then it goes without."""
 
 
-_Fetched = torch.Tensor | BlendState | str
-"""Pages to copy as they are (they may be the store's own memory), a blend, or why there is neither."""
+_Fetched = torch.Tensor | LentRange | BlendState | str
+"""Pages to copy as they are, a blend, or the reason for neither.
+
+Pages may be the store's own memory, which must not be written to, or lent pinned memory, from which
+they go to a GPU on a stream of their own."""
 
 
 @dataclass
 class _PendingLoad:
     """A load under way.
 
-    begun     when a thread took it up
-    until     when state in a bucket is given up
-    told      the scheduler knows that its draft is here, and so do the other ranks: only its end or an order of the scheduler ends it
-    begins    its blend may begin
-    given_up  why it was given up, beside a problem of its blend
+    Attributes
+    ----------
+    ordered, begun : float
+        Monotonic times of the order and of the thread's start.
+    until : float or None
+        Monotonic time when the read of state in a bucket is given up.
+    fetched : Future[_Fetched] or None
+        Result of the thread; None while the load waits for memory.
+    reported : bool
+        The scheduler and the other ranks know that the draft is here, so that only its end or an
+        order of the scheduler ends the load.
+    may_begin : bool
+        Whether its blend may begin.
+    copied : torch.cuda.Event or None
+        On a GPU: passes when pinned pages are in the blocks. Until then the load cannot end, since
+        the blocks are being written to.
+    check : int or None
+        Number of the check of the weights that the load's end waits for.
+    failure : str
+        Why the load was given up, beside a problem of its blend.
     """
 
     load: LoadOrder
@@ -56,46 +78,59 @@ class _PendingLoad:
     begun: float | None = None
     until: float | None = None
     fetched: "Future[_Fetched] | None" = None
-    told: bool = False
-    begins: bool = False
-    given_up: str = ""
+    reported: bool = False
+    may_begin: bool = False
+    copied: torch.cuda.Event | None = None
+    check: int | None = None
+    failure: str = ""
 
     @property
     def arrived(self) -> _Fetched | None:
-        """The fetched pages or blend, or the reason for neither; None while awaited."""
+        """The fetched pages or blend, or the reason for neither; None while they are awaited."""
         return self.fetched.result() if self.fetched is not None and self.fetched.done() else None
 
     @property
     def blend(self) -> BlendState | None:
-        """Its blend, once its draft is there."""
+        """Its blend, once the draft is there."""
         arrived = self.arrived
         return arrived if isinstance(arrived, BlendState) else None
 
     @property
     def problem(self) -> str:
-        """Why it is given up; empty if it is not."""
-        return self.given_up or (self.blend.problem if self.blend is not None else "")
+        """Why the load is given up; empty while it goes on."""
+        return self.failure or (self.blend.problem if self.blend is not None else "")
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to do in the engine loop."""
-        return self.begins or (self.arrived is not None and not self.told)
+        """Whether there is work in the engine loop."""
+        if self.copied is not None:
+            return self.copied.query()
+        return self.may_begin or (self.arrived is not None and not self.reported)
 
     @property
     def goes_on(self) -> bool:
         """Whether there is more to fetch or to compute."""
-        return not self.problem and (self.arrived is None or (self.blend is not None and not self.blend.over))
+        return not self.problem and (
+            self.arrived is None or (self.blend is not None and not self.blend.over)
+        )
 
 
 @dataclass
 class LoadRunner:
-    """The loads of one worker.
+    """Runs the loads of one worker.
 
-    timeout_s        a load fails whose data takes longer to read. The time in which it waits for a thread while these take up others, or a blend
-                     for its share of steps, does not count
-    max_draft_bytes  memory of blends that wait for their turn in the engine loop; further ones are not begun until then, and no larger one is
-                     ordered
-    mixer            None where blend is not possible
+    Attributes
+    ----------
+    timeout_s : float
+        Maximum seconds to read a load's data. Time in which a load waits while the threads take up
+        others, or a blend waits for its share of steps, does not count.
+    max_draft_bytes : int
+        Memory of blends that wait for their turn in the engine loop. Further blends are not begun
+        until then, and no larger blend is ordered.
+    blend_worker : BlendWorker or None
+        None where blends are not possible.
+    weights_watch : WeightsWatch
+        Checks of the weights, for which ends of loads wait on a GPU.
     """
 
     store: Store
@@ -103,151 +138,269 @@ class LoadRunner:
     buffers: BufferPool
     max_draft_bytes: int
     paged: PagedKV
-    mixer: BlendWorker | None = None
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="dejakv-load"))
-    _drafting: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="dejakv-draft")
-    )
+    blend_worker: BlendWorker | None = None
+    weights_watch: WeightsWatch = field(default_factory=lambda: WeightsWatch(None))
     _taken_up: dict[bool, float] = field(default_factory=dict[bool, float])
     _loading: list[_PendingLoad] = field(default_factory=list[_PendingLoad])
-    _told: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    _fetched_marks: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+    def __post_init__(self) -> None:
+        enter = self.paged.copies.enter_thread
+        self._pool = ThreadPoolExecutor(2, "dejakv-load", enter)
+        self._drafting = ThreadPoolExecutor(1, "dejakv-draft", enter)
 
     def __len__(self) -> int:
         return len(self._loading)
 
     @property
-    def blender(self) -> BlendRunner | None:
-        return self.mixer.blender if self.mixer is not None else None
+    def blend_runner(self) -> BlendRunner | None:
+        """The runner of blends, or None where they are not possible."""
+        return self.blend_worker.blend_runner if self.blend_worker is not None else None
 
     def order(self, loads: list[LoadOrder]) -> None:
-        """Start reading the state of these loads."""
+        """Start to read the state of these loads."""
         now = time.monotonic()
         for load in loads:
             self._loading.append(_PendingLoad(load, now))
         self._begin()
+        # vLLM calls this behind the forward that it has launched: the copies begin when that ends.
+        self._copy_arrived()
 
     def give_up(self, why: str) -> None:
         """Fail all loads under way; `finish` reports them."""
         for item in self._loading:
-            item.given_up = item.given_up or why
+            item.failure = item.failure or why
 
     def finish(self, plan: StepPlan, refused: str = "") -> list[LoadResult]:
-        """Put arrived state into its blocks, compute rows of blends within the step's room, and return the finished loads. `refused`: why
-        nothing may be put in."""
+        """Put arrived state into its blocks and compute rows of blends.
+
+        Parameters
+        ----------
+        plan : StepPlan
+            The scheduler's plan for this step, with the room for rows.
+        refused : str
+            Why nothing may be put into blocks; empty if it may.
+
+        Returns
+        -------
+        list[LoadResult]
+            The finished loads, failed ones among them.
+        """
         # Nothing is computed in this step, so waiting a moment costs nobody.
         if plan.idle and self._loading and not any(item.ready for item in self._loading):
             self._wait()
+
         # Before the loop, since a blend may end with the rows of this step.
         self._mix(plan, refused)
+        if not refused:
+            self._copy_arrived()
         over: list[LoadResult] = []
         waiting: list[_PendingLoad] = []
-
         for item in self._loading:
             # The other ranks count on a reported draft: no rank gives it up alone.
-            if item.goes_on and (item.told or not (refused or self._late(item))):
+            goes_on = item.goes_on and (item.reported or not (refused or self._late(item)))
+            if goes_on or self._unsettled(item, refused):
                 waiting.append(item)
             else:
-                over.append(self._put_in(item, refused))
+                # Its check may just have told that the weights changed.
+                over.append(self._put_in(item, refused or self.weights_watch.problem))
 
         self._loading = waiting
         # Ended loads have made room for the next ones.
         self._begin()
         return over
 
-    def take(self) -> tuple[list[tuple[str, str]], dict[str, int], str]:
-        """News since the last call: `StepReport.fetched` and `rows`, and why blend must be switched off."""
-        fetched_marks, self._told = self._told, []
+    def _copy_arrived(self) -> None:
+        """Start to copy pinned pages into their blocks, without a wait of the host."""
+        copies = self.paged.copies
+        for item in self._loading:
+            arrived = item.arrived
+            if item.problem or item.copied is not None or not isinstance(arrived, LentRange):
+                continue
+            assert isinstance(copies, CudaCopies)
+            tables, first = item.load.block_ids, item.load.start // self._block
+            item.check = self.weights_watch.begun
+            try:
+                item.copied = copies.load(
+                    arrived.tensor,
+                    lambda pages, begin, tables=tables, first=first: self.paged.put_pages(
+                        tables, pages, first + begin
+                    ),
+                )
+            except Exception as error:
+                log.debug("a load failed", exc_info=True)
+                item.failure = f"{FAILED}: {type(error).__name__}"
+                # Pages that are on their way must not reach the blocks of another request.
+                item.copied = copies.load_event()
+
+    def _unsettled(self, item: _PendingLoad, refused: str) -> bool:
+        """Tell whether a load that is over has work or a check under way on a GPU."""
+        # Even a load that failed: its blocks are still being written to.
+        if item.copied is not None and not item.copied.query():
+            return True
+        if refused or item.problem or isinstance(item.arrived, str) or item.goes_on:
+            return False
+        # They came a moment ago, and the next step copies them.
+        if item.copied is None and isinstance(item.arrived, LentRange):
+            return True
+        if item.check is None:
+            item.check = self.weights_watch.begun
+        return not self.weights_watch.passed(item.check)
+
+    def take_news(self) -> tuple[list[tuple[str, str]], dict[str, int], str]:
+        """Take the news since the last call.
+
+        Returns
+        -------
+        fetched : list[tuple[str, str]]
+            As `StepReport.fetched`.
+        rows : dict[str, int]
+            As `StepReport.rows`.
+        problem : str
+            Why blends must be switched off, or "".
+        """
+        fetched_marks, self._fetched_marks = self._fetched_marks, []
+
         problem = ""
-        if self.mixer is not None:
-            problem, self.mixer.problem = self.mixer.problem, ""
-        return fetched_marks, {item.load.request_id: self._rows(item) for item in self._loading if item.blend}, problem
+        if self.blend_worker is not None:
+            problem, self.blend_worker.problem = self.blend_worker.problem, ""
+
+        return (
+            fetched_marks,
+            {item.load.request_id: self._rows(item) for item in self._loading if item.blend},
+            problem,
+        )
 
     def close(self) -> None:
+        """End the threads; what they still read is given up."""
         for pool in (self._pool, self._drafting):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _rows(self, item: _PendingLoad) -> int:
-        """Rows of steps left for a blend. Without room for those of the check it would never begin."""
-        if item.blend is None or item.problem or self.blender is None:
+        """Return the rows of steps left for a blend.
+
+        The rows of the check count too, since without room for them a blend would never begin.
+        """
+        if item.blend is None or item.problem or self.blend_runner is None:
             return 0
-        return item.blend.left + self.blender.rows_checked(item.blend)
+        return item.blend.remaining_rows + self.blend_runner.rows_checked(item.blend)
 
     def _wait(self) -> None:
-        """Leaves the interpreter to the readers for a moment, those of other ranks too."""
-        reading = [item.fetched for item in self._loading if item.fetched is not None and not item.fetched.done()]
+        """Leave the interpreter to the readers for a moment, to those of other ranks too."""
+        reading = [
+            item.fetched
+            for item in self._loading
+            if item.fetched is not None and not item.fetched.done()
+        ]
         if reading:
             wait(reading, IDLE_WAIT_S, FIRST_COMPLETED)
         else:
             time.sleep(IDLE_WAIT_S)
 
     def _late(self, item: _PendingLoad) -> bool:
-        """Whether its data should be there by now. One that waits for a thread is late if its threads have taken up none for so long."""
+        """Tell whether a load's data should be there by now.
+
+        A load that waits for a thread is late if its threads have taken up no load for as long.
+        """
         if item.fetched is None or item.fetched.done():
             return False
-        waits = max(item.ordered, self._taken_up.get(bool(item.load.blend), 0.0))
-        return time.monotonic() >= (item.until or (waits if item.begun is None else item.begun) + self.timeout_s)
+
+        waits = max(item.ordered, self._taken_up.get(bool(item.load.blend_ids), 0.0))
+        return time.monotonic() >= (
+            item.until or (waits if item.begun is None else item.begun) + self.timeout_s
+        )
 
     def _begin(self) -> None:
-        """Hand loads to the threads, in order, as memory allows: no draft overtakes another, or a large one might never begin. Drafts are made
-        one at a time, since they take time from the engine loop."""
-        draft_bytes, full = (
-            sum(self._draft_bytes(item.load) for item in self._loading if item.fetched is not None),
-            False,
+        """Hand loads to the threads, in order, as memory allows.
+
+        No draft overtakes another, or a large draft might never begin. Drafts are made one at a
+        time, since they take time from the engine loop.
+        """
+        draft_bytes = sum(
+            self._draft_bytes(item.load) for item in self._loading if item.fetched is not None
         )
+        full = False
         for item in self._loading:
             if item.fetched is not None:
                 continue
             item_bytes = self._draft_bytes(item.load)
+            # Once a draft did not fit, those behind it wait too, whatever their size.
             full = full or (item_bytes > 0 and draft_bytes + item_bytes > self.max_draft_bytes)
             if not item_bytes or not full:
                 draft_bytes += item_bytes
-                item.fetched = (self._drafting if item_bytes else self._pool).submit(self._fetch, item)
+                item.fetched = (self._drafting if item_bytes else self._pool).submit(
+                    self._fetch, item
+                )
 
     def _draft_bytes(self, load: LoadOrder) -> int:
-        return len(load.blend) * self.paged.bytes_per_token
+        return len(load.blend_ids) * self.paged.bytes_per_token
 
     def _fetch(self, item: _PendingLoad) -> _Fetched:
-        """In a thread: read the needed part of a state, or draft a blend; return the reason if neither is possible."""
+        """Read the needed part of a state, or draft a blend, in a thread.
+
+        Returns the reason if neither is possible.
+        """
         load = item.load
-        now = item.begun = self._taken_up[bool(load.blend)] = time.monotonic()
-        item.until = now + min(load.within, self.timeout_s) if load.within else None
-        if load.blend:
-            return self._drafted(load, item.until)
+        now = item.begun = self._taken_up[bool(load.blend_ids)] = time.monotonic()
+        item.until = now + min(load.read_limit_s, self.timeout_s) if load.read_limit_s else None
+        if load.blend_ids:
+            return self._make_draft(load, item.until)
+
         # Pages are put in whole, from the block that holds the first token.
         first = load.start - load.start % self._block
         parts = self._read(load.donors[0], [(first, load.stop)], item.until)
         if isinstance(parts, str):
             return parts
+
         state = joined(parts, first, load.stop)
-        return SHORT if state is None else borrowed(state)[0, 0, 0]
+        return SHORT if state is None else self._pin(tensor_view(state)[0, 0, 0], item.until)
+
+    def _pin(self, pages: torch.Tensor, until: float | None) -> torch.Tensor | LentRange:
+        """Copy pages to pinned memory, in a thread; return them as they are where there is none."""
+        copies = self.paged.copies
+        if not isinstance(copies, CudaCopies) or not copies.can_load(self.paged.page_bytes):
+            return pages
+        # Not for long: saves keep theirs until a slow store has taken them.
+        wait_s = PIN_WAIT_S if until is None else min(PIN_WAIT_S, until - time.monotonic())
+        lent = copies.pinned.lend((len(pages), self.paged.page_bytes), wait_s)
+        if lent is None:
+            return pages
+        lent.tensor.copy_(pages)
+        return lent
 
     @property
     def _block(self) -> int:
         return self.paged.block_tokens
 
     def _read(self, id: str, rows: Rows | None = None, until: float | None = None) -> Parts | str:
-        """In a thread: what holds at least these rows, verified and of this model; None: all."""
+        """Read parts that hold at least these rows (None: all), in a thread, and verify them.
+
+        Returns the reason if the state is not there or is of another model.
+        """
+        # A store never raises on reading; one that does anyway costs a miss.
         try:
             parts = self.store.get_parts(id, rows, until)
-        except Exception as error:  # a store never raises on reading; one that does anyway costs a miss
+        except Exception as error:
             log.debug("a store failed", exc_info=True)
             return f"{STORE_FAILED}: {type(error).__name__}"
 
         if not parts:
-            return unread(until, GONE)
+            return unread_reason(until, GONE)
         for part in parts:
             tokens, pages = part.stop - part.first, part.meta.kind == KV
             # State of another model or layout would be put in without an error.
-            shape = (1, 1, 1, *self.paged.pages_shape(tokens)) if pages else self.paged.shape(tokens)
+            shape = (
+                (1, 1, 1, *self.paged.pages_shape(tokens)) if pages else self.paged.shape(tokens)
+            )
             if (part.tensor.shape, part.tensor.page) != (shape, self._block if pages else 1):
                 return "the donor's state has another shape than this model's"
-            if part.tensor.dtype != ("U8" if pages else NAMES.get(self.paged.dtype)):
+            if part.tensor.dtype != ("U8" if pages else DTYPE_NAMES.get(self.paged.dtype)):
                 return "the donor's state has another dtype"
         return parts
 
-    def _drafted(self, load: LoadOrder, until: float | None) -> BlendState | str:
-        """In a thread too: token map, donors' rows, keys moved, what must be computed."""
-        if self.blender is None:
+    def _make_draft(self, load: LoadOrder, until: float | None) -> BlendState | str:
+        """Make the draft of a blend, in a thread, or return the reason if that is not possible."""
+        if self.blend_runner is None:
             return "blend is not possible in this worker"
         # Looked up again: a donor may have been evicted since the plan.
         donor_metas = [(id, self.store.meta(id)) for id in load.donors]
@@ -256,7 +409,11 @@ class LoadRunner:
 
         try:
             read = partial(self._read, until=until)
-            draft = self.blender.draft(load.blend, load.start, load.stop, metas, read, self.buffers, missing_reasons)
+
+            draft = self.blend_runner.draft(
+                load.blend_ids, load.start, load.stop, metas, read, self.buffers, missing_reasons
+            )
+            # Blends are refused with more than one KV cache group, so the first has all layers.
             return BlendState(draft, load.block_ids[0])
         except InputError as error:
             return str(error)
@@ -265,63 +422,96 @@ class LoadRunner:
             return f"{DRAFT_FAILED}: {type(error).__name__}"
 
     def _mix(self, plan: StepPlan, refused: str) -> None:
-        """In the engine loop: begin blends that may, and compute rows."""
-        if self.mixer is None:
+        """Begin blends that may begin, and compute rows, in the engine loop."""
+        if self.blend_worker is None:
             return
+
         mixing: list[BlendState] = []
         for item in self._loading:
             name, blend = item.load.request_id, item.blend
-            item.given_up = item.given_up or plan.drop.get(name, "")
+            item.failure = item.failure or plan.drop.get(name, "")
             if blend is None or item.problem:
                 continue
-            # Several ranks begin in the step that the scheduler names, a single one at once.
-            item.begins = item.begins or not self._in_lockstep or name in plan.begin
-            if item.begins:
-                mixing.append(blend)
-            elif not item.told and not refused:
-                item.told = True
-                self._told.append((name, blend.draft.mark))
 
-        self.mixer.mix(mixing, plan.room, refused)
+            # Over for all ranks: only its check is awaited.
+            if item.check is not None:
+                continue
+            # Several ranks begin in the step that the scheduler names, a single one at once.
+            item.may_begin = item.may_begin or not self._in_lockstep or name in plan.begin
+            if item.may_begin:
+                mixing.append(blend)
+            elif not item.reported and not refused:
+                item.reported = True
+                self._fetched_marks.append((name, blend.draft.mark))
+
+        self.blend_worker.mix(mixing, plan.room, refused)
 
     def _put_in(self, item: _PendingLoad, refused: str) -> LoadResult:
-        """Finish a load: put an exact state into its blocks, report a blend's. A problem is reported, not raised."""
+        """Finish a load: put exact state into its blocks, or report the end of a blend.
+
+        A problem is reported and not raised.
+        """
         load = item.load
-        if item.fetched is None or item.fetched.cancel():  # it was never begun
+        # Cancelled before a thread took it up: no thread holds a part of it.
+        if item.fetched is None or item.fetched.cancel():
             item.fetched = None
         arrived = item.arrived
-        late_reason = (LATE if item.until else f"{SLOW}: {self.timeout_s:g} s") if item.goes_on else ""
-        problem = refused or item.problem or late_reason or (arrived if isinstance(arrived, str) else "")
+        late_reason = (
+            (LATE if item.until else f"{SLOW}: {self.timeout_s:g} s") if item.goes_on else ""
+        )
+        # It came after the decision to give it up: nothing has copied it.
+        if not late_reason and isinstance(arrived, LentRange) and item.copied is None:
+            late_reason = LATE
+        problem = (
+            refused or item.problem or late_reason or (arrived if isinstance(arrived, str) else "")
+        )
+
         if not problem and isinstance(arrived, torch.Tensor):
+            # A load that fails costs time, never the engine: vLLM computes its blocks.
             try:
                 self.paged.put_pages(load.block_ids, arrived, load.start // self._block)
-            except Exception as error:  # a load that fails costs time, never the engine: vLLM computes its blocks
+            except Exception as error:
                 log.debug("a load failed", exc_info=True)
                 problem = f"{FAILED}: {type(error).__name__}"
 
         if problem:
             # The other ranks wait for an answer: an empty mark drops the blend for all.
-            if load.blend and not item.told and self._in_lockstep:
-                self._told.append((load.request_id, ""))
+            if load.blend_ids and not item.reported and self._in_lockstep:
+                self._fetched_marks.append((load.request_id, ""))
             return LoadResult(load.request_id, 0, 0.0, problem=problem)
 
         seconds = time.monotonic() - item.ordered
         if not isinstance(arrived, BlendState):
             nbytes = load.tokens * self.paged.bytes_per_token
             return LoadResult(load.request_id, nbytes, seconds, donors=load.donors)
+
         draft = arrived.draft
         # Its rows are in the blocks, so the next draft may have the memory.
-        if draft.lent is not None:
-            self.buffers.take_back(draft.lent)
-        log.debug("request %s: blended from %d donors, %s first", load.request_id, len(draft.donors), draft.donors[0])
+        if draft.buffer is not None:
+            self.buffers.take_back(draft.buffer)
+
+        log.debug(
+            "request %s: blended from %d donors, %s first",
+            load.request_id,
+            len(draft.donors),
+            draft.donors[0],
+        )
         for why in draft.left_out:
             log.warning("a donor was left out of the blend of request %s: %s", load.request_id, why)
+
         nbytes = (draft.plan.end - load.start) * self.paged.bytes_per_token
         return LoadResult(
-            load.request_id, nbytes, seconds, arrived.computed, "", draft.donors, draft.left_out, arrived.kept
+            load.request_id,
+            nbytes,
+            seconds,
+            arrived.computed,
+            "",
+            draft.donors,
+            draft.left_out,
+            arrived.blended_rows,
         )
 
     @property
     def _in_lockstep(self) -> bool:
-        """Whether other ranks wait for this one's answer about a blend."""
-        return self.mixer is not None and self.mixer.blender.lockstep.ranks > 1
+        """Whether other ranks wait for this rank's answer about a blend."""
+        return self.blend_worker is not None and self.blend_worker.blend_runner.lockstep.ranks > 1

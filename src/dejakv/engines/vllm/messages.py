@@ -1,36 +1,58 @@
 # pyright: reportMissingImports=false
-"""Messages between the scheduler side and the worker side of the connector. Plain values: they may cross processes."""
+"""Messages between the scheduler side and the worker side of the connector.
+
+All are plain values, since vLLM may send them to another process.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
 
-from dejakv.store.base import ChunkMeta
+from dejakv.store.base import StateInfo
 
 Tables = tuple[tuple[int, ...], ...]
-"""A request's blocks in each KV cache group, of equal numbers of tokens; 0 for a block outside of a group's window."""
+"""Block ids of a request in each KV cache group; 0 for a block outside of a group's window."""
 
 IDLE_WAIT_S = 0.004
-"""Maximum seconds that each side waits in a step without computation, for a lookup or a load; a new request may wait for both."""
+"""Seconds that each side waits at most in an idle step for a lookup or a load.
+
+A new request may wait for both."""
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step that measures the seconds of a row: time of planning, by the scheduler's clock, and tokens."""
+    """Step whose duration measures the seconds of a row.
 
-    planned: float
+    Attributes
+    ----------
+    plan_time : float
+        When the scheduler planned the step, by its own clock, in seconds.
+    tokens : int
+        Tokens computed in the step.
+    """
+
+    plan_time: float
     tokens: int
 
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """Put the state of tokens `start..stop-1` into the request's blocks.
+    """Order to put the state of tokens `start` to `stop - 1` into the request's blocks.
 
-    donors     stored chunks it comes from, the best first; for exact state there is one
-    block_ids  of each KV cache group
-    blend      token ids of the whole prompt, for approximate state; empty: exact, copied as it is
-    within     seconds for reading from a bucket, as long as computing would take; 0: no limit
+    Attributes
+    ----------
+    donors : tuple[str, ...]
+        Ids of stored states to take from, the best first. Exact state has one donor.
+    block_ids : Tables
+        Blocks of the request in each KV cache group.
+    blend_ids : tuple[int, ...]
+        For a blend: token ids of the whole prompt. Empty for exact state, which is copied as it is.
+    read_limit_s : float
+        Seconds for reading from a bucket, as many as computing would take; 0 without a limit.
     """
 
     request_id: str
@@ -38,56 +60,75 @@ class LoadOrder:
     block_ids: Tables
     start: int
     tokens: int
-    blend: tuple[int, ...] = ()
-    within: float = 0.0
+    blend_ids: tuple[int, ...] = ()
+    read_limit_s: float = 0.0
 
     @property
     def stop(self) -> int:
-        """First token that vLLM computes by itself."""
+        """First token behind the load, which vLLM computes by itself."""
         return self.start + self.tokens
 
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """Store the KV of tokens `first..stop-1` of those described by `meta`, of the prompt whose blocks are `block_ids` in each KV cache group.
+    """Order to store the KV of tokens `first` to `stop - 1` of the state that `meta` describes.
 
-    generation  in which the prompt was computed: the copy of another one is not made
-    first       begins a block, but for rows of a blend
-    begins      the chunk's first order: the worker asks the store whether it wants the chunk
+    Attributes
+    ----------
+    meta : StateInfo
+        Description of the prompt, or of rows of a blend.
+    block_ids : Tables
+        Blocks of the prompt in each KV cache group.
+    weights_generation : int
+        Generation in which the prompt was computed. The worker makes no copy in another one.
+    first : int
+        First token of the increment. It begins a block, except for rows of a blend.
+    is_first : bool
+        Whether this is the first order for `meta`: then the worker asks the store for admission.
     """
 
-    meta: ChunkMeta
+    meta: StateInfo
     block_ids: Tables
-    generation: int
+    weights_generation: int
     first: int
     stop: int
-    begins: bool
+    is_first: bool
 
     @property
     def name(self) -> str:
-        """Name in the worker's answers."""
+        """Name by which the worker answers this order."""
         return f"{self.meta.id}/{self.stop}"
 
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """Scheduler to worker, one a step.
+    """Message from the scheduler to the worker, once in each step.
 
-    idle        nothing is computed in this step, so waiting a moment costs nobody
-    computing   prompt tokens are computed in this step
-    room        tokens that vLLM's budget for the step has left
-    begin       requests whose blends all ranks have fetched and begin now; a single rank begins by itself
-    drop        requests whose blends are given up by all ranks, and why
-    releases    requests whose blocks wait for the saves
-    timed       to be reported when the step is over
-    generation  a number that the worker has not seen yet makes it read its weights (`generations`)
+    Attributes
+    ----------
+    idle : bool
+        Nothing is computed in this step, so waiting a moment delays nobody.
+    computing : bool
+        Prompt tokens are computed in this step.
+    weights_generation : int
+        A number that is new to the worker makes it read its weights (`generations`).
+    room : int
+        Tokens that vLLM's budget for the step has left.
+    begin : list[str]
+        Requests whose blends all ranks have fetched and begin now. A single rank begins by itself.
+    drop : dict[str, str]
+        Requests whose blends all ranks give up, with the reason.
+    releases : frozenset[str]
+        Requests whose blocks wait for the saves of this step.
+    timed : TimedStep or None
+        Step to report when it is over.
     """
 
     loads: list[LoadOrder] = field(default_factory=list[LoadOrder])
     saves: list[SaveOrder] = field(default_factory=list[SaveOrder])
     idle: bool = False
     computing: bool = False
-    generation: int = 0
+    weights_generation: int = 0
     room: int = 0
     begin: list[str] = field(default_factory=list[str])
     drop: dict[str, str] = field(default_factory=dict[str, str])
@@ -101,16 +142,29 @@ class BlendedRows:
 
     runs: tuple[tuple[int, int], ...]
     donors: tuple[str, ...]
-    generation: int
+    blend_depth: int
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """A finished load. `nbytes` and `computed` (rows that a blend recomputed) are 0 if it failed.
+    """Result of a finished load.
 
-    donors    chunks that the state came from, the best first
-    left_out  why donors that were planned are not among them
-    kept      of a blend: its new text, once vLLM has computed the prompt's last rows
+    Attributes
+    ----------
+    nbytes : int
+        Bytes put into the blocks; 0 after a failure.
+    seconds : float
+        Time from the order to the end.
+    computed : int
+        Rows that a blend recomputed; 0 after a failure.
+    problem : str
+        Reason of the failure, empty after a success.
+    donors : tuple[str, ...]
+        Ids of the stored states that were used, the best first.
+    left_out : tuple[str, ...]
+        Why planned donors were not used.
+    blended_rows : BlendedRows or None
+        New text of a blend, for later blends once vLLM has computed the prompt's last rows.
     """
 
     request_id: str
@@ -120,29 +174,43 @@ class LoadResult:
     problem: str = ""
     donors: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    kept: BlendedRows | None = None
+    blended_rows: BlendedRows | None = None
 
     @classmethod
     def together(cls, parts: "Sequence[LoadResult]") -> "LoadResult":
         """Join the ranks' results of one load: all bytes, the slowest time, the first failure."""
+        # vLLM recomputes the blocks on all ranks after a failure on one.
         for part in parts:
             if part.problem:
                 return part
+
         nbytes, seconds = sum(part.nbytes for part in parts), max(part.seconds for part in parts)
         return replace(parts[0], nbytes=nbytes, seconds=seconds)
 
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):
-    """Worker to scheduler: what became of saves and loads since the last report. Of several ranks: one entry each.
+    """Message from the worker to the scheduler: all that ended since the last report.
 
-    saved    names of saves that ended, each with the reason if it is not in the store, else ""
-    fetched  requests whose blends may begin here, with what they begin from (`Draft.mark`); empty if they cannot. Of several
-             ranks alone
-    rows     of blends under way, how many remain
-    weights  generation, and whether its weights are those of the start
-    changed  the weights changed without a reset
-    timed    the step that is over, if its plan said so
+    Several ranks give one entry each.
+
+    Attributes
+    ----------
+    saved : list[tuple[str, str]]
+        Names of saves that ended, each with the reason if it is not in the store, else "".
+    fetched : list[tuple[str, str]]
+        Of several ranks alone: requests whose blends may begin here, each with the mark of what it
+        begins from (`BlendDraft.mark`), empty if it cannot begin.
+    rows : dict[str, int]
+        Remaining rows of each blend under way.
+    blend_problem : str
+        Why blends must be switched off.
+    weights : list[tuple[int, bool]]
+        Generations, each with whether its weights are those of the start.
+    changed : bool
+        The weights changed without a reset.
+    timed : TimedStep or None
+        The step that is over, if its plan asked for its time.
     """
 
     saved: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -155,6 +223,7 @@ class StepReport(KVConnectorWorkerMetadata):
     timed: TimedStep | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
+        """Join the reports of two ranks; of a step's time and of a problem one is enough."""
         assert isinstance(other, StepReport)
         return StepReport(
             self.saved + other.saved,

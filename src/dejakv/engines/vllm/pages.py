@@ -1,4 +1,7 @@
-"""vLLM's paged KV cache as the connector's worker side uses it: copy a prompt's pages, put pages in, take KV entries out of them."""
+"""vLLM's paged KV cache as the worker side uses it.
+
+Exact state is copied by whole pages. Blends take KV entries out of pages and write entries.
+"""
 
 import math
 import threading
@@ -9,24 +12,30 @@ from typing import Any
 import torch
 
 from dejakv.engines.vllm import upstream
+from dejakv.engines.vllm.device import DeviceCopies
 from dejakv.engines.vllm.messages import Tables
 from dejakv.errors import ConfigError
 
-_LEAST = 1 << 16
+_MIN_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class LentBuffer:
-    """A tensor of the asked shape, contents undefined, and the memory behind it."""
+    """A lent tensor of undefined content, and the memory behind it."""
 
     tensor: torch.Tensor
     memory: torch.Tensor
 
 
 class BufferPool:
-    """Lends host memory for reuse. Thread-safe. A buffer that is not given back is freed by Python.
+    """Lends host memory for reuse. Thread-safe.
 
-    keep_bytes  maximum unused bytes; the smallest buffers go first
+    A buffer that is not given back is freed by Python.
+
+    Parameters
+    ----------
+    keep_bytes : int
+        Maximum unused bytes. The smallest buffers go first.
     """
 
     def __init__(self, keep_bytes: int) -> None:
@@ -35,19 +44,23 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> LentBuffer:
-        """Lend a contiguous tensor in host memory: the smallest free buffer that fits, or a new one."""
+        """Lend a contiguous tensor in host memory, in the smallest free buffer that fits."""
         nbytes = math.prod(shape) * dtype.itemsize
         with self._lock:
             # Free buffers are sorted by size, so the first that fits is the smallest.
             fitting = [index for index, memory in enumerate(self._free) if memory.numel() >= nbytes]
             memory = self._free.pop(fitting[0]) if fitting else None
-        with torch.inference_mode(False):  # threads outside that mode write to it too
-            if memory is None:  # sizes are powers of two, so that prompts of other lengths find them again
-                memory = torch.empty(max(_LEAST, 1 << (nbytes - 1).bit_length()), dtype=torch.uint8)
+        # Outside of inference mode, since threads outside of that mode write to the tensor too.
+        with torch.inference_mode(False):
+            # Sizes are powers of two, so that prompts of other lengths find them again.
+            if memory is None:
+                memory = torch.empty(
+                    max(_MIN_BYTES, 1 << (nbytes - 1).bit_length()), dtype=torch.uint8
+                )
             return LentBuffer(memory[:nbytes].view(dtype).view(shape), memory)
 
     def take_back(self, buffer: LentBuffer) -> None:
-        """Nothing may read or write the tensor from now on."""
+        """Take a buffer back; nothing may read or write its tensor from now on."""
         with self._lock:
             self._free.append(buffer.memory)
             self._free.sort(key=torch.Tensor.numel)
@@ -58,14 +71,37 @@ class BufferPool:
 
 
 Reader = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""K and V, `[..., kv_heads, block_tokens, head_dim]`, of contiguous copies of blocks."""
+"""Splits contiguous copies of blocks into K and V, each `[..., kv_heads, t1, t2, d1, d2]`.
+
+`t1 * t2` are the tokens of a block and `d1 * d2` the numbers of a head, each in its order. The
+results are views where an order of the elements allows it (`_strides_of`), else copies.
+"""
 
 
-def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | None:
-    """A reader for any layout that only puts a block's elements in some order; None for others. Writes to a block and clears it again."""
+def observed_reader(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | None:
+    """Find out a cache's layout by writing numbers to a block, and return a reader for it.
+
+    Any layout is readable that only puts a block's elements in some order. The block is cleared
+    again.
+
+    Parameters
+    ----------
+    layer : Attention
+        Attention layer that writes to the cache.
+    cache : Tensor, shape [blocks, kv_heads, block_tokens, 2 * head_dim]
+        Cache of the layer.
+    block_tokens : int
+        Tokens of a block of vLLM's.
+
+    Returns
+    -------
+    Reader or None
+        None for any other layout.
+    """
     _, heads, tokens, width = cache.shape
     if tokens != block_tokens:
         return None
+
     shape = (2, heads, tokens, width // 2)
     # Each element is written with a number of its own: where it lands is the layout.
     numbers = torch.arange(2 * heads * tokens * (width // 2)).view(shape)
@@ -75,7 +111,8 @@ def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | Non
     scale = 1
 
     try:
-        while scale < numbers.numel():  # digit by digit: every dtype of a cache holds 0 to 255 exactly
+        # Digit by digit: every dtype of a cache holds 0 to 255 exactly.
+        while scale < numbers.numel():
             keys, values = (numbers // scale % 256).to(cache.dtype)
             write_rows(layer, cache, keys, values, slots)
             read_numbers += cache[1].flatten().to(torch.int64) * scale
@@ -87,39 +124,138 @@ def observed(layer: Any, cache: torch.Tensor, block_tokens: int) -> Reader | Non
     # A number is missing or there twice, so this is more than another order.
     if not torch.equal(ordered.cpu(), numbers.flatten()):
         return None
+
+    halves = place.view(shape).cpu()
+    strides = [_strides_of(half) for half in halves]
+    views = [each for each in strides if each is not None]
+    if len(views) == 2:
+
+        def read_views(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            flat = pages.reshape(*pages.shape[:-3], -1)
+            outer, start = flat.shape[:-1], flat.storage_offset()
+            keys, values = (
+                flat.as_strided(
+                    (*outer, *each.sizes), (*flat.stride()[:-1], *each.steps), start + each.first
+                )
+                for each in views
+            )
+            return keys, values
+
+        return read_views
+
     of_keys, of_values = place.view(2, -1)
 
-    def read_observed(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_any_order(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # Of two dimensions: with three, index_select takes ten times as long on a CPU.
         flat = pages.reshape(-1, numbers.numel())
-        keys, values = (flat.index_select(1, places.to(pages.device)) for places in (of_keys, of_values))
-        return keys.view(*pages.shape[:-3], *shape[1:]), values.view(*pages.shape[:-3], *shape[1:])
+        keys, values = (
+            flat.index_select(1, places.to(pages.device)).view(
+                *pages.shape[:-3], heads, 1, tokens, 1, width // 2
+            )
+            for places in (of_keys, of_values)
+        )
+        return keys, values
 
-    return read_observed
+    return read_any_order
 
 
-def write_rows(layer: Any, cache: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-    """Write K (rotated) and V, each `[kv_heads, tokens, head_dim]`, to `slots` (`block * block_tokens + offset`)."""
-    keys = keys.transpose(0, 1).to(cache.device).contiguous()
-    values = values.transpose(0, 1).to(cache.device).contiguous()
+@dataclass(frozen=True)
+class _Strides:
+    """Places of K, or of V, in a block: `first` plus the index on each axis times its step.
+
+    The axes are `[kv_heads, t1, t2, d1, d2]` (see `Reader`).
+    """
+
+    first: int
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+def _strides_of(places: torch.Tensor) -> _Strides | None:
+    """Return the strides of places `[kv_heads, block_tokens, head_dim]`, or None without any.
+
+    Tokens, and the numbers of a head, may each be packed in groups, as kernels for CPUs do.
+    """
+    heads, tokens, numbers = places.shape
+    first = int(places[0, 0, 0])
+    head_step = int(places[1, 0, 0]) - first if heads > 1 else 0
+    t_sizes, t_steps = _two_axis_strides(places[0, :, 0] - first)
+    d_sizes, d_steps = _two_axis_strides(places[0, 0] - first)
+    strides = _Strides(first, (heads, *t_sizes, *d_sizes), (head_step, *t_steps, *d_steps))
+
+    every = torch.arange(2 * heads * tokens * numbers)
+    last = first + sum(
+        (size - 1) * step for size, step in zip(strides.sizes, strides.steps, strict=True)
+    )
+    if min(strides.steps) < 0 or last >= len(every):
+        return None
+    viewed = every.as_strided(strides.sizes, strides.steps, first)
+    return strides if torch.equal(viewed.reshape(places.shape), places) else None
+
+
+def _two_axis_strides(places: torch.Tensor) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return sizes and steps of two axes that may give these places, which begin with 0."""
+    count = len(places)
+    step = int(places[1]) if count > 1 else 0
+    # The first place that the step does not give begins the second group.
+    odd = (places != torch.arange(count) * step).nonzero()
+    size = int(odd[0]) if len(odd) else count
+    if count % size:
+        size = count
+    return (count // size, size), (int(places[size]) if size < count else 0, step)
+
+
+def write_rows(
+    layer: Any, cache: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Write K (rotated) and V, each `[kv_heads, tokens, head_dim]`, to a layer's cache.
+
+    `slots` are `block * block_tokens + offset`.
+    """
+    keys, values = (
+        _heads_together(part.transpose(0, 1).to(cache.device)) for part in (keys, values)
+    )
     upstream.write_rows(layer, cache, keys, values, slots)
 
 
+def _heads_together(rows: torch.Tensor) -> torch.Tensor:
+    # Kernels for GPUs want the heads of a token side by side, and nothing else.
+    if rows.device.type != "cpu" and rows.stride()[1:] == (rows.shape[-1], 1):
+        return rows
+    return rows.contiguous()
+
+
 def slots_of(block_ids: Sequence[int], block_tokens: int, places: torch.Tensor) -> torch.Tensor:
-    """Slots of a request's tokens at `places`, int64."""
+    """Return the slots of a request's tokens at `places`, int64."""
     places = places.cpu()
-    return torch.tensor(block_ids, dtype=torch.int64)[places // block_tokens] * block_tokens + places % block_tokens
+    return (
+        torch.tensor(block_ids, dtype=torch.int64)[places // block_tokens] * block_tokens
+        + places % block_tokens
+    )
 
 
-def tokens_of(layer: Any, cache: torch.Tensor, block_tokens: int, blocks: int, dtype: torch.dtype) -> torch.Tensor:
-    """Which token of a block each byte of a layer's page belongs to, int16 `[bytes]`. Writes to a block and clears it again.
+def tokens_of(
+    layer: Any, cache: torch.Tensor, block_tokens: int, blocks: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Find out which token of a block each byte of a layer's page belongs to.
 
-    Raises: ConfigError for a byte that belongs to no token, or to several.
+    Writes to a block and clears it again.
+
+    Returns
+    -------
+    Tensor, shape [bytes], int16
+        Number of the token in the block.
+
+    Raises
+    ------
+    ConfigError
+        A byte belongs to no token, or to several.
     """
     page = bytes_of(cache, blocks)[1]
     token = torch.zeros(page.shape, dtype=torch.int16, device=page.device)
     places = torch.arange(block_tokens)
-    if upstream.is_latent(layer):  # a row for each token
+    # A latent cache is known to have a row for each token.
+    if upstream.is_latent(layer):
         token += (
             places.to(page.device, torch.int16)
             .view(len(page), -1, 1)
@@ -130,6 +266,7 @@ def tokens_of(layer: Any, cache: torch.Tensor, block_tokens: int, blocks: int, d
 
     if cache.dim() != 4 or not hasattr(layer, "impl"):
         raise _unreadable([layer])
+
     _, heads, _, width = cache.shape
     slots = slots_of([1], block_tokens, places).to(page.device)
     size = cache.dtype.itemsize
@@ -139,7 +276,13 @@ def tokens_of(layer: Any, cache: torch.Tensor, block_tokens: int, blocks: int, d
         for bit in range((block_tokens - 1).bit_length()):
             touched: list[torch.Tensor] = []
             for digit in (1, 0):
-                ones = (places >> bit & 1).eq(digit).to(page.device, dtype).view(-1, 1, 1).expand(-1, heads, width // 2)
+                ones = (
+                    (places >> bit & 1)
+                    .eq(digit)
+                    .to(page.device, dtype)
+                    .view(-1, 1, 1)
+                    .expand(-1, heads, width // 2)
+                )
                 upstream.write_rows(layer, cache, ones.contiguous(), ones.contiguous(), slots)
                 touched.append(
                     page.unflatten(-1, (-1, size))
@@ -158,20 +301,32 @@ def tokens_of(layer: Any, cache: torch.Tensor, block_tokens: int, blocks: int, d
 
 
 def bytes_of(cache: torch.Tensor, blocks: int) -> torch.Tensor:
-    """A layer's cache by vLLM's blocks, each of one or more kernel blocks: a view `[blocks, kernel blocks, ..., bytes]`."""
+    """View a layer's cache by vLLM's blocks, `[blocks, kernel blocks, ..., bytes]`.
+
+    A block of vLLM's consists of one or more kernel blocks.
+    """
     return cache.view(torch.uint8).unflatten(0, (blocks, -1))
 
 
-def reader_for(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], block_tokens: int) -> Reader:
-    """The reader that gives back, bit for bit and in every layer, what `do_kv_cache_update` wrote: by the order seen in the first one.
+def reader_for(
+    layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], block_tokens: int
+) -> Reader:
+    """Return the reader that gives back, bit for bit, what `do_kv_cache_update` wrote.
 
-    To be called while nothing is cached: it writes to two blocks and clears them again.
-    Raises: ConfigError where none does.
+    The layout is observed in the first layer and proven in each. Call this while nothing is cached,
+    since it writes to two blocks and clears them again.
+
+    Raises
+    ------
+    ConfigError
+        No reader does so.
     """
     name = next(iter(caches))
-    reader = observed(layers[name], caches[name], block_tokens)
+    reader = observed_reader(layers[name], caches[name], block_tokens)
     # The order was observed in one layer, so it is proven in each.
-    if reader is None or not all(_round_trip(reader, layers[name], cache) for name, cache in caches.items()):
+    if reader is None or not all(
+        _round_trip(reader, layers[name], cache) for name, cache in caches.items()
+    ):
         raise _unreadable(layers.values())
     return reader
 
@@ -179,7 +334,8 @@ def reader_for(layers: Mapping[str, Any], caches: Mapping[str, torch.Tensor], bl
 def _unreadable(layers: Iterable[Any]) -> ConfigError:
     kinds = sorted({upstream.attention_of(layer) for layer in layers})
     return ConfigError(
-        f"the KV layout of {', '.join(kinds)} could not be read back: a write-read round trip failed."
+        f"the KV layout of {', '.join(kinds)} could not be read back: a write-read round trip "
+        "failed."
         " Choose another attention backend, or run without DejaKVConnector"
     )
 
@@ -188,39 +344,63 @@ def _round_trip(reader: Reader, layer: Any, cache: torch.Tensor) -> bool:
     blocks, heads, tokens, width = cache.shape
     if blocks < 3:
         return False
+
     # In falling order, so that a reader that ignores block ids fails.
     block_ids = [blocks - 1, 1]
     # The last block is filled in part, as most prompts' last blocks are.
     count = 2 * tokens - 3
-    # Its own, since drawing from torch's global generator might change the server's samples.
+
+    # A generator of its own: drawing from torch's global one might change the server's samples.
     generator = torch.Generator().manual_seed(0)
     shape = (heads, count, width // 2)
-    keys, values = (torch.randn(shape, generator=generator).to(cache.dtype).to(cache.device) for _ in range(2))
+    keys, values = (
+        torch.randn(shape, generator=generator).to(cache.dtype).to(cache.device) for _ in range(2)
+    )
+
     slots = slots_of(block_ids, tokens, torch.arange(count)).to(cache.device)
     write_rows(layer, cache, keys, values, slots)
     index = torch.tensor(block_ids, device=cache.device)
 
     try:
-        read_back = (pages.transpose(0, 1).flatten(1, 2)[:, :count] for pages in reader(cache.index_select(0, index)))
-        return all(torch.equal(read, written) for read, written in zip(read_back, (keys, values), strict=True))
+        read_back = (
+            blocks.transpose(0, 1).flatten(4, 5).flatten(1, 3)[:, :count]
+            for blocks in reader(cache.index_select(0, index))
+        )
+        return all(
+            torch.equal(read, written)
+            for read, written in zip(read_back, (keys, values), strict=True)
+        )
     finally:
         cache[index] = 0
 
 
 class PagedKV:
-    """All layers' caches. Exact state is moved by whole pages, as they are; blends take KV entries out of pages and write them.
+    """All layers' KV caches, read and written by pages or by KV entries.
 
-    A page of a prompt is what all layers hold for as many tokens, whatever block of its group a layer holds it in.
+    A page of a prompt is what all layers hold for as many tokens, whatever block of its group a
+    layer holds it in. Create it before any request runs, since it writes to the caches.
 
-    layers   attention modules by name
-    groups   KV cache group of each layer, by name
-    caches   of each layer, `[kernel blocks, ...]`
-    blocks   vLLM's blocks, each of one or more kernel blocks
-    dtype    of the model: what its attention gives a cache
-    entries  whether KV entries can be read and written
+    Parameters
+    ----------
+    layers : Mapping[str, Attention]
+        Attention modules by name.
+    caches : Mapping[str, Tensor]
+        Cache of each layer, `[kernel blocks, ...]`.
+    block_tokens : int
+        Tokens of a block of vLLM's.
+    blocks : int
+        Number of vLLM's blocks, each of one or more kernel blocks.
+    dtype : torch.dtype
+        Dtype of the model, which its attention gives a cache.
+    groups : Mapping[str, int] or None
+        KV cache group of each layer, by name; None if there is one group.
+    entries : bool
+        Whether KV entries can be read and written, as blends need.
 
-    Made before any request runs, since it writes to the caches. Raises: ConfigError if it cannot be found which byte is which token's, or
-    entries cannot be read back.
+    Raises
+    ------
+    ConfigError
+        It cannot be found out which byte is which token's, or entries cannot be read back.
     """
 
     def __init__(
@@ -238,15 +418,19 @@ class PagedKV:
         self._groups = [(groups or {}).get(name, 0) for name in caches]
         self.caches = caches
         self.block_tokens = block_tokens
-        self._named = list(caches.items())
+        self._named_caches = list(caches.items())
         self._pages = [bytes_of(cache, blocks) for cache in caches.values()]
         self._sizes = [pages[0].numel() for pages in self._pages]
         self.page_bytes = sum(self._sizes)
 
-        first_cache = self._named[0][1]
+        first_cache = self._named_caches[0][1]
         self.dtype, self.device = first_cache.dtype, first_cache.device
-        layer_tokens = (tokens_of(layers[name], cache, block_tokens, blocks, dtype) for name, cache in self._named)
-        self._token = torch.cat(list(layer_tokens)).to(self.device)
+        self.copies = DeviceCopies.of(self.device)
+        layer_tokens = (
+            tokens_of(layers[name], cache, block_tokens, blocks, dtype)
+            for name, cache in self._named_caches
+        )
+        self._byte_tokens = torch.cat(list(layer_tokens)).to(self.device)
 
         if entries:
             self.reader: Reader = reader_for(layers, caches, block_tokens)
@@ -255,87 +439,142 @@ class PagedKV:
 
     @property
     def bytes_per_token(self) -> int:
+        """Bytes of a token's state in all layers."""
         return self.page_bytes // self.block_tokens
 
     # Whole pages
 
     def pages_shape(self, tokens: int) -> tuple[int, int]:
-        """Of the pages that hold so many tokens: `[pages, bytes]`, those of all layers side by side."""
+        """Return the shape `[pages, bytes]` of the pages of so many tokens, in all layers."""
         return -(-tokens // self.block_tokens), self.page_bytes
 
     def lacks(self, tables: Tables, start: int, stop: int) -> bool:
-        """Whether a group holds nothing of some tokens from `start` to `stop - 1`: they lie outside of its window."""
-        return any(0 in ids[start // self.block_tokens : -(-stop // self.block_tokens)] for ids in tables)
+        """Tell whether a group has dropped tokens between `start` and `stop - 1`.
 
-    def copy_pages(self, tables: Tables, tokens: int, first: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Copy the pages of `tokens` tokens from page `first` on, uint8, on the cache's device. Bytes of later tokens, perhaps another
-        request's, are 0."""
+        Such tokens lie outside of the group's window.
+        """
+        return any(
+            0 in ids[start // self.block_tokens : -(-stop // self.block_tokens)] for ids in tables
+        )
+
+    def copy_pages(
+        self, tables: Tables, tokens: int, first: int = 0, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Copy pages out of a request's blocks.
+
+        Parameters
+        ----------
+        tables : Tables
+            Blocks of the request in each KV cache group.
+        tokens : int
+            Number of tokens from the first page on.
+        first : int
+            Index of the first page.
+        out : Tensor, shape [pages, bytes], uint8, or None
+            Memory for the copy, on the cache's device.
+
+        Returns
+        -------
+        Tensor, shape [pages, bytes], uint8
+            Bytes of tokens behind the last one, perhaps another request's, are 0.
+        """
         count, size = self.pages_shape(tokens)
-        pages = torch.empty((count, size), dtype=torch.uint8, device=self.device) if out is None else out
-        indexes = [torch.tensor(ids[first : first + count], dtype=torch.int64, device=self.device) for ids in tables]
-        for cache, group, page in zip(self._pages, self._groups, pages.split(self._sizes, dim=1), strict=True):
+        pages = (
+            torch.empty((count, size), dtype=torch.uint8, device=self.device)
+            if out is None
+            else out
+        )
+        indexes = [
+            self.copies.upload(torch.tensor(ids[first : first + count], dtype=torch.int64))
+            for ids in tables
+        ]
+        for cache, group, page in zip(
+            self._pages, self._groups, pages.split(self._sizes, dim=1), strict=True
+        ):
             torch.index_select(cache, 0, indexes[group], out=page.unflatten(1, cache.shape[1:]))
 
+        # Another request's state must not get into a stored page.
         rest = tokens % self.block_tokens
         if rest:
-            pages[-1].masked_fill_(self._token >= rest, 0)
+            pages[-1].masked_fill_(self._byte_tokens >= rest, 0)
         return pages
 
     def put_pages(self, tables: Tables, pages: torch.Tensor, first: int = 0) -> None:
-        """Writes pages `[pages, bytes]` to the blocks from the first one on, of each group to those inside of its window."""
-        indexes = [torch.tensor(ids[first : first + len(pages)], device=self.device) for ids in tables]
-        parts = pages.to(self.device).split(self._sizes, dim=1)
-        for cache, group, page in zip(self._pages, self._groups, parts, strict=True):
-            index, page = indexes[group], page.unflatten(1, cache.shape[1:])
+        """Write pages `[pages, bytes]` to a request's blocks from index `first` on.
+
+        In each group the blocks inside of its window are written.
+        """
+        indexes: list[torch.Tensor] = []
+        windows: list[torch.Tensor | None] = []
+        for ids in tables:
+            index = torch.tensor(ids[first : first + len(pages)], dtype=torch.int64)
             # 0 stands for a block outside of the group's window.
-            inside = index.ne(0)
-            cache.index_copy_(0, index[inside], page if inside.all() else page[inside])
+            inside = index.nonzero().squeeze(1)
+            indexes.append(self.copies.upload(index[inside]))
+            windows.append(self.copies.upload(inside) if len(inside) < len(pages) else None)
+
+        parts = pages.to(self.device).split(self._sizes, dim=1)
+        for cache, group, part in zip(self._pages, self._groups, parts, strict=True):
+            page, window = part.unflatten(1, cache.shape[1:]), windows[group]
+            cache.index_copy_(
+                0, indexes[group], page if window is None else page.index_select(0, window)
+            )
 
     # KV entries
 
     def shape(self, tokens: int) -> tuple[int, ...]:
-        """Of entries: `[2, layers, kv_heads, tokens, head_dim]`."""
+        """Return the shape of entries: `[2, layers, kv_heads, tokens, head_dim]`."""
         return (2, len(self.caches), self.kv_heads, tokens, self.head_dim)
 
     def entries(self, pages: torch.Tensor, tokens: int) -> torch.Tensor:
-        """The KV entries of the first `tokens` tokens in pages. In any thread."""
+        """Take the KV entries of the first `tokens` tokens out of pages, in any thread."""
         state = torch.empty(self.shape(tokens), dtype=self.dtype, device=pages.device)
-        shape = (len(pages), len(self.caches), self.kv_heads, self.block_tokens, 2 * self.head_dim)
         whole = tokens // self.block_tokens
         full, rest = whole * self.block_tokens, tokens % self.block_tokens
 
-        for into, read in zip(state, self.reader(pages.view(self.dtype).view(shape)), strict=True):
-            blocks = read.movedim(0, 2)  # [layers, kv_heads, blocks, block_tokens, head_dim]
-            into[:, :, :full].unflatten(2, (whole, self.block_tokens)).copy_(blocks[:, :, :whole])
+        for into, part in zip(state, self.split(pages), strict=True):
+            # Axes are now [layers, kv_heads, blocks, t1, t2, d1, d2].
+            blocks = part.movedim(0, 2)
+            sizes = blocks.shape[3:]
+            into[:, :, :full].unflatten(2, (whole, *sizes[:2])).unflatten(-1, sizes[2:]).copy_(
+                blocks[:, :, :whole]
+            )
             if rest:
-                into[:, :, full:] = blocks[:, :, whole, :rest]
+                into[:, :, full:] = blocks[:, :, whole].flatten(4, 5).flatten(2, 3)[:, :, :rest]
         return state
 
+    def split(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Split pages into K and V, each `[pages, layers, kv_heads, t1, t2, d1, d2]`.
+
+        See `Reader`. Pages of all layers are read at once.
+        """
+        shape = (len(pages), len(self.caches), self.kv_heads, self.block_tokens, 2 * self.head_dim)
+        return self.reader(pages.view(self.dtype).view(shape))
+
     def gather(self, block_ids: Sequence[int], tokens: int) -> torch.Tensor:
-        """A copy of the first `tokens` tokens' entries on the cache's device."""
+        """Copy the entries of a request's first `tokens` tokens, on the cache's device."""
         return self.entries(self.copy_pages((tuple(block_ids),), tokens), tokens)
 
     def scatter(self, block_ids: Sequence[int], start: int, state: torch.Tensor) -> None:
-        """Writes entries `[2, layers, kv_heads, n, head_dim]` to the request's tokens `start..start+n-1`."""
-        slots = slots_of(block_ids, self.block_tokens, torch.arange(start, start + state.shape[3])).to(self.device)
+        """Write entries `[2, layers, kv_heads, n, head_dim]` to tokens from `start` on."""
+        places = torch.arange(start, start + state.shape[3])
+        slots = self.copies.upload(slots_of(block_ids, self.block_tokens, places))
         for layer, (name, cache) in enumerate(self.caches.items()):
             write_rows(self.layers[name], cache, state[0, layer], state[1, layer], slots)
 
     def attention(self, layer: int) -> Any:
-        """The attention module of a layer."""
-        return self.layers[self._named[layer][0]]
+        """Return the attention module of a layer."""
+        return self.layers[self._named_caches[layer][0]]
 
-    def keys(self, block_ids: Sequence[int], layer: int, tokens: int) -> torch.Tensor:
-        """A layer's rotated K of the first `tokens` tokens, `[kv_heads, tokens, head_dim]`: a copy."""
-        index = torch.tensor(block_ids[: -(-tokens // self.block_tokens)], device=self.device)
-        keys, _ = self.reader(self._named[layer][1].index_select(0, index))
-        return keys.transpose(0, 1).flatten(1, 2)[:, :tokens]
+    def page_index(self, block_ids: Sequence[int], tokens: int) -> torch.Tensor:
+        """Return the blocks of a request's first `tokens` tokens, on the cache's device."""
+        blocks = block_ids[: -(-tokens // self.block_tokens)]
+        return self.copies.upload(torch.tensor(blocks, dtype=torch.int64))
 
+    def keys(self, index: torch.Tensor, layer: int, tokens: int) -> torch.Tensor:
+        """Copy a layer's rotated K of the first `tokens` tokens, `[kv_heads, tokens, head_dim]`.
 
-def to_host(pages: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """A copy in pinned memory, made behind the engine's back, and the event to wait for before it is read."""
-    host = torch.empty(pages.shape, dtype=pages.dtype, pin_memory=True)
-    host.copy_(pages, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return host, event
+        `index` is that of `page_index`.
+        """
+        keys, _ = self.reader(self._named_caches[layer][1].index_select(0, index))
+        return keys.transpose(0, 1).flatten(4, 5).flatten(1, 3)[:, :tokens]

@@ -1,4 +1,4 @@
-"""Refusals at the server's start, with reasons: everything that was not shown to be exact."""
+"""Refusals at the server's start, with reasons, of everything that was not shown to be exact."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +13,24 @@ from dejakv.errors import ConfigError
 
 @dataclass(frozen=True)
 class UnsupportedFeature:
-    """An unsupported feature. `found(vllm_config, kv_cache_config)`: whether it is configured. `blend`: it is unsupported where blends may be
-    asked for."""
+    """An unsupported feature of a server.
 
-    what: str
+    Attributes
+    ----------
+    feature : str
+        Name of the feature, for the error.
+    why : str
+        Why the feature does not work with DejaKV, for the error.
+    is_configured : Callable[[VllmConfig, KVCacheConfig], bool]
+        Tells whether a server has the feature.
+    blend_only : bool
+        Whether it is unsupported only where blends may be asked for.
+    """
+
+    feature: str
     why: str
-    found: Callable[[Any, Any], bool]
-    blend: bool = False
+    is_configured: Callable[[Any, Any], bool]
+    blend_only: bool = False
 
 
 def _no_pages(_config: Any, kv: Any) -> bool:
@@ -30,7 +41,7 @@ def _no_pages(_config: Any, kv: Any) -> bool:
 
 
 def _any(kv: Any, name: str) -> bool:
-    """Whether a layer has this."""
+    """Tell whether a layer's cache specification has this attribute set."""
     return any(getattr(spec, name, None) for spec in upstream.specs(kv))
 
 
@@ -43,18 +54,21 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
         "mode blend with MLA",
         "keys cannot be moved in its latent rows",
         lambda config, kv: bool(config.model_config.use_mla),
-        blend=True,
+        blend_only=True,
     ),
     UnsupportedFeature(
         "mode blend with quantized KV (fp8 and the like)",
         "moved keys would be rounded a second time",
         lambda config, kv: _quantized_kv(config),
-        blend=True,
+        blend_only=True,
     ),
     UnsupportedFeature(
         "quantized KV with scales of the first request",
         "what is stored would have to be read with other scales",
-        lambda config, kv: _quantized_kv(config) and bool(getattr(config.cache_config, "calculate_kv_scales", False)),
+        lambda config, kv: (
+            _quantized_kv(config)
+            and bool(getattr(config.cache_config, "calculate_kv_scales", False))
+        ),
     ),
     UnsupportedFeature(
         "chunked local attention, recurrent layers, or a cache that is not of pages of tokens",
@@ -65,38 +79,44 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
         "mode blend with sliding windows, or more than one KV cache group",
         "not shown: moved keys would have to be those of the window",
         lambda config, kv: _any(kv, "sliding_window") or len(kv.kv_cache_groups) > 1,
-        blend=True,
+        blend_only=True,
     ),
     UnsupportedFeature(
         "KV cache groups with blocks of several sizes",
         "a page is what all layers hold for as many tokens",
-        lambda config, kv: len({group.kv_cache_spec.block_size for group in kv.kv_cache_groups}) != 1,
+        lambda config, kv: (
+            len({group.kv_cache_spec.block_size for group in kv.kv_cache_groups}) != 1
+        ),
     ),
     UnsupportedFeature(
         "tensor parallelism over nodes or without distributed_executor_backend='mp'",
-        "not shown: the scheduler looks for every rank's part of a chunk in one folder",
+        "not shown: the scheduler looks for every rank's part of a prompt's state in one folder",
         lambda config, kv: (
             rank_count(config) > 1
-            and (config.parallel_config.nnodes > 1 or config.parallel_config.distributed_executor_backend != "mp")
+            and (
+                config.parallel_config.nnodes > 1
+                or config.parallel_config.distributed_executor_backend != "mp"
+            )
         ),
     ),
     UnsupportedFeature(
         f"mode blend with max_num_batched_tokens below {2 * CHECKED_ROWS}",
         "no step would have room for the check of the model",
         lambda config, kv: config.scheduler_config.max_num_batched_tokens < 2 * CHECKED_ROWS,
-        blend=True,
+        blend_only=True,
     ),
     UnsupportedFeature(
         "mode blend with data parallelism of a mixture of experts",
         "the ranks exchange tokens in every forward, and a blend's rows are one rank's alone",
         lambda config, kv: (
-            config.parallel_config.data_parallel_size > 1 and config.parallel_config.is_moe_model is not False
+            config.parallel_config.data_parallel_size > 1
+            and config.parallel_config.is_moe_model is not False
         ),
-        blend=True,
+        blend_only=True,
     ),
     UnsupportedFeature(
         "pipeline parallelism",
-        "not shown: each rank would hold its own layers of a chunk",
+        "not shown: each rank would hold its own layers of a prompt's state",
         lambda config, kv: config.parallel_config.pipeline_parallel_size > 1,
     ),
     UnsupportedFeature(
@@ -119,7 +139,7 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
     ),
     UnsupportedFeature(
         "encoder-decoder models",
-        "cross-attention state is not part of a chunk",
+        "cross-attention state is not part of a prompt's stored state",
         lambda config, kv: bool(config.model_config.is_encoder_decoder),
     ),
     UnsupportedFeature(
@@ -133,38 +153,68 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
 def refuse_beside_others(
     vllm_config: Any, engine: Any | None, settings: ConnectorSettings, connector_class: type
 ) -> None:
-    """Raises ConfigError where MultiConnector has this connector beside others and is not set for it, or has two of ours.
+    """Refuse settings of MultiConnector under which this connector would do harm.
 
-    engine  the engine's own KV transfer settings; None where they are not known (vLLM's scheduler does not tell, its worker does)
-    connector_class    the connector's class
+    Parameters
+    ----------
+    vllm_config : VllmConfig
+        Settings that vLLM gave the connector.
+    engine : KVTransferConfig or None
+        KV transfer settings of the engine. None where they are not known: vLLM's worker tells, its
+        scheduler does not.
+    settings : ConnectorSettings
+        Settings of this connector.
+    connector_class : type
+        Class of this connector.
+
+    Raises
+    ------
+    ConfigError
+        MultiConnector has this class twice, a blend may be asked for below it, or a failed load
+        would fail its request.
     """
     # Below MultiConnector a connector is given settings of its own.
     if engine is None or engine is vllm_config.kv_transfer_config:
         return
     if sum(issubclass(each, connector_class) for each in upstream.connector_classes(engine)) > 1:
         raise ConfigError(
-            "MultiConnector has DejaKVConnector twice, and both would answer a request under one name, which ends vLLM's engine: leave"
-            " one out. A bucket with a folder in front is one connector: set store to the bucket and disk_dir to the folder"
+            "MultiConnector has DejaKVConnector twice, and both would answer a request under one "
+            "name, which ends vLLM's engine: leave"
+            " one out. A bucket with a folder in front is one connector: set store to the bucket "
+            "and disk_dir to the folder"
         )
 
     if settings.may_blend:
         raise ConfigError(
-            "blend below MultiConnector: other connectors would keep approximate state as exact. Run DejaKVConnector alone, or"
+            "blend below MultiConnector: other connectors would keep approximate state as exact. "
+            "Run DejaKVConnector alone, or"
             " leave blend out of mode and modes"
         )
 
     if engine.kv_load_failure_policy != "recompute":
         raise ConfigError(
-            f'a state that cannot be loaded would fail its request: add "kv_load_failure_policy": "recompute" beside'
+            "a state that cannot be loaded would fail its request: add "
+            '"kv_load_failure_policy": "recompute" beside'
             f' "kv_connector": "{engine.kv_connector}" in --kv-transfer-config'
         )
 
 
 def refuse_unsupported(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings) -> None:
-    """Raises: ConfigError with everything configured here that is unsupported."""
-    refusals = [item for item in REFUSALS if settings.may_blend or not item.blend]
-    problems = [f"{item.what} ({item.why})" for item in refusals if item.found(vllm_config, kv_cache_config)]
+    """Refuse to start with an unsupported feature.
+
+    Raises
+    ------
+    ConfigError
+        Names every configured feature that is unsupported, with its reason.
+    """
+    refusals = [item for item in REFUSALS if settings.may_blend or not item.blend_only]
+    problems = [
+        f"{item.feature} ({item.why})"
+        for item in refusals
+        if item.is_configured(vllm_config, kv_cache_config)
+    ]
     if problems:
         raise ConfigError(
-            f"DejaKVConnector does not support: {'; '.join(problems)}. Run without --kv-transfer-config, or without these"
+            f"DejaKVConnector does not support: {'; '.join(problems)}. Run without "
+            "--kv-transfer-config, or without these"
         )

@@ -1,12 +1,16 @@
 # pyright: reportMissingImports=false
-"""Every use of what vLLM does not promise. `USES` is the list: where it is, what breaks without it, and with which versions it was seen
+"""Every use of what vLLM does not promise.
+
+`USES` is the list: where each use is, what breaks without it, and with which versions it was seen
 to work. The check at the start (`usable`) names what is missing.
 
-Promised, and used elsewhere too: the base classes of connectors and of their statistics, `--worker-extension-cls`, `--ec-manager-config`,
-and the fields of the configurations and of the `Request` that a connector's methods are given.
+Promised, and used elsewhere too: the base classes of connectors and of their statistics,
+`--worker-extension-cls`, `--ec-manager-config`, and the fields of the configurations and of the
+`Request` that a connector's methods are given.
 
-A new version: read the files named below in its source, run `tests/engines/vllm/contracts` with it and set `RANGE`; run all of
-`tests/engines/vllm` and add it to `TESTED`.
+For a new version of vLLM: let `python -m research.upstream WHEEL` compare its source, run
+`tests/engines/vllm/contracts` with it and set `RANGE`. Then run all of `tests/engines/vllm` and add
+the version to `TESTED`.
 """
 
 import copy
@@ -27,214 +31,370 @@ if TYPE_CHECKING:
 log = logging.getLogger("dejakv.vllm")
 
 TESTED = ("0.32.0",)
-"""Versions of the package's extras, with which all of `tests/engines/vllm` ran."""
+"""Versions named by the package's extras, with which all of `tests/engines/vllm` ran."""
 RANGE = ((0, 31), (0, 34))
 """Versions for `exact`: from the first on, below the last."""
 
-Part = Literal["exact", "blend", "pictures", "run"]
+Feature = Literal["exact", "blend", "events", "pictures", "run"]
 
 
 @dataclass(frozen=True)
 class UpstreamUse:
-    """One use of a class or function of vLLM's.
+    """One use of a class or function of vLLM.
 
-    where   a module, or `module:name` of a class or function in it
-    names   used names of the module, attributes of the class's instances, or parameters of the function
-    breaks  what does not work without it
-    part    what needs it; all need `exact`
-    seen    oldest and newest version that it was seen to work with
+    Attributes
+    ----------
+    where : str
+        A module, or `module:name` of a class or function in it.
+    names : str
+        Used names of the module, attributes of the class's instances, or parameters of the
+        function.
+    breaks : str
+        What does not work without it.
+    feature : Feature
+        What needs it. Every feature needs the uses of `exact`.
+    seen : str
+        Oldest and newest version that it was seen to work with.
     """
 
     where: str
     names: str
     breaks: str
-    part: Part = "exact"
+    feature: Feature = "exact"
     seen: str = "0.31.0 to 0.33.0"
 
     def missing(self) -> list[str]:
-        """Names that this vLLM lacks."""
+        """Return the names that this vLLM lacks."""
         module, _, name = self.where.partition(":")
         try:
             target: Any = importlib.import_module(module)
             target = getattr(target, name) if name else target
         except (ImportError, AttributeError):
             return [self.where]
-        return [f"{self.where}.{attribute}" for attribute in self.names.split() if not _has(target, attribute)]
+        return [
+            f"{self.where}.{attribute}"
+            for attribute in self.names.split()
+            if not _has(target, attribute)
+        ]
+
+
+def _uses(feature: Feature, seen: str, *uses: tuple[str, str, str]) -> Iterator[UpstreamUse]:
+    """Yield uses of one feature, each given by `where`, `names` and `breaks`."""
+    for use in uses:
+        yield UpstreamUse(*use, feature, seen)
 
 
 _ONE, _BOTH = "0.32.0", "0.31.0 and 0.32.0"
 _REQUEST = (
-    "request_id status priority prompt_token_ids prompt_embeds mm_features num_prompt_tokens num_computed_tokens num_output_tokens"
-    " num_tokens num_preemptions"
-    " sampling_params pooling_params cache_salt lora_request kv_transfer_params skip_reading_prefix_cache resumable"
+    "request_id status priority prompt_token_ids prompt_embeds mm_features num_prompt_tokens "
+    "num_computed_tokens num_output_tokens"
+    " num_tokens all_token_ids num_preemptions"
+    " sampling_params pooling_params cache_salt lora_request kv_transfer_params "
+    "skip_reading_prefix_cache resumable"
 )
 _STEP = "num_scheduled_tokens total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs"
 _POOL = "num_gpu_blocks get_num_free_blocks cached_block_hash_to_block"
-_LORA = "lora_dtype target_modules enable_moe_shared_loras enable_mixed_moe_lora_format enable_tower_connector_lora"
+_LORA = (
+    "lora_dtype target_modules enable_moe_shared_loras enable_mixed_moe_lora_format "
+    "enable_tower_connector_lora"
+)
 _SELECTED = "head_size dtype kv_cache_dtype use_mla num_heads"
 _METADATA = (
-    "query_start_loc query_start_loc_cpu seq_lens seq_lens_cpu_upper_bound num_reqs num_actual_tokens max_query_len max_seq_len"
+    "query_start_loc query_start_loc_cpu seq_lens seq_lens_cpu_upper_bound num_reqs "
+    "num_actual_tokens max_query_len max_seq_len"
     " block_table_tensor slot_mapping causal is_prefilling positions"
 )
 _CONTEXT = "attn_metadata vllm_config num_tokens slot_mapping skip_compiled"
 _FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory"
 _ROTARY = "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding"
+_EVENTS = "vllm.distributed.kv_events"
 USES = (
     UpstreamUse("vllm.v1.request:Request", _REQUEST, "no request can be looked up"),
-    UpstreamUse("vllm.v1.request:RequestStatus", "FINISHED_ABORTED", "aborted requests would be stored"),
-    UpstreamUse("vllm.v1.core.sched.output:SchedulerOutput", _STEP, "it is not known when a prompt is computed"),
-    UpstreamUse("vllm.v1.core.sched.output:CachedRequestData", "req_ids num_computed_tokens", "nothing is stored"),
-    UpstreamUse("vllm.v1.core.kv_cache_manager:KVCacheManager", "block_pool get_block_ids", "no block can be saved"),
+    UpstreamUse(
+        "vllm.v1.request:RequestStatus", "FINISHED_ABORTED", "aborted requests would be stored"
+    ),
+    UpstreamUse(
+        "vllm.v1.core.sched.output:SchedulerOutput",
+        _STEP,
+        "it is not known when a prompt is computed",
+    ),
+    UpstreamUse(
+        "vllm.v1.core.sched.output:CachedRequestData",
+        "req_ids num_computed_tokens",
+        "nothing is stored",
+    ),
+    UpstreamUse(
+        "vllm.v1.core.kv_cache_manager:KVCacheManager",
+        "block_pool get_block_ids",
+        "no block can be saved",
+    ),
     UpstreamUse("vllm.v1.core.block_pool:BlockPool", _POOL, "a reset is not known to be whole"),
-    UpstreamUse("vllm.v1.kv_cache_interface:KVCacheConfig", "kv_cache_groups", "the KV cache's shape is not known"),
-    UpstreamUse("vllm.config:CompilationConfig", "static_forward_context", "no layer is found for its KV cache"),
-    UpstreamUse("vllm.config", "get_current_vllm_config_or_none", "a policy that fails requests is not noticed"),
-    UpstreamUse("vllm.v1.worker.worker_base:WorkerBase", "get_model", "a change of weights is not noticed", seen=_ONE),
-    UpstreamUse("vllm.config", "set_current_vllm_config", "another backend's state would be exact", seen=_BOTH),
-    UpstreamUse("vllm.config:AttentionConfig", "compute_hash", "another backend's state would be exact", seen=_BOTH),
+    UpstreamUse(
+        "vllm.v1.kv_cache_interface:KVCacheConfig",
+        "kv_cache_groups",
+        "the KV cache's shape is not known",
+    ),
+    UpstreamUse(
+        "vllm.config:CompilationConfig",
+        "static_forward_context",
+        "no layer is found for its KV cache",
+    ),
+    UpstreamUse(
+        "vllm.config",
+        "get_current_vllm_config_or_none",
+        "a policy that fails requests is not noticed",
+    ),
+    UpstreamUse(
+        "vllm.v1.worker.worker_base:WorkerBase",
+        "get_model",
+        "a change of weights is not noticed",
+        seen=_ONE,
+    ),
+    UpstreamUse(
+        "vllm.config",
+        "set_current_vllm_config",
+        "another backend's state would be exact",
+        seen=_BOTH,
+    ),
+    UpstreamUse(
+        "vllm.config:AttentionConfig",
+        "compute_hash",
+        "another backend's state would be exact",
+        seen=_BOTH,
+    ),
     UpstreamUse("vllm.platforms", "current_platform", "no device is known", seen=_BOTH),
-    UpstreamUse("torch.cpu", "_is_amx_tile_supported", "another processor's pages would be exact", seen=_BOTH),
+    UpstreamUse(
+        "torch.cpu",
+        "_is_amx_tile_supported",
+        "another processor's pages would be exact",
+        seen=_BOTH,
+    ),
     UpstreamUse(
         "vllm.envs",
-        "VLLM_BATCH_INVARIANT VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_USE_MODELSCOPE VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
+        "VLLM_BATCH_INVARIANT VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_USE_MODELSCOPE "
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
         "bits, adapters and weights are taken for others",
         seen=_BOTH,
     ),
-    UpstreamUse(_FACTORY, "register_connector", "statistics below MultiConnector end the server", seen=_BOTH),
-    UpstreamUse(_FACTORY, "get_connector_class", "a second DejaKVConnector ends the server", seen=_ONE),
+    UpstreamUse(
+        _FACTORY, "register_connector", "statistics below MultiConnector end the server", seen=_BOTH
+    ),
+    UpstreamUse(
+        _FACTORY, "get_connector_class", "a second DejaKVConnector ends the server", seen=_ONE
+    ),
     UpstreamUse(
         "vllm.v1.attention.backend:AttentionBackend",
         "forward_includes_kv_cache_update",
-        "no state is put into blocks: where it is false, `do_kv_cache_update` of the layer's `impl` does so",
-    ),
-    UpstreamUse("vllm.v1.attention.selector:get_attn_backend", _SELECTED, "another backend's state would be exact"),
-    UpstreamUse("vllm.distributed", "get_tp_group get_tensor_model_parallel_rank", "ranks do not know their heads"),
-    UpstreamUse(
-        "vllm.platforms.interface:Platform", "device_type get_device_name get_punica_wrapper", "no device is known"
-    ),
-    UpstreamUse("vllm.config.lora:LoRAConfig", _LORA, "state of one adapter would be another one's"),
-    UpstreamUse("vllm.sampling_params:RequestOutputKind", "DELTA", "no answer is blended", "blend", _ONE),
-    UpstreamUse(
-        "vllm.v1.request:Request", "block_hashes _block_hasher", "blends would be served as exact", "blend", _ONE
+        "no state is put into blocks: where it is false, `do_kv_cache_update` of the layer's "
+        "`impl` does so",
     ),
     UpstreamUse(
-        "vllm.v1.core.block_pool:BlockPool",
-        "get_cached_block take_events",
-        "blends would not be shared, and would be published",
+        "vllm.v1.attention.selector:get_attn_backend",
+        _SELECTED,
+        "another backend's state would be exact",
+    ),
+    UpstreamUse(
+        "vllm.distributed",
+        "get_tp_group get_tensor_model_parallel_rank",
+        "ranks do not know their heads",
+    ),
+    UpstreamUse(
+        "vllm.platforms.interface:Platform",
+        "device_type get_device_name get_punica_wrapper",
+        "no device is known",
+    ),
+    UpstreamUse(
+        "vllm.config.lora:LoRAConfig", _LORA, "state of one adapter would be another one's"
+    ),
+    *_uses(
         "blend",
+        _ONE,
+        ("vllm.sampling_params:RequestOutputKind", "DELTA", "no answer is blended"),
+        (
+            "vllm.v1.request:Request",
+            "block_hashes _block_hasher",
+            "blends would be served as exact",
+        ),
+        (
+            "vllm.v1.core.block_pool:BlockPool",
+            "get_cached_block take_events",
+            "blends would not be shared, and would be published",
+        ),
+        (
+            "vllm.v1.kv_cache_interface:KVCacheConfig",
+            "hash_block_size",
+            "exact blocks would not be found",
+        ),
+        (
+            "vllm.v1.core.sched.scheduler:Scheduler",
+            "schedule max_num_scheduled_tokens scheduler_config",
+            "blends get no room",
+        ),
+        (
+            "vllm.config:SchedulerConfig",
+            "long_prefill_token_threshold",
+            "long prompts overtake blends",
+        ),
+        ("vllm.forward_context:set_forward_context", _CONTEXT, "no rows are recomputed"),
+        ("vllm.v1.attention.backend:CommonAttentionMetadata", _METADATA, "no rows are recomputed"),
+        (
+            "vllm.v1.worker.utils:AttentionGroup",
+            "layer_names build_metadata",
+            "no rows are recomputed",
+        ),
+        (
+            "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
+            "attn_groups lookback_token_ids",
+            "no rows are recomputed",
+        ),
+        ("vllm.v1.core.sched.interface", "SchedulerInterface", "blends get no room"),
+        ("vllm.tokenizers", "cached_tokenizer_from_config", "ends of sentences are not known"),
+        ("vllm.v1.attention.backend:AttentionImpl", "forward", "recomputed rows are not seen"),
+        (_ROTARY, "cos_sin_cache is_neox_style", "keys cannot be moved"),
+        ("vllm.lora.layers", "BaseLayerWithLoRA", "adapters would change blends of the base model"),
+    ),
+    UpstreamUse(
+        "vllm.v1.core.encoder_cache_manager:EncoderCacheManager",
+        "reset",
+        "resets are not noticed",
+        "pictures",
         _ONE,
     ),
     UpstreamUse(
-        "vllm.v1.kv_cache_interface:KVCacheConfig",
-        "hash_block_size",
-        "exact blocks would not be found",
-        "blend",
+        "vllm.v1.engine.core_client",
+        "InprocClient",
+        "resets fail behind a last answer of one token",
+        seen=_ONE,
+    ),
+    *_uses(
+        "events",
         _ONE,
+        (_EVENTS, "BlockStored BlockRemoved AllBlocksCleared", "routers do not see the store"),
+        (
+            "vllm.v1.core.kv_cache_utils",
+            "generate_block_hash_extra_keys to_event_extra_keys maybe_convert_block_hash",
+            "routers do not see the store",
+        ),
+        (
+            "vllm.v1.kv_cache_interface",
+            "get_kv_cache_spec_kind get_kv_cache_spec_sliding_window",
+            "routers do not see the store",
+        ),
+        ("vllm.v1.request:Request", "block_hashes all_token_ids", "routers do not see the store"),
     ),
-    UpstreamUse(
-        "vllm.v1.core.sched.scheduler:Scheduler",
-        "schedule max_num_scheduled_tokens scheduler_config",
-        "blends get no room",
-        "blend",
-        _ONE,
-    ),
-    UpstreamUse(
-        "vllm.config:SchedulerConfig", "long_prefill_token_threshold", "long prompts overtake blends", "blend", _ONE
-    ),
-    UpstreamUse("vllm.forward_context:set_forward_context", _CONTEXT, "no rows are recomputed", "blend", _ONE),
-    UpstreamUse(
-        "vllm.v1.attention.backend:CommonAttentionMetadata", _METADATA, "no rows are recomputed", "blend", _ONE
-    ),
-    UpstreamUse(
-        "vllm.v1.worker.utils:AttentionGroup", "layer_names build_metadata", "no rows are recomputed", "blend", _ONE
-    ),
-    UpstreamUse(
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
-        "attn_groups lookback_token_ids",
-        "no rows are recomputed",
-        "blend",
-        _ONE,
-    ),
-    UpstreamUse("vllm.v1.core.sched.interface", "SchedulerInterface", "blends get no room", "blend", _ONE),
-    UpstreamUse("vllm.tokenizers", "cached_tokenizer_from_config", "ends of sentences are not known", "blend", _ONE),
-    UpstreamUse("vllm.v1.attention.backend:AttentionImpl", "forward", "recomputed rows are not seen", "blend", _ONE),
-    UpstreamUse(_ROTARY, "cos_sin_cache is_neox_style", "keys cannot be moved", "blend", _ONE),
-    UpstreamUse(
-        "vllm.lora.layers", "BaseLayerWithLoRA", "adapters would change blends of the base model", "blend", _ONE
-    ),
-    UpstreamUse(
-        "vllm.v1.core.encoder_cache_manager:EncoderCacheManager", "reset", "resets are not noticed", "pictures", _ONE
-    ),
-    UpstreamUse(
-        "vllm.v1.engine.core_client", "InprocClient", "resets fail behind a last answer of one token", seen=_ONE
-    ),
-    UpstreamUse("vllm.v1.engine.core_client:InprocClient", "engine_core", "saves are not waited for", "run", _ONE),
-    UpstreamUse("vllm.distributed", "cleanup_dist_env_and_memory", "a second engine does not start", "run", _ONE),
-    UpstreamUse(
-        "vllm.distributed.kv_transfer",
-        "ensure_kv_transfer_shutdown get_kv_transfer_group has_kv_transfer_group",
-        "a second engine does not start, and stored state is not found",
+    *_uses(
         "run",
         _ONE,
+        ("vllm.v1.engine.core_client:InprocClient", "engine_core", "saves are not waited for"),
+        ("vllm.distributed", "cleanup_dist_env_and_memory", "a second engine does not start"),
+        (
+            "vllm.distributed.kv_transfer",
+            "ensure_kv_transfer_shutdown get_kv_transfer_group has_kv_transfer_group",
+            "a second engine does not start, and stored state is not found",
+        ),
+        (
+            "vllm.distributed.ec_transfer",
+            "get_ec_transfer has_ec_transfer",
+            "encoder runs are not counted",
+        ),
+        ("vllm.exceptions", "VLLMClientError", "a wrong prompt ends the run"),
     ),
-    UpstreamUse(
-        "vllm.distributed.ec_transfer", "get_ec_transfer has_ec_transfer", "encoder runs are not counted", "run", _ONE
-    ),
-    UpstreamUse("vllm.exceptions", "VLLMClientError", "a wrong prompt ends the run", "run", _ONE),
 )
 
 
 def _has(kind: Any, name: str) -> bool:
-    """Whether instances of a class have the attribute (of the class, a field, or set by `__init__`), or a function the parameter."""
+    """Tell whether a function has the parameter, or instances of a class have the attribute.
+
+    The attribute may be of the class, a field, or set by `__init__`.
+    """
     if hasattr(kind, name) or name in getattr(kind, "__annotations__", {}):
         return True
     if inspect.isfunction(kind):
         return name in inspect.signature(kind).parameters
+
     # Attributes that an `__init__` sets are no attributes of the class.
-    makers = (getattr(inspect.unwrap(each.__init__), "__code__", None) for each in getattr(kind, "__mro__", ()))
-    return any(code is not None and (name in code.co_names or name in code.co_consts) for code in makers)
+    makers = (
+        getattr(inspect.unwrap(each.__init__), "__code__", None)
+        for each in getattr(kind, "__mro__", ())
+    )
+    return any(
+        code is not None and (name in code.co_names or name in code.co_consts) for code in makers
+    )
 
 
 def vllm_version() -> str:
-    """Version of the installed vLLM without its local part (`0.32.0+cpu` gives `0.32.0`)."""
+    """Return the installed vLLM's version without its local part (`0.32.0+cpu` gives `0.32.0`)."""
     import vllm
 
     return vllm.__version__.split("+")[0]
 
 
 def is_tested() -> bool:
-    """Whether every use was seen to work with the installed version."""
+    """Tell whether every use was seen to work with the installed version."""
     return vllm_version() in TESTED
 
 
-def usable(feature: Part, version: str | None = None) -> str:
-    """Why `blend` is switched off with this vLLM, empty if it is not. `exact` runs with any version of the range; the log names untested
-    ones. Raises: ConfigError for versions outside of it, for other parts with an untested one, and for missing names."""
+def usable(feature: Feature, version: str | None = None) -> str:
+    """Check the installed vLLM for a feature.
+
+    `exact` runs with any version of `RANGE`, and the log names an untested one.
+
+    Parameters
+    ----------
+    feature : Feature
+        The feature that is to run.
+    version : str or None
+        Version to check; None for the installed one.
+
+    Returns
+    -------
+    str
+        Why blends are switched off, empty if they are not.
+
+    Raises
+    ------
+    ConfigError
+        The version is outside of `RANGE`, it is untested and the feature needs a tested one, or a
+        name is missing.
+    """
     version, tested = version or vllm_version(), ", ".join(TESTED)
     new, install = version not in TESTED, f"Install one of: {tested}"
     if not RANGE[0] <= tuple(map(int, version.split(".")[:2])) < RANGE[1]:
         first, last = (".".join(map(str, each)) for each in RANGE)
         raise ConfigError(
-            f"vLLM {version} is not supported: `exact` runs with {first} and later, below {last}. {install}"
+            f"vLLM {version} is not supported: `exact` runs with {first} and later, below {last}. "
+            f"{install}"
         )
 
     if new and feature in ("pictures", "run"):
         raise ConfigError(
-            f"vLLM {version} is not supported: {feature} leans on more of it than `exact` does. {install}"
+            f"vLLM {version} is not supported: {feature} leans on more of it than `exact` does. "
+            f"{install}"
         )
 
     lost = [
         f"{name} ({use.breaks})"
         for use in USES
-        if use.part == "exact" or (use.part == feature and not new)
+        if use.feature == "exact" or (use.feature == feature and not new)
         for name in use.missing()
     ]
     if lost:
-        raise ConfigError(f"vLLM {version} is not supported: it has no {', '.join(lost)}. {install}")
+        raise ConfigError(
+            f"vLLM {version} is not supported: it has no {', '.join(lost)}. {install}"
+        )
 
-    off = f"blend was not tested with vLLM {version} ({tested} was), so that requests run exactly" if new else ""
+    off = (
+        f"blend was not tested with vLLM {version} ({tested} was), so that requests run exactly"
+        if new
+        else ""
+    )
     if new:
-        log.warning("vLLM %s was not tested (%s was): it has what exact reuse needs, so that runs", version, tested)
+        log.warning(
+            "vLLM %s was not tested (%s was): it has what exact reuse needs, so that runs",
+            version,
+            tested,
+        )
+
     if feature != "blend":
         return ""
     if off:
@@ -243,7 +403,13 @@ def usable(feature: Part, version: str | None = None) -> str:
 
 
 def calling_scheduler() -> Any:
-    """The scheduler that is making this connector. Its budget leaves room to blends. Raises: ConfigError without one."""
+    """Return the scheduler that is creating this connector, whose budget leaves room to blends.
+
+    Raises
+    ------
+    ConfigError
+        No scheduler is on the call stack.
+    """
     from vllm.v1.core.sched.interface import SchedulerInterface
 
     scheduler = _caller(SchedulerInterface)
@@ -253,52 +419,67 @@ def calling_scheduler() -> Any:
 
 
 def calling_worker() -> Any | None:
-    """The worker that is making this connector or handing it the KV cache; None without one."""
+    """Return the worker that is creating this connector or handing it the KV cache, if any."""
     from vllm.v1.worker.worker_base import WorkerBase
 
     return _caller(WorkerBase)
 
 
 def is_stepped_by_hand() -> bool:
-    """Whether the scheduler that is being made is of an engine in its caller's process, who makes its steps: an `LLM` with
-    `VLLM_ENABLE_V1_MULTIPROCESSING=0`. It makes none while no request is unanswered."""
+    """Tell whether the calling program makes the steps of the engine that is being created.
+
+    It does for an `LLM` with `VLLM_ENABLE_V1_MULTIPROCESSING=0`, which makes no step while no
+    request is unanswered.
+    """
     from vllm.v1.engine.core_client import InprocClient
 
     return _caller(InprocClient) is not None
 
 
 def seconds_to_stop() -> float:
-    """How long a worker in a process of its own may store when vLLM stops: it gets this many seconds, 4 more, and then SIGKILL
-    (`v1/executor/multiproc_executor.py`)."""
+    """Return how long a worker in a process of its own may store when vLLM stops.
+
+    The worker gets these seconds, one more, and then SIGKILL (`v1/executor/multiproc_executor.py`).
+    """
     from vllm import envs
 
     return float(envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS + 3)
 
 
 def _caller(kind: type) -> Any | None:
-    """The nearest object of this kind among those whose methods are running: vLLM hands a connector neither its scheduler nor its worker."""
+    """Return the nearest object of this kind among those whose methods are running.
+
+    vLLM hands a connector neither its scheduler nor its worker.
+    """
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, kind):
             return caller
         frame = frame.f_back
+
     return None
 
 
 def connector_classes(transfer: Any) -> list[type]:
-    """The classes of all connectors that KV transfer settings name, also below (nested) MultiConnectors (`v1/multi_connector.py`)."""
+    """Return the classes of all connectors that KV transfer settings name.
+
+    Those below (nested) MultiConnectors are among them (`v1/multi_connector.py`).
+    """
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
+    # MultiConnector holds the settings of its connectors as plain dictionaries.
     below = transfer.kv_connector_extra_config.get("connectors") or ()
     classes = [each for child in below for each in connector_classes(KVTransferConfig(**child))]
     return [KVConnectorFactory.get_connector_class(transfer), *classes]
 
 
 def engine_transfer() -> Any | None:
-    """The engine's KV transfer settings while it makes a worker's connector, also below MultiConnector; None elsewhere
-    (`v1/worker/worker_base.py`)."""
+    """Return the engine's KV transfer settings while it creates a worker's connector.
+
+    They are known below MultiConnector too; elsewhere they are None (`v1/worker/worker_base.py`).
+    """
     from vllm.config import get_current_vllm_config_or_none
 
     engine = get_current_vllm_config_or_none()
@@ -306,16 +487,27 @@ def engine_transfer() -> Any | None:
 
 
 def leave_room(scheduler: Any, room: Callable[[], tuple[int, int]]) -> None:
-    """Let each call of `schedule` leave tokens of its budget free and limit the tokens of one prompt (0: as before), by `room`. Both are
-    attributes that `schedule` copies first of all (`v1/core/sched/scheduler.py`). They are restored after the call, whatever was raised.
+    """Let each call of `schedule` leave tokens of its budget free.
 
-    The method of one scheduler is wrapped, and no class given for `--scheduler-cls`. Users would have to name that, one for synchronous and
-    one for asynchronous scheduling, and vLLM promises the base classes as little. Both change the same attributes.
+    The budget and the limit for one prompt are attributes that `schedule` copies first of all
+    (`v1/core/sched/scheduler.py`). Both are restored after the call, whatever was raised.
+
+    The method of one scheduler is wrapped, and no class given for `--scheduler-cls`. Users would
+    have to name that class, one for synchronous and one for asynchronous scheduling, and vLLM
+    promises the base classes as little. Both change the same attributes.
+
+    Parameters
+    ----------
+    scheduler : vllm.v1.core.sched.scheduler.Scheduler
+        vLLM's scheduler.
+    room : Callable[[], tuple[int, int]]
+        Gives the tokens to leave free, and the maximum tokens of one prompt (0: vLLM's own limit).
     """
     schedule, config = scheduler.schedule, scheduler.scheduler_config
 
-    def within(*args: Any, **kwargs: Any) -> Any:
-        budget, prompt_limit = scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
+    def schedule_with_room(*args: Any, **kwargs: Any) -> Any:
+        budget = scheduler.max_num_scheduled_tokens
+        prompt_limit = config.long_prefill_token_threshold
         free, longest = room()
         scheduler.max_num_scheduled_tokens = max(0, budget - free)
         # 0 means no limit, so it must not be the minimum.
@@ -324,33 +516,44 @@ def leave_room(scheduler: Any, room: Callable[[], tuple[int, int]]) -> None:
         try:
             return schedule(*args, **kwargs)
         finally:
-            scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = budget, prompt_limit
+            scheduler.max_num_scheduled_tokens = budget
+            config.long_prefill_token_threshold = prompt_limit
 
-    scheduler.schedule = within
+    scheduler.schedule = schedule_with_room
 
 
 def register(connector: type) -> None:
-    """Make a connector known by its name: MultiConnector looks up the classes of statistics by name (`v1/multi_connector.py`), and an
-    unknown one ends the server."""
+    """Make a connector known by its name.
+
+    MultiConnector looks up the classes of statistics by name (`v1/multi_connector.py`), and an
+    unknown one ends the server.
+    """
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     try:
-        KVConnectorFactory.register_connector(connector.__name__, connector.__module__, connector.__name__)
+        KVConnectorFactory.register_connector(
+            connector.__name__, connector.__module__, connector.__name__
+        )
+
     except ValueError:
         log.debug("%s is registered already", connector.__name__)
 
 
 def shows_label(request: Any) -> bool:
-    """Tell whether vLLM puts a connector's parameters for this request into the answer that the client gets.
+    """Tell whether the client's answer contains the connector's parameters for this request.
 
-    It does not in streams (`DELTA`), for the second and later prompts of one call (`cmpl-...-1`), nor for the beams of its beam search.
-    A program that steps the engine itself has the parameters in each result.
+    vLLM leaves them out in streams (`DELTA`), for the second and later prompts of one call
+    (`cmpl-...-1`), and for the beams of its beam search. A program that steps the engine itself has
+    the parameters in each result.
     """
     params = request.sampling_params
     kind = getattr(params, "output_kind", None)
 
-    # `LLM.beam_search` numbers its steps like any request; nobody else asks for one token without a copy of the parameters
-    beam_step = getattr(params, "skip_clone", False) and params.max_tokens == 1 and bool(params.logprobs)
+    # `LLM.beam_search` numbers its steps like any request. Nobody else asks for one token
+    # without a copy of the parameters.
+    beam_step = (
+        getattr(params, "skip_clone", False) and params.max_tokens == 1 and bool(params.logprobs)
+    )
     return (
         getattr(kind, "name", "DELTA") != "DELTA"
         and not beam_step
@@ -359,7 +562,7 @@ def shows_label(request: Any) -> bool:
 
 
 def sibling_of(request_id: str) -> str:
-    """Return the request whose sample this is (`n` above 1: `0_ID`, `1_ID`, ...); empty for a request of its own.
+    """Return the request whose sample this is (`n` above 1: `0_ID`, `1_ID`, ...), else "".
 
     The samples' answers are given out together, with the parameters of the one that ends last.
     """
@@ -367,142 +570,266 @@ def sibling_of(request_id: str) -> str:
     return parent if underscore and number.isdecimal() else ""
 
 
-_WITHOUT_LABEL = re.compile(r"^(?:\d+_)?cmpl-.*-[1-9]\d*(?:-[0-9a-f]{8})?$|-beam-\d+(?:-[0-9a-f]{8})?$")
+_WITHOUT_LABEL = re.compile(
+    r"^(?:\d+_)?cmpl-.*-[1-9]\d*(?:-[0-9a-f]{8})?$|-beam-\d+(?:-[0-9a-f]{8})?$"
+)
 
 
 def was_aborted(request: Any) -> bool:
-    """Whether a finished request was ended from outside. A pause ends all and resets the prefix cache at once: their blocks may not be held
-    for a copy (`v1/engine/core.py`)."""
+    """Tell whether a finished request was ended from outside.
+
+    A pause ends all requests and resets the prefix cache at once, so their blocks may not be held
+    for a copy (`v1/engine/core.py`).
+    """
     from vllm.v1.request import RequestStatus
 
     return request.status == RequestStatus.FINISHED_ABORTED
 
 
 def prefix_cache_is_empty(kv_cache_manager: Any) -> bool:
-    """Whether vLLM's own reset has taken place: it does nothing while blocks are in use (`v1/core/block_pool.py`), beside the
-    null block."""
+    """Tell whether vLLM's own reset has taken place.
+
+    vLLM resets nothing while blocks are in use (`v1/core/block_pool.py`), beside the null block.
+    """
     pool = kv_cache_manager.block_pool
-    return pool.num_gpu_blocks - pool.get_num_free_blocks() <= 1 and not len(pool.cached_block_hash_to_block)
+    return pool.num_gpu_blocks - pool.get_num_free_blocks() <= 1 and not len(
+        pool.cached_block_hash_to_block
+    )
 
 
 def hash_block_tokens(kv_cache_config: Any) -> int:
-    """Tokens of one entry of `Request.block_hashes`, perhaps fewer than a KV block's. 0.31, which blends nothing, does not tell."""
+    """Return the tokens of one entry of `Request.block_hashes`, at most those of a KV block.
+
+    vLLM 0.31, which blends nothing, does not tell.
+    """
     return getattr(kv_cache_config, "hash_block_size", None) or block_tokens(kv_cache_config)
 
 
 def block_tokens(kv_cache_config: Any) -> int:
-    """Tokens in one KV block."""
+    """Return the tokens of one KV block."""
     return kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
 
 
 def bytes_per_token(kv_cache_config: Any) -> int:
-    """Bytes of a token's KV in all layers, on one rank."""
+    """Return the bytes of a token's KV in all layers, on one rank."""
     total = 0
     for group in kv_cache_config.kv_cache_groups:
         # The page of such a specification is of all its layers together.
         count = 1 if hasattr(group.kv_cache_spec, "kv_cache_specs") else len(group.layer_names)
         total += count * group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size
+
     return total
 
 
 def groups_of(kv_cache_config: Any) -> dict[str, int]:
-    """The KV cache group of each layer: layers of a group share a request's block table, those of others have the same memory."""
+    """Return the KV cache group of each layer.
+
+    Layers of a group share a request's block table. Layers of different groups share memory.
+    """
     groups = enumerate(kv_cache_config.kv_cache_groups)
     return {name: number for number, group in groups for name in group.layer_names}
 
 
 def specs(kv_cache_config: Any) -> list[Any]:
-    """Cache specification of each layer, or of all layers of a group if they are alike."""
+    """Return the cache specification of each layer, or once of layers of a group that are alike."""
     group_specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    return [layer_spec for spec in group_specs for layer_spec in getattr(spec, "kv_cache_specs", {"": spec}).values()]
+    return [
+        layer_spec
+        for spec in group_specs
+        for layer_spec in getattr(spec, "kv_cache_specs", {"": spec}).values()
+    ]
 
 
 def drops_blocks(kv_cache_config: Any) -> bool:
-    """Whether a request loses blocks outside of a window while it runs: then its table has 0 in their place
-    (`v1/core/single_type_kv_cache_manager.py`)."""
+    """Tell whether a request loses blocks outside of a window while it runs.
+
+    Its table then has 0 in their place (`v1/core/single_type_kv_cache_manager.py`).
+    """
     return any(type(spec).__name__ == "SlidingWindowSpec" for spec in specs(kv_cache_config))
 
 
 def page_layout(kv_cache_config: Any) -> list[str]:
-    """The layout of a page's bytes, beside backend, device and dtype of the cache (`v1/kv_cache_interface.py`): order of axes, and of each
-    group its layers and each one's part of a block. Kernel blocks follow from these, scales from the weights."""
-    order = str(getattr(kv_cache_config, "kv_cache_layout", None))  # 0.31 has one order
-    return [order, *(f"{group.layer_names}:{group.kv_cache_spec}" for group in kv_cache_config.kv_cache_groups)]
+    """Describe the layout of a page's bytes, beside the cache's backend, device and dtype.
+
+    The layout is the order of axes, and for each group its layers and each layer's part of a block
+    (`v1/kv_cache_interface.py`). Kernel blocks follow from these, scales from the weights.
+    """
+    # vLLM 0.31 has one order of axes, and no field for it.
+    order = str(getattr(kv_cache_config, "kv_cache_layout", None))
+    return [
+        order,
+        *(
+            f"{group.layer_names}:{group.kv_cache_spec}"
+            for group in kv_cache_config.kv_cache_groups
+        ),
+    ]
 
 
 def attention_layers(vllm_config: Any, names: Any) -> dict[str, Any]:
-    """The attention modules behind the registered KV caches, in the model's order."""
+    """Return the attention modules behind the registered KV caches, in the model's order."""
     context = vllm_config.compilation_config.static_forward_context
     return {name: context[name] for name in names}
 
 
 class RenamedBlocks:
-    """Files one request's blocks from hash block `first` on under `name(hash)`, those of its answer too.
+    """Files one request's blocks from hash block `first` on under `name(hash)`.
 
-    `KVCacheManager.allocate_slots` ends in `cache_blocks`, which files every full block under `Request.block_hashes`, and a request finds
-    blocks under its own: approximate state would be served to exact requests. vLLM's hash of a block chains from the one before it
-    (`Request._block_hasher`), so its own hashes are kept here.
+    `KVCacheManager.allocate_slots` ends in `cache_blocks`, which files every full block under
+    `Request.block_hashes`, those of the answer too, and a request finds blocks under its own
+    hashes. Without other names approximate state would be served to exact requests. vLLM's hash of
+    a block chains from the block before it (`Request._block_hasher`), so the request's own hashes
+    are kept here.
     """
 
     def __init__(self, request: Any, first: int, name: Callable[[bytes], bytes]) -> None:
         self._name = name
-        self._own, self._hasher = list(request.block_hashes), request._block_hasher
+        self._hashes, self._hasher = list(request.block_hashes), request._block_hasher
         request._block_hasher = self
         self.move(request, first)
 
     def __call__(self, request: Any) -> list[bytes]:
-        """Hash the request's new full blocks."""
+        """Hash the request's new full blocks, in place of vLLM's hasher."""
         # vLLM chains from the request's last hash, which must be its own one.
-        names, request.block_hashes = request.block_hashes, self._own
+        names, request.block_hashes = request.block_hashes, self._hashes
         try:
             new = self._hasher(request)
         finally:
             request.block_hashes = names
-        self._own += new
+
+        self._hashes += new
         return [self._name(block_hash) for block_hash in new]
 
     def move(self, request: Any, first: int) -> None:
-        """File blocks from hash block `first` on under `name(hash)`, those before it under their own hashes."""
+        """File blocks from hash block `first` on under `name(hash)`, others under their hashes."""
         self.first = first
-        request.block_hashes[:] = [*self._own[:first], *map(self._name, self._own[first:])]
+        request.block_hashes[:] = [*self._hashes[:first], *map(self._name, self._hashes[first:])]
 
     def restore(self, request: Any) -> None:
         """File all blocks under their own hashes; vLLM hashes the next ones."""
-        request.block_hashes[:] = self._own
+        request.block_hashes[:] = self._hashes
         request._block_hasher = self._hasher
 
 
 def is_cached(kv_cache_manager: Any, block_hash: bytes) -> bool:
-    """Whether vLLM's prefix cache has a block under this hash."""
+    """Tell whether vLLM's prefix cache has a block under this hash."""
     return kv_cache_manager.block_pool.get_cached_block(block_hash, [0]) is not None
 
 
 def hide_events(kv_cache_manager: Any, hidden: Callable[[bytes | int], bool]) -> None:
-    """Remove blocks whose hash is `hidden` from vLLM's published KV events. vLLM gathers events while it schedules and, of answers, after a
-    step (`v1/core/sched/async_scheduler.py`). In an event such blocks come last: those of a prompt after its exact ones."""
+    """Remove blocks whose hash is `hidden` from vLLM's published KV events.
+
+    vLLM gathers events while it schedules and, for answers, after a step
+    (`v1/core/sched/async_scheduler.py`). In an event hidden blocks come last, since a prompt's
+    approximate blocks lie behind its exact ones.
+    """
     pool = kv_cache_manager.block_pool
     take = pool.take_events
 
-    def shown() -> Iterator[Any]:
+    def visible_events() -> Iterator[Any]:
         for event in take():
-            hashes = getattr(event, "block_hashes", [])  # a reset has none
+            # The event of a reset has no hashes.
+            hashes = getattr(event, "block_hashes", [])
             visible_count = len(hashes) - sum(map(hidden, hashes))
-            if 0 < visible_count < len(hashes):  # of stored blocks: they are removed one by one
-                event.block_hashes, event.token_ids = (
-                    hashes[:visible_count],
-                    event.token_ids[: visible_count * event.block_size],
-                )
+            # Only an event of stored blocks has several: blocks are removed one by one.
+            if 0 < visible_count < len(hashes):
+                event.block_hashes = hashes[:visible_count]
+                event.token_ids = event.token_ids[: visible_count * event.block_size]
                 event.extra_keys = event.extra_keys and event.extra_keys[:visible_count]
 
             if visible_count or not hashes:
                 yield event
 
-    pool.take_events = lambda: list(shown())
+    pool.take_events = lambda: list(visible_events())
+
+
+def publishes_events(vllm_config: Any) -> bool:
+    """Tell whether vLLM publishes KV events (`--kv-events-config`)."""
+    config = getattr(vllm_config, "kv_events_config", None)
+    return config is not None and config.enable_kv_cache_events
+
+
+def event_extra_keys(request: Any, blocks: int, tokens: int) -> list[Any] | None:
+    """Return what the hashes of a request's first blocks were made of beside tokens.
+
+    Parameters
+    ----------
+    request : vllm.v1.request.Request
+        The request.
+    blocks : int
+        Number of blocks.
+    tokens : int
+        Tokens of a block.
+    """
+    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event_extra_keys
+
+    keys: list[Any] = []
+    medium = 0
+    for first in range(0, blocks * tokens, tokens):
+        block_keys, medium = generate_block_hash_extra_keys(request, first, first + tokens, medium)
+        keys.append(block_keys)
+    return to_event_extra_keys(keys)
+
+
+def stored_event(
+    kv_cache_config: Any,
+    *,
+    hashes: list[bytes],
+    parent: bytes | None,
+    medium: str,
+    owner: str,
+    **fields: Any,
+) -> Any:
+    """Make vLLM's event of stored blocks, as its own block pool does."""
+    from vllm.distributed.kv_events import BlockStored
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+    from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
+
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    shown: list[Any] = [maybe_convert_block_hash(each) for each in hashes]
+    return BlockStored(
+        block_hashes=shown,
+        parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
+        block_size=spec.block_size,
+        medium=medium,
+        group_idx=0,
+        kv_cache_spec_kind=get_kv_cache_spec_kind(spec).value,
+        kv_cache_spec_sliding_window=get_kv_cache_spec_sliding_window(spec),
+        ownership=owner,
+        **fields,
+    )
+
+
+def removed_event(hashes: list[bytes], *, medium: str, owner: str) -> Any:
+    """Make vLLM's event of removed blocks."""
+    from vllm.distributed.kv_events import BlockRemoved
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    shown: list[Any] = [maybe_convert_block_hash(each) for each in hashes]
+    return BlockRemoved(block_hashes=shown, medium=medium, group_idx=0, ownership=owner)
+
+
+def watch_clears(kv_cache_manager: Any, cleared: Callable[[], None]) -> None:
+    """Call `cleared` whenever vLLM publishes that all blocks are gone."""
+    from vllm.distributed.kv_events import AllBlocksCleared
+
+    pool = kv_cache_manager.block_pool
+    take = pool.take_events
+
+    def watched_events() -> list[Any]:
+        events = take()
+        if any(isinstance(event, AllBlocksCleared) for event in events):
+            cleared()
+        return events
+
+    pool.take_events = watched_events
 
 
 def device_name() -> str:
-    """The kind of computing device: `cuda:NVIDIA H200`, or `cpu:cpu:AVX512:False` with the instructions (the last is AMX) by which kernels
-    and the order of a page's bytes differ (`platforms`, `v1/attention/backends/cpu_attn.py`)."""
+    """Return the kind of computing device: `cuda:NVIDIA H200`, or `cpu:cpu:AVX512:False`.
+
+    A CPU's has its instructions (the last is AMX), by which kernels and the order of a page's bytes
+    differ (`platforms`, `v1/attention/backends/cpu_attn.py`).
+    """
     import torch
     from vllm.platforms import current_platform
 
@@ -513,13 +840,16 @@ def device_name() -> str:
 
 
 def attention_backend(vllm_config: Any) -> str:
-    """vLLM's attention backend for this model, and its configuration. The layers themselves are in the worker, perhaps another process
-    (`v1/attention/selector.py`)."""
+    """Return vLLM's attention backend for this model, and its configuration.
+
+    The layers themselves are in the worker, perhaps another process (`v1/attention/selector.py`).
+    """
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.selector import get_attn_backend
 
     model = vllm_config.model_config
     with set_current_vllm_config(vllm_config):
+        # Raised for a model without attention, which may run beside an encoder connector.
         try:
             backend = get_attn_backend(
                 model.get_head_size(),
@@ -528,20 +858,26 @@ def attention_backend(vllm_config: Any) -> str:
                 use_mla=model.use_mla,
                 num_heads=model.get_num_attention_heads(vllm_config.parallel_config),
             )
-        except (ValueError, NotImplementedError) as error:  # a model without attention, beside an encoder connector
+        except (ValueError, NotImplementedError) as error:
             log.debug("no attention backend: %s", error)
             return ""
-    return f"{backend.__module__}.{backend.__qualname__}:{vllm_config.attention_config.compute_hash()}"
+    return (
+        f"{backend.__module__}.{backend.__qualname__}:{vllm_config.attention_config.compute_hash()}"
+    )
 
 
 def arithmetic(vllm_config: Any) -> str:
-    """The dtype of the model's state: `fp32`, `bf16` or `fp16`; empty for another one (`config/model.py`)."""
+    """Return the dtype of the model's state: `fp32`, `bf16` or `fp16`; empty for another one."""
     names = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
     return names.get(str(vllm_config.model_config.dtype), "")
 
 
 def is_batch_invariant() -> bool:
-    """Whether a token's state has the same bits in any batch (`model_executor/determinism`): a mode of CUDA's kernels alone."""
+    """Tell whether a token's state has the same bits in any batch.
+
+    It has with `VLLM_BATCH_INVARIANT=1` on CUDA. vLLM has this mode for other devices, too
+    (`model_executor/determinism`), but there the result is False.
+    """
     from vllm import envs
     from vllm.platforms import current_platform
 
@@ -549,61 +885,82 @@ def is_batch_invariant() -> bool:
 
 
 def ranks_group() -> Any:
-    """The process group of the tensor-parallel ranks, of tensors in host memory (`distributed/parallel_state.py`)."""
+    """Return the process group of the tensor-parallel ranks, for tensors in host memory."""
     from vllm.distributed import get_tp_group
 
     return get_tp_group().cpu_group
 
 
 def rank() -> int:
-    """This worker's tensor-parallel rank; its process groups exist before its connector does (`v1/worker/gpu_worker.py`)."""
+    """Return this worker's tensor-parallel rank.
+
+    The process groups exist before the connector does (`v1/worker/gpu_worker.py`).
+    """
     from vllm.distributed import get_tensor_model_parallel_rank
 
     return get_tensor_model_parallel_rank()
 
 
 def adapters_applied(vllm_config: Any) -> dict[str, object]:
-    """Settings that decide, beside its files, the effect of a LoRA adapter (`config/lora.py`)."""
+    """Return the settings that decide, beside its files, the effect of a LoRA adapter."""
     lora = vllm_config.lora_config
-    names = ("lora_dtype", "target_modules", "enable_moe_shared_loras", "enable_mixed_moe_lora_format")
-    applied: dict[str, object] = {} if lora is None else {name: str(getattr(lora, name)) for name in names}
+    names = (
+        "lora_dtype",
+        "target_modules",
+        "enable_moe_shared_loras",
+        "enable_mixed_moe_lora_format",
+    )
+    applied: dict[str, object] = (
+        {} if lora is None else {name: str(getattr(lora, name)) for name in names}
+    )
     return applied | {"tower": bool(lora and lora.enable_tower_connector_lora)}
 
 
 def adapters_change_at_runtime() -> bool:
-    """Whether a server's clients may load other weights behind an adapter's name and id (`entrypoints/serve/lora`)."""
+    """Tell whether clients may load other weights behind an adapter's name and id."""
     from vllm import envs
 
     return bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING)
 
 
 def is_from_modelscope() -> bool:
-    """Whether vLLM takes models by name from ModelScope (`envs`)."""
+    """Tell whether vLLM takes models by name from ModelScope."""
     from vllm import envs
 
     return bool(envs.VLLM_USE_MODELSCOPE)
 
 
 def adapters_leak(vllm_config: Any) -> bool:
-    """Whether a base-model request computes with an adapter when a step has both. `lora/ops/torch_ops` takes index -1, no adapter, for the
-    last adapter (vllm-project/vllm#48421); the Triton kernels skip such rows. Unread kernels count as the former."""
+    """Tell whether a base-model request computes with an adapter when a step has both.
+
+    `lora/ops/torch_ops` takes index -1, no adapter, for the last adapter (vllm-project/vllm#48421).
+    The Triton kernels skip such rows. Kernels that were not read count as the former.
+    """
     from vllm.platforms import current_platform
 
-    return vllm_config.lora_config is not None and not current_platform.get_punica_wrapper().endswith(
-        "PunicaWrapperGPU"
+    return (
+        vllm_config.lora_config is not None
+        and not current_platform.get_punica_wrapper().endswith("PunicaWrapperGPU")
     )
 
 
 def without_adapters(model: Any) -> Any:
-    """The model with the layers below its LoRA wrappers (`lora/layers`); itself if it has none. A wrapper adds the adapters of vLLM's next
-    step, whose rows are not the blend's. Weights and everything unwrapped are shared with the model."""
+    """Return the model with the layers below its LoRA wrappers; itself if it has none.
+
+    A wrapper (`lora/layers`) adds the adapters of vLLM's next step, whose rows are not the blend's.
+    Weights and everything unwrapped are shared with the model.
+    """
     from vllm.lora.layers import BaseLayerWithLoRA
 
     if isinstance(model, BaseLayerWithLoRA):
         return model.base_layer
-    parts = {name: without_adapters(part) for name, part in model._modules.items() if part is not None}
+
+    parts = {
+        name: without_adapters(part) for name, part in model._modules.items() if part is not None
+    }
     if all(part is model._modules[name] for name, part in parts.items()):
         return model
+
     # Shallow: the served model keeps its wrappers, and no weight is copied.
     bare = copy.copy(model)
     bare._modules = model._modules | parts
@@ -611,48 +968,68 @@ def without_adapters(model: Any) -> Any:
 
 
 @contextmanager
-def watched(layer: Any, update: Callable[..., None], attend: Callable[..., Any]) -> Generator[None]:
-    """Let a layer's attention call these in place of its own methods, which are their first argument (`v1/attention/backend.py`). The
-    layer's own are restored afterwards, whatever happens.
+def hook_attention(
+    layer: Any, update: Callable[..., None], attend: Callable[..., Any]
+) -> Generator[None]:
+    """Let a layer's attention call these functions in place of its own methods.
 
-    update  writes K and V: `(update, layer, key, value, cache, slots)`
-    attend  `(forward, layer, query, ...)`
+    The layer's methods are restored afterwards, whatever happens (`v1/attention/backend.py`).
+
+    Parameters
+    ----------
+    layer : Attention
+        The attention layer.
+    update : Callable
+        Writes K and V; called as `(method, layer, key, value, cache, slots)`.
+    attend : Callable
+        Computes attention; called as `(method, layer, query, ...)`.
     """
     impl = layer.impl
     own_update, own_forward = impl.do_kv_cache_update, impl.forward
+
     impl.do_kv_cache_update = lambda *given: update(own_update, *given)
     impl.forward = lambda *given, **options: attend(own_forward, *given, **options)
     try:
         yield
     finally:
-        del impl.do_kv_cache_update, impl.forward  # the class's own are seen again
+        # The instance's attributes hid the class's methods, which are seen again.
+        del impl.do_kv_cache_update, impl.forward
 
 
 def attention_of(layer: Any) -> str:
-    """Name of a layer's attention implementation."""
+    """Return the name of a layer's attention implementation."""
     return type(getattr(layer, "impl", layer)).__name__
 
 
 def is_latent(layer: Any) -> bool:
-    """Whether a layer caches a latent row for each token (MLA), in place of K and V (`model_executor/layers/attention/mla_attention.py`)."""
+    """Tell whether a layer caches a latent row for each token (MLA), in place of K and V."""
     return hasattr(getattr(layer, "impl", None), "kv_lora_rank")
 
 
 def decodes_alone_behind(vllm_config: Any) -> bool:
-    """Whether nothing but a single token can be computed behind cached ones: MLA on a CPU without AMX, for which vLLM turns chunks and
-    prefix caching off (`platforms/cpu.py`)."""
+    """Tell whether nothing but a single token can be computed behind cached ones.
+
+    So it is for MLA on a CPU without AMX, for which vLLM turns chunked prefill and prefix caching
+    off (`platforms/cpu.py`).
+    """
     from vllm.platforms import current_platform
 
     scheduler = vllm_config.scheduler_config
-    return vllm_config.model_config.use_mla and current_platform.is_cpu() and not scheduler.enable_chunked_prefill
+    return (
+        vllm_config.model_config.use_mla
+        and current_platform.is_cpu()
+        and not scheduler.enable_chunked_prefill
+    )
 
 
 def no_forward(runner: Any, model: Any, layers: Mapping[str, Any]) -> str:
-    """Why rows cannot be recomputed with this model; empty if they can."""
+    """Return why rows cannot be recomputed with this model; empty if they can."""
     for layer in layers.values():
+        # Corrected rows must be written between the update and the attention of a layer.
         if layer.attn_backend.forward_includes_kv_cache_update:
             return (
-                f"{attention_of(layer)} writes K and V while it attends. Choose another attention backend, or leave blend out"
+                f"{attention_of(layer)} writes K and V while it attends. Choose another attention "
+                "backend, or leave blend out"
                 " of mode and modes"
             )
 
@@ -662,24 +1039,30 @@ def no_forward(runner: Any, model: Any, layers: Mapping[str, Any]) -> str:
 
 
 def forward_rows(runner: Any, model: Any, layers: Mapping[str, Any], batch: Any) -> None:
-    """Runs the model over the rows of a `blend.rows.Batch`, not compiled, with metadata made as the model runner makes it
-    (`v1/worker/gpu_model_runner.py`)."""
+    """Run the model over the rows of a `blend.rows.RowBatch`, not compiled.
+
+    The metadata is made as the model runner makes it (`v1/worker/gpu_model_runner.py`).
+    """
     import torch
     from vllm.forward_context import set_forward_context
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
+    # It needs torch, without which this module can be imported.
+    from dejakv.engines.vllm.device import DeviceCopies
+
     device, config = runner.device, runner.vllm_config.model_config
-    positions, slots = batch.positions.to(device), batch.slots.to(device)
+    upload = DeviceCopies.of(device).upload
+    positions, slots = upload(batch.positions), upload(batch.slots)
     common = CommonAttentionMetadata(
-        query_start_loc=batch.starts.to(device),
+        query_start_loc=upload(batch.starts),
         query_start_loc_cpu=batch.starts,
-        seq_lens=batch.lengths.to(device),
+        seq_lens=upload(batch.lengths),
         seq_lens_cpu_upper_bound=batch.lengths,
         num_reqs=len(batch.lengths),
         num_actual_tokens=len(batch.ids),
         max_query_len=int(batch.starts.diff().max()),
         max_seq_len=int(batch.lengths.max()),
-        block_table_tensor=batch.blocks.to(device),
+        block_table_tensor=upload(batch.blocks),
         slot_mapping=slots,
         causal=True,
         is_prefilling=torch.ones(len(batch.lengths), dtype=torch.bool),
@@ -690,11 +1073,14 @@ def forward_rows(runner: Any, model: Any, layers: Mapping[str, Any], batch: Any)
     # Blends are refused with more than one KV cache group.
     for group in runner.attn_groups[0]:
         metadata.update(dict.fromkeys(group.layer_names, group.build_metadata(common)))
-    ids: torch.Tensor | None = batch.ids.to(device)
+
+    ids: torch.Tensor | None = upload(batch.ids)
     embeddings: torch.Tensor | None = None
-    if config.supports_multimodal_inputs:  # such a model takes embeddings for text as well
+    # Such a model takes embeddings for text as well.
+    if config.supports_multimodal_inputs:
         ids, embeddings = None, model.embed_input_ids(ids)
-    if config.uses_mrope:  # text alone has the same position in all dimensions
+    # Text alone has the same position in all dimensions.
+    if config.uses_mrope:
         positions = positions.expand(config.mrope_num_dims, -1)
 
     context = set_forward_context(
@@ -705,46 +1091,71 @@ def forward_rows(runner: Any, model: Any, layers: Mapping[str, Any], batch: Any)
         skip_compiled=True,
     )
     with context:
-        model(input_ids=ids, positions=positions, intermediate_tensors=None, inputs_embeds=embeddings)
+        model(
+            input_ids=ids, positions=positions, intermediate_tensors=None, inputs_embeds=embeddings
+        )
 
 
-def write_rows(layer: Any, cache: "torch.Tensor", keys: "torch.Tensor", values: "torch.Tensor", slots: Any) -> None:
+def write_rows(
+    layer: Any, cache: "torch.Tensor", keys: "torch.Tensor", values: "torch.Tensor", slots: Any
+) -> None:
     """Write K (rotated) and V, `[tokens, kv_heads, head_dim]`, to slots of a layer's cache."""
     layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
 
 
 def scale_and_cap(layer: Any) -> tuple[float, float]:
-    """The factor of a layer's scores, and their soft cap (0.0: none)."""
+    """Return the factor of a layer's scores, and their soft cap (0.0 without one)."""
     return layer.impl.scale, getattr(layer.impl, "logits_soft_cap", None) or 0.0
 
 
 def tokenizer_of(vllm_config: Any) -> Any:
-    """The server's tokenizer. Raises: ConfigError if it has none."""
+    """Return the server's tokenizer.
+
+    Raises
+    ------
+    ConfigError
+        The server runs without a tokenizer.
+    """
     from vllm.tokenizers import cached_tokenizer_from_config
 
     if vllm_config.model_config.skip_tokenizer_init:
         raise ConfigError(
-            "blend looks for the ends of sentences and needs the tokenizer: run without --skip-tokenizer-init"
+            "blend looks for the ends of sentences and needs the tokenizer: run without "
+            "--skip-tokenizer-init"
         )
     return cached_tokenizer_from_config(vllm_config.model_config)
 
 
 def rotary_tables(model: Any, layers: Iterable[Any]) -> Iterator[tuple[Any, bool] | None]:
-    """Yield each layer's table of cosines and sines `[positions, 2 * half]` for its keys, and whether the partner of a number lies half a
-    head apart (else beside it); None without a table."""
+    """Yield each layer's table of cosines and sines for its keys.
+
+    Yields
+    ------
+    tuple[Tensor, bool] or None
+        The table `[positions, 2 * half]`, and whether the partner of a number lies half a head
+        apart (else beside it). None without a table.
+    """
     # A layer does not know the module around it, which has the rotary embedding.
     holder = {id(child): module for module in model.modules() for child in module.children()}
+
     for layer in layers:
         rotary = getattr(holder.get(id(layer)), "rotary_emb", None)
         has_table = hasattr(rotary, "cos_sin_cache") and hasattr(rotary, "is_neox_style")
-        yield (rotary.cos_sin_cache, rotary.is_neox_style) if rotary is not None and has_table else None
+        yield (
+            (rotary.cos_sin_cache, rotary.is_neox_style)
+            if rotary is not None and has_table
+            else None
+        )
 
 
 def connector_of(llm: Any) -> Any:
-    """The connector on the scheduler's side of an offline `LLM` in this process (`v1/engine/core_client.py`)."""
+    """Return the scheduler's connector of an offline `LLM` in this process."""
     return llm.llm_engine.engine_core.engine_core.scheduler.connector
 
 
 def has_work(llm: Any) -> bool:
-    """Whether an offline `LLM` in this process has requests, or orders of the connector, left (`v1/engine/core_client.py`)."""
+    """Tell whether an offline `LLM` in this process has requests or orders left.
+
+    Orders are those of the connector to its worker.
+    """
     return llm.llm_engine.engine_core.engine_core.scheduler.has_requests()

@@ -1,7 +1,7 @@
-"""The connector's worker side: copies KV out of vLLM's blocks and into them, as the scheduler side orders.
+"""Worker side of the connector: copies KV out of vLLM's blocks and into them.
 
-Disk is touched in threads only. The engine loop pays for copies between host memory and the KV cache and for the check of the weights; for
-a blend it also pays for the rows that are recomputed (`loads`).
+Only threads touch the disk. The engine loop pays for copies between host memory and the KV cache
+and for the check of the weights. For a blend it also pays for the recomputed rows (`loads`).
 """
 
 import logging
@@ -14,10 +14,11 @@ import torch
 
 from dejakv.engines.tensors import to_store
 from dejakv.engines.vllm.blend.blend import BlendRunner, BlendWorker
-from dejakv.engines.vllm.generations import RESET, WeightsWatch
+from dejakv.engines.vllm.device import CudaCopies, DeviceCopies, LentRange
+from dejakv.engines.vllm.generations import CHANGED, RESET, WeightComparison, WeightsWatch
 from dejakv.engines.vllm.loads import LoadRunner
 from dejakv.engines.vllm.messages import LoadResult, SaveOrder, StepPlan, StepReport, TimedStep
-from dejakv.engines.vllm.pages import BufferPool, PagedKV, to_host
+from dejakv.engines.vllm.pages import BufferPool, LentBuffer, PagedKV
 from dejakv.errors import StoreError, is_out_of_memory
 from dejakv.store.base import KV, StoredState
 from dejakv.store.selection import DONORS
@@ -31,29 +32,37 @@ WINDOWS = "windows: vLLM has dropped blocks that are outside of them"
 NO_MEMORY = "out of memory: the copy of the state could not be made"
 """Why a save is dropped."""
 
-Make = Callable[[], AbstractContextManager[StoredState]]
-"""Makes the chunk; its memory may be used for something else when the context ends."""
+StateMaker = Callable[[], AbstractContextManager[StoredState]]
+"""Context that gives the state to store; its memory may be used for something else at its end."""
 
 
 class SaveWorker:
-    """Stores copies of KV one after the other, in a thread. The scheduler side limits their number (`saves`)."""
+    """Stores copies of KV one after the other, in a thread.
 
-    def __init__(self, store: Store) -> None:
+    The scheduler side limits the number of pending copies (`saves`).
+    """
+
+    def __init__(self, store: Store, copies: DeviceCopies) -> None:
         self._store = store
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dejakv-save")
+        self._pool = ThreadPoolExecutor(1, "dejakv-save", copies.enter_thread)
         self._under_way: dict[str, Future[str]] = {}
         self._dropped: list[tuple[str, str]] = []
 
     def drop(self, name: str, why: str) -> None:
-        """Report a save that was not even copied."""
+        """Report a save that was not copied."""
         self._dropped.append((name, why))
 
-    def submit(self, name: str, make_state: Make) -> None:
-        """Store a chunk, or some rows of one, made by `make_state` in the thread."""
-        self._under_way[name] = self._pool.submit(self._put, make_state)
+    def submit(
+        self, name: str, make_state: StateMaker, check: WeightComparison | None = None
+    ) -> None:
+        """Store the state, or some rows of one, that `make_state` gives in the thread.
+
+        It is not stored if the check of the weights that is under way finds a change.
+        """
+        self._under_way[name] = self._pool.submit(self._put, make_state, check)
 
     def take(self) -> list[tuple[str, str]]:
-        """Names of saves that ended since the last call, each with the reason if it is not stored, else ""."""
+        """Return the saves that ended since the last call, each with the reason if not stored."""
         over = [(name, put.result()) for name, put in self._under_way.items() if put.done()]
         for name, _ in over:
             del self._under_way[name]
@@ -61,86 +70,132 @@ class SaveWorker:
         return [*over, *dropped]
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is pending; False after `timeout` seconds."""
+        """Wait until nothing is pending; return False after `timeout` seconds."""
         return not wait(list(self._under_way.values()), timeout).not_done
 
     def close(self, timeout: float) -> None:
-        """Stores what is pending, for at most `timeout` seconds, and says what that is."""
+        """Wait up to `timeout` seconds for pending saves, and log how many were not stored.
+
+        Saves that have not begun by then are cancelled.
+        """
         pending = sum(not put.done() for put in self._under_way.values())
         if pending:
-            log.warning("stopping: %d parts of prompts are still to be stored, for at most %g s", pending, timeout)
+            log.warning(
+                "stopping: %d parts of prompts are still to be stored, for at most %g s",
+                pending,
+                timeout,
+            )
+
         if not self.flush(timeout):
             unstored = sum(not put.done() for put in self._under_way.values())
             log.warning(
-                "stopped: %d of these %d parts of prompts were not stored within %g s", unstored, pending, timeout
+                "stopped: %d of these %d parts of prompts were not stored within %g s",
+                unstored,
+                pending,
+                timeout,
             )
+
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _put(self, make_state: Make) -> str:
-        """Store a chunk; return why it is not stored, or ""."""
+    def _put(self, make_state: StateMaker, check: WeightComparison | None) -> str:
+        """Store the state and return "", or the reason why it is not stored."""
+        # Whatever is wrong with a store, it costs this save and nothing else.
         try:
-            with make_state() as chunk:
-                return "" if self._store.put(chunk) else REFUSED
-        except Exception as error:  # whatever is wrong with a store, it costs this save and nothing else
+            # A GPU may still be copying the state until it is given here.
+            with make_state() as stored_state:
+                if check is not None and check.differs():
+                    return CHANGED
+                return "" if self._store.put(stored_state) else REFUSED
+        except Exception as error:
             why = f"error: {type(error).__name__}: {error}"
             log.warning("the state of a prompt was not stored: %s", why)
             return why
 
 
 KEEP_BYTES = 128 << 20
-"""Host memory that is kept for the next copies."""
+"""Bytes of unused host memory that is kept for the next copies."""
 
 
 @dataclass
 class WorkerSide:
-    """The connector in a worker, one instance. `blender`: None if blend is not possible."""
+    """Worker side of the connector, one instance in each worker.
+
+    Attributes
+    ----------
+    blend_runner : BlendRunner or None
+        None if blends are not possible.
+    load_timeout_s : float
+        Seconds after which a load that is still being read fails.
+    max_pending_bytes : int
+        Maximum bytes of state that blends start from.
+    """
 
     store: Store
     paged: PagedKV
-    blender: BlendRunner | None
-    watch: WeightsWatch
+    blend_runner: BlendRunner | None
+    weights_watch: WeightsWatch
     load_timeout_s: float
     max_pending_bytes: int
     _loaded: list[LoadResult] = field(default_factory=list[LoadResult])
     _timed: TimedStep | None = None
 
     def __post_init__(self) -> None:
-        self.saver, self.buffers = SaveWorker(self.store), BufferPool(KEEP_BYTES)
-        blend_worker = None if self.blender is None else BlendWorker(self.blender)
+        self.paged.copies.reserve()
+        self.saver, self.buffers = SaveWorker(self.store, self.paged.copies), BufferPool(KEEP_BYTES)
+        blend_worker = None if self.blend_runner is None else BlendWorker(self.blend_runner)
+
         self.loads = LoadRunner(
-            self.store, self.load_timeout_s, self.buffers, self.max_pending_bytes, self.paged, blend_worker
+            self.store,
+            self.load_timeout_s,
+            self.buffers,
+            self.max_pending_bytes,
+            self.paged,
+            blend_worker,
+            self.weights_watch,
         )
 
     def start_loads(self, plan: StepPlan) -> None:
-        """Check the weights, then read the chunks of this step's loads, in threads."""
+        """Check the weights, then read the stored states of this step's loads, in threads."""
         using = bool(plan.saves or plan.loads or len(self.loads))
         # State of the generation before must not get into blocks of this one.
-        if self.watch.step(plan.generation, computing=plan.computing, using=using):
+        if self.weights_watch.step(plan.weights_generation, computing=plan.computing, using=using):
             self.loads.give_up(RESET)
+
         self.loads.order(plan.loads)
 
     def copy_saves(self, plan: StepPlan) -> None:
-        """Copies the state of this step's saves; storing it is the saver's business."""
+        """Copy the state of this step's saves; a thread of `SaveWorker` stores the copies."""
         for save in plan.saves:
-            if save.generation == plan.generation:
+            if save.weights_generation == plan.weights_generation:
                 self._copy(save)
-            else:  # ordered in the step in which a change of the weights was noticed
+            else:
+                # Computed by weights of another generation than those that were just checked.
                 self.saver.drop(save.name, RESET)
 
     def finish(self, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
-        """Put arrived states into their blocks. Returns request ids: blocks to release, finished loads, failed ones of them."""
-        loaded = self.loads.finish(plan, self.watch.problem)
+        """Put arrived states into their blocks.
+
+        Returns
+        -------
+        released, finished, failed : set[str]
+            Ids of requests whose blocks are released, whose loads ended, and those of the latter
+            whose load failed.
+        """
+        # What an earlier step began to check is known by now.
+        self.weights_watch.passed(self.weights_watch.begun)
+        loaded = self.loads.finish(plan, self.weights_watch.problem)
         self._loaded += loaded
         self._timed = plan.timed
+
         failed = {load_result.request_id for load_result in loaded if load_result.problem}
         return set(plan.releases), {load_result.request_id for load_result in loaded}, failed
 
     def report(self) -> StepReport | None:
-        """News since the last report; None without any."""
+        """Return the news since the last report, or None without any."""
         saved = self.saver.take()
         loaded, self._loaded = self._loaded, []
-        fetched, rows, problem = self.loads.take()
-        weights, changed = self.watch.take()
+        fetched, rows, problem = self.loads.take_news()
+        weights, changed = self.weights_watch.take_news()
         timed, self._timed = self._timed, None
 
         if not (saved or fetched or loaded or rows or problem or weights or changed or timed):
@@ -148,7 +203,7 @@ class WorkerSide:
         return StepReport(saved, fetched, loaded, rows, problem, weights, changed, timed)
 
     def close(self, timeout: float = 30.0) -> None:
-        """End, after storing for at most `timeout` seconds."""
+        """Close the store, after storing what is pending for at most `timeout` seconds."""
         self.loads.close()
         # Before the store is closed, to which its thread still writes.
         self.saver.close(timeout)
@@ -156,44 +211,58 @@ class WorkerSide:
 
     def _copy(self, save: SaveOrder) -> None:
         meta = save.meta
-        if self.watch.problem:
-            self.saver.drop(save.name, self.watch.problem)
+        if self.weights_watch.problem:
+            self.saver.drop(save.name, self.weights_watch.problem)
             return
+
         if self.paged.lacks(save.block_ids, meta.position + save.first, meta.position + save.stop):
             self.saver.drop(save.name, WINDOWS)
             return
-        # Asked once: later increments are of a chunk that was admitted.
-        if save.begins and not self.store.wants(meta.id, meta.num_tokens, meta.partition):
+        # Asked once, since later increments belong to a state that was admitted.
+        if save.is_first and not self.store.admits(meta.id, meta.num_tokens, meta.partition):
             self.saver.drop(save.name, UNWANTED)
             return
+
         try:
-            make_state = self._made(save)
+            make_state = self._prepare_save(save)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            log.warning("no memory to copy the state of a prompt of %d tokens: %s", meta.num_tokens, error)
+            log.warning(
+                "no memory to copy the state of a prompt of %d tokens: %s", meta.num_tokens, error
+            )
             self.saver.drop(save.name, NO_MEMORY)
             return
 
-        self.saver.submit(save.name, make_state)
+        self.saver.submit(save.name, make_state, self.weights_watch.comparison)
 
-    def _made(self, save: SaveOrder) -> Make:
-        """Copy the blocks now; return the rest of the work for the saver's thread."""
+    def _prepare_save(self, save: SaveOrder) -> StateMaker:
+        """Copy the blocks now, and return the rest of the work for the saver's thread."""
         paged, meta, tokens = self.paged, save.meta, save.stop - save.first
         block, skip = divmod(meta.position + save.first, self.paged.block_tokens)
         part_meta = replace(meta, nbytes=tokens * paged.bytes_per_token)
         rows = [(save.first, save.stop)] if meta.kind == KV else None
         # Pages are copied whole, with the rows before the first one that is wanted.
         tokens += skip
-        # Pinned memory of its own: the copy goes on when this method has returned.
-        if paged.device.type == "cuda":
-            buffer, (pages, event) = None, to_host(paged.copy_pages(save.block_ids, tokens, block))
+
+        buffer: LentBuffer | LentRange
+        event: torch.cuda.Event | None = None
+        # On a GPU the copy goes on when this method has returned.
+        if isinstance(paged.copies, CudaCopies):
+
+            def copy_range(begin: int, end: int, into: torch.Tensor) -> None:
+                count = min(tokens, end * paged.block_tokens) - begin * paged.block_tokens
+                paged.copy_pages(save.block_ids, count, block + begin, into)
+
+            buffer = paged.copies.host_memory(paged.pages_shape(tokens))
+            event = paged.copies.save(buffer.tensor, copy_range)
         else:
-            buffer, event = self.buffers.lend(paged.pages_shape(tokens), torch.uint8), None
-            pages = paged.copy_pages(save.block_ids, tokens, block, buffer.tensor)
+            buffer = self.buffers.lend(paged.pages_shape(tokens), torch.uint8)
+            paged.copy_pages(save.block_ids, tokens, block, buffer.tensor)
 
         @contextmanager
-        def make() -> Generator[StoredState]:
+        def make_state() -> Generator[StoredState]:
+            pages = buffer.tensor
             if event is not None:
                 event.synchronize()
             try:
@@ -202,11 +271,12 @@ class WorkerSide:
                     raise StoreError("a prompt that these rows were computed from was removed")
                 if meta.kind == KV:
                     tensor = replace(to_store(pages[None, None, None]), page=paged.block_tokens)
-                else:  # rows of a blend begin anywhere
+                else:
+                    # Rows of a blend begin anywhere.
                     tensor = to_store(paged.entries(pages, tokens)[:, :, :, skip:].contiguous())
                 yield StoredState(part_meta, tensor, rows)
             finally:
-                if buffer is not None:
+                if isinstance(buffer, LentBuffer):
                     self.buffers.take_back(buffer)
 
-        return make
+        return make_state

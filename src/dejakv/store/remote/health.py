@@ -1,5 +1,7 @@
-"""The health of a service behind a network: how long its reads take, and whether it may be asked. One that fails is left alone for a while,
-so that nobody waits for it again and again."""
+"""The health of a service behind a network: its latency, and whether it may be asked.
+
+A service that fails is left alone for a while, so that no request waits for it again and again.
+"""
 
 import math
 import random
@@ -12,24 +14,38 @@ from dejakv.store.forks import fork_safe_lock
 AT_ONCE = 16
 """Concurrent reads from one service."""
 _SEEN = 15
+"""Latest reads that count."""
 _LARGE = 1 << 18
-"""Bytes of a read from which it measures the bandwidth; a smaller one measures the round trip."""
+"""Bytes of a read from which the bandwidth is measured; a smaller read measures the round trip."""
 _TRIP = 1e-3
-"""Seconds assumed for a request before any was measured: of a service nearby. Above 0, so that each read has a deadline."""
+"""Seconds assumed for a request before any was measured: those of a service nearby.
+
+Above 0, so that each read has a deadline.
+"""
 _FORGET_SECONDS = 20.0
+"""Seconds after which measurements are dropped."""
 FAILURES = 3
-"""In a row, before a service is left alone."""
+"""Failures in a row before a service is left alone."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
-"""Seconds; each further failure doubles them. They are drawn at random between half and all, so that machines do not come back at once."""
+"""Seconds of a pause after failures.
+
+Each further failure doubles a pause, up to the longest. It is drawn at random between half and all
+of these seconds, so that machines do not come back at once.
+"""
 
 
 class LinkTiming:
-    """Round trip and seconds a byte, each the median of the latest reads. Before the first large read a byte costs nothing, and again
-    after 20 s without one, as a round trip costs 1 ms without small ones: a service that was slow is tried again.
+    """Round trip and seconds a byte of a service, each the median of the latest reads.
+
+    Before the first large read, and after 20 s without one, a byte costs nothing. Without small
+    reads, a round trip costs 1 ms. So a service that was slow is tried again.
 
     Thread-safe without a lock: its lists are replaced, never changed.
 
-    clock  seconds that only grow
+    Parameters
+    ----------
+    clock : Callable[[], float]
+        Seconds that only grow.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,12 +60,23 @@ class LinkTiming:
             self._trips = []
         if now > self._bytes_at + _FORGET_SECONDS:
             self._bytes = []
+
         # Reads run `AT_ONCE` at a time, so round trips count once for each such group.
         return math.ceil(count / AT_ONCE) * self._trip + nbytes * median(self._bytes or [0.0])
 
     def read(self, count: int, nbytes: int, seconds: float) -> None:
-        """Observe a read, or one given up after `seconds`."""
+        """Observe a read of `count` objects and `nbytes` bytes that ended, or was given up.
+
+        Parameters
+        ----------
+        count, nbytes : int
+            Objects of the read, and their bytes together.
+        seconds : float
+            Time of the read.
+        """
         rounds = math.ceil(count / AT_ONCE)
+
+        # A large read is more than its round trips: only the rest of its time is the bytes'.
         if nbytes < _LARGE:
             self._trips = [*self._trips, seconds / rounds][-_SEEN:]
             self._trip_at = self._clock()
@@ -63,9 +90,14 @@ class LinkTiming:
 
 
 class CircuitBreaker:
-    """Says whether a service may be asked: not within a pause after failures, and after it by one caller first. Thread-safe.
+    """Whether a service may be asked: not in a pause after failures, and then by one caller first.
 
-    clock  seconds that only grow
+    Thread-safe.
+
+    Parameters
+    ----------
+    clock : Callable[[], float]
+        Seconds that only grow.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,26 +108,33 @@ class CircuitBreaker:
         self._since: float | None = None
 
     def allows(self) -> bool:
-        """Whether to ask the service now. Call `worked` or `failed` after each allowed call."""
+        """Return whether to ask the service now.
+
+        Call `worked` or `failed` after each allowed call.
+        """
         with self._lock:
             if self._failures < FAILURES:
                 return True
             if self._clock() < self._until:
                 return False
-            self._pause()  # until this caller knows more
+
+            # A new pause for all others, until this caller knows more.
+            self._pause()
             return True
 
     @property
     def away_seconds(self) -> float:
-        """For how long the service has failed; 0: it may be asked."""
+        """Seconds since the third failure in a row; 0 if there was none or the service answered."""
         since = self._since
         return 0.0 if since is None else self._clock() - since
 
     def worked(self) -> None:
+        """Note an answer of the service: it may be asked."""
         with self._lock:
             self._failures, self._since = 0, None
 
     def failed(self) -> None:
+        """Note a failure. The third in a row and each later one begin a pause."""
         with self._lock:
             self._failures += 1
             # Only then: a single failure is no outage.

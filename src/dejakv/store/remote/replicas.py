@@ -1,4 +1,4 @@
-"""Follows what other machines put into and take out of shared objects."""
+"""A thread that follows what other machines put into and take out of shared objects."""
 
 import random
 import threading
@@ -10,19 +10,31 @@ from dejakv.store.reconcile import News
 from dejakv.store.remote.feed import USED, ChangeFeed, FeedUnreachable
 
 LIST_SECONDS = 10.0
-"""Mean seconds between two listings; 20 times as long as a listing takes where that is more, since services charge for them. They are drawn
-at random, so that machines do not list at once."""
+"""Mean seconds between two listings, drawn at random, so that machines do not list at once.
+
+Services charge for listings. So the mean is at least `SHARE` times as long as a listing takes.
+"""
 SHARE = 20
+"""How many times longer than a listing the pause after it is on average, at least."""
 FEED_SECONDS = 300.0
-"""Least seconds between listings with a feed, for changes by writers without it."""
+"""Least seconds from a listing to the next while a feed is quiet, for writers without the feed."""
 _AWAY_SECONDS = 0.5
 
 
 class ReplicaFollower:
-    """Calls `catch_up` again and again in a thread of its own, so that nothing waits for a listing, until it is closed.
+    """A thread that calls `catch_up` again and again until it is closed.
 
-    catch_up  with what a feed told; without: by a listing
-    share     with ids of what others used; returns those that were used here since the last call, for the feed
+    It is a thread apart, so that no request waits for a listing.
+
+    Parameters
+    ----------
+    catch_up : Callable[[News | None], object]
+        Called with what a feed told; None: by a listing.
+    share : Callable[[Sequence[str]], Sequence[str]]
+        Called with ids of entries that others used. Returns those used here since the last call,
+        for the feed.
+    feed : ChangeFeed | None
+        The feed; None: listings alone.
     """
 
     def __init__(
@@ -32,14 +44,15 @@ class ReplicaFollower:
         feed: ChangeFeed | None = None,
     ) -> None:
         self._catch_up, self._share, self._feed = catch_up, share, feed
-        self._took = 0.0
-        self._heard = time.monotonic()
-        self._next = self._heard + LIST_SECONDS
+        self._listing_seconds = 0.0
+        self._last_listing = time.monotonic()
+        self._next_listing = self._last_listing + LIST_SECONDS
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dejakv-replicas", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
+        """End the thread, and wait for it."""
         self._closed.set()
         self._thread.join()
 
@@ -47,7 +60,8 @@ class ReplicaFollower:
         while not self._closed.is_set():
             try:
                 self._follow()
-            except Exception:  # nobody waits for it, and the next may succeed
+            # Nobody waits for this comparison, and the next one may succeed.
+            except Exception:
                 logger.exception("a store was not compared with its objects")
                 # A pause: an error that stays must not fill a core and the log.
                 self._closed.wait(_AWAY_SECONDS)
@@ -55,22 +69,29 @@ class ReplicaFollower:
     def _follow(self) -> None:
         news: News | None = None
         if self._feed is None:
-            self._closed.wait(max(0.0, self._next - time.monotonic()))
+            self._closed.wait(max(0.0, self._next_listing - time.monotonic()))
         else:
             try:
-                feed_news = self._feed.hear()
+                feed_news = self._feed.receive()
                 news = feed_news[:2] if feed_news is not None else None
-                self._feed.tell(USED, self._share(feed_news[2] if feed_news is not None else ()))
+                self._feed.publish(USED, self._share(feed_news[2] if feed_news is not None else ()))
                 # Quiet feed: a listing is due only now and then, for writers without the feed.
                 if news is not None and not any(news):
-                    if time.monotonic() < max(self._heard + FEED_SECONDS, self._next):
+                    if time.monotonic() < max(
+                        self._last_listing + FEED_SECONDS, self._next_listing
+                    ):
                         return
                     news = None
-                if feed_news is None:  # all machines miss what their feed has lost
-                    self._closed.wait(random.uniform(0.0, min(LIST_SECONDS, SHARE * self._took)))
+
+                # All machines miss what their feed has lost: they must not list at once.
+                if feed_news is None:
+                    self._closed.wait(
+                        random.uniform(0.0, min(LIST_SECONDS, SHARE * self._listing_seconds))
+                    )
             except FeedUnreachable:
+                # Without its feed, a machine lists as often as one that has none.
                 self._closed.wait(_AWAY_SECONDS)
-                if time.monotonic() < self._next:
+                if time.monotonic() < self._next_listing:
                     return
 
         if self._closed.is_set():
@@ -81,5 +102,7 @@ class ReplicaFollower:
 
         if news is None:
             now = time.monotonic()
-            self._heard, self._took = now, now - began
-            self._next = now + max(LIST_SECONDS, SHARE * self._took) * random.uniform(0.8, 1.2)
+            self._last_listing, self._listing_seconds = now, now - began
+            self._next_listing = now + max(
+                LIST_SECONDS, SHARE * self._listing_seconds
+            ) * random.uniform(0.8, 1.2)

@@ -118,7 +118,7 @@ def test_who_comes_while_a_blend_is_made_leaves_it_a_short_step(engine: Engine, 
     engine.reset_prefix_cache()
     llm, side = engine.llm.llm_engine, engine.connector.scheduler_side
     llm.add_request("share", {"prompt_token_ids": PROMPTS[0]}, greedy(1, mode="blend", no_store=True))
-    while not any(tracked.loaded for tracked in side.requests.values()):
+    while not any(tracked.load_result for tracked in side.requests.values()):
         assert llm.step() == []
     for number in range(2):
         ids = {"prompt_token_ids": tokens(1000, 4000 + number)}
@@ -136,9 +136,9 @@ def test_a_server_that_is_never_idle_checks_the_model(engine: Engine, monkeypatc
     """Where the check takes more rows than the blend itself, as at the quality `loose`, and donors are read for longer than a step."""
     engine.settle()
     engine.reset_prefix_cache()
-    blender = worker_side().blender
+    blender = worker_side().blend_runner
     assert blender is not None
-    blender.model_check = replace(blender.model_check, checked=0, _moves=False)
+    blender.model_check = replace(blender.model_check, checked=0, _moves_verified=False)
     monkeypatch.setattr(blender, "config", replace(blender.config, selector="similarity", share=0.0, tail=16))
     llm, answered, read, there = engine.llm.llm_engine, list[str](), Store.get_parts, threading.Event()
     monkeypatch.setattr(Store, "get_parts", lambda *given: there.wait(60) and read(*given))

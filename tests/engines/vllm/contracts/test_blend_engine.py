@@ -158,9 +158,9 @@ def test_a_draft_beyond_its_limit_is_not_made(
 ) -> None:
     """Nothing is ordered from the worker but the exact prefix, where there is one; the rest is computed."""
     side, before = engine.connector.scheduler_side, engine.metrics().get("vllm:dejakv_blends_refused", 0)
-    monkeypatch.setattr(side, "save_room", replace(side.save_room, tokens=len(prompt)))
+    monkeypatch.setattr(side, "save_limits", replace(side.save_limits, max_pending_tokens=len(prompt)))
     assert ask(engine, prompt).told["method"] == "blend"
-    monkeypatch.setattr(side, "save_room", replace(side.save_room, tokens=len(prompt) - 1))
+    monkeypatch.setattr(side, "save_limits", replace(side.save_limits, max_pending_tokens=len(prompt) - 1))
     output = ask(engine, prompt)
     assert (output.told["method"], output.told["approximate"]) == (method, False)
     assert output.told["reason"].startswith("too long: ")
@@ -263,7 +263,7 @@ def test_a_step_has_a_forward_for_all_blends_and_one_for_each_question(
     """Beside vLLM's own, where tokens are chosen by the question's attention, as at the default quality."""
     monkeypatch.setattr(BlendQueue, "_pays", lambda *_: True)
     choosing = replace(engine.connector.settings.blend_config(), share=0.7)
-    monkeypatch.setattr(worker_side().blender, "config", choosing)
+    monkeypatch.setattr(worker_side().blend_runner, "config", choosing)
     run, asking, computing = RowForward.run, list[int](), list[int]()
 
     def counted(forward: RowForward, *given: Any, **named: Any) -> None:

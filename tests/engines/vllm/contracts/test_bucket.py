@@ -40,20 +40,20 @@ def test_a_load_from_a_bucket_has_a_deadline(toy: Start, bucket: str, monkeypatc
     two = toy({"store": bucket, "memory_bytes": 0})
     truth = answer(PROMPT, 1, two.weight)
     lookups = two.scheduler.connector.scheduler_side.lookups
-    store, lookups.pace = lookups.cache.store, RowPace(_row=RunningMedian(1e-4))
+    store, lookups.pace = lookups.cache.store, RowPace(_row_rate=RunningMedian(1e-4))
     late = two.ask(PROMPT, no_store=True)
     assert (late.told["method"], late.told["reason"], late.tokens) == ("none", LATE, truth)
     while not store.stats().late:  # counted by the thread that read
         time.sleep(0.01)
     assert store.stats().late == 1
     known = len(asked)
-    store._far._link.read(1, 10, 3600.0)
+    store._remote._link.read(1, 10, 3600.0)
     two.forget()
     refused = two.ask(PROMPT, no_store=True)
     assert (refused.told["method"], refused.told["reason"], refused.tokens) == ("none", FAR, truth)
     assert len(asked) == known > 0
-    store._far._link = LinkTiming()
-    lookups.pace = RowPace(_row=RunningMedian(1.0))
+    store._remote._link = LinkTiming()
+    lookups.pace = RowPace(_row_rate=RunningMedian(1.0))
     go.set()
     two.forget()
     hit = two.ask(PROMPT, no_store=True)

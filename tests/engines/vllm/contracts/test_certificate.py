@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bounded import DOCUMENTS, stream
+from tests.documents import DOCUMENTS, stream
 from typer.testing import CliRunner
 from vllm_harness import Engine, Output, running, tokens
 

@@ -12,7 +12,7 @@ PROMPTS = [tokens(length, length) for length in LENGTHS]
 LONGEST = PROMPTS[-1]
 ROW = 2 * 4 * 2 * 64 * 4
 """Bytes of a token in docs-lm's cache."""
-NEW = "no stored chunk begins like this prompt"
+NEW = "no stored prompt begins like this one"
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,12 @@ def test_weights_that_are_loaded_again_end_reuse_until_a_reset(engine: Engine, t
 
 def test_a_restart_finds_all_of_it(engine: Engine, truth: Any, folder: str) -> None:
     engine.close()
-    with running(extra={"store_dir": folder}, enable_chunked_prefill=True, max_num_batched_tokens=64) as other:
+    extra, chat = {"store_dir": folder, "generated_text": "keep"}, tokens(40, 6)
+    with running(extra=extra, enable_chunked_prefill=True, max_num_batched_tokens=64) as other:
         hits = other.ask([*PROMPTS, tokens(300, 5)])
+        # The next turn of a chat finds the whole pages of the answer, too.
+        next_turn = [*chat, *other.ask([chat], max_tokens=70)[0].tokens, *tokens(9, 6)]
+        second, full = (again(other, [next_turn], wish={"mode": mode})[0] for mode in ("exact", "off"))
+    assert (second.cached, full.cached, second.tokens == full.tokens) == (96, 0, True)
     assert [one.told["method"] for one in hits] == ["exact"] * len(PROMPTS) + ["none"]
     assert [one.tokens for one in hits[:-1]] == truth

@@ -8,7 +8,7 @@ import pytest
 from vllm_harness import EXTENSION, Engine, running, tokens, worker_side
 
 from dejakv.engines.vllm.worker import SaveWorker
-from dejakv.store.base import ROWS, ChunkMeta
+from dejakv.store.base import ROWS, StateInfo
 
 A = tokens(400, 401)
 NEW, NEWER = tokens(70, 402), tokens(80, 403)
@@ -19,7 +19,7 @@ SECOND = NEW + NEWER + A[200:390]
 SETTINGS = {"modes": ["off", "exact", "blend"], "blend_max_share": 1.0, "load_timeout_s": 60.0}
 
 
-def rows() -> list[ChunkMeta]:
+def rows() -> list[StateInfo]:
     return [meta for meta in worker_side().store.metas() if meta.kind == ROWS]
 
 

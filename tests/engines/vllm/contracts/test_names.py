@@ -98,16 +98,16 @@ def test_blocks_are_found_by_the_last_hash_of_their_tokens_and_waited_for_until_
     """Of four tokens each. 0: none is shared, so that nobody waits for one."""
     names, maker, other = ApproximateNames(ConnectorSettings(), 2, 4, most), asking("maker"), asking("other")
     assert names.rename(maker, 0)
-    maker.blended = 1
-    names.makes(maker)
+    maker.blend_depth = 1
+    names.note_blend(maker)
     assert names.awaits(other, 0) == names.awaits(other, 4) == (most > 0)
     assert not names.awaits(maker, 0)
-    names.made("maker")
+    names.note_filed("maker")
     assert not names.awaits(other, 0)
     names.is_cached = set(maker.request.block_hashes[1::2]).__contains__
-    assert names.cached(other, 0) == ((12, 1) if most else (0, 0))
-    assert names.cached(other, 4) == ((8, 1) if most else (0, 0))
-    assert names.cached(asking("short", 12), 0)[0] == (8 if most else 0), "vLLM computes the last token"
+    assert names.find_approximate(other, 0) == ((12, 1) if most else (0, 0))
+    assert names.find_approximate(other, 4) == ((8, 1) if most else (0, 0))
+    assert names.find_approximate(asking("short", 12), 0)[0] == (8 if most else 0), "vLLM computes the last token"
 
 
 def test_what_the_prefix_cache_holds_of_a_long_prompt_is_looked_at_where_it_ends() -> None:
@@ -118,9 +118,9 @@ def test_what_the_prefix_cache_holds_of_a_long_prompt_is_looked_at_where_it_ends
     for held in (400, 401, 398, 1000, 0, 7):
         cached = set(blocks[1 : 2 * held : 2])
         names.is_cached = lambda name, cached=cached: bool(looked.append(name)) or name in cached
-        assert names.held(waits) == names.held(waits) == 4 * held
+        assert names.count_cached(waits) == names.count_cached(waits) == 4 * held
         looked.clear()
-        assert names.held(waits) == 4 * held
+        assert names.count_cached(waits) == 4 * held
         assert len(looked) <= 2
 
 
@@ -285,7 +285,7 @@ def test_nobody_waits_longer_than_a_load_may_take(
     waiting(engine, "second", "third")
     late[0] = 100.0
     engine.llm.llm_engine.step()
-    assert not any(tracked.shares for tracked in engine.connector.scheduler_side.requests.values())
+    assert not any(tracked.waits_for_maker for tracked in engine.connector.scheduler_side.requests.values())
     go.set()
     told = finish(engine)
     assert (told["maker"]["reason"], told["maker"]["approximate"]) == ("the load took too long: 60 s", False)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.soak import soak_rounds, soak_seed
+from tests.conftest import soak_rounds, soak_seed
 from toy_engine import BLOCK, ROW, Asked, ToyEngine, answer
 from vllm_harness import segments, spoil, tokens
 
@@ -30,15 +30,19 @@ EVENTS = {
 """How often each is drawn."""
 
 
-def shared(one: Asked, other: Asked) -> int:
-    """Tokens of a prompt whose state it may have from another one: of the same partition and weights, and allowed to be kept."""
+def shared(one: Asked, other: Asked, *, answers: bool) -> int:
+    """Tokens of a prompt whose state it may have from another one: of the same partition and weights, and allowed to be kept.
+
+    `answers` are kept with their prompts.
+    """
     modes = one.wish.get("mode"), other.wish.get("mode")
     if modes[0] == "off" or "?" in modes or other.wish.get("no_store"):
         return 0
     if (one.salt, one.weight) != (other.salt, other.weight):
         return 0
-    pairs = zip(one.prompt, other.prompt, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one.prompt), len(other.prompt)))
+    stored = [*other.prompt, *(other.tokens if answers else [])]
+    pairs = zip(one.prompt, stored, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one.prompt), len(stored)))
 
 
 class Server:
@@ -54,6 +58,8 @@ class Server:
         self.extra |= {"store_dir": str(folder)} if self.disk else {}
         self.extra |= {"max_pending_bytes": 4 * BLOCK * ROW} if rng.random() < 0.5 else {}  # increments of two blocks
         self.extra |= {"max_bytes": 400 * ROW} if rng.random() < 0.3 else {}
+        self.answers = rng.random() < 0.5
+        self.extra |= {"generated_text": "keep"} if self.answers else {}
         self.store = "works"
         for name in ("put", "get_parts"):
             monkeypatch.setattr(Store, name, self._spoiled(getattr(Store, name)))
@@ -93,7 +99,8 @@ class Server:
         if self.rng.random() < 0.5:
             self.settle()
         before = self.rng.choice(list(self.engine.asked.values()))
-        self._ask([*before.prompt, *tokens(self.rng.choice([0, 0, 20]), 7)][:LONGEST], before.salt)
+        answered = before.tokens if self.rng.random() < 0.5 else []
+        self._ask([*before.prompt, *answered, *tokens(self.rng.choice([0, 0, 20]), 7)][:LONGEST], before.salt)
 
     def _ask(self, prompt: list[int], salt: str | None, **wish: Any) -> None:
         self.engine.add(prompt, count=self.rng.choice([1, 2, 20]), salt=salt, **wish)
@@ -159,7 +166,8 @@ class Server:
             assert one.tokens == wanted[: len(one.tokens)], f"request {name}: {one}"
             if one.told:
                 assert one.tokens == wanted
-                assert one.told["tokens_reused"] <= max(shared(one, other) for other in asked.values()), one
+                most = max(shared(one, other, answers=self.answers) for other in asked.values())
+                assert one.told["tokens_reused"] <= most, one
                 assert not one.told["approximate"]
                 self.seen["reused"] += one.told["tokens_reused"] > 0
             if one.over:

@@ -14,8 +14,8 @@ from dejakv.engines.vllm import loads, saves, scheduler, worker
 from dejakv.engines.vllm.blend import blend
 from dejakv.engines.vllm.connector import DejaKVConnector
 from dejakv.engines.vllm.generations import RESET
-from dejakv.engines.vllm.prometheus import KNOWN
-from dejakv.engines.vllm.stats import METRICS, ConnectorCounts, short
+from dejakv.engines.vllm.request import ConnectorCounts, short
+from dejakv.engines.vllm.stats import KNOWN, METRICS
 
 
 @pytest.fixture

@@ -154,7 +154,11 @@ def test_what_was_evicted_is_stored_when_it_comes_again(toy: Start, tmp_path: Pa
 def test_a_conversation_stores_what_is_new_of_each_turn(toy: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the store holds is not given to it again, but for the rest of a block."""
     engine, put, given = toy({}, prefix=False), Store.put, list[tuple[int, int]]()
-    monkeypatch.setattr(Store, "put", lambda store, chunk: given.append((chunk.first, chunk.stop)) or put(store, chunk))
+    monkeypatch.setattr(
+        Store,
+        "put",
+        lambda store, stored_state: given.append((stored_state.first, stored_state.stop)) or put(store, stored_state),
+    )
     prompt = tokens(80, 100)
     for length, turn in ((80, (0, 80)), (130, (80, 130)), (160, (128, 160))):
         prompt = [*prompt, *tokens(length - len(prompt), length)]
@@ -248,7 +252,7 @@ def test_an_increment_that_is_not_stored_leaves_a_prefix(toy: Start, monkeypatch
     engine = toy({"max_pending_bytes": 8 * BLOCK * ROW})
     put = Store.put
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "put", lambda store, chunk: chunk.first < 64 and put(store, chunk))
+        patch.setattr(Store, "put", lambda store, stored_state: stored_state.first < 64 and put(store, stored_state))
         ask(engine, A)
         engine.forget()
     asked = ask(engine, A)
@@ -309,9 +313,9 @@ def test_what_another_process_stores_is_found(toy: Start, tmp_path: Path) -> Non
     engine = toy({"store_dir": str(tmp_path / "ours"), "refresh_s": 0.05})
     theirs, ours = open_store(tmp_path / "theirs"), open_store(tmp_path / "ours")
     for meta in theirs.metas():
-        chunk = theirs.get(meta.id)
-        assert chunk is not None
-        ours.put(chunk)
+        stored_state = theirs.get(meta.id)
+        assert stored_state is not None
+        ours.put(stored_state)
     while method(engine, A, no_store=True) == "none":
         time.sleep(0.05)
     theirs.close()

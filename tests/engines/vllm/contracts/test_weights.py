@@ -164,7 +164,11 @@ def test_a_prompt_between_two_updates_is_never_stored(
     """Its weights are gone when its state is copied. Not for a moment: another process could find it."""
     stored: list[tuple[int, ...]] = []
     put = Store.put
-    monkeypatch.setattr(Store, "put", lambda store, chunk: (stored.append(chunk.meta.token_ids), put(store, chunk))[1])
+    monkeypatch.setattr(
+        Store,
+        "put",
+        lambda store, stored_state: (stored.append(stored_state.meta.token_ids), put(store, stored_state))[1],
+    )
     engine.ask(C)
     engine.settle()
     update(engine)

@@ -1,9 +1,11 @@
-"""Blend inside vLLM's worker: the rows that differ are computed afresh among the state of similar prompts.
+"""Blends inside vLLM's worker: rows that differ are computed among the state of similar prompts.
 
-What can be done beforehand is a `BlendDraft`, made in a thread. In the engine loop the donors' state is put into the request's blocks,
-and the model runs over the rows that need it (`rows`). They are the same rows in all layers, known before it runs. Maps,
-forced tokens, ranking and choice are the transformers engine's (`dejakv.blend`), and are made for the whole prompt as there.
-The last rows are computed by vLLM. `BlendWorker` says which blends are checked, begun and computed in a step, within its room.
+What can be done beforehand is a `BlendDraft`, made in a thread. In the engine loop the donors'
+state is put into the request's blocks, and the model runs over the rows that need it (`rows`).
+These rows are the same in all layers and known before the model runs. Maps, forced tokens, ranking
+and choice are those of the transformers engine (`dejakv.blend`), and are made for the whole prompt
+as there. The last rows are computed by vLLM. `BlendWorker` decides which blends are checked, begun
+and computed in a step, within its room.
 """
 
 import logging
@@ -14,22 +16,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dejakv.blend.blend import find, not_worth
+from dejakv.blend.blend import map_donors, refusal_reason
 from dejakv.blend.recomputed import RecomputePlan
 from dejakv.blend.settings import BlendConfig
-from dejakv.blend.slices import copy_rows, ranges_of
-from dejakv.blend.token_map import DonorTokens, TokenMap, new_text
-from dejakv.decide.copied.fingerprints import GUARANTEED
-from dejakv.engines.tensors import borrowed
+from dejakv.blend.slices import ranges_of
+from dejakv.blend.token_map import DonorTokens, TokenMap, mark_new_text
+from dejakv.decide.copied.fingerprints import SHORTEST_FINDABLE_RUN
+from dejakv.engines.vllm.blend.donor_rows import donor_rows
 from dejakv.engines.vllm.blend.model import LayerRotaryTables, ModelCheck, question_attention
 from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW
-from dejakv.engines.vllm.blend.rows import More, RowForward
-from dejakv.engines.vllm.blend.state import BlendDraft, BlendPart, BlendState, Read
+from dejakv.engines.vllm.blend.rows import ExtraRows, RowForward
+from dejakv.engines.vllm.blend.state import BlendDraft, BlendPart, BlendState, StateReader
 from dejakv.engines.vllm.pages import BufferPool, LentBuffer, PagedKV
 from dejakv.engines.vllm.ranks import ALONE, SingleRank
 from dejakv.errors import InputError, ModelError
 from dejakv.identity import digest_of
-from dejakv.store.base import KV, ChunkMeta, StoredState, consecutive
+from dejakv.store.base import StateInfo, StoredState, consecutive_views
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -39,7 +41,7 @@ FAILED = "the load failed"
 
 @dataclass(frozen=True)
 class _BlendUseless:
-    meta: ChunkMeta
+    meta: StateInfo
     reason: str
 
 
@@ -47,16 +49,30 @@ class _BlendUseless:
 class _PagesFilled:
     state: torch.Tensor
     proof: Sequence[StoredState]
-    lent: LentBuffer | None
+    buffer: LentBuffer | None
 
 
 class BlendRunner:
-    """Blends with one model.
+    """Runs blends with one model.
 
-    max_positions  number of the model's positions
-    step_rows      maximum rows of a step
-    ends           ids of tokens that end a sentence
-    lockstep       the ranks that compute the same rows, each its own heads
+    Parameters
+    ----------
+    forward : RowForward
+        Forwards over rows.
+    rotary : LayerRotaryTables
+        Tables to move keys.
+    paged : PagedKV
+        The KV caches.
+    config : BlendConfig
+        Choice of donors and rows.
+    max_positions : int
+        Number of the model's positions.
+    step_rows : int
+        Maximum rows of a step.
+    ends : NDArray[int64] or None
+        Ids of tokens that end a sentence.
+    lockstep : SingleRank
+        The ranks that compute the same rows, each for its heads.
     """
 
     def __init__(
@@ -86,17 +102,39 @@ class BlendRunner:
         token_ids: Sequence[int],
         first: int,
         stop: int,
-        donors: Sequence[ChunkMeta],
-        read: Read,
+        donors: Sequence[StateInfo],
+        read: StateReader,
         buffers: BufferPool,
         missing_reasons: Sequence[str] = (),
     ) -> BlendDraft:
-        """Draft the blend of a prompt whose tokens before `first` vLLM holds and from `stop` on vLLM computes. Call it in a thread.
+        """Draft the blend of a prompt. Call it in a thread.
 
-        The token map needs the donors' token ids alone. Then each donor is read, its mapped rows are copied into lent memory, and it is
-        released: one is held at a time. A donor that is unreadable or of another model is left out, and the map made of the rest. `missing_reasons`:
-        why planned donors are missing. Raises: InputError for a prompt that has too little in common with the donors left, is cheaper from
-        its exact prefix, or has a question without room in any step.
+        The token map needs the donors' token ids alone. Then each donor is read, its mapped rows
+        are copied into lent memory, and it is released, so that at most one donor is held. A donor
+        that is unreadable or of another model is left out, and the map is made of the rest.
+
+        Parameters
+        ----------
+        token_ids : Sequence[int]
+            The whole prompt.
+        first : int
+            vLLM holds the tokens before this one.
+        stop : int
+            vLLM computes the tokens from this one on.
+        donors : Sequence[StateInfo]
+            Stored prompts, the best first.
+        read : StateReader
+            Reads rows of a stored state.
+        buffers : BufferPool
+            Lends the memory for the donors' rows.
+        missing_reasons : Sequence[str]
+            Why further planned donors are missing.
+
+        Raises
+        ------
+        InputError
+            The prompt has too little in common with the donors left, is cheaper from its exact
+            prefix, or has a question without room in any step.
         """
         ids = np.asarray(token_ids, dtype=np.int64)
         # Each round that fails drops one donor, so this ends after at most len(donors) rounds.
@@ -106,157 +144,195 @@ class BlendRunner:
                 *(meta.token_ids for meta in usable), first=[meta.position for meta in usable]
             )
             exact = [meta.generation == meta.position == 0 for meta in usable]
-            token_map, forced_tokens = find(ids, donor_tokens, self._embed, self.config, self._ends, exact, first)
-            reason = not_worth(self.config, forced_tokens)
+            token_map, forced_tokens = map_donors(
+                ids, donor_tokens, self._embed, self.config, self._ends, exact, first
+            )
+
+            reason = refusal_reason(self.config, forced_tokens)
             if reason:
                 raise InputError("; ".join([reason, *left_out]))
-            filled = self._filled(token_map, donor_tokens, first, stop, usable, read, buffers)
+
+            filled = self._fill_state(token_map, donor_tokens, first, stop, usable, read, buffers)
             if isinstance(filled, _BlendUseless):
                 usable.remove(filled.meta)
                 left_out.append(filled.reason)
                 continue
 
             plan = RecomputePlan.of(
-                self.config, ids, donor_tokens, token_map, forced_tokens, self.paged.device, first=first, stop=stop
+                self.config,
+                ids,
+                donor_tokens,
+                token_map,
+                forced_tokens,
+                first=first,
+                stop=stop,
             )
-            target_ids = torch.from_numpy(ids).to(self.paged.device)
-            donor_ids = tuple(meta.id for meta in usable)
-            # Rows that are stored of this blend leave the store with these donors.
-            used_donors = [
-                usable[number] for number in np.unique(donor_tokens.number[token_map.source[first:]]).tolist()
-            ]
-            ready_event = torch.cuda.Event() if self.paged.device.type == "cuda" else None
-            if ready_event is not None:
-                ready_event.record()
 
+            donor_ids = tuple(meta.id for meta in usable)
+            # Rows of this blend that are stored leave the store with these donors.
+            used_donors = [
+                usable[number]
+                for number in np.unique(donor_tokens.number[token_map.source[first:]]).tolist()
+            ]
             draft = BlendDraft(
-                target_ids,
+                torch.from_numpy(ids),
                 filled.state,
                 plan,
                 forced_tokens.tail,
                 donor_ids,
                 tuple(meta.id for meta in used_donors),
                 1 + max(meta.generation for meta in used_donors),
-                new_text(ids, donor_tokens, token_map, GUARANTEED),
+                mark_new_text(ids, donor_tokens, token_map, SHORTEST_FINDABLE_RUN),
                 digest_of(*donor_ids, token_map.source.tobytes(), forced_tokens.forced.tobytes()),
                 tuple(left_out),
                 filled.proof,
-                filled.lent,
-                ready_event,
+                filled.buffer,
+                self.paged.copies.event(),
             )
-            # A question is computed in one forward: without room in any step it would wait for ever.
-            if draft.asks > self._step_rows:
+
+            # A question is computed in one forward, so it would wait for ever for a larger step.
+            if draft.question_rows > self._step_rows:
                 raise InputError(
-                    f"the question is longer than a step: {draft.asks} tokens of at most {self._step_rows}; raise"
-                    " max_num_batched_tokens, or choose blend_selector=similarity, which asks no question"
+                    f"the question is longer than a step: {draft.question_rows} tokens of at most "
+                    f"{self._step_rows}; raise"
+                    " max_num_batched_tokens, or choose blend_selector=similarity, which asks no "
+                    "question"
                 )
             return draft
         raise InputError("; ".join(left_out) or "no donor of the blend is known any more")
 
-    def _filled(
+    def _fill_state(
         self,
         token_map: TokenMap,
         donor_tokens: DonorTokens,
         first: int,
-        stop: int,
-        metas: Sequence[ChunkMeta],
-        read: Read,
+        check_stop: int,
+        metas: Sequence[StateInfo],
+        read: StateReader,
         buffers: BufferPool,
     ) -> "_PagesFilled | _BlendUseless":
-        """The donors' rows of the tokens from `first` on, in target order; or the first unusable donor."""
-        device, dtype, shape = self.paged.device, self.paged.dtype, self.paged.shape(len(token_map))
-        buffer = buffers.lend(shape, dtype) if device.type == "cpu" else None
-        state = buffer.tensor if buffer is not None else torch.empty(shape, dtype=dtype, device=device)
-        # What other ranks have checked by now is not known in a thread, and all must check the same.
+        """Copy the donors' rows of the tokens from `first` on, in target order.
+
+        Returns the first unusable donor in place of the rows if there is one.
+        """
+        prompt_rows = donor_rows(self.paged, self.rotary, buffers, len(token_map))
+
+        # What other ranks have checked is not known in a thread, and all must check the same.
         proof, checked = (), self.model_check.checked if self.lockstep.ranks == 1 else 0
-        # Tokens that fit in `_own` at least, where the blocks end with `stop`: no check with a donor goes further.
-        checkable = max(0, self._blocks(stop) - self._blocks(first)) * self.paged.block_tokens
+        # At least so many tokens fit in `_exclusive_blocks`, whose end is `stop`, so no
+        # check goes further.
+        checkable = max(0, self._blocks(check_stop) - self._blocks(first)) * self.paged.block_tokens
 
         for number, rows, places in donor_tokens.parts(token_map.source[first:]):
             meta = metas[number]
-            proof_tokens = min(meta.num_tokens, checkable) if meta.generation == meta.position == 0 else 0
+            proof_tokens = (
+                min(meta.num_tokens, checkable) if meta.generation == meta.position == 0 else 0
+            )
+
             # A state longer than any checked one proves the model further into prompts.
             proves = proof_tokens > checked
             parts, copied = read(meta.id, None if proves else ranges_of(places)), 0
             for part in () if isinstance(parts, str) else parts:
                 in_part = (places >= part.first) & (places < part.stop)
                 if not in_part.any():
-                    continue  # the check of the model alone needs it
-                part_rows, start = self._entries(part, int(places[in_part].min()), int(places[in_part].max()) + 1)
-                copy_rows(part_rows.to(device), places[in_part] - start, state, rows[in_part] + first)
+                    # Only the check of the model needs this part.
+                    continue
+
+                prompt_rows.add(part, places[in_part], rows[in_part] + first)
                 copied += int(in_part.sum())
+
             if (
                 isinstance(parts, str)
                 or copied < len(places)
-                or (proves and not consecutive(parts, 0, meta.num_tokens))
+                or (proves and not consecutive_views(parts, 0, meta.num_tokens))
             ):
                 # The map is made again without this donor, and another buffer lent.
-                if buffer is not None:
-                    buffers.take_back(buffer)
-                return _BlendUseless(meta, parts if isinstance(parts, str) else "the donor's state lacks rows")
+                prompt_rows.release()
+                return _BlendUseless(
+                    meta, parts if isinstance(parts, str) else "the donor's state lacks rows"
+                )
             if proves:
                 proof, checked = parts, proof_tokens
-        # Keys are stored rotated for the donors' places: all are turned at once to the new ones.
-        positions = torch.from_numpy(donor_tokens.positions[token_map.source[first:]]).to(device)
-        self.rotary.move(state[0, :, :, first:], positions, torch.arange(first, len(token_map), device=device))
-        return _PagesFilled(state, proof, buffer)
 
-    def _entries(self, part: StoredState, first: int, stop: int) -> tuple[torch.Tensor, int]:
-        """KV entries of a part, of the pages that hold tokens `first` to `stop - 1`, and which token is the first of them."""
-        state, block = borrowed(part.tensor), self.paged.block_tokens
-        if part.meta.kind != KV:
-            return state, part.first
-        # Only whole pages can be read.
-        low, high = (first - part.first) // block, -(-(stop - part.first) // block)
-        start = part.first + low * block
-        return self.paged.entries(state[0, 0, 0, low:high], min(part.first + high * block, part.stop) - start), start
+        prompt_rows.finish(donor_tokens.positions[token_map.source[first:]], first)
+        return _PagesFilled(prompt_rows.state, proof, prompt_rows.buffer)
 
     def rows_checked(self, blend: BlendState) -> int:
-        """Maximum rows computed by `check`; 0 if there is nothing to check."""
-        return 0 if blend.checked else self.model_check.rows(blend.draft.proof, self._own(blend))
+        """Return the maximum rows that `check` computes; 0 if there is nothing to check."""
+        return (
+            0
+            if blend.checked
+            else self.model_check.rows(blend.draft.proof, self._exclusive_blocks(blend))
+        )
 
     @torch.inference_mode()
     def check(self, blend: BlendState) -> None:
-        """Check the model with a donor, in blocks of the request's own. Raises: ModelError if blends would be wrong."""
-        blend.draft.wait()
-        problem = self.model_check.check(blend.draft.proof, self._own(blend))
+        """Check the model with a donor, in blocks of the request's own.
+
+        Raises
+        ------
+        ModelError
+            Blends of this model would be wrong.
+        """
+        self.paged.copies.wait(blend.draft.ready, blend.draft.state)
+        problem = self.model_check.check(blend.draft.proof, self._exclusive_blocks(blend))
         if problem:
             raise ModelError(problem)
 
-    def _own(self, blend: BlendState) -> tuple[int, ...]:
-        """Blocks without a token that vLLM held before: others may share those."""
+    def _exclusive_blocks(self, blend: BlendState) -> tuple[int, ...]:
+        """Return the blocks without a token that vLLM held before, since others may share those."""
         return blend.block_ids[self._blocks(blend.draft.plan.first) :]
 
     def _blocks(self, tokens: int) -> int:
-        """How many blocks so many tokens take."""
+        """Return the number of blocks that hold so many tokens."""
         return -(-tokens // self.paged.block_tokens)
 
     @torch.inference_mode()
     def begin(self, blend: BlendState) -> None:
-        """Put the donors' state into the blocks and choose the rows; of several ranks the first one does. Tokens before `draft.plan.first`,
-        whose blocks others may share, stay as vLLM holds them."""
+        """Put the donors' state into the blocks and choose the rows to compute.
+
+        Of several ranks the first one chooses. Tokens before `draft.plan.first`, whose blocks
+        others may share, stay as vLLM holds them.
+        """
         draft = blend.draft
         plan = draft.plan
-        draft.wait()
+        self.paged.copies.wait(draft.ready, draft.state)
         self.paged.scatter(blend.block_ids, plan.first, draft.state[:, :, :, plan.first : plan.end])
-        if plan.asks:
+
+        if plan.needs_question_pass:
             scores = question_attention(self.forward, self.paged, draft, blend.block_ids)
-            plan = plan.with_attention(self.lockstep.summed(scores))
+            # The one wait of the engine loop: rows are chosen on the host.
+            plan = plan.with_attention(self.lockstep.total(scores.cpu()))
+
         # A mask, since a collective needs the same shape on every rank.
-        chosen = torch.zeros(plan.end, dtype=torch.uint8, device=self.paged.device)
+        chosen = torch.zeros(plan.end, dtype=torch.uint8)
         chosen[plan.tokens] = 1
-        blend.begin(plan, self.lockstep.of_first(chosen).nonzero().squeeze(1))
+        blend.begin(plan, self.lockstep.broadcast_first(chosen).nonzero().squeeze(1))
 
     @torch.inference_mode()
     def advance(self, blends: Sequence[BlendState], room: int) -> int:
-        """Compute the next rows of these blends, at most `room`, in one forward of the model; return their number."""
+        """Compute the next rows of these blends, in one forward of the model.
+
+        Parameters
+        ----------
+        blends : Sequence[BlendState]
+            Begun blends, in the order in which they get room.
+        room : int
+            Maximum rows.
+
+        Returns
+        -------
+        int
+            Number of computed rows.
+        """
         parts: list[BlendPart] = []
-        runs = self.forward.most_runs
+        runs = self.forward.max_runs
         for blend in blends:
             if room <= 0 or (runs is not None and runs <= 0):
                 break
             if not len(blend.rows):
                 continue
+
             part = blend.next(room, runs, self.paged.block_tokens)
             room -= len(part.rows.places)
             runs = None if runs is None else runs - part.rows.runs
@@ -265,10 +341,12 @@ class BlendRunner:
         if not parts:
             return 0
 
-        def written(layer: int, prompt: int, keys: torch.Tensor, values: torch.Tensor) -> More | None:
-            return parts[prompt].moved(layer, keys, values)
+        def correct_rows(
+            layer: int, prompt: int, key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor
+        ) -> ExtraRows | None:
+            return parts[prompt].corrected_rows(layer, key, value, rows)
 
-        self.forward.run([part.rows for part in parts], on_written=written)
+        self.forward.run([part.rows for part in parts], on_written=correct_rows)
         return sum(len(part.rows.places) for part in parts)
 
     def _embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -279,72 +357,101 @@ class BlendRunner:
 
 @dataclass
 class BlendWorker:
-    """The blends of one worker. All ranks call it in the same steps, with the same blends in the same order.
+    """The blends of one worker.
 
-    problem  why blend must be switched off, until it is taken
+    All ranks call it in the same steps, with the same blends in the same order.
+
+    Attributes
+    ----------
+    problem : str
+        Why blends must be switched off, until it is taken; empty if there is no reason.
     """
 
-    blender: BlendRunner
+    blend_runner: BlendRunner
     problem: str = ""
 
     def mix(self, blends: Sequence[BlendState], room: int, refused: str = "") -> None:
-        """Compute at most `room` rows: checks of the model, questions, and the rows of all begun blends, in one forward.
+        """Compute rows of blends: checks of the model, questions, and rows of begun blends.
 
-        refused  why this rank may put nothing into blocks
+        Parameters
+        ----------
+        blends : Sequence[BlendState]
+            Blends that may begin or have begun, in order.
+        room : int
+            Maximum rows. The rows of all begun blends take one forward.
+        refused : str
+            Why this rank may put nothing into blocks; empty if it may.
         """
         if not blends:
             return
         # Agreed before anything is computed: a rank that went on alone would hang in a collective.
-        if not self.blender.lockstep.each([not refused])[0]:
+        if not self.blend_runner.lockstep.all_agree([not refused])[0]:
             for blend in blends:
                 blend.problem = refused or ELSEWHERE
             return
+
         # First, so that blends which begin now get their first rows in the same step.
-        room -= self._begun(blends, room)
+        room -= self._begin_blends(blends, room)
+
         begun = [blend for blend in blends if blend.begun and not blend.over]
         if begun and room > 0:
-            self._attempt(begun, lambda: self.blender.advance(begun, room))
+            self._attempt(begun, lambda: self.blend_runner.advance(begun, room))
             self._agree(begun)
 
-    def _begun(self, blends: Sequence[BlendState], room: int) -> int:
-        """Check and begin blends, in order, within the room beside the rows of begun ones; return the room taken. It counts the same if
-        this rank fails: the others have gone on."""
-        blend_runner, spent, moved = self.blender, 0, 0
+    def _begin_blends(self, blends: Sequence[BlendState], room: int) -> int:
+        """Check and begin blends, in order, within the room beside the rows of begun blends.
+
+        Returns the room taken. It counts the same if this rank fails, since the others have gone
+        on.
+        """
+        blend_runner, spent, moved = self.blend_runner, 0, 0
         waiting = [blend for blend in blends if not blend.begun]
         for blend in waiting:
             rows = blend_runner.rows_checked(blend)
+
             if not blend.checked and rows <= room - spent:
                 self._attempt([blend], lambda blend=blend: blend_runner.check(blend))
                 blend.checked, spent = True, spent + rows
         self._agree(waiting)
+
         # Begun blends are finished before others begin, unless a step has room for both.
         pending = sum(len(blend.rows) for blend in blends)
         for blend in waiting:
             if blend.problem or not blend.checked:
                 continue
             # Moving keys and writing blocks takes the engine's time, so it is counted as rows.
-            asks, moves = blend.draft.asks, blend.draft.tokens // TOKENS_A_ROW
+            question_rows, moves = blend.draft.question_rows, blend.draft.tokens // TOKENS_A_ROW
+
             used_room = pending + spent + moved
-            if asks > room - spent:
+            # A question takes one forward, and perhaps a later step has room for it.
+            if question_rows > room - spent:
                 continue
-            if used_room and used_room + asks + moves > room:
-                break  # nor do those behind it begin, or it might wait for ever
+            if used_room and used_room + question_rows + moves > room:
+                # Those behind it do not begin either, or it might wait for ever.
+                break
 
             self._attempt([blend], lambda blend=blend: blend_runner.begin(blend))
-            spent, moved, pending = spent + asks, moved + moves, pending + blend.draft.plan.least
+            spent += question_rows
+            moved += moves
+            pending += blend.draft.plan.minimum_count
         self._agree(waiting)
         return spent + moved
 
     def _agree(self, blends: Sequence[BlendState]) -> None:
-        """Fail a blend on all ranks if one rank failed it."""
+        """Fail a blend on all ranks if it failed on one."""
         for blend, agreed in zip(
-            blends, self.blender.lockstep.each([not blend.problem for blend in blends]), strict=True
+            blends,
+            self.blend_runner.lockstep.all_agree([not blend.problem for blend in blends]),
+            strict=True,
         ):
             if not agreed:
                 blend.problem = blend.problem or ELSEWHERE
 
     def _attempt(self, blends: Sequence[BlendState], step: Callable[[], object]) -> None:
-        """A blend that fails costs time, never the engine: vLLM computes its blocks."""
+        """Run a step, and note its error at the blends.
+
+        A blend that fails costs time, never the engine: vLLM computes its blocks.
+        """
         try:
             step()
         except ModelError as error:

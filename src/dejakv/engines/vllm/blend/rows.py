@@ -1,8 +1,9 @@
-"""One ordinary forward of the served model over chosen rows of prompts whose KV lies in vLLM's blocks.
+"""One ordinary forward of the served model over chosen rows of prompts in vLLM's blocks.
 
-The rows are sequences of the attention metadata (`RowBatch`). All rows' K and V of a layer are written before the layer attends, so a
-row sees the fresh state of those before it. Any model, weight format and attention backend that vLLM runs in this way can be
-used; nothing here knows its layers.
+The rows are sequences of the attention metadata (`RowBatch`). All rows' K and V of a layer are
+written before the layer attends, so a row sees the fresh state of those before it. Any model,
+weight format and attention backend that vLLM runs in this way can be used, since nothing here knows
+its layers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +16,24 @@ import torch
 
 from dejakv.blend.slices import contiguous
 from dejakv.engines.vllm import upstream
+from dejakv.engines.vllm.device import DeviceCopies
 from dejakv.errors import ModelError
 
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Rows of one prompt.
+    """Rows of one prompt, in host memory.
 
-    ids        their tokens `[k]`
-    places     where they are in the prompt `[k]`, ascending
-    block_ids  the prompt's blocks; no row lies behind them
-    shift      what the model is told to add to the places
+    Attributes
+    ----------
+    ids : Tensor, shape [k]
+        Token ids of the rows.
+    places : Tensor, shape [k]
+        Places of the rows in the prompt, ascending.
+    block_ids : Sequence[int]
+        Blocks of the prompt; no row lies behind them.
+    shift : int
+        Number that the model is told to add to the places.
     """
 
     ids: torch.Tensor
@@ -35,17 +43,28 @@ class PromptRows:
 
     @property
     def runs(self) -> int:
-        return len(contiguous(self.places.cpu().numpy()))
+        """Number of contiguous runs of these rows."""
+        return len(contiguous(self.places.numpy()))
 
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Input of a forward, on the host but for `of_prompt`. Short runs come first: backends that treat single rows as decoding expect that.
+    """Input of a forward, in host memory.
 
-    ids, positions, slots  `[tokens]`
-    starts, lengths        of the sequences: `[sequences + 1]` and `[sequences]`, int32
-    blocks                 `[sequences, most blocks]` int32
-    of_prompt              which of the tokens are each prompt's rows, in the order of the rows
+    Short runs come first, since backends that treat single rows as decoding expect that.
+
+    Attributes
+    ----------
+    ids, positions, slots : Tensor, shape [tokens]
+        Token ids, positions for the model, and slots in the KV cache.
+    starts : Tensor, shape [sequences + 1], int32
+        First token of each sequence, and the end.
+    lengths : Tensor, shape [sequences], int32
+        Tokens that each sequence reaches back to, from the prompt's first one.
+    blocks : Tensor, shape [sequences, most blocks], int32
+        Blocks of each sequence's prompt.
+    of_prompt : tuple[Tensor, ...]
+        For each prompt, which of the tokens are its rows, in their order.
     """
 
     ids: torch.Tensor
@@ -57,72 +76,99 @@ class RowBatch:
     of_prompt: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, prompts: Sequence[PromptRows], block_tokens: int) -> "RowBatch":
-        places = np.concatenate([rows.places.cpu().numpy() for rows in prompts])
+    def from_prompts(cls, prompts: Sequence[PromptRows], block_tokens: int) -> "RowBatch":
+        """Arrange rows of prompts as sequences, one for each contiguous run."""
+        places = np.concatenate([rows.places.numpy() for rows in prompts])
         prompt = np.repeat(np.arange(len(prompts)), [len(rows.places) for rows in prompts])
-        tables = np.zeros((len(prompts), max(len(rows.block_ids) for rows in prompts)), dtype=np.int64)
+
+        tables = np.zeros(
+            (len(prompts), max(len(rows.block_ids) for rows in prompts)), dtype=np.int64
+        )
         for number, rows in enumerate(prompts):
             tables[number, : len(rows.block_ids)] = rows.block_ids
 
         bounds = np.array(contiguous(places, prompt))
         sizes = bounds[:, 1] - bounds[:, 0]
         run_order = np.argsort(sizes, kind="stable")
-        token_order = np.argsort(
-            np.repeat(sizes, sizes), kind="stable"
-        )  # runs of one size keep their order, and stay whole
+        # Runs of one size keep their order, and stay whole.
+        token_order = np.argsort(np.repeat(sizes, sizes), kind="stable")
 
         sorted_places, sorted_prompts = places[token_order], prompt[token_order]
         shifts = np.array([rows.shift for rows in prompts])
         # A sequence reaches back to the prompt's first token: its length is its last place and 1.
         ends = bounds[run_order, 1] - 1
+
         return cls(
-            torch.cat([rows.ids.cpu() for rows in prompts])[torch.from_numpy(token_order)],
+            torch.cat([rows.ids for rows in prompts])[torch.from_numpy(token_order)],
             torch.from_numpy(sorted_places + shifts[sorted_prompts]),
             torch.from_numpy(
-                tables[sorted_prompts, sorted_places // block_tokens] * block_tokens + sorted_places % block_tokens
+                tables[sorted_prompts, sorted_places // block_tokens] * block_tokens
+                + sorted_places % block_tokens
             ),
             torch.from_numpy(np.append(0, sizes[run_order].cumsum()).astype(np.int32)),
             torch.from_numpy((places[ends] + 1).astype(np.int32)),
             torch.from_numpy(tables[prompt[ends]].astype(np.int32)),
             tuple(
-                torch.from_numpy(token_order.argsort()[prompt == number]).to(rows.places.device)
-                for number, rows in enumerate(prompts)
+                torch.from_numpy(token_order.argsort()[prompt == number])
+                for number in range(len(prompts))
             ),
         )
 
 
 NULL_BLOCK = 0
-"""vLLM's block for padding, never a request's; its content does not count (`v1/core/block_pool.py`)."""
+"""vLLM's block for padding, never a request's; its content does not count (`block_pool.py`)."""
 
 
 EMBEDDED_AT_ONCE = 4096
-"""Tokens whose embeddings are looked up at once where all are."""
+"""Number of embeddings to look up at once for a table of all of them."""
 
 
-More = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+ExtraRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """K (rotated) and V `[kv_heads, n, head_dim]` of other rows, and their slots `[n]`."""
-Written = Callable[[int, int, torch.Tensor, torch.Tensor], "More | None"]
-"""Gets the number of a layer and of a prompt, and fresh K and V `[kv_heads, k, head_dim]` as they are written; returns more to write."""
-Asked = Callable[[int, int, torch.Tensor], None]
-"""Gets the number of a layer and of a prompt, and the rotated queries `[k, heads, head_dim]`, once K and V are written."""
+WriteHook = Callable[[int, int, torch.Tensor, torch.Tensor, torch.Tensor], "ExtraRows | None"]
+"""Called with a layer's and a prompt's number, and K and V `[tokens, kv_heads, head_dim]`.
+
+The last argument is which of these tokens are the prompt's rows, in their order. The call comes
+when K and V are written; it returns further rows to write."""
+QueryHook = Callable[[int, int, torch.Tensor, torch.Tensor], None]
+"""Called with a layer's and a prompt's number, and rotated queries `[tokens, heads, head_dim]`.
+
+The last argument is which of these tokens are the prompt's rows, in their order. The call comes
+once K and V are written."""
 
 
 class _AllWritten(Exception):
-    """The last layer's K and V are written; what the model would make of them is not needed."""
+    """Signal that the last layer's K and V are written, so that the rest is not needed."""
 
 
 class RowForward:
     """Forwards of one worker's model, whose KV caches are of one group.
 
-    runner     vLLM's model runner, either of the two that there are
-    model      what to call: the runner's model, without its adapters
-    layers     attention layers by name, in order
-    most_runs  contiguous runs of rows that a forward takes, None: any number
+    Parameters
+    ----------
+    runner : GPUModelRunner
+        vLLM's model runner, either of the two that there are.
+    model : torch.nn.Module
+        The model to call: the runner's, without its adapters.
+    layers : Mapping[str, Attention]
+        Attention layers by name, in order.
+    block_tokens : int
+        Tokens of a KV block.
 
-    Raises: ModelError for a backend that it cannot run, or a model that takes more than tokens and positions.
+    Attributes
+    ----------
+    max_runs : int or None
+        Contiguous runs of rows that a forward takes; None for any number.
+
+    Raises
+    ------
+    ModelError
+        The attention backend cannot run this, or the model takes more than tokens and positions.
     """
 
-    def __init__(self, runner: Any, model: Any, layers: Mapping[str, Any], block_tokens: int) -> None:
+    def __init__(
+        self, runner: Any, model: Any, layers: Mapping[str, Any], block_tokens: int
+    ) -> None:
         why = upstream.no_forward(runner, model, layers)
         if why:
             raise ModelError(f"blend is not possible: {why}")
@@ -132,41 +178,73 @@ class RowForward:
         self._block_tokens = block_tokens
         self._config = runner.vllm_config.model_config
         self._device = runner.device
+        self._copies = DeviceCopies.of(self._device)
 
         on_cpu = self._device.type == "cpu"
         # FlashInfer and others keep buffers for so many sequences; the CPU backend keeps none.
-        self.most_runs: int | None = None if on_cpu else runner.vllm_config.scheduler_config.max_num_seqs
+        self.max_runs: int | None = (
+            None if on_cpu else runner.vllm_config.scheduler_config.max_num_seqs
+        )
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Input embeddings of tokens, `[k, hidden]`."""
+        """Return the input embeddings of tokens, `[k, hidden]`."""
         return self._model.embed_input_ids(ids.to(self._device))
 
     @torch.inference_mode()
     def embedding_table(self) -> torch.Tensor:
-        """All input embeddings, `[vocabulary, hidden]` in host memory. Of several ranks all must ask for it."""
+        """Return all input embeddings, `[vocabulary, hidden]` in host memory.
+
+        Of several ranks all must ask for it.
+        """
         ids = torch.arange(self._config.get_vocab_size())
         return torch.cat([self.embed(id_batch).cpu() for id_batch in ids.split(EMBEDDED_AT_ONCE)])
 
     def forward(self, batch: RowBatch) -> None:
-        """Runs the model."""
+        """Run the model over a batch."""
         upstream.forward_rows(self._runner, self._model, self._layers, batch)
 
     def run(
-        self, prompts: Sequence[PromptRows], on_written: Written | None = None, on_queries: Asked | None = None
+        self,
+        prompts: Sequence[PromptRows],
+        on_written: WriteHook | None = None,
+        on_queries: QueryHook | None = None,
     ) -> None:
-        """Computes the rows and writes their K and V to their blocks, in the engine loop. All prompts share one forward."""
-        batch = RowBatch.of(prompts, self._block_tokens)
+        """Compute rows and write their K and V to their blocks, in the engine loop.
+
+        All prompts share one forward.
+
+        Parameters
+        ----------
+        prompts : Sequence[PromptRows]
+            Rows to compute.
+        on_written : WriteHook or None
+            Sees K and V of each layer and prompt, and may add rows to write.
+        on_queries : QueryHook or None
+            Sees the queries of each layer and prompt.
+        """
+        batch = RowBatch.from_prompts(prompts, self._block_tokens)
+        of_prompt = [self._copies.upload(rows) for rows in batch.of_prompt]
         with ExitStack() as stack:
             for number, layer in enumerate(self._layers.values()):
-                stack.enter_context(self._watched(number, layer, batch, on_written, on_queries))
+                stack.enter_context(self._watched(number, layer, of_prompt, on_written, on_queries))
+            # Innermost, so that the layers are restored after the signal was caught.
             stack.enter_context(suppress(_AllWritten))
             self.forward(batch)
 
     def _watched(
-        self, number: int, layer: Any, batch: RowBatch, on_written: Written | None, on_queries: Asked | None
+        self,
+        number: int,
+        layer: Any,
+        of_prompt: Sequence[torch.Tensor],
+        on_written: WriteHook | None,
+        on_queries: QueryHook | None,
     ) -> AbstractContextManager[None]:
-        """Record a layer's K, V and queries, and end the forward at the last layer."""
+        """Return a context in which the hooks see a layer's K, V and queries.
+
+        Rows that `on_written` returns are written, too. The last layer raises `_AllWritten` in
+        place of its attention, which ends the forward.
+        """
         last = number == len(self._layers) - 1
 
         def updating(
@@ -179,20 +257,25 @@ class RowForward:
         ) -> None:
             update(layer, key, value, cache, slots)
             if on_written is not None:
-                for prompt, rows in enumerate(batch.of_prompt):
-                    extra_rows = on_written(number, prompt, key[rows].transpose(0, 1), value[rows].transpose(0, 1))
+                for prompt, rows in enumerate(of_prompt):
+                    extra_rows = on_written(number, prompt, key, value, rows)
                     if extra_rows is not None:
                         # Moved rows of the same layer: written now, they are seen when it attends.
                         keys, values, extra_slots = extra_rows
-                        keys, values = keys.transpose(0, 1).contiguous(), values.transpose(0, 1).contiguous()
+                        keys = keys.transpose(0, 1).contiguous()
+                        values = values.transpose(0, 1).contiguous()
                         update(layer, keys, values, cache, extra_slots)
 
-        def attending(forward: Callable[..., Any], layer: Any, query: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        def attending(
+            forward: Callable[..., Any], layer: Any, query: torch.Tensor, *rest: Any, **options: Any
+        ) -> Any:
             if on_queries is not None:
-                for prompt, rows in enumerate(batch.of_prompt):
-                    on_queries(number, prompt, query[rows])
+                for prompt, rows in enumerate(of_prompt):
+                    on_queries(number, prompt, query, rows)
+
             if last:
+                # The last layer's attention and the head would be computed for nothing.
                 raise _AllWritten
             return forward(layer, query, *rest, **options)
 
-        return upstream.watched(layer, updating, attending)
+        return upstream.hook_attention(layer, updating, attending)

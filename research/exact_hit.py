@@ -1,0 +1,107 @@
+"""What an exact hit takes beside full computation and beside the model's own cache.
+
+    OMP_NUM_THREADS=1 python -m research.exact_hit [--models docs-lm,smollm2-135m] [--prompts 12]
+    [--json FILE]
+
+Prompts are source text of installed packages. Of each the first token is computed in full, by
+DejaKV's exact hit, and by transformers from a KV cache of the same prompt that never left memory,
+in turns. The last is the least that any hit can take: the difference is what looking up, checking
+the model and loading cost. All three first tokens are compared.
+"""
+
+import argparse
+import copy
+import json
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dejakv
+from dejakv.config import SemanticCacheConfig
+from dejakv.models import load
+from research.machine import measured, spread
+
+PROMPT_TOKENS, PROMPT_CHARACTERS = 800, 6000
+REPEATS = 5
+
+
+def source_texts(count: int) -> Iterator[str]:
+    """Yield the beginnings of modules of the standard library, each of `PROMPT_CHARACTERS`."""
+    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in modules)
+    long_texts = (text for text in texts if len(text) >= PROMPT_CHARACTERS)
+    for _ in range(count):
+        yield next(long_texts)[:PROMPT_CHARACTERS]
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = call()
+    return (time.perf_counter() - start) * 1000, result
+
+
+def measure(name: str, prompts: int) -> dict[str, Any]:
+    """Measure one model: milliseconds to the first token by each way, and to attach."""
+    model, tokenizer = load(name)
+    options = {"max_new_tokens": 1, "do_sample": False, "use_cache": True}
+    rows: dict[str, list[float]] = {"full": [], "own_cache": [], "exact_hit": []}
+    equal = dict.fromkeys(("own_cache", "exact_hit"), 0)
+    # The class's method: an attached model has another one of its own.
+    alone = partial(type(model).generate, model)
+
+    attached = dejakv.attach(model, tokenizer, SemanticCacheConfig(reuse="exact"))
+    attach_ms, cache = timed(attached.__enter__)
+    try:
+        for text in source_texts(prompts):
+            inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=PROMPT_TOKENS)
+            with torch.no_grad():
+                past = model(inputs["input_ids"][:, :-1], use_cache=True).past_key_values
+            model.generate(**inputs, **options)
+            cache.store.flush()
+
+            answers: dict[str, Any] = {}
+            for _ in range(REPEATS):
+                appended = copy.deepcopy(past)  # a run appends to it
+                for way, generate in (
+                    ("full", alone),
+                    ("own_cache", partial(alone, past_key_values=appended)),
+                    ("exact_hit", model.generate),
+                ):
+                    milliseconds, answers[way] = timed(partial(generate, **inputs, **options))
+                    rows[way].append(milliseconds)
+            for way in equal:
+                equal[way] += int(torch.equal(answers["full"], answers[way]))
+    finally:
+        attached.__exit__(None, None, None)
+    return {
+        "prompt_tokens": PROMPT_TOKENS,
+        "attach_ms": round(attach_ms, 1),
+        **{f"{way}_ms": spread(values) for way, values in rows.items()},
+        "first_tokens_equal": {**equal, "of": prompts},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--models", default="docs-lm,smollm2-135m")
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    result = measured("research.exact_hit") | {
+        "models": {name: measure(name, options.prompts) for name in options.models.split(",")}
+    }
+    text = json.dumps(result, indent=2)
+    if options.json:
+        options.json.write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

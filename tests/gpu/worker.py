@@ -1,0 +1,271 @@
+"""DejaKV's worker side in vLLM on a small model that runs as vLLM's models do on a GPU: save, exact hit and blend, step by step.
+
+KV caches have FlashAttention's layout of vLLM 0.32, `[blocks, kv_heads, block_tokens, 2 * head_dim]` with a block's tokens before its heads in
+memory. The model is bf16, and has norms, rotation and attention in float32 where vLLM's have.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from tests.gpu.pretended import Gpu
+from vllm.forward_context import get_forward_context
+
+from dejakv.engines.vllm.blend.blend import BlendRunner
+from dejakv.engines.vllm.blend.model import LayerRotaryTables
+from dejakv.engines.vllm.blend.rows import PromptRows, RowForward
+from dejakv.engines.vllm.blend.state import BlendState
+from dejakv.engines.vllm.generations import WeightDigests, WeightsWatch
+from dejakv.engines.vllm.messages import LoadOrder, SaveOrder, StepPlan
+from dejakv.engines.vllm.pages import PagedKV
+from dejakv.engines.vllm.settings import ConnectorSettings
+from dejakv.engines.vllm.worker import WorkerSide
+from dejakv.identity import exact_key
+from dejakv.store.base import StateInfo
+from dejakv.store.store import Store
+
+BLOCK, HEADS, KV_HEADS, WIDTH, HIDDEN = 16, 4, 2, 16, 32
+POSITIONS, VOCABULARY, SENTENCE_END = 4096, 500, 10
+TIMEOUT_S = 60.0
+
+
+class Flash:
+    """In the place of `FlashAttentionImpl`: its two kernels."""
+
+    num_heads, num_kv_heads, head_size, scale, logits_soft_cap = HEADS, KV_HEADS, WIDTH, WIDTH**-0.5, None
+
+    def __init__(self, gpu: Gpu | None) -> None:
+        self._gpu = gpu
+
+    def do_kv_cache_update(self, layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> None:
+        # As `reshape_and_cache_flash`, which wants the heads of a token side by side.
+        assert key.stride()[1:] == value.stride()[1:] == (WIDTH, 1)
+
+        def write(key: Any, value: Any, cache: Any, slots: Any) -> None:
+            keys, values = cache.transpose(1, 2).split(WIDTH, dim=-1)
+            block, offset = slots // BLOCK, slots % BLOCK
+            keys[block, offset], values[block, offset] = (
+                key[: len(slots)].to(cache.dtype),
+                value[: len(slots)].to(cache.dtype),
+            )
+
+        self._launch("reshape_and_cache_flash", write, key, value, cache, slots, writes=(cache,))
+
+    def forward(self, layer: Any, query: Any, key: Any, value: Any, cache: Any, metadata: Any, output: Any) -> Any:
+        def attend(query: Any, cache: Any, starts: Any, lengths: Any, tables: Any, output: Any) -> None:
+            for number, length in enumerate(lengths.tolist()):
+                begin, end = starts[number : number + 2].tolist()
+                past = (
+                    cache.transpose(1, 2)[tables[number, : -(-length // BLOCK)].long()].flatten(0, 1)[:length].float()
+                )
+                keys, values = past.repeat_interleave(HEADS // KV_HEADS, 1).split(WIDTH, dim=-1)
+                scores = torch.einsum("qhd,khd->hqk", query[begin:end].float(), keys) * self.scale
+                later = torch.arange(length)[None] > torch.arange(length - (end - begin), length)[:, None]
+                output[begin:end] = torch.einsum(
+                    "hqk,khd->qhd", scores.masked_fill_(later, -math.inf).softmax(-1), values
+                ).to(output.dtype)
+
+        common = (metadata.query_start_loc, metadata.seq_lens, metadata.block_table_tensor)
+        self._launch("flash_attn_varlen", attend, query, cache, *common, output, writes=(output,))
+        return output
+
+    def _launch(self, name: str, run: Callable[..., None], *tensors: Any, writes: tuple[Any, ...]) -> None:
+        run(*tensors) if self._gpu is None else self._gpu.launch(name, run, *tensors, writes=writes)
+
+
+class Attention(torch.nn.Module):
+    attn_backend = SimpleNamespace(forward_includes_kv_cache_update=False)
+
+    def __init__(self, name: str, gpu: Gpu | None) -> None:
+        super().__init__()
+        self.layer_name, self.impl, self.kv_cache = name, Flash(gpu), None
+
+    def forward(self, query: Any, key: Any, value: Any) -> Any:
+        context = get_forward_context()
+        output = torch.empty_like(query)
+        self.impl.do_kv_cache_update(self, key, value, self.kv_cache, context.slot_mapping[self.layer_name])
+        return self.impl.forward(
+            self, query, key, value, self.kv_cache, context.attn_metadata[self.layer_name], output=output
+        )
+
+
+class RotaryEmbedding(torch.nn.Module):
+    is_neox_style = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(POSITIONS).float(), 10000.0 ** (-torch.arange(0, WIDTH, 2) / WIDTH))
+        self.cos_sin_cache = torch.cat([angles.cos(), angles.sin()], -1).to(torch.bfloat16).to(device)
+
+    def forward(self, positions: Any, rows: Any) -> Any:
+        cos, sin = self.cos_sin_cache.index_select(0, positions).float().unsqueeze(1).chunk(2, dim=-1)
+        numbers, partners = rows.float().chunk(2, dim=-1)
+        return torch.cat((numbers * cos - partners * sin, partners * cos + numbers * sin), dim=-1).to(rows.dtype)
+
+
+class Layer(torch.nn.Module):
+    def __init__(
+        self, number: int, rotary: RotaryEmbedding, draw: Callable[..., torch.Tensor], gpu: Gpu | None
+    ) -> None:
+        super().__init__()
+        self.attn, self.rotary_emb = Attention(f"layers.{number}.attn", gpu), rotary
+        self.register_buffer("inward", draw(HIDDEN, (HEADS + 2 * KV_HEADS) * WIDTH))
+        self.register_buffer("outward", draw(HEADS * WIDTH, HIDDEN))
+
+    def forward(self, positions: Any, hidden: Any) -> Any:
+        wide = hidden.float()
+        normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(hidden.dtype)
+        query, key, value = (
+            (normed @ self.inward).view(len(hidden), -1, WIDTH).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        )
+        query, key = self.rotary_emb(positions, query), self.rotary_emb(positions, key)
+        return hidden + self.attn(query, key, value).flatten(1) @ self.outward
+
+
+class Model(torch.nn.Module):
+    def __init__(self, layers: int, device: torch.device, gpu: Gpu | None) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return (torch.randn(shape, generator=generator) * shape[0] ** -0.5).to(torch.bfloat16).to(device)
+
+        rotary = RotaryEmbedding(device)
+        self.register_buffer("table", draw(VOCABULARY, HIDDEN))
+        self.layers = torch.nn.ModuleList(Layer(number, rotary, draw, gpu) for number in range(layers))
+
+    def embed_input_ids(self, ids: Any) -> Any:
+        return torch.nn.functional.embedding(ids, self.table)
+
+    def forward(self, input_ids: Any, positions: Any, **_: Any) -> Any:
+        hidden = self.embed_input_ids(input_ids)
+        for layer in self.layers:
+            hidden = layer(positions, hidden)
+        return hidden
+
+
+class Server:
+    """One worker, its prompts and its blocks, on a device."""
+
+    def __init__(self, config: Any, layers: int, blocks: int, gpu: Gpu | None = None) -> None:
+        self.gpu = gpu
+        device = torch.device("cpu") if gpu is None else gpu.device
+        self.model = Model(layers, device, gpu)
+        attention = {layer.attn.layer_name: layer.attn for layer in self.model.layers}
+        shape = (blocks, BLOCK, KV_HEADS, 2 * WIDTH)
+        caches = {
+            name: torch.zeros(shape, dtype=torch.bfloat16, device=device).permute(0, 2, 1, 3) for name in attention
+        }
+        for name, layer in attention.items():
+            layer.kv_cache = caches[name]
+
+        group = SimpleNamespace(layer_names=list(attention), build_metadata=lambda common: common)
+        runner = SimpleNamespace(vllm_config=config, device=device, attn_groups=[[group]])
+        self.paged = PagedKV(attention, caches, BLOCK, blocks, torch.bfloat16, entries=True)
+        self.forward = RowForward(runner, self.model, attention, BLOCK)
+        settings = ConnectorSettings.from_extra({"mode": "blend", "blend_quality": "strict"})
+        rotary = LayerRotaryTables.from_model(self.model, list(attention.values()))
+        ends = np.array([SENTENCE_END])
+        blends = BlendRunner(self.forward, rotary, self.paged, settings.blend_config(), POSITIONS, 8192, ends)
+        self.store = Store()
+        self.worker = WorkerSide(
+            self.store, self.paged, blends, WeightsWatch(WeightDigests(self.model)), TIMEOUT_S, 1 << 40
+        )
+        self._free = list(range(2, blocks))
+
+    def release(self, *tables: tuple[int, ...]) -> None:
+        for table in tables:
+            self._free += table
+
+    def blocks(self, tokens: int) -> tuple[int, ...]:
+        table, self._free = self._free[: -(-tokens // BLOCK)], self._free[-(-tokens // BLOCK) :]
+        assert len(table) == -(-tokens // BLOCK)
+        return tuple(table)
+
+    def compute(self, ids: np.ndarray) -> tuple[int, ...]:
+        """Compute a prompt as vLLM does, in new blocks."""
+        table = self.blocks(len(ids))
+        self.forward.run([PromptRows(torch.from_numpy(ids), torch.arange(len(ids)), table)])
+        return table
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> Any:
+        self.worker.start_loads(plan)
+        # Or the number of steps, each of which looks at the weights, would be the threads'.
+        wait([item.fetched for item in self.worker.loads._loading if item.fetched is not None], TIMEOUT_S)
+        self.worker.copy_saves(plan)
+        self.worker.finish(plan)
+        return self.worker.report()
+
+    def save(self, ids: np.ndarray, table: tuple[int, ...]) -> StateInfo:
+        """Order the copy of a prompt's state; a thread stores it."""
+        tokens = tuple(ids.tolist())
+        meta = StateInfo(exact_key("p", "e", tokens, ()), "p", "e", tokens, "", "", created=time.time())
+        self.step(StepPlan(saves=[SaveOrder(meta, (table,), 0, 0, len(ids), True)], computing=True))
+        return meta
+
+    def load(self, order: LoadOrder, room: int = 8192) -> Any:
+        """Steps until a load has ended."""
+        report, until = self.step(StepPlan(loads=[order], room=room)), time.monotonic() + TIMEOUT_S
+        while not (report and report.loaded):
+            assert time.monotonic() < until
+            report = self.step(StepPlan(idle=True, room=room))
+        return report.loaded[0]
+
+    def start_blend(self, order: LoadOrder) -> BlendState:
+        """Order a blend, and wait for its draft."""
+        self.worker.start_loads(StepPlan(loads=[order]))
+        arrived = self.worker.loads._loading[-1].fetched.result(TIMEOUT_S)
+        assert isinstance(arrived, BlendState), arrived
+        return arrived
+
+    def state(self, table: Sequence[int], tokens: int) -> torch.Tensor:
+        """K and V in the blocks, in host memory."""
+        entries = self.paged.gather(table, tokens)
+        return getattr(entries, "elem", entries).clone()
+
+    def close(self) -> None:
+        self.worker.close()
+
+
+def prompts(tokens: int, donors: int, seed: int = 1) -> tuple[list[np.ndarray], np.ndarray]:
+    """Donors, and a prompt of about so many tokens that has a passage of each behind another beginning, with an edit in its middle."""
+    rng = np.random.default_rng(seed)
+    passages = [rng.integers(12, 480, tokens // donors - 40) for _ in range(donors)]
+    for passage in passages:
+        passage[24::25] = SENTENCE_END
+    stored = [
+        np.concatenate([rng.integers(12, 480, 37), [SENTENCE_END], passage, rng.integers(12, 480, 20)])
+        for passage in passages
+    ]
+    for passage in passages:
+        passage[len(passage) // 2] = 11
+    target = np.concatenate(
+        [rng.integers(12, 480, 60), [SENTENCE_END], *passages, [SENTENCE_END], rng.integers(12, 480, 30)]
+    )
+    return stored, target[: len(target) // BLOCK * BLOCK]
+
+
+def started(
+    config: Any, layers: int, tokens: int, donors: int, gpu: Gpu | None
+) -> tuple[Server, list[StateInfo], np.ndarray]:
+    """A server that has computed and stored the donors, and the prompt to blend."""
+    stored, target = prompts(tokens, donors)
+    server = Server(config, layers, 4 + 4 * (tokens // BLOCK), gpu)
+    metas = [server.save(ids, server.compute(ids)) for ids in stored]
+    server.worker.saver.flush()
+    return server, metas, target
+
+
+def blend_order(
+    server: Server, metas: Sequence[StateInfo], target: np.ndarray
+) -> tuple[LoadOrder, tuple[int, ...], int]:
+    stop = len(target) - BLOCK
+    table = server.blocks(len(target))
+    ids = tuple(meta.id for meta in metas)
+    return LoadOrder("blend", ids, (table[: stop // BLOCK],), 0, stop, tuple(target.tolist())), table, stop
