@@ -1,9 +1,7 @@
 """A folder that is full, read-only, someone else's or left in disorder."""
 
 import contextlib
-import gc
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from dejakv.errors import StoreError
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 from dejakv.testing.stored_states import make_stored_state
+from tests.services import python
 
 
 @pytest.fixture
@@ -86,50 +85,67 @@ def test_a_read_only_disk_cannot_be_opened_and_says_so(small_disk: Path) -> None
         open_store(small_disk / "store")
 
 
-def test_no_file_descriptors_left_is_a_miss_and_no_damage(store: Store, tmp_path: Path) -> None:
-    gc.collect()  # what other tests left closes no descriptor meanwhile
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+# A limit on descriptors is one of the whole process, and what other tests left in it may close some meanwhile: these
+# two run in a process with nothing else in it.
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+from dejakv.errors import StoreError
+from dejakv.store.open import open_store
+from dejakv.testing.stored_states import make_stored_state
+
+folder = sys.argv[1]
+id = make_stored_state(0).meta.id
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+taken = [os.open("/dev/null", os.O_RDONLY)]
+
+
+def take_all(spare):
+    "Takes every descriptor but so many."
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-    held = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, hard))
+    while taken[-1] <= highest:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1] + 1 + spare, hard))
+
+
+def give_back():
+    while len(taken) > 1:
+        os.close(taken.pop())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+"""
+AT_A_REQUEST = """
+store = open_store(folder)
+take_all(spare=0)
+state, stored = store.get(id), store.put(make_stored_state(7))
+give_back()
+assert (state, stored) == (None, False)
+assert store.stats("p").refused == {"error": 1}
+assert store.stats().corrupt == 0
+assert store.get(id) is not None
+store.close()
+"""
+AT_THE_OPENING = """
+store = None
+for spare in range(30):
+    take_all(spare)
     try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open("/dev/null", os.O_RDONLY))
-        assert store.get(make_stored_state(0).meta.id) is None
-        assert store.put(make_stored_state(7)) is False
+        store = open_store(folder)
+    except StoreError:
+        continue
     finally:
-        for descriptor in held:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert store.stats("p").refused == {"error": 1}
-    assert store.stats().corrupt == 0
-    assert store.get(make_stored_state(0).meta.id) is not None
+        give_back()
+    break
+assert spare > 4
+assert store.stats().corrupt == 0
+assert store.get(id) is not None
+store.close()
+"""
 
 
-def test_an_opening_without_descriptors_takes_nothing_for_lost(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [AT_A_REQUEST, AT_THE_OPENING], ids=["at a request", "at the opening"])
+def test_no_file_descriptors_left_is_a_miss_and_no_damage(store: Store, tmp_path: Path, program: str) -> None:
     store.close()
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-    held = [os.open("/dev/null", os.O_RDONLY)]
-    while held[-1] <= highest:
-        held.append(os.open("/dev/null", os.O_RDONLY))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    opened = []
-    for spare in range(30):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + spare, hard))
-        try:
-            opened.append(open_store(tmp_path / "store"))
-            break
-        except StoreError:
-            continue
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    for descriptor in held:
-        os.close(descriptor)
-    assert spare > 4
-    assert opened[0].stats().corrupt == 0
-    assert opened[0].get(make_stored_state(0).meta.id) is not None
-    opened[0].close()
+    ended = python("-c", WITHOUT_DESCRIPTORS + program, tmp_path / "store")
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_leftovers_of_a_killed_process_are_swept_but_not_work_in_progress(tmp_path: Path) -> None:
