@@ -17,7 +17,7 @@ from dejakv.encoder_cache.stats import EncoderCacheStats
 from dejakv.errors import MissingExtraError
 from dejakv.records import Record
 from dejakv.store.base import StoreStats
-from dejakv.store.counters import FAILED_WRITES
+from dejakv.store.counters import EVICTION_REASONS, FAILED_WRITES
 from dejakv.trust.report import TrustReport
 
 try:
@@ -153,7 +153,7 @@ STORE_BY: Final[Labelled] = {
         "store_evictions",
         "Entries that left, by reason.",
         "reason",
-        ("bytes", "entries"),
+        EVICTION_REASONS,
     ),
     "refused": (
         "store_refused",

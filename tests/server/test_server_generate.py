@@ -148,7 +148,7 @@ def test_every_series_is_there_before_the_first_request(client: TestClient) -> N
     for name, label, values in (
         ("dejakv_server_requests_total", "outcome", {"served", "refused", "cancelled", "failed"}),
         ("dejakv_store_refused_total", "reason", set(FAILED_WRITES)),
-        ("dejakv_store_evictions_total", "reason", {"bytes", "entries"}),
+        ("dejakv_store_evictions_total", "reason", {"bytes", "entries", "quota"}),
         ("dejakv_level_hits_total", "level", {"exact_text"}),
         ("dejakv_guard_rejections_total", "guard", {"threshold", "lexical"}),
     ):

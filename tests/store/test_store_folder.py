@@ -188,14 +188,17 @@ def test_leftovers_of_a_killed_process_are_swept_but_not_work_in_progress(tmp_pa
     assert {path.read_text() for path in mine} == {"none of ours"}
 
 
-def test_a_smaller_budget_at_the_next_opening_is_met(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_bytes", [0, 1 << 30], ids=["entries", "bytes too, which are met"])
+def test_a_smaller_budget_at_the_next_opening_is_met(tmp_path: Path, max_bytes: int) -> None:
     store = open_store(tmp_path / "store")
     for number in range(6):
         store.put(make_stored_state(number))
     store.get(make_stored_state(0).meta.id)
     store.close()
-    again = open_store(tmp_path / "store", max_entries=2)
+    again = open_store(tmp_path / "store", max_entries=2, max_bytes=max_bytes)
     assert {meta.token_ids[0] for meta in again.metas()} == {0, 5}
     assert again.stats().evictions == {"entries": 4}
     assert len(list(((tmp_path / "store") / "segments").glob("*/*"))) == 2
+    again.put(make_stored_state(6))
+    assert again.stats().evictions == {"entries": 5}
     again.close()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cachetools import FIFOCache
 
@@ -16,7 +16,6 @@ Clock = Callable[[], float]
 PolicyName = Literal["lru", "lfu"]
 POLICIES: dict[str, str] = {"lru": "used", "lfu": "hits, used"}
 """Order of eviction: least recently used, or least often and then least recently used."""
-
 
 _REMEMBERED = 65_536
 """Number of the latest ids that are remembered for second sight."""
@@ -256,23 +255,42 @@ class Budget:
                 f"eviction policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}"
             )
 
-    def limits(self, partition: str) -> list[tuple[str | None, int, int]]:
-        """List the limits that entries of a partition must meet.
-
-        Returns
-        -------
-        list[tuple[str | None, int, int]]
-            Partition (None: all together), bytes and entries of each limit; 0: no limit.
-        """
+    def limits(self, partition: str) -> list["BudgetLimit"]:
+        """List the limits that entries of a partition must meet."""
         partition_budget = self.partition_budgets.for_partition(partition)
-        partition_limits: list[tuple[str | None, int, int]] = []
+        partition_limits: list[BudgetLimit] = []
         if self.partition_budgets.divided:
-            partition_limits = [
-                (partition, partition_budget.max_bytes, partition_budget.max_entries)
-            ]
+            max_bytes, max_entries = partition_budget.max_bytes, partition_budget.max_entries
+            partition_limits = [BudgetLimit("quota", max_bytes, max_entries, partition)]
 
         # Its own limit first: with that met, other partitions need not evict for it.
-        return [*partition_limits, (None, self.max_bytes, self.max_entries)]
+        return [*partition_limits, *self.shared_limits()]
+
+    def shared_limits(self) -> list["BudgetLimit"]:
+        """List the limits of all partitions together, each alone: evictions count by limit."""
+        return [
+            BudgetLimit("entries", 0, self.max_entries),
+            BudgetLimit("bytes", self.max_bytes, 0),
+        ]
+
+
+class BudgetLimit(NamedTuple):
+    """A limit of a store's content.
+
+    Attributes
+    ----------
+    reason : str
+        One of `dejakv.store.counters.EVICTION_REASONS`.
+    max_bytes, max_entries : int
+        The limit; 0: none.
+    partition : str | None
+        Whose entries count; None: all together.
+    """
+
+    reason: str
+    max_bytes: int
+    max_entries: int
+    partition: str | None = None
 
 
 def parse_quotas(quotas: Sequence[str]) -> dict[str, PartitionBudget]:

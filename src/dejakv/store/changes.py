@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dejakv.store.base import CorruptState, StateInfo, decode_meta
-from dejakv.store.budgets import SKEW, NoRoom
+from dejakv.store.budgets import SKEW, BudgetLimit, NoRoom
 from dejakv.store.catalog import Catalog, SegmentSlice, alive_condition, totals
 from dejakv.store.counters import StoreCounters, logger
 from dejakv.store.prefix_keys import SIZE
@@ -280,13 +280,11 @@ def find_shared_segments(sql: sqlite3.Connection, entries: Collection[int]) -> l
 def make_room(
     sql: sqlite3.Connection,
     order: str,
-    max_bytes: int,
-    max_entries: int,
-    partition: str | None = None,
+    limit: BudgetLimit,
     keep: Collection[int] = (),
     keep_entry: str = "",
 ) -> Removal:
-    """Evict until a budget is met.
+    """Evict until a limit is met.
 
     Parameters
     ----------
@@ -294,10 +292,8 @@ def make_room(
         A transaction.
     order : str
         Columns by which entries and segments are evicted, as in `POLICIES`.
-    max_bytes, max_entries : int
-        The budget; 0: no limit.
-    partition : str | None
-        Whose entries count and are evicted; None: all.
+    limit : BudgetLimit
+        The limit to meet, and whose entries are evicted for it.
     keep : Collection[int]
         Numbers of segments that must stay.
     keep_entry : str
@@ -311,9 +307,10 @@ def make_room(
     Raises
     ------
     NoRoom
-        If `max_bytes` cannot be met without `keep` or `keep_entry`.
+        If the limit of bytes cannot be met without `keep` or `keep_entry`.
     """
     removal = Removal()
+    partition, max_bytes, max_entries = limit.partition, limit.max_bytes, limit.max_entries
     in_partition = "(?1 IS NULL OR partition = ?1)"
     # Descriptions of prompts leave with their entry, and not by their own uses.
     unlinked = "NOT EXISTS (SELECT 1 FROM links WHERE segment = segments.n)"

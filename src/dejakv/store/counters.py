@@ -9,6 +9,8 @@ from dejakv.store.base import StoreStats, WriterStats
 
 logger = logging.getLogger("dejakv.store")
 
+EVICTION_REASONS = ("bytes", "entries", "quota")
+"""By which limit an entry leaves: one of the two of the whole store, or its partition's."""
 FAILED_WRITES = {
     "full": "the disk or bucket is full",
     "read_only": "the folder or bucket cannot be written",

@@ -153,16 +153,15 @@ def reconcile(
         arrived -= removed_ids
         removal += changes.remove(sql, *changes.expired(sql, now))
 
-        evictions = changes.make_room(
-            sql, POLICIES[budget.policy], budget.max_bytes, budget.max_entries
-        )
-        removal += evictions
+        evicted = list[tuple[str, str]]()
+        for limit in budget.shared_limits():
+            room = changes.make_room(sql, POLICIES[budget.policy], limit)
+            evicted += [(partition, limit.reason) for _, partition in room.entries]
+            removal += room
         # Also what a process that was killed after its commit did not delete.
         removal.objects += [name for (name,) in sql.execute("SELECT name FROM leaving")]
 
-    limit = "bytes" if budget.max_bytes else "entries"
     arrived -= {id for id, _ in removal.entries}
-    evicted = [(partition, limit) for _, partition in evictions.entries]
     return CatalogChanges(
         removal, evicted, sorted(arrived), damaged, sum(item is None for item in announced.values())
     )

@@ -118,7 +118,7 @@ def write(
         needed_bytes = len(entry_write.about or b"") + sum(
             tensor.nbytes for tensor in entry_write.tensors
         )
-        if any(0 < max_bytes < needed_bytes for _, max_bytes, _ in budget.limits(meta.partition)):
+        if any(0 < limit.max_bytes < needed_bytes for limit in budget.limits(meta.partition)):
             raise WriteRefused("too_large")
 
         segments: list[Segment] = []
@@ -281,12 +281,9 @@ def _write_rows(
 
     # Before room is made: what was just stored must not be what leaves.
     changes.touch(sql, {("", numbers): 1})
-    for limit_partition, nbytes, entries in budget.limits(meta.partition):
-        limit_name = "quota" if limit_partition is not None else "bytes" if nbytes else "entries"
-        room = changes.make_room(
-            sql, POLICIES[budget.policy], nbytes, entries, limit_partition, set(numbers), meta.id
-        )
-        evicted.extend((partition, limit_name) for _, partition in room.entries)
+    for limit in budget.limits(meta.partition):
+        room = changes.make_room(sql, POLICIES[budget.policy], limit, set(numbers), meta.id)
+        evicted.extend((partition, limit.reason) for _, partition in room.entries)
         removal += room
 
     return removal, evicted
