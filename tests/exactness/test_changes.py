@@ -14,7 +14,7 @@ import pytest
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from tests.conftest import soak_rounds
-from tests.tiny_models import Numbers, number_prompt, right, tiny_llama
+from tests.tiny_models import Numbers, generated, number_prompt, right, tiny_llama
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
@@ -348,16 +348,35 @@ def test_the_next_use_after_a_change_of_an_adapter_is_the_changed_models(name: s
     assert methods == ["none", "exact"] * 2 or name == "first"
 
 
+def spoil(returned: Any, dice: random.Random) -> None:
+    """What a caller may do with the cache that it was given."""
+    match dice.randrange(4):
+        case 0:
+            returned.crop(3 - returned.get_seq_length())
+        case 1:
+            for layer in returned.layers:
+                layer.keys.mul_(-2)
+                layer.values.data.fill_(3)
+        case 2:
+            returned.batch_repeat_interleave(2)
+            returned.reorder_cache(torch.arange(returned.layers[0].keys.shape[0]).flip(0))
+        case _:
+            returned.reset()
+
+
 def test_changes_one_after_another() -> None:
-    """In an order drawn anew for each model; not every change can follow every other."""
+    """In an order drawn anew for each model; not every change can follow every other. The caller spoils what it is given."""
     for seed in range(soak_rounds()):
         dice, model = random.Random(seed), tiny_llama(seed)
         with settings_kept(), dejakv.attach(model, Numbers()) as cache:
             for name in dice.sample(list(CHANGES), len(CHANGES)):
                 with contextlib.suppress(Exception):
                     CHANGES[name](model, dice)
-                for _ in range(2):
-                    assert right(model, number_prompt(16, 0)), name
+                given = generated(model, number_prompt(16, 0), return_dict_in_generate=True)
+                spoil(given.past_key_values, dice)
+                cache.flush()
+                for beams in (1, dice.choice([1, 2])):
+                    assert right(model, number_prompt(16, 0), num_beams=beams), name
                     cache.flush()
 
 

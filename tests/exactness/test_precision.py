@@ -157,7 +157,9 @@ def repeated_in_fp32(docs: TransformersEngine, ids: torch.Tensor) -> list[Record
     return records
 
 
-@pytest.mark.parametrize("length", [pytest.param(PREFILL_UNIT, marks=pytest.mark.soak), 2 * PREFILL_UNIT + 70])
+@pytest.mark.parametrize(
+    "length", [PREFILL_UNIT + 30, *(pytest.param(n, marks=pytest.mark.soak) for n in (PREFILL_UNIT, 2 * PREFILL_UNIT + 70))]
+)
 def test_smollm2(smollm2: Path, length: int) -> None:
     engine = TransformersEngine.from_pretrained(str(smollm2), dtype="bf16", device="cpu", check=False)
     ids = engine.tokenizer(" ".join(WORDS * 40), return_tensors="pt")["input_ids"][:, :length]

@@ -48,8 +48,8 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     for path in mine:
         path.write_text("mine")
     (tmp_path / "store" / "segments" / "zz").symlink_to(tmp_path / "outside")
-    (tmp_path / "store" / "segments" / "00").unlink(missing_ok=True)
-    (tmp_path / "store" / "segments" / "00").symlink_to(tmp_path / "outside")
+    free = next(name for name in map("{:02x}".format, range(256)) if not (group.parent / name).exists())
+    (group.parent / free).symlink_to(tmp_path / "outside")
     assert purge_folder(tmp_path / "store") == 5
     assert [path.read_text() for path in mine] == ["mine"] * 3
     assert (tmp_path / "outside" / "a.txt").read_text() == "mine"

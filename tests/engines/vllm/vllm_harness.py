@@ -116,7 +116,8 @@ class Engine:
         return found
 
     def close(self) -> None:
-        self.llm.llm_engine.engine_core.shutdown()
+        with _collecting_nothing():
+            self.llm.llm_engine.engine_core.shutdown()
 
 
 class Steps:
@@ -249,15 +250,23 @@ def _without_slow_steps() -> Iterator[None]:
             replace_kernels()
             _REPLACED_KERNELS.append(True)
 
-    with pytest.MonkeyPatch.context() as patch:
-        if not _STARTS:
-            gc.collect()
-            gc.freeze()
-        patch.setattr(gc, "collect", lambda *_: 0)
-        patch.setattr(gc, "freeze", lambda: None)
+    if not _STARTS:
+        gc.collect()
+        gc.freeze()
+    with pytest.MonkeyPatch.context() as patch, _collecting_nothing():
         patch.setattr(CpuPlatform, "register_triton_kernel_overrides", replace_kernels_once)
         yield
     _STARTS.append(True)
+
+
+@contextlib.contextmanager
+def _collecting_nothing() -> Iterator[None]:
+    """vLLM collects garbage many times at each start and stop: `_forget` does it once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "collect", lambda *_: 0)
+        patch.setattr(gc, "freeze", lambda: None)
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield
 
 
 _STARTS: list[bool] = []
@@ -315,14 +324,17 @@ def serving(
 
 
 def _forget() -> None:
-    """vLLM keeps connectors and process groups in globals, a failed start's too: the next engine wants none of them."""
+    """vLLM keeps connectors and process groups in globals, a failed start's too: the next engine wants none of them. Garbage is
+    collected once; what the first engines imported is frozen then."""
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
     ensure_kv_transfer_shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "unfreeze", lambda: None)
-        cleanup_dist_env_and_memory()  # collects garbage
+    with _collecting_nothing():
+        cleanup_dist_env_and_memory()
+    gc.collect()
+    if len(_STARTS) < 3:
+        gc.freeze()
 
 
 def tokens(count: int, seed: int) -> list[int]:
