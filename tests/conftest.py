@@ -110,6 +110,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
 def pytest_report_header() -> list[str]:
     """How `make soak` set the long runs."""
     return [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith("DEJAKV_SOAK_")]

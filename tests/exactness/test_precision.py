@@ -158,7 +158,8 @@ def repeated_in_fp32(docs: TransformersEngine, ids: torch.Tensor) -> list[Record
 
 
 @pytest.mark.parametrize(
-    "length", [PREFILL_UNIT + 30, *(pytest.param(n, marks=pytest.mark.soak) for n in (PREFILL_UNIT, 2 * PREFILL_UNIT + 70))]
+    "length",
+    [PREFILL_UNIT + 30, *(pytest.param(n, marks=pytest.mark.soak) for n in (PREFILL_UNIT, 2 * PREFILL_UNIT + 70))],
 )
 def test_smollm2(smollm2: Path, length: int) -> None:
     engine = TransformersEngine.from_pretrained(str(smollm2), dtype="bf16", device="cpu", check=False)

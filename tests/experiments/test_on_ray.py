@@ -36,6 +36,8 @@ def cluster() -> Iterator[RayCluster]:
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
+        # Ray ends a worker where the machine's memory is full, of whatever it is full.
+        _system_config={"memory_monitor_refresh_ms": 0},
     )
     yield RayCluster.connect("local")
     ray.shutdown()
@@ -54,16 +56,26 @@ def test_an_estimate_is_that_of_one_process(
     lines.insert(12, "neither")
     log = tmp_path / "log.jsonl"
     log.write_text("\n".join(lines))
-    monkeypatch.setattr(on_ray, "PART", 700)
+    monkeypatch.setattr(on_ray, "PART", 1500)
     wanted = estimate(log, "docs-lm", max_samples=9)
     found = estimate(log, "docs-lm", max_samples=9, reading=partial(RequestsOn, cluster))
     assert found == wanted
     assert (found["samples"], found["broken"]) == (9, 1)
     assert {row["level"] for row in found["rows"]} == {"exact", "exact_text", "semantic_text"}
-    told = [CliRunner().invoke(typer_app, ["estimate", *more, str(log)]) for more in ([], ["--ray"])]
-    # Progress on stderr has times.
-    assert told[0].stdout == told[1].stdout
-    assert "prefixes of earlier prompts" in told[0].stdout
+
+
+def test_estimate_of_the_command_line_reads_on_ray(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, on_cluster = tmp_path / "log.jsonl", list[RayCluster]()
+    log.write_text(json.dumps({"prompt": "Ann lives in Paris. Bob lives in Rome. " * 6}) + "\n")
+    monkeypatch.setattr(
+        on_ray, "RequestsOn", lambda cluster, *more: on_cluster.append(cluster) or RequestsOn(cluster, *more)
+    )
+    told = CliRunner().invoke(typer_app, ["estimate", "--ray", str(log)])
+    assert told.exception is None
+    assert on_cluster == [cluster]
+    assert "prefixes of earlier prompts" in told.stdout
 
 
 def test_a_data_set_is_not_read_in_parts(cluster: RayCluster) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.services import python
 
 from dejakv.errors import StoreError
 from dejakv.store.open import open_store
 from dejakv.store.store import Store
 from dejakv.testing.stored_states import make_stored_state
-from tests.services import python
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def in_child(work: Callable[[], object]) -> bool:
     """Whether a forked child did the work; one that hangs is ended by its own alarm."""
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(120)
         try:
             work()
         except BaseException:

@@ -39,7 +39,7 @@ def visited(folder: Path) -> int:
 def in_child(body: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
-        signal.alarm(60)  # a child that nobody waits for any more ends
+        signal.alarm(120)  # a child that nobody waits for any more ends
         code = 1
         try:
             code = 0 if body() else 2

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -42,14 +43,16 @@ RIGHT = [
 ]
 
 
-def run(stub: Stub, rounds: int = 2, reference: Stub | None = None, **settings: Any) -> VerifyResult:
+def run(
+    stub: Stub, rounds: int = 2, reference: Stub | None = None, seconds: float = 60, **settings: Any
+) -> VerifyResult:
     def handler(request: httpx.Request) -> httpx.Response:
         return (reference or stub)(request) if request.url.host == "second" else stub(request)
 
     second = None if reference is None else ClientSettings("http://second")
     return verify_server(
         ClientSettings("http://stub", api_key=settings.pop("api_key", None)),
-        VerifySettings(seconds=60, rounds=rounds, **settings),
+        VerifySettings(seconds=seconds, rounds=rounds, **settings),
         reference=second,
         transport=httpx.MockTransport(handler),
     )
@@ -111,16 +114,22 @@ def test_a_right_server_has_no_wrong_answer(number: int) -> None:
     assert len(result.observations) > 40
 
 
-def test_a_shared_salt_is_found_by_times_where_nothing_is_counted() -> None:
-    result = run(Stub(fault="salt", counts=False, token_s=2e-4), rounds=0)
+def test_a_shared_salt_is_found_by_times_where_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of each thread's own that the server alone moves: a busy machine would make times of its own."""
+    clock = threading.local()
+    moved = SimpleNamespace(sleep=lambda seconds: setattr(clock, "now", getattr(clock, "now", 0.0) + seconds))
+    monkeypatch.setattr("tests.verify.stub_server.time", moved)
+    read = SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0), sleep=time.sleep)
+    monkeypatch.setattr("dejakv.verify.client.time", read)
+    result = run(Stub(fault="salt", counts=False, token_s=2e-4), rounds=0, seconds=1)
     assert kinds(result) == {"salt"}
     assert "seconds" in result.wrong[0].note
-    assert not run(Stub(counts=False, token_s=2e-4), rounds=0).wrong
+    assert not run(Stub(counts=False, token_s=2e-4), rounds=0, seconds=1).wrong
 
 
 def test_the_seed_of_an_earlier_run_sends_its_prompts_again() -> None:
     """State that was stored before new weights is compared with fresh answers."""
-    stub = Stub(stale_after=10**9, capacity=10**6)
+    stub = Stub(stale_after=10**9, capacity=10**6, counts=False)
     assert not run(stub, rounds=1, seed=5).wrong
     stub.fault, stub.stale_after = "stale", 0
     assert "repeat" in kinds(run(stub, rounds=1, seed=5))
@@ -274,7 +283,7 @@ def test_dejakv_serve_is_verified_and_the_page_says_what_would_not_show() -> Non
                 if httpx.get(f"{url}/ready").status_code == 200:
                     break
             time.sleep(0.2)
-        result = verify_server(ClientSettings(url), VerifySettings(seconds=45, workers=2, rounds=1))
+        result = verify_server(ClientSettings(url), VerifySettings(seconds=20, workers=2, rounds=1))
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()

@@ -16,6 +16,7 @@ from vllm_harness import (
     TWO,
     Output,
     confirmed,
+    forkserver_id,
     held,
     leftovers,
     of_two_cpus,
@@ -59,7 +60,7 @@ def _dying(death: Death, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any])
 
 def _ends(death: Death, ask: Callable[[], object], *error: type[Exception]) -> None:
     """Asks until vLLM ends with one of these errors; none of its processes is left."""
-    above = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
+    above = {os.getpid(), *(process.pid for process in psutil.Process().parents()), forkserver_id()}
     workers = [psutil.Process(id) for id in death.workers()]
     assert len(workers) == 2
     theirs = {process for worker in workers for process in (worker, *worker.parents()) if process.pid not in above}

@@ -3,6 +3,8 @@
 import contextlib
 import gc
 import json
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import random
 import socket
@@ -412,8 +414,41 @@ def of_two_cpus() -> dict[str, str]:
     return {"VLLM_CPU_OMP_THREADS_BIND": f"{first}|{others[0] if others else first}", "VLLM_CPU_CI_ENV": "1"}
 
 
+class _Forkserver:
+    """In place of `multiprocessing`'s context for workers: they are forked from a process that has imported vLLM and run nothing.
+    Each of them would take ten seconds for that otherwise."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["vllm.v1.executor.multiproc_executor", "vllm.v1.worker.cpu_worker"])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def Process(self, *, target: Any, kwargs: dict[str, Any], **named: Any) -> Any:
+        return self._context.Process(target=_with_environment, args=(dict(os.environ), target, kwargs), **named)
+
+
+def _with_environment(environment: dict[str, str], target: Any, named: dict[str, Any]) -> None:
+    """A worker has the environment of its start, not that in which vLLM was imported."""
+    from vllm.model_executor.models import registry
+
+    os.environ.clear()
+    os.environ.update(environment)
+    registry._run_in_subprocess = lambda inspect: inspect()
+    target(**named)
+
+
+def forkserver_id() -> int | None:
+    """The process of which the ranks of engines in this process are children."""
+    return multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+
+
 def use_two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for engines that this process starts."""
+    from vllm.v1.executor import multiproc_executor
+
+    monkeypatch.setattr(multiproc_executor, "get_mp_context", _Forkserver)
     for name, value in of_two_cpus().items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)  # it would go before `kv_cache_memory_bytes`
