@@ -224,6 +224,7 @@ class ToyEngine:
     extra   `kv_connector_extra_config`
     prefix  whether vLLM has its own prefix cache
     extended  whether the worker has the extension that hands over the model
+    transfer  `kv_transfer_config`, in place of `extra`
     """
 
     def __init__(
@@ -235,9 +236,10 @@ class ToyEngine:
         seqs: int = 4,
         prefix: bool = True,
         extended: bool = True,
+        transfer: KVTransferConfig | None = None,
     ) -> None:
         config = copy.deepcopy(_base_config())
-        config.kv_transfer_config = _transfer(extra)
+        config.kv_transfer_config = transfer or _transfer(extra)
         config.cache_config.num_gpu_blocks, config.cache_config.block_size = blocks, BLOCK
         config.cache_config.enable_prefix_caching = prefix
         config.scheduler_config.max_num_batched_tokens = budget
@@ -281,7 +283,8 @@ class ToyEngine:
             asked.tokens += one.new_token_ids
             asked.over = one.finish_reason is not None
             if asked.over:
-                asked.told, asked.computed = one.kv_transfer_params["dejakv"], self.runner.computed[one.request_id]
+                asked.told = (one.kv_transfer_params or {"dejakv": {}})["dejakv"]
+                asked.computed = self.runner.computed[one.request_id]
 
     def drain(self) -> None:
         """Steps until no request is left and no block is held."""

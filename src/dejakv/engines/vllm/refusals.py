@@ -1,6 +1,6 @@
 """Refusals at the server's start, with reasons, of everything that was not shown to be exact."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,15 @@ class UnsupportedFeature:
         Tells whether a server has the feature.
     blend_only : bool
         Whether it is unsupported only where blends may be asked for.
+    beside_offloading : bool
+        Whether it is unsupported beside vLLM's own offloading, too.
     """
 
     feature: str
     why: str
     is_configured: Callable[[Any, Any], bool]
     blend_only: bool = False
+    beside_offloading: bool = False
 
 
 def _no_pages(_config: Any, kv: Any) -> bool:
@@ -69,6 +72,7 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
             _quantized_kv(config)
             and bool(getattr(config.cache_config, "calculate_kv_scales", False))
         ),
+        beside_offloading=True,
     ),
     UnsupportedFeature(
         "chunked local attention, recurrent layers, or a cache that is not of pages of tokens",
@@ -131,23 +135,45 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
         "speculative decoding",
         "not shown: draft layers and look-ahead slots share the KV cache",
         lambda config, kv: config.speculative_config is not None,
+        beside_offloading=True,
     ),
     UnsupportedFeature(
         "pooling models",
         "they generate nothing, so there is no prefill to save",
         lambda config, kv: config.model_config.runner_type == "pooling",
+        beside_offloading=True,
     ),
     UnsupportedFeature(
         "encoder-decoder models",
         "cross-attention state is not part of a prompt's stored state",
         lambda config, kv: bool(config.model_config.is_encoder_decoder),
+        beside_offloading=True,
     ),
     UnsupportedFeature(
         "a kv_role other than kv_both",
         "this connector both saves and loads",
         lambda config, kv: config.kv_transfer_config.kv_role != "kv_both",
+        beside_offloading=True,
     ),
 )
+
+OFFLOADING_REFUSALS: tuple[UnsupportedFeature, ...] = (
+    *(item for item in REFUSALS if item.beside_offloading),
+    UnsupportedFeature(
+        "LoRA adapters",
+        "vLLM names state by an adapter's name, which other weights may have later: use "
+        "DejaKVConnector",
+        lambda config, kv: config.lora_config is not None,
+    ),
+    UnsupportedFeature(
+        "a --prefix-caching-hash-algo other than sha256 or sha256_cbor",
+        "clients can make prompts that have the same name",
+        lambda config, kv: (
+            not str(config.cache_config.prefix_caching_hash_algo).startswith("sha256")
+        ),
+    ),
+)
+"""What `DejaKVOffloadingConnector` does not support."""
 
 
 def refuse_beside_others(
@@ -207,14 +233,27 @@ def refuse_unsupported(vllm_config: Any, kv_cache_config: Any, settings: Connect
     ConfigError
         Names every configured feature that is unsupported, with its reason.
     """
-    refusals = [item for item in REFUSALS if settings.may_blend or not item.blend_only]
+    features = [item for item in REFUSALS if settings.may_blend or not item.blend_only]
+    refuse("DejaKVConnector", features, vllm_config, kv_cache_config)
+
+
+def refuse(
+    connector: str, features: Iterable[UnsupportedFeature], vllm_config: Any, kv_cache_config: Any
+) -> None:
+    """Refuse to start a connector with any of these features.
+
+    Raises
+    ------
+    ConfigError
+        Names every configured feature, with its reason.
+    """
     problems = [
         f"{item.feature} ({item.why})"
-        for item in refusals
+        for item in features
         if item.is_configured(vllm_config, kv_cache_config)
     ]
     if problems:
         raise ConfigError(
-            f"DejaKVConnector does not support: {'; '.join(problems)}. Run without "
+            f"{connector} does not support: {'; '.join(problems)}. Run without "
             "--kv-transfer-config, or without these"
         )

@@ -27,6 +27,7 @@ from dejakv.settings import (
     Seconds,
     Share,
     from_mapping,
+    is_memory,
     strict_dataclass,
 )
 from dejakv.trust.settings import BoundSettings
@@ -224,6 +225,39 @@ class EncoderSettings(LifetimeSettings):
             feed=self.feed,
             ttl=self.ttl,
         )
+
+
+@strict_dataclass(former_names=_FORMER)
+class TierSettings(BudgetSettings):
+    """Keys of a `DejaKVTier`, beside vLLM's for every tier."""
+
+    memory_bytes: Count = 0
+    """bytes of the store to keep in memory too, beside vLLM's `cpu_bytes_to_use`"""
+    load_timeout_s: Timeout = ConnectorSettings.load_timeout_s
+    """a load from a bucket whose data takes longer to read is a miss"""
+
+    def __post_init__(self) -> None:
+        if self.store is None or is_memory(self.store):
+            raise ConfigError(
+                "a tier in memory would be a second cpu_bytes_to_use: set store to a folder or a "
+                "bucket"
+            )
+        if self.min_tokens or self.second_sight:
+            raise ConfigError(
+                "vLLM offers a tier chunks of a prompt, and each once: leave min_tokens and "
+                "second_sight out"
+            )
+        self.cache_config()
+
+    def cache_config(self) -> SemanticCacheConfig:
+        """Return the settings of the store; a ConfigError tells what does not fit."""
+        shared = {item.name: getattr(self, item.name) for item in fields(BudgetSettings)}
+        return SemanticCacheConfig(**shared)
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any]) -> "TierSettings":
+        """Read a tier's configuration; a ConfigError names an unknown key."""
+        return from_mapping(cls, extra, "the tier of type DejaKVTier")
 
 
 @dataclass(frozen=True)

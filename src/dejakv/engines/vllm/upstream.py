@@ -35,7 +35,7 @@ TESTED = ("0.32.0",)
 RANGE = ((0, 31), (0, 34))
 """Versions for `exact`: from the first on, below the last."""
 
-Feature = Literal["exact", "blend", "events", "pictures", "run"]
+Feature = Literal["exact", "blend", "events", "pictures", "run", "tier"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,8 @@ _CONTEXT = "attn_metadata vllm_config num_tokens slot_mapping skip_compiled"
 _FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory"
 _ROTARY = "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding"
 _EVENTS = "vllm.distributed.kv_events"
+_OFFLOAD = "vllm.v1.kv_offload"
+_CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
 USES = (
     UpstreamUse("vllm.v1.request:Request", _REQUEST, "no request can be looked up"),
     UpstreamUse(
@@ -299,6 +301,55 @@ USES = (
         ),
         ("vllm.exceptions", "VLLMClientError", "a wrong prompt ends the run"),
     ),
+    *_uses(
+        "tier",
+        _ONE,
+        (
+            f"{_OFFLOAD}.base",
+            "Locality LookupResult Medium OffloadingCounterMetadata RequestOffloadingContext",
+            "there are no tiers",
+        ),
+        (
+            f"{_OFFLOAD}.base:ReqContext",
+            "req_id kv_transfer_params set_state",
+            "there are no tiers",
+        ),
+        (
+            f"{_OFFLOAD}.tiering.base",
+            "JobResult SecondaryTierManager TransferJob",
+            "there are no tiers",
+        ),
+        (
+            f"{_OFFLOAD}.tiering.base:SecondaryTierManager",
+            "lookup submit_store submit_load get_finished_jobs drain_jobs block_size_bytes",
+            "no chunk is stored",
+        ),
+        (
+            f"{_OFFLOAD}.tiering.async_lookup:AsyncLookupManager",
+            "batch_lookup lookup flush cleanup mark_miss shutdown",
+            "no chunk is looked up",
+        ),
+        (
+            f"{_CONNECTORS}.offloading_connector:OffloadingConnector",
+            "scheduler build_connector_meta update_connector_output reset_cache",
+            "a tier does not know weights and tenants",
+        ),
+        (
+            f"{_CONNECTORS}.offloading.common",
+            "OffloadingConnectorMetadata OffloadingWorkerMetadata",
+            "changed weights are not noticed",
+        ),
+        (
+            f"{_CONNECTORS}.offloading.config",
+            "build_offloading_config",
+            "chunks of another layout would be loaded",
+        ),
+        (
+            f"{_CONNECTORS}.offloading.metrics",
+            "OffloadingConnectorStats",
+            "damaged chunks are not counted",
+        ),
+    ),
 )
 
 
@@ -366,7 +417,7 @@ def usable(feature: Feature, version: str | None = None) -> str:
             f"{install}"
         )
 
-    if new and feature in ("pictures", "run"):
+    if new and feature in ("pictures", "run", "tier"):
         raise ConfigError(
             f"vLLM {version} is not supported: {feature} leans on more of it than `exact` does. "
             f"{install}"

@@ -1,0 +1,355 @@
+"""The store as a tier of vLLM's offloading: vLLM's own scheduler, connector, spec, managers and host memory, without a GPU.
+
+vLLM refuses to copy between the KV cache and host memory on a CPU, so `HostWorker` stands in that one place.
+"""
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.services import wait_until
+from toy_engine import ToyEngine, answer
+from vllm.config import KVTransferConfig
+from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+from vllm_harness import tokens
+
+from dejakv.engines.vllm import identity, upstream
+from dejakv.engines.vllm.tier import DejaKVOffloadingConnector, DejaKVTier
+from dejakv.errors import ConfigError, StoreError
+from dejakv.store.open import open_store
+from dejakv.store.selection import Selection
+
+TIER = "dejakv.engines.vllm.tier"
+PROMPT = tokens(150, 3)
+WHOLE = len(PROMPT) // 16 * 16
+"""Tokens of the prompt in whole blocks."""
+Start = Callable[..., ToyEngine]
+
+
+class HostWorker(OffloadingWorker):
+    """Copies between a KV cache in host memory and vLLM's region, at once."""
+
+    def __init__(self, spec: TieringOffloadingSpec, caches: Any) -> None:
+        self._blocks_per_chunk, self._finished = spec.blocks_per_chunk, list[int]()
+        self._region = SharedOffloadRegion(
+            engine_id=spec.config.engine_id,
+            num_chunks=spec.num_chunks,
+            rank=0,
+            kv_bytes_per_chunk=spec.kv_bytes_per_chunk,
+            cpu_page_size=spec.cpu_page_size_per_worker,
+        )
+        self._pages = [
+            (each.tensor, self._region.create_next_worker_view(each.page_size_bytes * spec.blocks_per_chunk))
+            for each in caches.tensors
+        ]
+
+    def _rows(self, blocks: Any, chunks: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        (first,) = blocks.block_indices
+        for number, block in enumerate(blocks.block_ids.tolist(), first):
+            chunk = int(chunks.chunk_ids[number // self._blocks_per_chunk - first // self._blocks_per_chunk])
+            for cache, host in self._pages:
+                part = host.view(host.shape[0], self._blocks_per_chunk, -1)[chunk, number % self._blocks_per_chunk]
+                yield cache[block], part
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        for page, part in self._rows(src_spec, dst_spec):
+            part.copy_(page)
+        self._finished.append(job_id)
+        return True
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        for page, part in self._rows(dst_spec, src_spec):
+            page.copy_(part)
+        self._finished.append(job_id)
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        finished, self._finished = self._finished, []
+        return [TransferResult(each, True) for each in finished]
+
+    def wait(self, job_ids: set[int]) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        self._pages.clear()
+        self._region.cleanup()
+
+
+def transfer(connector: str = "DejaKVOffloadingConnector", memory: int = 64, blocks: int = 1, **tier: Any) -> Any:
+    """`--kv-transfer-config` for a tier with these keys and host memory for so many chunks."""
+    return KVTransferConfig(
+        kv_connector=connector,
+        kv_connector_module_path=TIER if connector.startswith("DejaKV") else None,
+        kv_role="kv_both",
+        engine_id=uuid.uuid4().hex,
+        kv_connector_extra_config={
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": memory * 4096 * blocks,
+            "blocks_per_chunk": blocks,
+            "secondary_tiers": [{"type": "DejaKVTier", "module_path": TIER, **tier}],
+        },
+    )
+
+
+@pytest.fixture
+def start(toy: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts an engine whose KV cache and host memory are empty: what it does not compute is from the tier."""
+    monkeypatch.setattr(TieringOffloadingSpec, "get_worker", lambda spec, caches: HostWorker(spec, caches))
+    return lambda store, **options: toy({}, transfer=transfer(store=str(store), **options))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def settle(engine: ToyEngine) -> None:
+    """Steps until vLLM's transfers and the tier's have ended."""
+    engine.drain()
+    until = time.monotonic() + 60
+    while engine.scheduler.connector.has_pending_push_work():
+        engine.step()
+        assert time.monotonic() < until
+
+
+def ask(engine: ToyEngine, prompt: list[int] = PROMPT, **options: Any) -> int:
+    """How many tokens were computed; the answer is full computation's."""
+    asked = engine.ask(prompt, count=3, **options)
+    assert asked.tokens == answer(prompt, 3, asked.weight)
+    settle(engine)
+    return asked.computed - 2
+
+
+def figures(engine: ToyEngine) -> dict[str, float]:
+    """The tier's counters since the last call, by name and label."""
+    stats = engine.scheduler.connector.get_kv_connector_stats()
+    values: dict[str, float] = {}
+    for name, value in (stats.reduce() if stats else {}).items():
+        if "dejakv_tier" in name:
+            values[name.partition("dejakv_tier_")[2]] = value
+    return values
+
+
+def ids(folder: Path) -> dict[str, str]:
+    """Partition of each stored chunk."""
+    with_entries = open_store(folder)
+    found = {meta.id: meta.partition for meta in with_entries.metas()}
+    with_entries.close()
+    return found
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_restart_finds_whole_chunks(start: Start, store: Path, blocks: int) -> None:
+    assert ask(start(store, blocks=blocks)) == len(PROMPT)
+    again = start(store, blocks=blocks)
+    whole = len(PROMPT) // (16 * blocks) * 16 * blocks
+    assert ask(again) == len(PROMPT) - whole
+    assert again.reset()
+    assert ask(again, [*PROMPT[:80], *tokens(60, 5)]) == 60 + 80 % (16 * blocks)
+
+
+def test_chunks_leave_host_memory_and_come_back(start: Start, store: Path) -> None:
+    """Host memory for one prompt: the first one is there again, from the store."""
+    engine = start(store, memory=12)
+    for prompt in (PROMPT, tokens(160, 4)):
+        assert ask(engine, prompt) == len(prompt)
+    assert engine.reset()
+    assert ask(engine) == len(PROMPT) - WHOLE
+
+
+def test_chunks_of_a_bucket_are_found_by_another_machine(start: Start, bucket: str) -> None:
+    assert ask(start(bucket)) == len(PROMPT)
+    assert ask(start(bucket)) == len(PROMPT) - WHOLE
+
+
+def test_other_weights_layouts_and_hashes_have_other_chunks(
+    start: Start, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(start(store))
+    assert ask(start(store, blocks=2)) == len(PROMPT)
+    monkeypatch.setattr(identity, "weights_fingerprint", lambda *given: "other weights")
+    assert ask(start(store)) == len(PROMPT)
+
+
+def test_salts_do_not_see_each_other_and_are_purged_alone(start: Start, store: Path) -> None:
+    first = start(store)
+    assert [ask(first, salt=salt) for salt in ("ann", "bob", None)] == [len(PROMPT)] * 3
+    assert set(ids(store).values()) == {identity.partition_of(salt) for salt in ("ann", "bob", None)}
+    purger = open_store(store)
+    assert purger.purge(Selection(partition=identity.partition_of("ann"))).bytes
+    purger.close()
+    second = start(store)
+    assert [ask(second, salt=salt) for salt in ("ann", "bob", None)] == [len(PROMPT), *[len(PROMPT) - WHOLE] * 2]
+
+
+def test_a_request_can_opt_out(start: Start, store: Path) -> None:
+    engine = start(store)
+    assert ask(engine, no_store=True) == len(PROMPT)
+    assert ask(engine, tokens(90, 6), color="red") == 90
+    assert not ids(store)
+    assert ask(engine, tokens(100, 7), ttl=1000) == 100
+    with_entries = open_store(store)
+    assert {meta.ttl for meta in with_entries.metas()} == {1000}
+    with_entries.close()
+    again = start(store)
+    assert [ask(again, tokens(100, 7), mode=mode) for mode in ("off", "exact")] == [100, 4]
+
+
+def test_chunks_expire(start: Start, store: Path) -> None:
+    ask(start(store, ttl=0.05))
+    wait_until(lambda: not ids(store))
+    assert ask(start(store)) == len(PROMPT)
+
+
+def test_what_is_named_by_the_client_or_switched_off_is_neither_stored_nor_found(
+    start: Start, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a picture vLLM's hash has an identifier that clients may choose."""
+    engine = start(store)
+    monkeypatch.setenv("DEJAKV_OFF", "1")
+    assert ask(engine) == len(PROMPT)
+    monkeypatch.delenv("DEJAKV_OFF")
+    connector, partitions = engine.scheduler.connector, list[Any]()
+    take = DejaKVTier.on_new_request
+    monkeypatch.setattr(
+        DejaKVTier, "on_new_request", lambda self, ctx: (partitions.append(self._server.partition), take(self, ctx))[1]
+    )
+    name = engine.add(tokens(40, 8))
+    engine.drain()
+    assert engine.asked[name].over
+    assert partitions == ["default"]
+    assert connector.server.partition is None
+    assert len(ids(store)) == 40 // 16
+
+
+def test_damaged_chunks_are_counted_misses(start: Start, store: Path) -> None:
+    ask(start(store))
+    files = sorted(store.rglob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
+    for file in files[3:5]:
+        content = bytearray(file.read_bytes())
+        content[-5] ^= 1
+        os.chmod(file, 0o600)
+        file.write_bytes(content)
+    engine = start(store)
+    computed = ask(engine)
+    assert len(PROMPT) - WHOLE < computed <= len(PROMPT)
+    assert figures(engine)["damaged"] >= 1
+    assert ask(start(store)) == len(PROMPT) - WHOLE
+
+
+def test_a_store_that_vanishes_costs_misses(start: Start, store: Path) -> None:
+    engine = start(store)
+    shutil.rmtree(store)
+    assert ask(engine) == len(PROMPT)
+    assert ask(engine, tokens(60, 9)) == 60
+
+
+def test_a_full_store_evicts_and_one_that_is_too_small_refuses(start: Start, store: Path) -> None:
+    engine = start(store, max_bytes=5 * 6000)
+    assert [ask(engine), ask(engine, tokens(160, 4))] == [len(PROMPT), 160]
+    assert figures(engine)["evicted:bytes"] > 0
+    other = start(store.parent / "tiny", max_bytes=100)
+    assert ask(other) == len(PROMPT)
+    assert figures(other) == {"refused:too_large": WHOLE // 16}
+
+
+def test_changed_weights_end_reuse_until_a_reset(start: Start, store: Path) -> None:
+    """What was stored last leaves: the change may be older than its discovery."""
+    engine = start(store)
+    ask(engine)
+    engine.model.weight.add_(1)
+    engine.ask(tokens(60, 9))
+    settle(engine)
+    wait_until(lambda: not ids(store))
+    assert engine.reset(connector=True)
+    assert ask(engine) == len(PROMPT)
+    first = start(store)
+    assert ask(first) == len(PROMPT)
+
+
+def test_a_reset_with_the_same_weights_costs_nothing(start: Start, store: Path) -> None:
+    engine = start(store)
+    ask(engine)
+    assert engine.reset(connector=True)
+    ask(engine, tokens(20, 9))
+    assert ask(engine) == len(PROMPT) - WHOLE
+
+
+def test_requests_that_end_early_leave_no_chunk_in_use(start: Start, store: Path) -> None:
+    engine = start(store, memory=14)
+    ask(engine)
+    assert engine.reset()
+    for number in range(4):
+        name = engine.add(PROMPT if number % 2 else tokens(150, number))
+        for _ in range(number):
+            engine.step()
+        engine.abort(name)
+    settle(engine)
+    assert engine.held == 0
+    assert engine.reset()
+    assert ask(engine) == len(PROMPT) - WHOLE
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"store": None}, "set store to a folder or a bucket"),
+        ({"store": "memory:"}, "set store to a folder or a bucket"),
+        ({"stor": "x"}, "stor"),
+        ({"store": "x", "max_bytes": -1}, "max_bytes=-1"),
+        ({"store": "x", "second_sight": True}, "leave min_tokens and second_sight out"),
+        ({"store": "x", "feed": "redis://localhost"}, "feed"),
+        ({"store": "x", "locality": "NEAR"}, "give LOCAL or REMOTE"),
+    ],
+)
+def test_wrong_settings_end_the_start_with_their_remedy(toy: Start, keys: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        toy({}, transfer=transfer(**keys))
+
+
+def test_a_store_that_cannot_be_opened_ends_the_start(toy: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a store")
+    with pytest.raises(StoreError, match="cannot be a cache folder"):
+        toy({}, transfer=transfer(store=str(tmp_path / "file")))
+
+
+def test_the_tier_needs_the_connector_that_knows_the_weights(toy: Start, store: Path) -> None:
+    with pytest.raises(ConfigError, match='set kv_connector to "DejaKVOffloadingConnector"'):
+        toy({}, transfer=transfer("OffloadingConnector", store=str(store)))
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "why"),
+    [
+        ("cache_config", "prefix_caching_hash_algo", "xxhash", "sha256"),
+        ("lora_config", "", object(), "LoRA"),
+        ("speculative_config", "", object(), "speculative decoding"),
+    ],
+)
+def test_what_was_not_shown_to_be_exact_is_refused(
+    toy: Start, store: Path, monkeypatch: pytest.MonkeyPatch, part: str, name: str, value: object, why: str
+) -> None:
+    import toy_engine
+
+    config = toy_engine._base_config()
+    monkeypatch.setattr(getattr(config, part) if name else config, name or part, value)
+    monkeypatch.setattr("copy.deepcopy", lambda it: it)
+    with pytest.raises(ConfigError, match=f"DejaKVOffloadingConnector does not support: .*{why}"):
+        DejaKVOffloadingConnector(config, None, None)
+
+
+def test_a_vllm_without_the_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = upstream.UpstreamUse("vllm.v1.kv_offload.tiers:Gone", "", "there are no tiers", "tier")
+    monkeypatch.setattr(upstream, "USES", (gone,))
+    with pytest.raises(ConfigError, match=r"it has no vllm.v1.kv_offload.tiers:Gone \(there are no tiers\)"):
+        upstream.usable("tier")
+    with pytest.raises(ConfigError, match="tier leans on more of it"):
+        upstream.usable("tier", "0.33.0")
