@@ -18,7 +18,7 @@ from dejakv import metrics as figures
 from dejakv.adopt import routes as middleware
 from dejakv.cli.main import COMMANDS, typer_app
 from dejakv.config import FindSettings, KeepSettings, ReuseSettings, SemanticCacheConfig
-from dejakv.engines.vllm.settings import ConnectorSettings, EncoderSettings
+from dejakv.engines.vllm.settings import ConnectorSettings, EncoderSettings, TierSettings
 from dejakv.experiments.settings import SINGULARS, RunSettings
 from dejakv.server import routes_cache, routes_generate, routes_operator, schemas
 from dejakv.server.settings import DECIDED, ServerSettings
@@ -98,6 +98,13 @@ def settings() -> str:
             ConnectorSettings,
             "Keys of `kv_connector_extra_config`, beside those above ([in vLLM](vllm.md)).",
             known,
+        ),
+        (
+            "vLLM's offloading",
+            TierSettings,
+            "Keys of a tier of type `DejaKVTier` ([how](../how-to/offloading.md)), beside vLLM's"
+            " `type`, `module_path`, `locality` and `backpressure`.",
+            {"min_tokens", "second_sight"},
         ),
         (
             "vLLM's encoder connector",

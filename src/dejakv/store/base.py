@@ -25,6 +25,9 @@ Only later blends use these rows.
 SNAPSHOT = "snapshot"
 """Kind of an entry with the fixed state of a model after the first tokens of a prompt."""
 
+OFFLOAD_CHUNK = "offload_chunk"
+"""Kind of an entry with pages of vLLM's offloading, which has given them a name of its own."""
+
 Rows = Sequence[tuple[int, int]]
 """Ranges of rows `[start, stop)`, counted in the whole prompt."""
 
@@ -120,8 +123,8 @@ class StateInfo:
     spans : tuple[MediumSpan, ...]
         Media of the prompt, with their places in `token_ids`.
     kind : str
-        `KV` for exact state of a prompt. Entries of other kinds (`ROWS`, `SNAPSHOT`, `encoder`,
-        `fusion`, `task`) are never used as exact state.
+        `KV` for exact state of a prompt. Entries of other kinds (`ROWS`, `SNAPSHOT`,
+        `OFFLOAD_CHUNK`, `encoder`, `fusion`, `task`) are never used as exact state of a prompt.
     embedder : str
         Fingerprint of the embedder of `vectors`; vectors of another embedder are ignored.
     vectors : Mapping[str, ndarray]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from dejakv import errors
 from dejakv.errors import InputError
 from dejakv.identity import common_prefix
-from dejakv.store.base import KV, ROWS, StateInfo
+from dejakv.store.base import KV, OFFLOAD_CHUNK, ROWS, StateInfo
 from dejakv.store.budgets import is_older
 
 DONORS = "donors"
@@ -140,6 +140,8 @@ class PurgeResult:
         Ids of the entries.
     media : frozenset[Medium]
         Their media, for what belongs to them in other stores.
+    offload_chunks : int
+        Number of chunks of vLLM's offloading.
     """
 
     prompts: int = 0
@@ -149,6 +151,7 @@ class PurgeResult:
     bytes: int = 0
     ids: frozenset[str] = field(default=frozenset(), repr=False)
     media: frozenset[Medium] = field(default=frozenset(), repr=False)
+    offload_chunks: int = 0
 
     def __add__(self, other: "PurgeResult") -> "PurgeResult":
         return PurgeResult(
@@ -159,6 +162,7 @@ class PurgeResult:
             self.bytes + other.bytes,
             self.ids | other.ids,
             self.media | other.media,
+            self.offload_chunks + other.offload_chunks,
         )
 
     def __str__(self) -> str:
@@ -167,6 +171,7 @@ class PurgeResult:
             (self.rows, "blended run"),
             (self.parts, "leftover segment"),
             (self.encoder_outputs, "encoder output"),
+            (self.offload_chunks, "offload chunk"),
         )
         return ", ".join(
             [
@@ -213,10 +218,17 @@ def select_entries(metas: Sequence[StateInfo], selection: Selection, now: float)
 def count_purged(metas: Iterable[StateInfo]) -> PurgeResult:
     """Count these entries as removed, but for bytes and parts."""
     metas = list(metas)
-    kinds = Counter(meta.kind if meta.kind in (KV, ROWS) else "" for meta in metas)
+    counted = (KV, ROWS, OFFLOAD_CHUNK)
+    kinds = Counter(meta.kind if meta.kind in counted else "" for meta in metas)
     media = frozenset((meta.partition, span.digest) for meta in metas for span in meta.spans)
     return PurgeResult(
-        kinds[KV], kinds[ROWS], 0, kinds[""], ids=frozenset(meta.id for meta in metas), media=media
+        kinds[KV],
+        kinds[ROWS],
+        0,
+        kinds[""],
+        ids=frozenset(meta.id for meta in metas),
+        media=media,
+        offload_chunks=kinds[OFFLOAD_CHUNK],
     )
 
 

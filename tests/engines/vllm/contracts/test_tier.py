@@ -4,22 +4,32 @@ vLLM refuses to copy between the KV cache and host memory on a CPU, so `HostWork
 """
 
 import os
+import re
+import shlex
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import toy_engine
 from tests.services import wait_until
 from toy_engine import ToyEngine, answer
 from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
-from vllm_harness import tokens
+from vllm.v1.request import Request
+from vllm_harness import DOCS, tokens
 
 from dejakv.engines.vllm import identity, upstream
 from dejakv.engines.vllm.tier import DejaKVOffloadingConnector, DejaKVTier
@@ -128,14 +138,18 @@ def ask(engine: ToyEngine, prompt: list[int] = PROMPT, **options: Any) -> int:
     return asked.computed - 2
 
 
-def figures(engine: ToyEngine) -> dict[str, float]:
-    """The tier's counters since the last call, by name and label."""
-    stats = engine.scheduler.connector.get_kv_connector_stats()
-    values: dict[str, float] = {}
-    for name, value in (stats.reduce() if stats else {}).items():
-        if "dejakv_tier" in name:
-            values[name.partition("dejakv_tier_")[2]] = value
-    return values
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The tiers' counters, as vLLM takes them in each step."""
+    totals, take = Counter[str](), DejaKVTier.get_stats
+
+    def taken(self: DejaKVTier) -> Any:
+        stats = take(self)
+        totals.update(stats.reduce() if stats else {})
+        return stats
+
+    monkeypatch.setattr(DejaKVTier, "get_stats", taken)
+    return totals
 
 
 def ids(folder: Path) -> dict[str, str]:
@@ -205,32 +219,33 @@ def test_a_request_can_opt_out(start: Start, store: Path) -> None:
 
 def test_chunks_expire(start: Start, store: Path) -> None:
     ask(start(store, ttl=0.05))
-    wait_until(lambda: not ids(store))
+    wait_until(lambda: not ids(store), "an empty store")
     assert ask(start(store)) == len(PROMPT)
 
 
-def test_what_is_named_by_the_client_or_switched_off_is_neither_stored_nor_found(
+def test_what_is_not_named_by_its_tokens_or_switched_off_is_neither_stored_nor_found(
     start: Start, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a picture vLLM's hash has an identifier that clients may choose."""
+    """Of a picture vLLM's hash has an identifier that clients may choose; embeddings have no tokens."""
     engine = start(store)
     monkeypatch.setenv("DEJAKV_OFF", "1")
     assert ask(engine) == len(PROMPT)
     monkeypatch.delenv("DEJAKV_OFF")
-    connector, partitions = engine.scheduler.connector, list[Any]()
-    take = DejaKVTier.on_new_request
-    monkeypatch.setattr(
-        DejaKVTier, "on_new_request", lambda self, ctx: (partitions.append(self._server.partition), take(self, ctx))[1]
-    )
-    name = engine.add(tokens(40, 8))
-    engine.drain()
-    assert engine.asked[name].over
-    assert partitions == ["default"]
-    assert connector.server.partition is None
-    assert len(ids(store)) == 40 // 16
+
+    def embedded(*given: Any, **options: Any) -> Request:
+        made = Request(*given, **options)
+        made.prompt_embeds = torch.zeros(1)
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_engine, "Request", embedded)
+        assert ask(engine, tokens(80, 4)) == 80
+    assert not ids(store)
+    assert ask(start(store)) == len(PROMPT)
+    assert len(ids(store)) == WHOLE // 16
 
 
-def test_damaged_chunks_are_counted_misses(start: Start, store: Path) -> None:
+def test_damaged_chunks_are_counted_misses(start: Start, store: Path, figures: Counter[str]) -> None:
     ask(start(store))
     files = sorted(store.rglob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
     for file in files[3:5]:
@@ -238,10 +253,9 @@ def test_damaged_chunks_are_counted_misses(start: Start, store: Path) -> None:
         content[-5] ^= 1
         os.chmod(file, 0o600)
         file.write_bytes(content)
-    engine = start(store)
-    computed = ask(engine)
+    computed = ask(start(store))
     assert len(PROMPT) - WHOLE < computed <= len(PROMPT)
-    assert figures(engine)["damaged"] >= 1
+    assert figures["vllm:dejakv_tier_damaged"] == 2
     assert ask(start(store)) == len(PROMPT) - WHOLE
 
 
@@ -252,13 +266,14 @@ def test_a_store_that_vanishes_costs_misses(start: Start, store: Path) -> None:
     assert ask(engine, tokens(60, 9)) == 60
 
 
-def test_a_full_store_evicts_and_one_that_is_too_small_refuses(start: Start, store: Path) -> None:
+def test_a_full_store_evicts_and_one_that_is_too_small_refuses(
+    start: Start, store: Path, figures: Counter[str]
+) -> None:
     engine = start(store, max_bytes=5 * 6000)
     assert [ask(engine), ask(engine, tokens(160, 4))] == [len(PROMPT), 160]
-    assert figures(engine)["evicted:bytes"] > 0
-    other = start(store.parent / "tiny", max_bytes=100)
-    assert ask(other) == len(PROMPT)
-    assert figures(other) == {"refused:too_large": WHOLE // 16}
+    assert figures["vllm:dejakv_tier_evicted:('bytes',)"] > 0
+    assert ask(start(store.parent / "tiny", max_bytes=100)) == len(PROMPT)
+    assert figures["vllm:dejakv_tier_refused:('too_large',)"] == WHOLE // 16
 
 
 def test_changed_weights_end_reuse_until_a_reset(start: Start, store: Path) -> None:
@@ -268,7 +283,7 @@ def test_changed_weights_end_reuse_until_a_reset(start: Start, store: Path) -> N
     engine.model.weight.add_(1)
     engine.ask(tokens(60, 9))
     settle(engine)
-    wait_until(lambda: not ids(store))
+    wait_until(lambda: not ids(store), "an empty store")
     assert engine.reset(connector=True)
     assert ask(engine) == len(PROMPT)
     first = start(store)
@@ -317,8 +332,12 @@ def test_wrong_settings_end_the_start_with_their_remedy(toy: Start, keys: dict[s
 
 def test_a_store_that_cannot_be_opened_ends_the_start(toy: Start, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a store")
-    with pytest.raises(StoreError, match="cannot be a cache folder"):
+    with pytest.raises(ConfigError, match="is a file: give a folder"):
         toy({}, transfer=transfer(store=str(tmp_path / "file")))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter").write_text("not a store")
+    with pytest.raises(StoreError, match="letter"):
+        toy({}, transfer=transfer(store=str(tmp_path / "other")))
 
 
 def test_the_tier_needs_the_connector_that_knows_the_weights(toy: Start, store: Path) -> None:
@@ -337,8 +356,6 @@ def test_the_tier_needs_the_connector_that_knows_the_weights(toy: Start, store: 
 def test_what_was_not_shown_to_be_exact_is_refused(
     toy: Start, store: Path, monkeypatch: pytest.MonkeyPatch, part: str, name: str, value: object, why: str
 ) -> None:
-    import toy_engine
-
     config = toy_engine._base_config()
     monkeypatch.setattr(getattr(config, part) if name else config, name or part, value)
     monkeypatch.setattr("copy.deepcopy", lambda it: it)
@@ -353,3 +370,23 @@ def test_a_vllm_without_the_interface_is_named(monkeypatch: pytest.MonkeyPatch) 
         upstream.usable("tier")
     with pytest.raises(ConfigError, match="tier leans on more of it"):
         upstream.usable("tier", "0.33.0")
+
+
+def test_the_documented_command_starts_the_tier(start: Start, toy: Start, store: Path) -> None:
+    """As vLLM reads it, with this machine's folder and less memory in place of the example's."""
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "offloading.md").read_text()
+    [command] = re.findall(r"^```\n(vllm serve .*?)^```", page, re.MULTILINE | re.DOTALL)
+    words = shlex.split(command.replace("MODEL", str(DOCS)).replace("/var/lib/dejakv", str(store)))
+    assert words[:2] == ["vllm", "serve"]
+    given = make_arg_parser(FlexibleArgumentParser()).parse_args(words[2:])
+    config, extra = given.kv_transfer_config, given.kv_transfer_config.kv_connector_extra_config
+    assert given.shutdown_timeout == 60
+    assert KVConnectorFactory.get_connector_class(config) is DejaKVOffloadingConnector
+    assert OffloadingSpecFactory.get_spec_cls(extra) is TieringOffloadingSpec
+    [tier] = extra["secondary_tiers"]
+    assert SecondaryTierFactory.get_tier_class(tier) is DejaKVTier
+    assert set(TieringOffloadingSpec.build_metric_definitions(extra)) >= set(DejaKVTier.build_metric_definitions(tier))
+
+    extra["cpu_bytes_to_use"] = 64 * 4096
+    assert ask(toy({}, transfer=config)) == len(PROMPT)
+    assert ask(start(store)) == len(PROMPT) - WHOLE

@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false
 """`DejaKVTier`, the class that vLLM's offloading creates beside its host memory.
 
-vLLM cuts a prompt's pages into chunks of whole blocks and names each by the hash of all tokens up
-to its end, and of the `cache_salt`. A chunk is stored as a named tensor, whose name is made of the
-epoch, the partition and vLLM's name. The tier's methods run in vLLM's scheduler and only order what
-threads do.
+vLLM cuts a prompt's pages into offload chunks, here *chunks*: the pages of one or more blocks, on
+all ranks, under the hash of all tokens up to their end and of the `cache_salt`. A chunk is stored
+as a named tensor, whose name is made of the epoch, the partition and that hash. The tier's methods
+run in vLLM's scheduler and only order what threads do.
 """
 
 import logging
@@ -36,13 +36,11 @@ from dejakv.engines.vllm.generations import WeightGenerations
 from dejakv.engines.vllm.settings import ConnectorSettings, RequestOptions, TierSettings
 from dejakv.errors import ConfigError
 from dejakv.identity import digest_of
-from dejakv.store.base import RawTensor, StateInfo, StoredState
+from dejakv.store.base import OFFLOAD_CHUNK, RawTensor, StateInfo, StoredState
 from dejakv.store.open import store_of
 
 log = logging.getLogger("dejakv.vllm")
 
-CHUNK = "chunk"
-"""Kind of an entry with the pages of one of vLLM's chunks."""
 LOAD_THREADS, STORE_THREADS = 8, 2
 SUSPECTS = 4096
 """Chunks stored last, which leave again if the weights turn out to have changed meanwhile."""
@@ -222,7 +220,9 @@ class DejaKVTier(SecondaryTierManager):
 
     def _id(self, key: Any, partition: str, epoch: str | None = None) -> str:
         epoch = self._server.generations.epoch if epoch is None else epoch
-        return f"{CHUNK}-{digest_of(epoch, partition, str(self.block_size_bytes), key.hex())}"
+        return (
+            f"{OFFLOAD_CHUNK}-{digest_of(epoch, partition, str(self.block_size_bytes), key.hex())}"
+        )
 
     # Transfers
 
@@ -270,7 +270,7 @@ class DejaKVTier(SecondaryTierManager):
         if (
             stored is None
             or (stored.meta.kind, stored.meta.partition, stored.meta.epoch)
-            != (CHUNK, terms.partition, epoch)
+            != (OFFLOAD_CHUNK, terms.partition, epoch)
             or (stored.tensor.dtype, stored.tensor.shape) != ("U8", (self.block_size_bytes,))
         ):
             return None
@@ -285,7 +285,14 @@ class DejaKVTier(SecondaryTierManager):
         # Other processes on this store compute the same prompts.
         if self._store.meta(id) is None:
             meta = StateInfo(
-                id, terms.partition, epoch, (), prompt="", chunk="", kind=CHUNK, ttl=terms.ttl
+                id,
+                terms.partition,
+                epoch,
+                (),
+                prompt="",
+                chunk="",
+                kind=OFFLOAD_CHUNK,
+                ttl=terms.ttl,
             )
             if not self._store.put(StoredState(meta, RawTensor(self._row(number), "U8"))):
                 return None
@@ -342,9 +349,9 @@ class DejaKVTier(SecondaryTierManager):
         """Return what was counted since the last call, or None without any."""
         figures = self._store.stats(content=False)
         damaged, refused, evicted = METRICS
-        totals = Counter({(damaged, ()): figures.corrupt})
-        totals |= Counter({(refused, (each,)): n for each, n in figures.refused.items()})
-        totals |= Counter({(evicted, (each,)): n for each, n in figures.evictions.items()})
+        totals = Counter[tuple[str, tuple[str, ...]]]({(damaged, ()): figures.corrupt})
+        totals.update({(refused, (each,)): n for each, n in figures.refused.items()})
+        totals.update({(evicted, (each,)): n for each, n in figures.evictions.items()})
         news, self._shown = totals - self._shown, totals
 
         stats = OffloadingConnectorStats()
