@@ -78,6 +78,7 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
         "chunked local attention, recurrent layers, or a cache that is not of pages of tokens",
         "a prompt's state is not whole, or not shown to be",
         _no_pages,
+        beside_offloading=True,
     ),
     UnsupportedFeature(
         "mode blend with sliding windows, or more than one KV cache group",
@@ -91,6 +92,7 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
         lambda config, kv: (
             len({group.kv_cache_spec.block_size for group in kv.kv_cache_groups}) != 1
         ),
+        beside_offloading=True,
     ),
     UnsupportedFeature(
         "tensor parallelism over nodes or without distributed_executor_backend='mp'",
@@ -157,6 +159,10 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
     ),
 )
 
+_LEFT_OVER = (
+    "in vLLM's host memory such a chunk has bytes of other requests where it has none of its own, "
+    "and they would be stored"
+)
 OFFLOADING_REFUSALS: tuple[UnsupportedFeature, ...] = (
     *(item for item in REFUSALS if item.beside_offloading),
     UnsupportedFeature(
@@ -164,6 +170,16 @@ OFFLOADING_REFUSALS: tuple[UnsupportedFeature, ...] = (
         "vLLM names state by an adapter's name, which other weights may have later: use "
         "DejaKVConnector",
         lambda config, kv: config.lora_config is not None,
+    ),
+    UnsupportedFeature(
+        "KV cache groups of different sizes",
+        _LEFT_OVER,
+        lambda config, kv: len(set(upstream.group_bytes(kv))) > 1,
+    ),
+    UnsupportedFeature(
+        "sliding windows with offload chunks of several blocks",
+        _LEFT_OVER,
+        lambda config, kv: upstream.drops_blocks(kv) and upstream.blocks_per_chunk(config, kv) > 1,
     ),
     UnsupportedFeature(
         "a --prefix-caching-hash-algo other than sha256 or sha256_cbor",

@@ -663,13 +663,27 @@ def block_tokens(kv_cache_config: Any) -> int:
 
 def bytes_per_token(kv_cache_config: Any) -> int:
     """Return the bytes of a token's KV in all layers, on one rank."""
-    total = 0
-    for group in kv_cache_config.kv_cache_groups:
-        # The page of such a specification is of all its layers together.
-        count = 1 if hasattr(group.kv_cache_spec, "kv_cache_specs") else len(group.layer_names)
-        total += count * group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size
+    sizes = zip(kv_cache_config.kv_cache_groups, group_bytes(kv_cache_config), strict=True)
+    return sum(size // group.kv_cache_spec.block_size for group, size in sizes)
 
-    return total
+
+def group_bytes(kv_cache_config: Any) -> list[int]:
+    """Return the bytes of a block of each KV cache group, in all of its layers, on one rank."""
+    return [
+        # The page of such a specification is of all its layers together.
+        group.kv_cache_spec.page_size_bytes
+        * (1 if hasattr(group.kv_cache_spec, "kv_cache_specs") else len(group.layer_names))
+        for group in kv_cache_config.kv_cache_groups
+    ]
+
+
+def blocks_per_chunk(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Return the KV blocks of one chunk of vLLM's offloading."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
+        build_offloading_config,
+    )
+
+    return build_offloading_config(vllm_config, kv_cache_config).cache.blocks_per_chunk
 
 
 def groups_of(kv_cache_config: Any) -> dict[str, int]:

@@ -3,6 +3,7 @@
 vLLM refuses to copy between the KV cache and host memory on a CPU, so `HostWorker` stands in that one place.
 """
 
+import copy
 import os
 import re
 import shlex
@@ -21,8 +22,10 @@ from tests.services import wait_until
 from toy_engine import ToyEngine, answer
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
@@ -346,21 +349,34 @@ def test_the_tier_needs_the_connector_that_knows_the_weights(toy: Start, store: 
 
 
 @pytest.mark.parametrize(
-    ("part", "name", "value", "why"),
+    ("settings", "groups", "why"),
     [
-        ("cache_config", "prefix_caching_hash_algo", "xxhash", "sha256"),
-        ("lora_config", "", object(), "LoRA"),
-        ("speculative_config", "", object(), "speculative decoding"),
+        ({"cache_config.prefix_caching_hash_algo": "xxhash"}, [1], "prefix-caching-hash-algo"),
+        ({"lora_config": object()}, [1], "LoRA"),
+        ({"speculative_config": object()}, [1], "speculative decoding"),
+        ({}, [1, 2], "KV cache groups of different sizes"),
+        ({}, [2], "sliding windows with offload chunks of several blocks"),
     ],
 )
-def test_what_was_not_shown_to_be_exact_is_refused(
-    toy: Start, store: Path, monkeypatch: pytest.MonkeyPatch, part: str, name: str, value: object, why: str
+def test_what_was_not_shown_to_be_exact_and_apart_is_refused(
+    store: Path, settings: dict[str, object], groups: list[int], why: str
 ) -> None:
-    config = toy_engine._base_config()
-    monkeypatch.setattr(getattr(config, part) if name else config, name or part, value)
-    monkeypatch.setattr("copy.deepcopy", lambda it: it)
+    config = copy.deepcopy(toy_engine._base_config())
+    config.kv_transfer_config, config.cache_config.block_size = transfer(store=str(store), blocks=2), toy_engine.BLOCK
+    for name, value in settings.items():
+        part, _, name = name.rpartition(".")
+        setattr(getattr(config, part) if part else config, name, value)
+    window = SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=4, dtype=torch.float32, sliding_window=32)
+    kv = KVCacheConfig(
+        num_blocks=4,
+        kv_cache_tensors=[],
+        kv_cache_groups=[
+            KVCacheGroupSpec([f"{number}.{layer}" for layer in range(layers)], window)
+            for number, layers in enumerate(groups)
+        ],
+    )
     with pytest.raises(ConfigError, match=f"DejaKVOffloadingConnector does not support: .*{why}"):
-        DejaKVOffloadingConnector(config, None, None)
+        DejaKVOffloadingConnector(config, KVConnectorRole.SCHEDULER, kv)
 
 
 def test_a_vllm_without_the_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
