@@ -76,6 +76,17 @@ class LookupResult:
         """The exact part of this result, without a blend."""
         return self if self.method != "blend" else self.fallback or LookupResult()
 
+    def without_blend(self, reason: str = "") -> "LookupResult":
+        """Return the exact part of this result; what is to be stored stays as it is."""
+        exact = self.exact
+        return replace(
+            exact,
+            reason=reason or exact.reason,
+            key=self.key,
+            save=self.save,
+            save_behind=self.save_behind,
+        )
+
     def count_saved(self, first: int, stop: int) -> int:
         """Count the tokens from `first` to `stop - 1` that need not be computed."""
         if self.donor_runs is None:
@@ -221,7 +232,8 @@ class RequestState:
         # Tokens of its answer were computed behind exact state already.
         if self.preemptions:
             lookup_result = replace(
-                lookup_result if self.approximate else lookup_result.exact, save=self.save
+                lookup_result if self.approximate else lookup_result.without_blend(),
+                save=self.save,
             )
         self.lookup_result = lookup_result
 

@@ -291,12 +291,7 @@ class SchedulerSide:
             why = "blended before"
 
         if why:
-            tracked.lookup_result = replace(
-                exact,
-                reason=f"computed in full: {why}",
-                key=lookup_result.key,
-                save=lookup_result.save,
-            )
+            tracked.lookup_result = lookup_result.without_blend(f"computed in full: {why}")
             return False
         return self.names.rename(tracked, local)
 
@@ -612,9 +607,7 @@ class SchedulerSide:
         lookup_result = tracked.lookup_result
         if lookup_result is None or lookup_result.fallback is None:
             return False
-        tracked.lookup_result = replace(
-            lookup_result.fallback, key=lookup_result.key, save=lookup_result.save
-        )
+        tracked.lookup_result = lookup_result.without_blend()
         return True
 
     def _rows(self, lookup_result: LookupResult) -> int:

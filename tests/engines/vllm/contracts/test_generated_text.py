@@ -8,6 +8,9 @@ import pytest
 from toy_engine import BLOCK, ROW, Asked, ToyEngine, answer
 from vllm_harness import tokens
 
+from dejakv.engines.vllm.request import LookupResult
+from dejakv.store.base import StateInfo
+
 PROMPT, NEW = tokens(40, 21), tokens(9, 22)
 ANSWERED = 60
 KEEP = {"generated_text": "keep", "memory_bytes": 0}
@@ -79,3 +82,12 @@ def test_weights_that_change_while_it_is_answered_end_the_saves(toy: Callable[..
     engine.drain()
     engine.forget()
     assert not next_turn(engine, engine.asked[name]).told["tokens_reused"]
+
+
+@pytest.mark.parametrize("fallback", [None, LookupResult("exact", ("b",), 2)], ids=["nothing", "a prefix"])
+def test_answer_is_still_stored_where_a_blend_gives_way_to(fallback: LookupResult | None) -> None:
+    prompt = StateInfo("id", "p", "e", (1, 2, 3), "", "")
+    blend = LookupResult("blend", ("a",), 3, key="id", save=prompt, save_behind=prompt, fallback=fallback)
+    exact = blend.without_blend("why")
+    assert (exact.key, exact.save, exact.save_behind, exact.reason) == ("id", prompt, prompt, "why")
+    assert (exact.method, exact.tokens) == (("exact", 2) if fallback else ("none", 0))
