@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.blend.maps import token_map
-from dejakv.blend.recomputed import MIN_WEIGHT, NEAR, surroundings_of
+from dejakv.blend.recomputed import MIN_WEIGHT, NEAR, count_below, surroundings_of
 from dejakv.blend.token_map import DonorTokens, TokenMap
 
 ONE, TWO, THREE = np.arange(100, 140), np.arange(200, 260), np.arange(300, 330)
@@ -91,3 +91,12 @@ def test_shares_and_worths_are_shares(data: st.DataObject) -> None:
     assert ((found.worth > 0) & (found.worth <= 1)).all()
     assert (found.changed[among.ids[source] != target] == 1).all()
     assert (found.behind >= 0).all()
+
+
+@given(st.data())
+def test_values_below_a_limit_are_counted_as_one_by_one(data: st.DataObject) -> None:
+    values = np.array(data.draw(st.lists(st.integers(0, 40))), dtype=np.int64)
+    queries = data.draw(st.lists(st.tuples(st.integers(0, len(values)), st.integers(0, 50)), min_size=1))
+    stops, limits = np.array(queries, dtype=np.int64).T
+    expected = [int((values[:stop] < limit).sum()) for stop, limit in queries]
+    assert count_below(values, stops, limits).tolist() == expected

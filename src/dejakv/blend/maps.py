@@ -17,6 +17,7 @@ neighbours point), the donor token with the best cosine plus a little for common
 little for each position of distance.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from dejakv.blend.sentences import Sentences, counterparts, split_sentences
 from dejakv.blend.settings import MAPS
-from dejakv.blend.token_map import DonorTokens, Embed, Ids, TokenMap, equal_runs
+from dejakv.blend.token_map import DonorTokens, Embed, Ids, TokenMap, equal_runs, sorted_unique
 from dejakv.errors import ConfigError, InputError
 from dejakv.vectors.base import normalized
 
@@ -37,6 +38,8 @@ COPIED_WINDOWS = ((12, 12), (12, 2), (2, 12), (6, 5), (5, 4))
 """Tokens to the left and right of equal context that count as copied, longest first."""
 HALF = 24
 """Positions to either side that step 3 looks at."""
+CHUNK = 512
+"""Tokens that step 3 compares at once, which bounds its table of cosines."""
 DISTANCE_COST, LEFT_BONUS, RIGHT_BONUS = 0.03, 0.06, 0.04
 """Cost of a position of distance, and bonus of a common token to the left and to the right."""
 OUTSIDE_COST, GAP_COST = 0.05, 0.5
@@ -267,7 +270,9 @@ def _whole_sentences(target: Ids, donors: DonorTokens, ends: Ids | None, source:
         begin = start + (start == 0)
         places = places_by_text.get(target[begin:stop].tobytes()) if stop - begin > 1 else None
         if places and (source[begin:stop] < 0).any():
-            place = min(places, key=lambda place: abs(place - begin))
+            # In order: the nearest is one of the two around the sentence's own place.
+            after = bisect_left(places, begin)
+            place = min(places[max(0, after - 1) : after + 1], key=lambda place: abs(place - begin))
             source[begin:stop] = np.arange(place, place + stop - begin)
 
 
@@ -326,7 +331,15 @@ def _near(
     )
     middle = np.clip((low + high) // 2, 0, m - 1)
     window = np.clip(middle[:, None] + np.arange(-HALF, HALF + 1), 0, m - 1)
-    cosine = _cosines(target[unmatched], donors.ids, embed, window)
+    cosine = np.concatenate(
+        [
+            _cosines(target[chunk], donors.ids[places], embed)
+            for chunk, places in zip(
+                *(np.split(part, range(CHUNK, len(part), CHUNK)) for part in (unmatched, window)),
+                strict=True,
+            )
+        ]
+    )
     scores = cosine
     run = np.ones(window.shape, dtype=bool)
     # A run counts only as far as it is unbroken.
@@ -421,30 +434,25 @@ def _expected_ranges(
             np.where(gap, source[after_place] + 1, high),
         )
 
-    best, strength = counterparts(target, sentences, donors.ids, donor_sentences, source)
-
+    best, strength = counterparts(
+        target, sentences, donors.ids, donor_sentences, source, sorted_unique(part)
+    )
     lost = (strength[part] < MIN_RESEMBLANCE) | (pointed >= 0)
     low = np.where(gap, low, np.where(lost, guess, donor_sentences.starts[best[part]]))
     high = np.where(gap, high, np.where(lost, guess + 1, donor_sentences.stops[best[part]]))
     return low, high, pointed, np.where(gap, GAP_COST, OUTSIDE_COST).astype(np.float32)
 
 
-def _cosines(ids: Ids, donor_ids: Ids, embed: Embed, window: Ids) -> NDArray[np.float32]:
-    """Return the cosine of each token with each place of its window.
+def _cosines(ids: Ids, donor_ids: Ids, embed: Embed) -> NDArray[np.float32]:
+    """Return the cosine of each token `[n]` with each of its donor tokens `[n, window]`.
 
     Equal ids count 1, and media tokens match themselves alone.
     """
     unique_ids, row = np.unique(ids, return_inverse=True)
     unique_donor_ids, column = np.unique(donor_ids, return_inverse=True)
-    # Donor tokens outside of all windows are not embedded.
-    used = np.zeros(unique_donor_ids.size, dtype=bool)
-    used[column[window.ravel()]] = True
     table = np.zeros((unique_ids.size, unique_donor_ids.size), dtype=np.float32)
-    target_rows, donor_columns = (
-        np.flatnonzero(unique_ids >= 0),
-        np.flatnonzero(used & (unique_donor_ids >= 0)),
-    )
-    if target_rows.size and donor_columns.size:
+    target_rows, donor_columns = np.flatnonzero(unique_ids >= 0), unique_donor_ids >= 0
+    if target_rows.size and donor_columns.any():
         table[np.ix_(target_rows, donor_columns)] = (
             normalized(embed(unique_ids[target_rows]))
             @ normalized(embed(unique_donor_ids[donor_columns])).T
@@ -453,7 +461,7 @@ def _cosines(ids: Ids, donor_ids: Ids, embed: Embed, window: Ids) -> NDArray[np.
     slots = np.minimum(np.searchsorted(unique_donor_ids, unique_ids), unique_donor_ids.size - 1)
     equal = unique_donor_ids[slots] == unique_ids
     table[equal, slots[equal]] = 1.0
-    return table[row[:, None], column[window]]
+    return table[row[:, None], column.reshape(donor_ids.shape)]
 
 
 def _scored_map(target: Ids, donors: DonorTokens, embed: Embed, source: Ids) -> TokenMap:

@@ -19,7 +19,7 @@ from torch import Tensor
 from dejakv.blend.forced import ForcedTokens
 from dejakv.blend.offsets import offset_runs
 from dejakv.blend.settings import BlendConfig
-from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs
+from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, equal_runs, sorted_unique
 
 NEAR = 30.0
 """Tokens over which the effect of a small change fades."""
@@ -106,27 +106,60 @@ def surroundings_of(target: Ids, donors: DonorTokens, donor_map: TokenMap) -> Te
     >>> surroundings_of(np.array([5, 1, 6, 7]), donors, donor_map).changed.tolist()
     [0.0, 1.0, 0.5, 0.5]
     """
-    first, stop = equal_runs(target, donors, donor_map.source)
+    first, _ = equal_runs(target, donors, donor_map.source)
     index = np.arange(len(target))
     equal = donors.ids[donor_map.source] == target
     number, places = donors.number[donor_map.source], donors.positions[donor_map.source]
     changed = np.ones(len(target), dtype=np.float32)
 
-    for donor in np.unique(number[equal]).tolist():
+    for donor in sorted_unique(number[equal]).tolist():
         # Place of each target token in the donor's prompt: the same position, or that of the map.
         donor_places = np.where(equal & (number == donor), places, len(target) + len(donors))
         # The earlier of the two: text that stands in place is before everything behind it.
         same_place = _in_place(target, donors, donor)
         donor_places[same_place] = np.minimum(donor_places[same_place], index[same_place])
-        for start in np.unique(first[equal & (number == donor)]).tolist():
-            place = int(places[start])
-            shared_before = np.count_nonzero(donor_places[:start] < place)
+        begins = sorted_unique(first[equal & (number == donor)])
+        shared_before = count_below(donor_places, begins, places[begins])
 
-            # Nothing comes before it in both prompts: nothing has changed there.
-            changed[start : stop[start]] = (
-                1.0 - shared_before / max(start, place) if max(start, place) else 0.0
-            )
+        longest_before = np.maximum(begins, places[begins])
+        # Nothing comes before it in both prompts: nothing has changed there.
+        shares = 1.0 - shared_before / np.maximum(longest_before, 1)
+        run_of = np.searchsorted(begins, first[equal & (number == donor)])
+        changed[equal & (number == donor)] = np.where(longest_before > 0, shares, 0.0)[run_of]
     return TextSurroundings(changed, index - first)
+
+
+def count_below(values: Ids, stops: Ids, limits: Ids) -> Ids:
+    """Count for each query the values below its limit among the first `stop` values.
+
+    The values are divided by one binary digit after another, as in a wavelet matrix (Claude,
+    Navarro, SPIRE 2012), so that many queries take no longer than a few sorts.
+
+    Parameters
+    ----------
+    values : Ids, shape [n]
+        Whole numbers from 0 on.
+    stops, limits : Ids, shape [q]
+        Number of values, and limit, of each query.
+
+    Examples
+    --------
+    >>> count_below(np.array([3, 0, 5, 1]), np.array([4, 2]), np.array([3, 9])).tolist()
+    [2, 2]
+    """
+    counts, begins, ends = np.zeros(len(stops), dtype=np.int64), np.zeros_like(stops), stops
+    top = max(int(values.max(initial=0)), int(limits.max(initial=0)))
+    for digit in reversed(range(top.bit_length())):
+        ones = (values >> digit & 1).astype(np.bool_)
+        zeros_before = np.concatenate([[0], np.cumsum(~ones)])
+        zeros_begin, zeros_end = zeros_before[begins], zeros_before[ends]
+        # Equal so far: with a 1 in the limit all values with a 0 are below it.
+        upper = (limits >> digit & 1).astype(np.bool_)
+        counts += np.where(upper, zeros_end - zeros_begin, 0)
+        begins = np.where(upper, zeros_before[-1] + begins - zeros_begin, zeros_begin)
+        ends = np.where(upper, zeros_before[-1] + ends - zeros_end, zeros_end)
+        values = np.concatenate([values[~ones], values[ones]])
+    return counts
 
 
 def _in_place(target: Ids, donors: DonorTokens, donor: int) -> Ids:

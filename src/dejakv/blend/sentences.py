@@ -4,13 +4,14 @@ A tokenizer's vocabulary shows where sentences end, and rare ids show which dono
 sentence resembles.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.blend.token_map import Ids
+from dejakv.blend.token_map import Ids, sorted_unique
 
 _ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01", "\n", "\u010a")
 
@@ -107,7 +108,7 @@ def rarity(ids: Ids, sentences: Sentences) -> tuple[Ids, NDArray[np.float32]]:
         Weight log((S + 1) / df) of each, for S sentences.
     """
     unique_ids, inverse = np.unique(ids, return_inverse=True)
-    pairs = np.unique(inverse.astype(np.int64) * len(sentences) + sentences.number)
+    pairs = sorted_unique(inverse.astype(np.int64) * len(sentences) + sentences.number)
     frequency = np.bincount(pairs // len(sentences), minlength=unique_ids.size)
     return unique_ids, np.log((len(sentences) + 1) / frequency).astype(np.float32)
 
@@ -118,22 +119,66 @@ def weights_of(ids: Ids, unique_ids: Ids, weight: NDArray[np.float32]) -> NDArra
     return np.where(unique_ids[slots] == ids, weight[slots], weight.max()).astype(np.float32)
 
 
+COMMON = 256
+"""Donor sentences with an id from which on it tells none of them: it weighs nothing.
+
+Prompts of fewer sentences have no such id. In longer ones each id has few sentences to compare.
+"""
+
+
 def resemblance(
-    target: Ids, sentences: Sentences, donor: Ids, donor_sentences: Sentences
-) -> NDArray[np.float32]:
-    """Compute the cosine of rarity-weighted bags of ids, `[target sentences, donor sentences]`."""
+    target: Ids, sentences: Sentences, donor: Ids, donor_sentences: Sentences, target_rows: Ids
+) -> tuple[Ids, Ids, NDArray[np.float32]]:
+    """Compute the cosine of rarity-weighted bags of ids, of sentences that share any.
+
+    Parameters
+    ----------
+    target_rows : Ids
+        Target sentences to compare, ascending.
+
+    Returns
+    -------
+    row, column : Ids
+        Places in `target_rows`, and donor sentences, ascending by row and then by column.
+    cosine : float32 array
+        Their resemblance, in (0, 1].
+    """
+    count = len(donor_sentences)
     unique_ids, weight = rarity(donor, donor_sentences)
+    highest = float(weight.max()) ** 2
+    squares = np.where(weight < np.log((count + 1) / COMMON), 0.0, weight.astype(np.float64) ** 2)
 
-    def bags(ids: Ids, parts: Sentences) -> NDArray[np.float32]:
-        slots = np.minimum(np.searchsorted(unique_ids, ids), unique_ids.size - 1)
-        hit = unique_ids[slots] == ids
-        bag = np.zeros((len(parts), unique_ids.size), dtype=np.float32)
-        bag[parts.number[hit], slots[hit]] = weight[slots[hit]]
-        # An id that the donor lacks weighs as its rarest, or a short overlap would look alike.
-        lost = np.bincount(parts.number[~hit], minlength=len(parts)) * float(weight.max()) ** 2
-        return bag / np.sqrt((bag**2).sum(1) + lost + 1e-9)[:, None].astype(np.float32)
+    # The sentences with each id, one behind the other.
+    slots = np.searchsorted(unique_ids, donor)
+    postings = sorted_unique(slots * count + donor_sentences.number)
+    slot, holder = np.divmod(postings, count)
+    norm = np.bincount(holder, weights=squares[slot], minlength=count)
 
-    return bags(target, sentences) @ bags(donor, donor_sentences).T
+    rows = np.full(len(sentences), -1, dtype=np.int64)
+    rows[target_rows] = np.arange(len(target_rows))
+    inside = np.flatnonzero(rows[sentences.number] >= 0)
+    ids, row_of = target[inside], rows[sentences.number[inside]]
+    slots = np.minimum(np.searchsorted(unique_ids, ids), unique_ids.size - 1)
+    hit = unique_ids[slots] == ids
+    row, slot = np.divmod(
+        sorted_unique(row_of[hit] * unique_ids.size + slots[hit]), unique_ids.size
+    )
+    # An id that the donor lacks weighs as its rarest, or a short overlap would look alike.
+    lost = np.bincount(row_of[~hit], minlength=len(target_rows)) * highest
+    row_norm = np.bincount(row, weights=squares[slot], minlength=len(target_rows)) + lost
+
+    # Each id of a sentence with each donor sentence that has it, too.
+    row, slot = row[squares[slot] > 0], slot[squares[slot] > 0]
+    first = np.searchsorted(postings, slot * count)
+    times = np.searchsorted(postings, (slot + 1) * count) - first
+    nth = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
+    pair = np.repeat(row, times) * count + holder[np.repeat(first, times) + nth]
+    pairs, inverse = np.unique(pair, return_inverse=True)
+    shared = np.bincount(inverse, weights=np.repeat(squares[slot], times), minlength=len(pairs))
+
+    row, column = np.divmod(pairs, count)
+    cosine = shared / np.sqrt((row_norm[row] + 1e-9) * (norm[column] + 1e-9))
+    return row, column, cosine.astype(np.float32)
 
 
 IN_ORDER = 0.35
@@ -142,49 +187,156 @@ IN_ORDER = 0.35
 Documents mostly keep their order, and two sentences of one wording about different things share
 more tokens than two wordings of one thing.
 """
+_DECIDES = 2.0
+"""More than any resemblance and bonus together: copied text decides."""
 
 
 def counterparts(
-    target: Ids, sentences: Sentences, donor: Ids, donor_sentences: Sentences, source: Ids
+    target: Ids,
+    sentences: Sentences,
+    donor: Ids,
+    donor_sentences: Sentences,
+    source: Ids,
+    target_rows: Ids,
 ) -> tuple[Ids, NDArray[np.float32]]:
     """Return for each target sentence its donor sentence and how alike the two are.
 
     It is the best path through `resemblance`, where keeping the donor's order is worth `IN_ORDER` a
-    step.
+    step. A sentence that is copied for more than half has the sentence that it is copied from.
 
     Parameters
     ----------
     source : Ids
         Places of copied tokens (-1 for others), which decide the sentence they are the most of.
+    target_rows : Ids
+        Sentences whose resemblance is asked for, ascending; that of other copied ones is 0.
     """
-    alike = resemblance(target, sentences, donor, donor_sentences)
-    score = alike.copy()
+    count, total = len(sentences), len(donor_sentences)
     matched = np.flatnonzero(source >= 0)
-    pair, count = np.unique(
-        sentences.number[matched] * len(donor_sentences) + donor_sentences.number[source[matched]],
+    pair, size = np.unique(
+        sentences.number[matched] * total + donor_sentences.number[source[matched]],
         return_counts=True,
     )
-    copied = count * 2 > (sentences.stops - sentences.starts)[pair // len(donor_sentences)]
-    # More than any resemblance and bonus together: copied text decides.
-    score[pair[copied] // len(donor_sentences), pair[copied] % len(donor_sentences)] += 2.0
+    majority = size * 2 > (sentences.stops - sentences.starts)[pair // total]
+    copied_from = np.full(count, -1, dtype=np.int64)
+    copied_from[pair[majority] // total] = pair[majority] % total
 
-    predecessors = np.zeros(score.shape, dtype=np.int64)
-    before_each = np.arange(len(donor_sentences)) - 1
-    # The best path by dynamic programming: each sentence follows its predecessor or jumps.
-    for s in range(1, len(sentences)):
-        before = score[s - 1]
-        jump = int(before.argmax())
-        best = float(before[jump])
+    compared = sorted_unique(np.concatenate([target_rows, np.flatnonzero(copied_from < 0)]))
+    row, column, cosine = resemblance(target, sentences, donor, donor_sentences, compared)
+    bounds = np.searchsorted(row, np.arange(len(compared) + 1)).tolist()
+    alike_of: dict[int, slice] = {
+        sentence: slice(begin, end)
+        for sentence, (begin, end) in zip(compared.tolist(), pairwise(bounds), strict=True)
+    }
 
-        follow = before[:-1] + IN_ORDER
-        better = follow > best
-        predecessors[s, 0] = jump
-        predecessors[s, 1:] = np.where(better, before_each[1:], jump)
-        score[s, 0] += best
-        score[s, 1:] += np.where(better, follow, best)
+    steps = list[_PathStep]()
+    for sentence, donor_sentence in enumerate(copied_from.tolist()):
+        part = alike_of.get(sentence, slice(0, 0))
+        columns, alike = column[part], cosine[part]
+        if donor_sentence >= 0:
+            copied_alike = alike[columns == donor_sentence]
+            columns = np.array([donor_sentence])
+            alike = np.append(copied_alike, np.float32(0))[:1]
+        last = steps[-1] if steps else None
+        # A path that must come through one donor sentence has no other way.
+        followed = total if donor_sentence < 0 else 0
+        step = _PathStep.after(last, columns, alike, followed)
+        steps.append(step.raised(_DECIDES) if donor_sentence >= 0 else step)
 
-    path = np.empty(len(sentences), dtype=np.int64)
-    path[-1] = int(score[-1].argmax())
-    for s in range(len(sentences) - 1, 0, -1):
-        path[s - 1] = predecessors[s, path[s]]
-    return path, alike[np.arange(len(sentences)), path]
+    path = np.empty(count, dtype=np.int64)
+    strength = np.zeros(count, dtype=np.float32)
+    place = steps[-1].best if steps else 0
+    for sentence in range(count - 1, -1, -1):
+        path[sentence] = place
+        strength[sentence], place = steps[sentence].traced(place)
+    return path, strength
+
+
+@dataclass(frozen=True)
+class _PathStep:
+    """Worth of the paths that end at one sentence's counterpart, by the counterpart.
+
+    Donor sentences that share nothing with it, and follow none of worth, are all worth `rest`.
+
+    Attributes
+    ----------
+    columns : Ids
+        Donor sentences of a worth of their own, ascending.
+    alike, worth : float array
+        Their resemblance, and the worth of the best path that ends there.
+    follows : bool array
+        Whether that path comes from the donor sentence before.
+    best, best_worth : int, float
+        Donor sentence of the greatest worth, and that worth.
+    rest : float
+        Worth of all other donor sentences.
+    rest_follows : bool
+        Whether their paths come from the donor sentence before.
+    jump : int
+        Where a path comes from that does not follow.
+    """
+
+    columns: Ids
+    alike: NDArray[np.float32]
+    worth: NDArray[np.float64]
+    follows: NDArray[np.bool_]
+    best: int
+    best_worth: float
+    rest: float
+    rest_follows: bool
+    jump: int
+
+    @classmethod
+    def after(
+        cls, last: "_PathStep | None", columns: Ids, alike: NDArray[np.float32], total: int
+    ) -> "_PathStep":
+        """Return the step to a sentence that resembles these donor sentences.
+
+        Those behind others of worth are of worth, too, as far as they are among the first `total`.
+        """
+        if last is None:
+            follows = np.zeros(len(columns), np.bool_)
+            best_worth, rest, rest_follows, jump = 0.0, 0.0, False, 0
+            worth = alike.astype(np.float64)
+        else:
+            best_worth, jump = last.best_worth, last.best
+            if total:
+                # What follows a sentence of less worth gains nothing by it.
+                heirs = last.columns[last.worth + IN_ORDER > best_worth] + 1
+                heirs = np.setdiff1d(heirs[heirs < total], columns, assume_unique=True)
+                order = np.argsort(np.concatenate([columns, heirs]), kind="stable")
+                columns = np.concatenate([columns, heirs])[order]
+                alike = np.concatenate([alike, np.zeros(len(heirs), np.float32)])[order]
+            before = last._worth_at(columns - 1) + IN_ORDER
+            follows = before > best_worth
+            worth = np.maximum(before, best_worth) + alike.astype(np.float64)
+            rest_follows = last.rest + IN_ORDER > best_worth
+            rest = max(last.rest + IN_ORDER, best_worth)
+
+        best = 0
+        if len(columns):
+            place = int(worth.argmax())
+            best, best_worth = int(columns[place]), float(worth[place])
+        return cls(columns, alike, worth, follows, best, best_worth, rest, rest_follows, jump)
+
+    def raised(self, worth: float) -> "_PathStep":
+        """Return the step with more worth for its only sentence, which all paths then take."""
+        raised = self.worth + worth
+        return replace(self, worth=raised, best_worth=float(raised.max()))
+
+    def traced(self, place: int) -> tuple[float, int]:
+        """Return the resemblance of a donor sentence, and the one before it on the best path."""
+        slot = int(np.searchsorted(self.columns, place))
+        if slot < len(self.columns) and self.columns[slot] == place:
+            follows, alike = bool(self.follows[slot]), float(self.alike[slot])
+        else:
+            follows, alike = self.rest_follows, 0.0
+        return alike, place - 1 if follows and place else self.jump
+
+    def _worth_at(self, places: Ids) -> NDArray[np.float64]:
+        """Return the worth of donor sentences; before the first one there is none."""
+        worth = np.where(places < 0, -np.inf, self.rest)
+        if len(self.columns):
+            slots = np.minimum(np.searchsorted(self.columns, places), len(self.columns) - 1)
+            worth = np.where(self.columns[slots] == places, self.worth[slots], worth)
+        return worth

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dejakv.blend.token_map import Ids
+from dejakv.blend.token_map import Ids, sorted_unique
 
 SLICED = 32
 """Rows from which on a run is worth a slice of its own."""
@@ -45,7 +45,7 @@ def split_runs(places: Ids, group: Ids | None = None) -> tuple[list[tuple[int, i
 
 def ranges_of(places: Ids) -> list[tuple[int, int]]:
     """Return ranges `[start, stop)` around these places, ascending. Gaps below `GAP` are filled."""
-    unique_places = np.unique(places)
+    unique_places = sorted_unique(places)
     if not unique_places.size:
         return []
     cuts = np.flatnonzero(np.diff(unique_places) > GAP)

@@ -43,6 +43,10 @@ _READ_SECONDS = 1.0
 _ROWS_PER_CHECKPOINT = 2000
 """Rows of about 64 puts: each takes a page or two of the log. Bulk indexing writes many more."""
 _KEYS_PER_QUERY = 500
+_STRIDE = 16
+"""Blocks between the ends of a prompt's prefixes that are looked up first."""
+_FIRST_STRIDES = 32
+"""Ends in the first query; in each later one twice as many as before."""
 TABLES = {"segments", "blocks", "records", "links", "totals", "clock", "removed", "leaving"}
 _TABLES = """
 CREATE TABLE segments (
@@ -128,6 +132,73 @@ class EntryRow:
     partition: str
     epoch: str
     about: bytes
+
+
+class _KnownPrefixes:
+    """What a catalog says about some of a prompt's prefixes, each asked once.
+
+    Rows of a prefix are there only if those of all shorter ones are. So a few ends, a stride apart,
+    tell between which two the longest prefix ends, and a prompt of any length needs few queries.
+    """
+
+    def __init__(self, catalog: "Catalog", keys: PrefixKeys, now: float) -> None:
+        self._read, self._keys, self._now = catalog.read, keys, now
+        self._rows: dict[bytes, tuple[int, str, int, int, float, str] | None] = {}
+
+    def look(self, ends: Iterable[int]) -> None:
+        """Ask about the prefixes with these ends that were not asked about before."""
+        new_keys = [key for end in ends if (key := self._keys.prefix_key(end)) not in self._rows]
+        self._rows.update(dict.fromkeys(new_keys))
+        for offset in range(0, len(new_keys), _KEYS_PER_QUERY):
+            key_batch = new_keys[offset : offset + _KEYS_PER_QUERY]
+            query = (
+                "SELECT b.key, s.n, s.name, s.start, s.stop, s.due, s.record FROM blocks b "
+                "JOIN segments s ON s.n = b.n"
+                f" WHERE b.key IN ({','.join('?' * len(key_batch))}) AND {alive_condition('s')}"
+            )
+            values = (*key_batch, self._now, self._now + SKEW)
+            self._rows.update({row[0]: row[1:] for row in self._read(query, values)})
+
+    def row(self, end: int) -> tuple[int, str, int, int, float, str] | None:
+        """Return number, name, start, stop, due and entry of the segment with a prefix's end."""
+        return self._rows.get(self._keys.prefix_key(end))
+
+    def deepest_block(self, top: int) -> int:
+        """Return the number of blocks of the longest prefix of whole blocks, at most `top`.
+
+        Rows in it may be missing.
+        """
+        deepest, strides = 0, _FIRST_STRIDES
+        while deepest + _STRIDE <= top:
+            marks = range(deepest + _STRIDE, top + 1, _STRIDE)[:strides]
+            self.look(mark * BLOCK for mark in marks)
+            present = [mark for mark in marks if self.row(mark * BLOCK)]
+            deepest = present[-1] if present else deepest
+            if len(present) < len(marks):
+                break
+            strides *= 2
+
+        rest = range(deepest + 1, min(deepest + _STRIDE - 1, top) + 1)
+        self.look(block * BLOCK for block in rest)
+        return next((block for block in reversed(rest) if self.row(block * BLOCK)), deepest)
+
+    def chain(self, end: int) -> tuple[list[SegmentSlice], int]:
+        """Return the slices of a prefix, and 0 or the end before which rows are missing."""
+        slices: list[SegmentSlice] = []
+        # Backwards from the end: only a segment's own start says where the one before it ends.
+        prefix_end, step, ahead = end, BLOCK, 1
+        while prefix_end:
+            if self._keys.prefix_key(prefix_end) not in self._rows:
+                # Segments before it are mostly as long: those of a long chain are asked at once.
+                self.look(range(prefix_end, 0, -step)[:ahead])
+                ahead *= 2
+            row = self.row(prefix_end)
+            if row is None:
+                return [], prefix_end
+            n, name, start, stop, due, entry_id = row
+            slices.append(SegmentSlice(n, name, start, prefix_end, stop, due, entry_id))
+            prefix_end, step = start, stop - start
+        return slices[::-1], 0
 
 
 class Catalog:
@@ -271,57 +342,28 @@ class Catalog:
         list[SegmentSlice]
             First rows first; empty without a prefix.
         """
-        segments_by_key: dict[bytes, tuple[int, str, int, int, float, str]] = {}
-
-        def look(prefix_keys: Sequence[bytes]) -> None:
-            for offset in range(0, len(prefix_keys), _KEYS_PER_QUERY):
-                key_batch = prefix_keys[offset : offset + _KEYS_PER_QUERY]
-                query = (
-                    "SELECT b.key, s.n, s.name, s.start, s.stop, s.due, s.record FROM blocks b "
-                    "JOIN segments s ON s.n = b.n"
-                    f" WHERE b.key IN ({','.join('?' * len(key_batch))}) AND {alive_condition('s')}"
-                )
-                segments_by_key.update(
-                    {row[0]: row[1:] for row in self.read(query, (*key_batch, now, now + SKEW))}
-                )
-
-        # Full blocks first: one query finds the deepest, and only tails behind it can be longer.
-        top = max_tokens // BLOCK
-        look(keys.block_keys[1 : top + 1])
-        deepest = next((i for i in range(top, 0, -1) if keys.block_keys[i] in segments_by_key), 0)
-        tails = [deepest * BLOCK + i for i in range(1, BLOCK) if deepest * BLOCK + i <= max_tokens]
-        look([keys.prefix_key(end) for end in tails])
-        ends = [end for end in reversed(tails) if keys.prefix_key(end) in segments_by_key]
-
+        known = _KnownPrefixes(self, keys, now)
         limit = max_tokens
+        deepest = known.deepest_block(limit // BLOCK)
+        # Only tails behind the deepest full block can be longer.
+        tails = [deepest * BLOCK + i for i in range(1, BLOCK) if deepest * BLOCK + i <= max_tokens]
+        known.look(tails)
+        ends = [*(end for end in reversed(tails) if known.row(end)), deepest * BLOCK]
+
         # The longest end may lack rows before it (evicted): then the next shorter one is tried.
-        for end in (*ends, *(i * BLOCK for i in range(deepest, 0, -1))):
-            if end > limit or keys.prefix_key(end) not in segments_by_key:
-                continue
-            slices: list[SegmentSlice] = []
-            prefix_end = end
-            # Backwards from the end: only a segment's own start says where the one before it ends.
-            while prefix_end:
-                key = keys.prefix_key(prefix_end)
-                if key not in segments_by_key and prefix_end % BLOCK:
-                    look([key])
-                if key not in segments_by_key:
-                    break
-                n, name, start, stop, due, entry_id = segments_by_key[key]
-                slices.append(SegmentSlice(n, name, start, prefix_end, stop, due, entry_id))
-                prefix_end = start
-
-            if not prefix_end:
-                slices.reverse()
-                return (
-                    self._extend_in_block(keys, slices, max_tokens, now)
-                    if partial_block and not keys.spans
-                    else slices
-                )
-
-            # Every prefix that needs the missing rows is of no use.
-            limit = prefix_end - 1
-
+        while end := ends.pop(0):
+            if end <= limit:
+                slices, missing = known.chain(end)
+                if not missing:
+                    return (
+                        self._extend_in_block(keys, slices, max_tokens, now)
+                        if partial_block and not keys.spans
+                        else slices
+                    )
+                # Every prefix that needs the missing rows is of no use.
+                limit = missing - 1
+            if not ends:
+                ends = [known.deepest_block(limit // BLOCK) * BLOCK]
         return []
 
     def _extend_in_block(

@@ -8,9 +8,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from dejakv.errors import InputError
 from dejakv.identity import BLOCK_TOKENS as BLOCK
-from dejakv.identity import MediumSpan, encode_part
+from dejakv.identity import MediumSpan, encode_part, token_bytes
 
 SIZE = 16
 """Bytes of a key."""
@@ -49,42 +48,43 @@ class PrefixKeys:
     def __init__(
         self, partition: str, epoch: str, token_ids: Sequence[int], spans: Sequence[MediumSpan] = ()
     ) -> None:
-        try:
-            self.ids = np.array(token_ids, dtype="<u4")
-        except (OverflowError, ValueError, TypeError) as error:
-            raise InputError("token ids must be whole numbers from 0 to 2**32 - 1") from error
-
+        self._raw = token_bytes(token_ids)
+        self.ids = np.frombuffer(self._raw, dtype="<u4")
         self.spans = tuple(spans)
-        self._raw = self.ids.tobytes()
         named = [encode_part(part) for part in (partition, epoch)]
         # With lengths: otherwise ("ab", "c") and ("a", "bc") would have the same keys.
         label = b"".join(len(part).to_bytes(8, "little") + part for part in named)
-        chain = [blake2b(label, digest_size=SIZE).digest()]
-
-        if spans:
-            for stop in range(BLOCK, len(self) + 1, BLOCK):
-                chain.append(self._next(chain[-1], stop - BLOCK, stop))
-        else:
-            # `_next` without media, spelled out: this runs for each lookup.
-            raw, key = self._raw, chain[0]
-            for offset in range(0, len(self) // BLOCK * 4 * BLOCK, 4 * BLOCK):
-                key = blake2b(key + raw[offset : offset + 4 * BLOCK], digest_size=SIZE).digest()
-                chain.append(key)
-
-        # Keys of 0, 16, 32, ... tokens.
-        self.block_keys = chain
+        self._chain = [blake2b(label, digest_size=SIZE).digest()]
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def block_keys(self) -> list[bytes]:
+        """Keys of 0, 16, 32, ... tokens."""
+        self._extend(len(self) // BLOCK)
+        return self._chain
+
     def prefix_key(self, tokens: int) -> bytes:
-        """Return the key of the first `tokens` tokens."""
+        """Return the key of the first `tokens` tokens; keys behind them are not computed."""
         block, rest = divmod(tokens, BLOCK)
-        return (
-            self._next(self.block_keys[block], block * BLOCK, tokens)
-            if rest
-            else self.block_keys[block]
-        )
+        self._extend(block)
+        key = self._chain[block]
+        return self._next(key, block * BLOCK, tokens) if rest else key
+
+    def _extend(self, blocks: int) -> None:
+        """Compute the keys of the first `blocks` blocks."""
+        chain = self._chain
+        begun = len(chain) - 1
+        if self.spans:
+            for stop in range(begun * BLOCK + BLOCK, blocks * BLOCK + 1, BLOCK):
+                chain.append(self._next(chain[-1], stop - BLOCK, stop))
+        else:
+            # `_next` without media, spelled out: this runs for each lookup.
+            raw, key = self._raw, chain[-1]
+            for offset in range(4 * BLOCK * begun, 4 * BLOCK * blocks, 4 * BLOCK):
+                key = blake2b(key + raw[offset : offset + 4 * BLOCK], digest_size=SIZE).digest()
+                chain.append(key)
 
     def _next(self, key: bytes, start: int, stop: int) -> bytes:
         # A medium's tokens are placeholders: only its digest tells two apart.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejakv.identity import MediumSpan
+from dejakv.identity import MediumSpan, token_bytes
 
 Ids = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -52,7 +52,10 @@ def media_token_ids(token_ids: Sequence[int] | Ids, spans: Sequence[MediumSpan])
     >>> media_token_ids([5, 0, 0, 6], [MediumSpan(1, 2, "0000000001" + "0" * 54)])
     array([     5, -65537, -65538,      6])
     """
-    ids = np.array(token_ids, dtype=np.int64)
+    if isinstance(token_ids, np.ndarray):
+        ids = token_ids.astype(np.int64)
+    else:
+        ids = np.frombuffer(token_bytes(token_ids), np.uint32).astype(np.int64)
     for span in spans:
         base = int(span.digest[:10], 16)
         # Negative, and so apart from every id of a vocabulary.
@@ -248,8 +251,13 @@ def overlap(
     """
     if not donors:
         return ()
-    donor_hashes = np.concatenate([run_hashes(donor, run) for donor in donors])
-    starts = np.flatnonzero(np.isin(run_hashes(target, run), donor_hashes))
+    # The 0 is no hash, and keeps the search within bounds.
+    donor_hashes = np.concatenate([[np.uint64(0)], *(run_hashes(donor, run) for donor in donors)])
+    donor_hashes.sort()
+    hashes = run_hashes(target, run)
+    # One search in sorted hashes; `np.isin` makes a table of them, ten times as slowly.
+    places = np.searchsorted(donor_hashes, hashes, side="right") - 1
+    starts = np.flatnonzero(donor_hashes[places] == hashes)
 
     change = np.zeros(len(target) + 1, np.int64)
     # Each run adds one where it begins and takes it back where it ends: their sum is the cover.

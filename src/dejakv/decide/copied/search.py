@@ -467,7 +467,8 @@ def _choose_runs(
 
         # Only what is still free: longer runs have taken the rest.
         done.add(row)
-        for begin, length in stretches(free[start:stop]):
+        whole = uncovered == stop - start
+        for begin, length in ((0, uncovered),) if whole else stretches(free[start:stop]):
             yield start + begin, start + begin + length, int(donors[donor_index]), shift
         free[start:stop] = False
         if donor_index not in used:

@@ -309,7 +309,12 @@ def rearrange(
 
     for index, rows, places in donors.parts(donor_map.source):
         missing_rows = len(places)
-        for start, part in states[index]:
+        starts = np.array([start for start, _ in states[index]])
+        # Each part's rows in turn: to look for them among all would take parts times rows.
+        part_of = np.searchsorted(starts, places, side="right") - 1
+        by_part = np.argsort(part_of, kind="stable")
+        bounds = np.searchsorted(part_of[by_part], np.arange(len(starts) + 1))
+        for number, (start, part) in enumerate(states[index]):
             state = tensor_view(part)
             if (
                 state.dim() != 5
@@ -326,7 +331,8 @@ def rearrange(
                 shape = (*state.shape[:3], tokens, state.shape[4])
                 out = empty_tensor(shape, dtype, device)
             # Parts follow each other: each one fills the rows that it has.
-            missing_rows -= copy_part(state, start, places, out, rows)
+            chosen = by_part[bounds[number] : bounds[number + 1]]
+            missing_rows -= copy_part(state, start, places[chosen], out, rows[chosen])
         if missing_rows or out is None:
             length = donors.lengths[index]
             raise ModelError(

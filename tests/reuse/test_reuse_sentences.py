@@ -1,0 +1,56 @@
+"""Counterparts of sentences: the best path, without a table of all pairs."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dejakv.blend.sentences import COMMON, IN_ORDER, counterparts, rarity, resemblance, split_sentences, weights_of
+from dejakv.blend.token_map import Ids
+
+ENDS = np.array([0], dtype=np.int64)
+texts = st.lists(st.integers(0, 12), min_size=1, max_size=60).map(lambda ids: np.array(ids, dtype=np.int64))
+
+
+def cosines(target: Ids, donor: Ids) -> np.ndarray:
+    """Resemblance of all pairs of sentences, from bags of all ids."""
+    parts, donor_parts = split_sentences(target, ENDS), split_sentences(donor, ENDS)
+    ids, weight = rarity(donor, donor_parts)
+
+    def bags(text: Ids, number: Ids, count: int) -> np.ndarray:
+        bag = np.zeros((count, 14))
+        bag[number, text] = np.where(np.isin(text, ids), weights_of(text, ids, weight), 0)
+        lost = np.bincount(number[~np.isin(text, ids)], minlength=count) * float(weight.max()) ** 2
+        return bag / np.sqrt((bag**2).sum(1) + lost + 1e-9)[:, None]
+
+    return bags(target, parts.number, len(parts)) @ bags(donor, donor_parts.number, len(donor_parts)).T
+
+
+@settings(max_examples=100, deadline=None)
+@given(target=texts, donor=texts)
+def test_counterparts_are_the_best_path_through_all_pairs(target: Ids, donor: Ids) -> None:
+    alike = cosines(target, donor)
+    parts, donor_parts = split_sentences(target, ENDS), split_sentences(donor, ENDS)
+    asked = np.arange(len(parts))
+    path, strength = counterparts(target, parts, donor, donor_parts, np.full(len(target), -1), asked)
+    assert strength == pytest.approx(alike[asked, path], abs=1e-5)
+
+    best = alike[0]
+    for row in alike[1:]:
+        follow = np.concatenate([[-np.inf], best[:-1] + IN_ORDER])
+        best = row + np.maximum(follow, best.max())
+    worth = alike[asked, path].sum() + IN_ORDER * np.count_nonzero(np.diff(path) == 1)
+    # The donor's first and last sentence apart, of which no path of worth can follow.
+    assert worth == pytest.approx(best.max(), abs=2 * IN_ORDER)
+    assert worth <= best.max() + 1e-5
+
+
+@pytest.mark.parametrize("sentences", [1000, 4000])
+def test_a_sentence_is_compared_with_a_few_of_any_number(sentences: int) -> None:
+    rng = np.random.default_rng(0)
+    donor = np.minimum(rng.zipf(1.3, 20 * sentences), 30_000)
+    donor[19::20] = 0
+    parts = split_sentences(donor, ENDS)
+    row, _, cosine = resemblance(donor, parts, donor, parts, np.arange(100))
+    assert len(row) <= 100 * 20 * COMMON / 4
+    assert cosine[np.flatnonzero(cosine > 0.99)].size >= 95  # each is its own counterpart
