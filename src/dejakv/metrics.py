@@ -209,6 +209,40 @@ SERVER_NOW: Final[Figures] = {"waiting": ("server_queue", "Requests that wait.")
 SERVER_BY: Final[Labelled] = {
     "outcomes": ("server_requests", "Requests by how they ended.", "outcome", ())
 }
+_UNITS: Final = ("tokens", "characters")
+STABILIZE_BY: Final[Labelled] = {
+    "requests": (
+        "stabilize_requests",
+        "Chat requests: changed by a rule, unchanged, or with a body that is not known in full.",
+        "outcome",
+        ("changed", "unchanged", "unknown"),
+    ),
+    "rules": ("stabilize_rules", "Requests that a rule changed.", "rule", ()),
+    "prompt": (
+        "stabilize_prompt",
+        "Length of known prompts, without the template's.",
+        "unit",
+        _UNITS,
+    ),
+    "prefix_given": (
+        "stabilize_prefix_given",
+        "Length in prefixes of earlier prompts, as requests came.",
+        "unit",
+        _UNITS,
+    ),
+    "prefix_sent": (
+        "stabilize_prefix_sent",
+        "Length in prefixes of earlier prompts, as requests were sent.",
+        "unit",
+        _UNITS,
+    ),
+    "checks": (
+        "stabilize_checks",
+        "Changed requests of which both forms were sent, by how their answers compare.",
+        "answers",
+        ("equal", "different", "not_compared"),
+    ),
+}
 TIMES: Final[Figures] = {
     "ttft_ms": ("ttft_seconds", "Time to the first token."),
     "latency_ms": ("latency_seconds", "Time to the last token."),
@@ -280,6 +314,8 @@ class CacheCollector(Collector):
         Sums over records.
     server : Callable[[], Any] or None
         Statistics with `outcomes` of requests and the number of `waiting` ones.
+    stabilizer : Callable[[], Any] or None
+        Counts of a stabilizing middleware.
     """
 
     def __init__(
@@ -292,6 +328,7 @@ class CacheCollector(Collector):
         trust: Callable[[], TrustReport | None] | None = None,
         requests: RequestTotals | None = None,
         server: Source | None = None,
+        stabilizer: Source | None = None,
     ) -> None:
         self._sources: list[tuple[Source | None, Figures, Figures, Labelled]] = [
             (encoder, ENCODER, ENCODER_NOW, ENCODER_BY),
@@ -299,6 +336,7 @@ class CacheCollector(Collector):
             (waiting, WAITING, WAITING_NOW, {}),
             (trust, TRUST, TRUST_NOW, {}),
             (server, {}, SERVER_NOW, SERVER_BY),
+            (stabilizer, {}, {}, STABILIZE_BY),
         ]
         self._stores = dict(stores or {})
         self._requests = requests

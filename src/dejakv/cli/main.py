@@ -34,6 +34,7 @@ COMMANDS = {
         "Prove or refute that the caches of a running server, of any engine, change no answer."
     ),
     "serve": "Serve a model over HTTP, with OpenAI's endpoints.",
+    "stabilize": "Forward requests to any server, changed so that they keep their prefix.",
     "models": "List the models that dejakv knows by name, or fetch one.",
     "cache": "Look after the folder of a cache: show, purge, partitions, evidence.",
 }
@@ -50,6 +51,7 @@ EXAMPLES = {
     "report": "dejakv report runs/first --output report.html",
     "verify": "dejakv verify http://127.0.0.1:8000 --output page.md",
     "serve": "dejakv serve --model smollm2-135m --store cache",
+    "stabilize": "dejakv stabilize http://127.0.0.1:8000 --rules keys,tools,volatile --check",
     "models": "dejakv models get smollm2-135m",
     "cache": "dejakv cache show cache",
 }

@@ -85,6 +85,14 @@ class Rewritten:
     reason: str = ""
 
 
+def check_rules(rules: Iterable[str]) -> set[str]:
+    """Return rules as a set; a ConfigError names what is none."""
+    wanted = set(rules)
+    if unknown := wanted - RULES.keys():
+        raise ConfigError(f"there is no rule {min(unknown)!r}: give some of {', '.join(RULES)}")
+    return wanted
+
+
 class PrefixStabilizer:
     """Rules with the memory that `passages` needs. Thread-safe.
 
@@ -102,9 +110,7 @@ class PrefixStabilizer:
     def __init__(self, rules: Iterable[str] = DEFAULT_RULES) -> None:
         wanted = set(rules)
         if unknown := wanted - RULES.keys():
-            raise ConfigError(
-                f"there is no rule {min(unknown)!r}: give some of {', '.join(RULES)}"
-            )
+            raise ConfigError(f"there is no rule {min(unknown)!r}: give some of {', '.join(RULES)}")
         self.rules = tuple(name for name in RULES if name in wanted)
         self._orders = PassageOrders()
 
@@ -167,7 +173,9 @@ def sort_keys(body: ChatBody, *, names: bool) -> str:
     names : bool
         Sort the names of properties, and not the other keys.
     """
-    spans = [body.root.value[name] for name in ("tools", "response_format") if name in body.root.value]
+    spans = [
+        body.root.value[name] for name in ("tools", "response_format") if name in body.root.value
+    ]
     return splice(
         body.text,
         [(span.begin, span.end, _sorted(body.text, span, names, named=False)) for span in spans],
@@ -179,6 +187,7 @@ def _sorted(text: str, span: Span, names: bool, *, named: bool) -> str:
 
     `named` tells that its keys are names of the user's.
     """
+    inner: dict[Any, str]
     if isinstance(span.value, dict):
         fields: dict[str, Span] = span.value
         inner = {
@@ -220,7 +229,7 @@ class PassageOrders:
         # In the order of the prompt, so that what stands before a passage has its final order.
         for name in ("tools", "system", "messages"):
             span: Span | None = body.root.value.get(name)
-            for part in (body.messages if name == "messages" else [span]):
+            for part in body.messages if name == "messages" else [span]:
                 if part is None:
                     continue
                 role = part.field("role") if name == "messages" else name

@@ -78,7 +78,8 @@ def volatile_lines(text: str) -> list[tuple[int, int]]:
     lines = [
         line.span()
         for line in re.finditer(r"^.+$", text, re.MULTILINE)
-        if line.end() - line.start() <= MAX_LINE and (_DATED.match(line[0]) or _COUNTED.match(line[0]))
+        if line.end() - line.start() <= MAX_LINE
+        and (_DATED.match(line[0]) or _COUNTED.match(line[0]))
     ]
     outside = [place for place in lines if not _overlaps(place, blocks)]
     return sorted(place for place in (*blocks, *outside) if not _overlaps(place, code))
@@ -144,7 +145,9 @@ def _take_reminders(
 def _reorder_parts(text: str, content: Span, edits: list[tuple[int, int, str]]) -> None:
     parts: list[Span] = content.value
     texts = [str(part.field("text")) if part.field("type") == "text" else None for part in parts]
-    blank = [each is not None and not _without(each, volatile_lines(each)).strip() for each in texts]
+    blank = [
+        each is not None and not _without(each, volatile_lines(each)).strip() for each in texts
+    ]
     first = blank.index(False) if False in blank else 0
     if not all(_reminders(str(each)) != ([], []) for each in texts[:first]):
         return
