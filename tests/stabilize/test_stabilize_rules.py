@@ -17,11 +17,15 @@ ALL = tuple(RULES)
 words = st.text(st.characters(codec="utf-8", exclude_characters="<`"), max_size=30)
 lines = st.one_of(
     words,
-    st.sampled_from([DATE, "Step 3 of 40", "Tokens used: 12,000 / 200,000", REMINDER, "", "```", "<reminder>", "\\n\"{"]),
+    st.sampled_from(
+        [DATE, "Step 3 of 40", "Tokens used: 12,000 / 200,000", REMINDER, "", "```", "<reminder>", '\\n"{']
+    ),
     st.sampled_from(["<document>a b</document>", "<document>c</document>", "<document>\n<reminder></document>"]),
 )
 texts = st.lists(lines, max_size=6).map("\n".join)
-contents = st.one_of(texts, st.lists(st.builds(lambda text: {"type": "text", "text": text}, texts), min_size=1, max_size=3))
+contents = st.one_of(
+    texts, st.lists(st.builds(lambda text: {"type": "text", "text": text}, texts), min_size=1, max_size=3)
+)
 schemas = st.recursive(
     st.one_of(st.just({"type": "string", "minimum": 1.0}), st.just({"default": 12345678901234567890})),
     lambda inner: st.builds(
@@ -139,7 +143,11 @@ def test_whatever_is_no_body_is_passed_on(raw: bytes) -> None:
 
 
 def test_by_default_properties_and_texts_keep_their_order() -> None:
-    body = chat(("system", DATE + "\nHelp."), ("user", "x"), tools=[function("b"), function("a", type="object", properties={"z": {}, "a": {}})])
+    body = chat(
+        ("system", DATE + "\nHelp."),
+        ("user", "x"),
+        tools=[function("b"), function("a", type="object", properties={"z": {}, "a": {}})],
+    )
     new = sent(body, *DEFAULT_RULES)
     assert [tool["function"]["name"] for tool in new["tools"]] == ["a", "b"]
     assert list(new["tools"][0]) == ["function", "type"]
@@ -224,7 +232,9 @@ def test_anthropic_reminders_and_dates_stand_behind_results_of_tools() -> None:
     assert new["messages"][0]["content"] == [result, text, reminder, {"type": "text", "text": DATE}]
 
 
-@pytest.mark.parametrize("said", [[("system", DATE), ("user", "x")], [("system", f"Help.\n{DATE}")], [("user", REMINDER)]])
+@pytest.mark.parametrize(
+    "said", [[("system", DATE), ("user", "x")], [("system", f"Help.\n{DATE}")], [("user", REMINDER)]]
+)
 def test_no_message_is_emptied_and_none_is_made(said: Any) -> None:
     assert sent(chat(*said), "volatile") == chat(*said)
 
@@ -235,7 +245,14 @@ def test_passages_that_came_before_stand_in_their_earlier_order() -> None:
         return json.dumps(chat(("system", "Help."), ("user", f"Read:\n{passages}\n{question}"))).encode()
 
     stabilizer = PrefixStabilizer(["passages"])
-    for order, served in (("abc", "abc"), ("cab", "abc"), ("dcb", "dcb"), ("xba", "abx"), ("bdc", "dcb"), ("bxa", "abx")):
+    for order, served in (
+        ("abc", "abc"),
+        ("cab", "abc"),
+        ("dcb", "dcb"),
+        ("xba", "abx"),
+        ("bdc", "dcb"),
+        ("bxa", "abx"),
+    ):
         assert stabilizer.rewrite(asked(order, order), "one").body == asked(served, order)
     assert stabilizer.rewrite(asked("cab", ""), "two").body == asked("cab", ""), "another client's order tells nothing"
     unseen = stabilizer.rewrite(asked("bca", ""), "three", remember=False).body
@@ -307,5 +324,5 @@ def test_what_servers_may_read_differently_is_passed_on(raw: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["tools ", "date"])
 def test_a_name_that_is_no_rule_is_a_mistake_with_the_remedy(name: str) -> None:
-    with pytest.raises(ConfigError, match="there is no rule .*: give some of keys, tools, properties, volatile"):
+    with pytest.raises(ConfigError, match=r"there is no rule .*: give some of keys, tools, properties, volatile"):
         PrefixStabilizer([name])

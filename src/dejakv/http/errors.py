@@ -10,7 +10,9 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_KINDS = {429: "rate_limit_error", 499: "client_error", 500: "server_error", 503: "server_error"}
+_KINDS = {429: "rate_limit_error", 499: "client_error"} | dict.fromkeys(
+    (500, 502, 503), "server_error"
+)
 
 
 class RefusedError(DejaKVError):
