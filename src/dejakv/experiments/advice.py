@@ -6,6 +6,7 @@ from typing import Any
 from dejakv.errors import count_noun
 from dejakv.experiments import savings
 from dejakv.experiments.plain_words import estimated, figure, interval, share
+from dejakv.experiments.rule_gains import gains_sheet
 from dejakv.experiments.table import Block, TextTable
 
 DONORS = {"exact": "equal prompts", "exact_text": "equal texts", "semantic_text": "similar texts"}
@@ -169,7 +170,14 @@ def estimate_blocks(result: Mapping[str, Any]) -> list[Block]:
         f" {result['prompt_tokens']:,} tokens"
     )
     token_source = f" of {result['model']}'s tokenizer" if result["whole_text"] else ""
-    return [f"{read}{token_source}", *savings.sheets(result), *_in_plain_words(result)]
+    # An estimate of an earlier version has none.
+    gains = result.get("stabilize")
+    return [
+        f"{read}{token_source}",
+        *savings.sheets(result),
+        *([gains_sheet(gains)] if gains else ()),
+        *_in_plain_words(result),
+    ]
 
 
 def settings_sheet(result: Mapping[str, Any]) -> TextTable:

@@ -10,7 +10,7 @@ pieces of donors, are not judged, since they do not give the donor's answer.
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -35,10 +35,11 @@ from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError, InputError
 from dejakv.experiments.advice import recommend, trial_settings
 from dejakv.experiments.compare import check_ran, engine_context
+from dejakv.experiments.rule_gains import RuleGains
 from dejakv.experiments.samples import SamplePrompter, model_is_missing, read_samples
 from dejakv.experiments.savings import SavingsCounter
 from dejakv.experiments.settings import RunSettings, run_command_of
-from dejakv.experiments.shares import TokenShares, tokenize_samples
+from dejakv.experiments.shares import TokenShares, tokenize_samples, tokens_of_samples
 from dejakv.experiments.summary import RunProgress, by_count, same_answer, wilson
 from dejakv.models import RECIPES
 from dejakv.pipeline import Pipeline
@@ -79,7 +80,8 @@ def estimate(
 ) -> dict[str, Any]:
     """Return the figures of `estimate.json`.
 
-    They are what occurred before and what that saves (`SavingsCounter.figures`), a row for each
+    They are what occurred before and what that saves (`SavingsCounter.figures`), what rules of
+    `dejakv stabilize` would add (`stabilize`; empty if nothing, or on a cluster), a row for each
     setting that answers prompts as their donors (`tally`), and `recommended` of these
     (`advice.recommend`).
 
@@ -210,6 +212,7 @@ def estimate(
         "max_false_hits": max_false_hits,
         "min_gain": min_gain,
         **figures,
+        "stabilize": list(request_stream.rule_gains),
         "rows": rows,
         "recommended": advice,
         "command": (
@@ -250,7 +253,11 @@ class RequestStream:
         Whether further requests were left out.
     savings : SavingsCounter
         What their tokens would save.
+    rule_gains : list[dict]
+        What each rule of `dejakv stabilize` would add to prefixes (`RuleGains.figures`).
     """
+
+    rule_gains: Sequence[Mapping[str, Any]] = ()
 
     def __init__(
         self,
@@ -282,15 +289,20 @@ class RequestStream:
             SavingsCounter(),
             list[EstimatedPrompt](),
         )
+        rule_gains = RuleGains(tokens_of_samples(settings)) if samples else None
         for number, entry in enumerate(entries, 1):
             if entry.sample is None:
                 self.savings.add_trace(entry)
             else:
                 # One for each entry with a text, made lazily: both iterate in the same order.
                 self._prompts.append(next(prepared))
-                self.savings.add(self._prompts[-1].prepared.token_ids, entry)
+                ids = self._prompts[-1].prepared.token_ids
+                self.savings.add(ids, entry)
+                if rule_gains is not None:
+                    rule_gains.add(entry.sample, ids, entry.tenant)
             watch.sample(number, len(entries), None)
 
+        self.rule_gains = rule_gains.figures() if rule_gains is not None else ()
         self.texts = len(self._prompts)
         self.labelled = sum(prompt.answer is not None for prompt in self._prompts)
 

@@ -4,7 +4,7 @@ Prefix caching serves prefix blocks. What stands anywhere but not in a prefix is
 save beyond that. No model is needed, only its tokenizer.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,7 @@ class TokenShares:
     ) -> tuple[TokenShare, NDArray[np.bool_]]:
         """Count one prompt, as `add` does, and tell also which tokens stand in earlier ones."""
         tokens = media_token_ids(ids, spans)
-        prefix = self._prefix(tokens, self._blocks.setdefault(partition, set()))
+        prefix = prefix_tokens(tokens, self._blocks.setdefault(partition, set()))
         covered = _covered(tokens, self._runs.setdefault(partition, _HashSet()))
         covered[:prefix] = True
 
@@ -126,22 +126,19 @@ class TokenShares:
             "share_anywhere": self.total.share_anywhere,
         }
 
-    @staticmethod
-    def _prefix(tokens: NDArray[np.int64], seen: set[int]) -> int:
-        prefix_tokens, chain, unbroken = 0, 0, True
-        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-            # With the hash before it, so that an equal one means an equal beginning.
-            chain = hash((chain, tokens[start : start + BLOCK].tobytes()))
-            unbroken = unbroken and chain in seen
-            prefix_tokens += BLOCK * unbroken
-            seen.add(chain)
 
-        # Of a prompt that is known as a whole the last block is computed, as in vLLM.
-        return (
-            prefix_tokens - BLOCK
-            if prefix_tokens and prefix_tokens == len(tokens)
-            else prefix_tokens
-        )
+def prefix_tokens(tokens: NDArray[np.int64], seen: set[int]) -> int:
+    """Return the tokens in prefix blocks that were seen, and remember the prompt's in `seen`."""
+    prefix, chain, unbroken = 0, 0, True
+    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        # With the hash before it, so that an equal one means an equal beginning.
+        chain = hash((chain, tokens[start : start + BLOCK].tobytes()))
+        unbroken = unbroken and chain in seen
+        prefix += BLOCK * unbroken
+        seen.add(chain)
+
+    # Of a prompt that is known as a whole the last block is computed, as in vLLM.
+    return prefix - BLOCK if prefix and prefix == len(tokens) else prefix
 
 
 def _covered(tokens: NDArray[np.int64], seen: "_HashSet") -> NDArray[np.bool_]:
@@ -203,19 +200,16 @@ def shares_of(prompts: Iterable[Prepared]) -> dict[str, Any]:
     return shares.figures
 
 
-def tokenize_samples(
-    samples: Iterable[Sample], settings: RunSettings
-) -> Iterator[tuple[Sample, Prepared]]:
-    """Yield the samples as tokens, read by the tokenizer of a run's model and nothing else of it.
+def tokens_of_samples(settings: RunSettings) -> Callable[[Sample], Prepared]:
+    """Return a function from a sample to its tokens, by the tokenizer of a run's model alone.
 
     Parts in any order stand as a cache arranges them.
 
     Raises
     ------
-    InputError
-        For samples with pictures, whose tokens depend on the model.
     ModelError
-        For a missing tokenizer.
+        For a missing tokenizer; the function raises an InputError for samples with pictures, whose
+        tokens depend on the model.
     """
     tokenizer = tokenizer_of(settings)
     prompter = SamplePrompter.for_run(settings, tokenizer)
@@ -224,7 +218,7 @@ def tokenize_samples(
     def tokenize(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    for sample in samples:
+    def prepare(sample: Sample) -> Prepared:
         if sample.media:
             raise InputError(
                 f"sample {sample.id} has pictures: name an image-text model with --model of"
@@ -233,8 +227,7 @@ def tokenize_samples(
         request = prompter.request(sample)
         # What the server ran: tokenizing its text again may give other ids.
         if sample.fields.get("token_ids"):
-            yield sample, Prepared(request, tuple(sample.fields["token_ids"]))
-            continue
+            return Prepared(request, tuple(sample.fields["token_ids"]))
 
         if request.order == "free":
             request = arrange_frame(request.frame, seen, tokenize, request.partition).reorder(
@@ -242,4 +235,15 @@ def tokenize_samples(
             )
         ids = tokenize(request.prompt)
         seen.add(ids, request.partition)
-        yield sample, Prepared(request, tuple(ids))
+        return Prepared(request, tuple(ids))
+
+    return prepare
+
+
+def tokenize_samples(
+    samples: Iterable[Sample], settings: RunSettings
+) -> Iterator[tuple[Sample, Prepared]]:
+    """Yield the samples as tokens; the errors are those of `tokens_of_samples`."""
+    prepare = tokens_of_samples(settings)
+    for sample in samples:
+        yield sample, prepare(sample)
