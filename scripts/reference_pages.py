@@ -23,6 +23,7 @@ from dejakv.experiments.settings import SINGULARS, RunSettings
 from dejakv.server import routes_cache, routes_generate, routes_operator, schemas
 from dejakv.server.settings import DECIDED, ServerSettings
 from dejakv.settings import NumberRange, RegisteredMethod, description, kinds_of
+from dejakv.stabilize.settings import StabilizeSettings
 from dejakv.trust.settings import TrustSettings
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +111,13 @@ def settings() -> str:
             "vLLM's encoder connector",
             EncoderSettings,
             "All keys of `ec_connector_extra_config`.",
+            set(),
+        ),
+        (
+            "Stabilizing",
+            StabilizeSettings,
+            "Keys of `DEJAKV_STABILIZE`, and options of `dejakv stabilize`"
+            " ([how](../how-to/stabilize.md)).",
             set(),
         ),
     ):
@@ -217,6 +225,14 @@ the error or is cancelled.
             {},
         ),
         ("Server", "", {}, figures.SERVER_NOW, figures.SERVER_BY),
+        (
+            "Stabilizing",
+            "On `/stabilize/metrics` of `dejakv stabilize` and of `StabilizeMiddleware`. Lengths are"
+            " in tokens with a model's tokenizer, in characters without.",
+            {},
+            {},
+            figures.STABILIZE_BY,
+        ),
         (
             "Requests",
             "`method`, `level`: reuse method, and level that found the donor.",

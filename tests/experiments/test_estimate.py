@@ -127,6 +127,29 @@ def test_labels_of_a_model_take_the_place_of_the_logs(tmp_path: Path) -> None:
     assert (found["labels"], found["labelled"]) == ("docs-lm", 3)
 
 
+def test_rules_of_stabilize_are_told_by_what_each_adds_to_prefixes(tmp_path: Path) -> None:
+    """A reminder behind the last user message, a clock in the system text, and tools in any order, in OpenAI's form."""
+    reminder = "<system-reminder>\nGo on.\n</system-reminder>"
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "abcd"]
+    lines, history = [], []
+    for step in range(1, 5):
+        system = {"role": "system", "content": f"Current time: 10:{step:02d}\nYou help. " + "Read the files. " * 20}
+        asked = {"role": "user", "content": f"Question {step}. " + "Say what is in it. " * 10}
+        shown = {"role": "user", "content": f"{reminder}\n{asked['content']}"}
+        lines.append({"messages": [system, *history, shown], "tools": tools[step - 1 :] + tools[: step - 1]})
+        history += [asked, {"role": "assistant", "content": f"It holds {step}."}]
+    rows = {row["rules"]: row for row in tune(written(tmp_path / "log.jsonl", *lines), "docs-lm")["stabilize"]}
+
+    logged = rows["as logged"]["tokens_prefix"]
+    assert {name: row["changed"] for name, row in rows.items()} == {
+        "as logged": 0, "keys": 4, "tools": 3, "properties": 0, "volatile": 4, "passages": 0, "default rules": 4, "all rules": 4,
+    }  # fmt: skip
+    # Tools stand behind the clock, so that their order matters only where the clock is moved.
+    assert rows["tools"]["tokens_prefix"] == rows["passages"]["tokens_prefix"] == logged
+    assert rows["all rules"]["tokens_prefix"] > rows["volatile"]["tokens_prefix"] > logged
+    assert rows["all rules"]["tokens_prefix"] > rows["all rules"]["prompt_tokens"] / 2
+
+
 def test_without_the_model_only_equal_texts_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEJAKV_MODELS_DIR", str(tmp_path / "none"))
     found = tune(written(tmp_path / "log.jsonl", {"prompt": "a", "answer": "x"}, {"prompt": "b"}), "smollm2-135m")
