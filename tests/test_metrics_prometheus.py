@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from dejakv.decide.queue import QueueCounts
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.metrics import CacheCollector, RequestTotals
 from dejakv.records import Record
+from dejakv.stabilize.middleware import StabilizeCounts
 from dejakv.store.base import StoreStats
 from dejakv.trust.report import TrustReport
 
@@ -70,6 +72,7 @@ def everything():
         "waiting": lambda: QueueCounts(labels=9, promotions=7, dropped=8),
         "trust": lambda: TRUST,
         "requests": totals,
+        "stabilizer": lambda: StabilizeCounts(rules=Counter(tools=1)),
         "server": lambda: SimpleNamespace(outcomes={"served": 1}, waiting=2),
     }
 

@@ -16,7 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from dejakv.errors import MissingExtraError
+from dejakv.config import switched_off
+from dejakv.errors import MissingExtraError, ModelError
 from dejakv.http.asgi import headers_of, replay_body, route_path, with_length
 from dejakv.http.errors import Receive, RefusedError, Scope, Send, refuse
 from dejakv.models import RECIPES, resolve, tokenizer_folder
@@ -87,7 +88,8 @@ class StabilizeMiddleware:
         self.app = app
         self.settings = settings or StabilizeSettings.from_environment()
         self.counts = StabilizeCounts()
-        self._stabilizer = PrefixStabilizer(self.settings.rules)
+        # DEJAKV_OFF rules all of DejaKV out.
+        self._stabilizer = PrefixStabilizer(() if switched_off() else self.settings.rules)
         model = self.settings.model
         self._meter = PrefixMeter(None if model is None else _tokenizer(model))
 
@@ -287,13 +289,13 @@ def _tokenizer(model: str) -> Any:
     """Return the function that makes a text the ids of a model's tokens."""
     from transformers import AutoTokenizer
 
-    from dejakv.errors import ModelError
-
     source = tokenizer_folder(model) if model in RECIPES else resolve(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{model!r} has no tokenizer that can be loaded ({error})") from error
+        raise ModelError(
+            f"{model!r} has no tokenizer that can be loaded ({error}): give another model"
+        ) from error
 
     def tokenize(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
