@@ -233,7 +233,13 @@ def test_anthropic_reminders_and_dates_stand_behind_results_of_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [[("system", DATE), ("user", "x")], [("system", f"Help.\n{DATE}")], [("user", REMINDER)]]
+    "said",
+    [
+        [("system", DATE), ("user", "x")],
+        [("system", f"Help.\n{DATE}")],
+        [("user", REMINDER)],
+        [("user", None), ("tool", "x")],
+    ],
 )
 def test_no_message_is_emptied_and_none_is_made(said: Any) -> None:
     assert sent(chat(*said), "volatile") == chat(*said)

@@ -27,8 +27,8 @@ _DATE = (
 _BEGIN = r"^[ \t>*#-]*(?:the\s+)?"
 _DATED = re.compile(
     rf"{_BEGIN}(?:(?:current|today['’]?s|present|local|system)\s+)*"
-    r"(?:(?:date|time|timestamp|datetime)(?:\s*(?:and|&|/)\s*time)?|today|now)\s*(?:\([^)]*\))?"
-    rf"\**\s*(?:is|:|=)[^\n]{{0,40}}?(?:{_DATE})",
+    r"(?:(?:date|time|timestamp|datetime)(?:\s*(?:and|&|/)\s*time)?|today|now)(?:\s*+\([^)]*\))?"
+    rf"\**\s*+(?:is|:|=)[^\n]{{0,40}}?(?:{_DATE})",
     re.IGNORECASE,
 )
 _NUMBER = r"\d[\d.,]*%?"
@@ -128,7 +128,9 @@ def _take_reminders(
     body: ChatBody, user: int, last: int, edits: list[tuple[int, int, str]], moved: list[str]
 ) -> None:
     """Take the reminders out of the last user message, or put those in parts behind the others."""
-    content: Span = body.messages[user].value["content"]
+    content: Span | None = body.messages[user].value.get("content")
+    if content is None or content.value is None:
+        return
     if isinstance(content.value, list):
         if user == last:
             _reorder_parts(body.text, content, edits)
@@ -167,16 +169,19 @@ def _reminders(text: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]
         if text[at:begin].strip():
             break
         # Line feeds around a reminder come and go with it.
-        line_feeds = len(text) - end - len(text[end:].lstrip("\n"))
-        leading.append((begin, end + max(0, line_feeds - 1)))
         at = end
+        while text.startswith("\n", at):
+            at += 1
+        leading.append((begin, max(end, at - 1)))
     trailing, at = list[tuple[int, int]](), len(text)
     for begin, end in reversed(blocks[len(leading) :]):
         if text[end:at].strip():
             break
-        trailing.insert(0, (len(text[:begin].rstrip("\n")), end))
         at = begin
-    return leading, trailing
+        while at and text[at - 1] == "\n":
+            at -= 1
+        trailing.append((at, end))
+    return leading, trailing[::-1]
 
 
 def _take(
