@@ -1,6 +1,6 @@
 """What each rule of `dejakv stabilize` adds to prefixes of agents' prompts, and changed answers.
 
-    OMP_NUM_THREADS=1 python -m research.stabilize --output docs/results/stabilize.json
+    OMP_NUM_THREADS=1 python -m research.stabilize [--turns 12] [--output FILE.json]
 
 The streams are those of `research.agent_sessions`, and three more: `clock` (a time and a counter in
 the system text), `tools` (definitions in another order at each turn) and `passages` (retrieved in
