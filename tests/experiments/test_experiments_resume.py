@@ -1,6 +1,7 @@
 """Runs that are stopped: what is on disk, what the report says, and what `resume` makes of it."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from dejakv.experiments.settings import RunSettings, settings_from
 from dejakv.experiments.shares import TokenShares
 from dejakv.experiments.summary import RunProgress, SampleRow
 
-SAMPLES = 12
+SAMPLES, STOPPED = 8, 5
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def facts(folder: Path) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("samples", [0, 9])
+@pytest.mark.parametrize("samples", [0, 6])
 def test_the_shares_of_a_stopped_run_are_those_of_the_samples_that_it_served(
     engine: Any, tmp_path: Path, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,19 +85,25 @@ def whole(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def stopped(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped")
+    run(settings_for(folder), StopAfter(STOPPED), engine=engine)
+    return folder
+
+
 @pytest.mark.parametrize(("cut", "torn"), [(0, b""), (0, b'{"id": "half a li'), (1, b"")])
 def test_a_resumed_run_is_the_run_that_was_never_stopped(
-    engine: Any, whole: Path, tmp_path: Path, cut: int, torn: bytes
+    engine: Any, whole: Path, stopped: Path, tmp_path: Path, cut: int, torn: bytes
 ) -> None:
     """A line that lacks its end, which a kill may leave, is measured again: the next one would stand on the same line."""
-    parts = tmp_path / "parts"
-    run(settings_for(parts), StopAfter(7), engine=engine)
+    parts = shutil.copytree(stopped, tmp_path / "parts")
     path = parts / "samples.jsonl"
     path.write_bytes(path.read_bytes()[: -cut or None] + torn)
     watch = StopAfter(0)
     result = run(settings_for(parts), watch, engine=engine, resume=True)
     assert not result.stopped
-    assert any(f"{7 - cut} prompts" in stage for stage in watch.stages)
+    assert any(f"{STOPPED - cut} prompts" in stage for stage in watch.stages)
     assert facts(parts) == facts(whole)
     assert json.loads((parts / "summary.json").read_text())["samples"] == SAMPLES
 

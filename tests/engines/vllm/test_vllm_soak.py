@@ -20,7 +20,7 @@ from tests.conftest import deadline, soak_rounds, soak_seed
 from vllm import SamplingParams
 from vllm_harness import BLENDING, EXTENSION, Engine, changed, greedy, running, segments, spoil, tokens, worker_side
 
-BASES, PROMPTS, ANSWER, BATCH = 24, 160, 8, 24
+BASES, ANSWER, BATCH = 24, 8, 24
 MARGIN = 1e-3
 """Nats between the two likeliest tokens at each place of an answer. Nearer ones are a matter of rounding, which depends on the batch."""
 BUDGET = 20_000_000
@@ -56,12 +56,12 @@ def prompts(rng: random.Random) -> Iterator[list[int]]:
         yield base
 
 
-def truths(rng: random.Random) -> dict[tuple[int, ...], tuple[int, ...]]:
+def truths(rng: random.Random, count: int) -> dict[tuple[int, ...], tuple[int, ...]]:
     """Prompts and their answers by vLLM alone, of those whose answers rounding does not decide."""
     asked, found = prompts(rng), dict[tuple[int, ...], tuple[int, ...]]()
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True, logprobs=2)
     with running(connector=False, **OPTIONS) as engine:
-        while len(found) < PROMPTS:
+        while len(found) < count:
             ids = next(asked)
             (output,) = engine.llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
             two = [
@@ -143,10 +143,12 @@ def held() -> tuple[int, int, int]:
     return resident, len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
-def soaked(folder: Path, more: Callable[[int], bool]) -> tuple[Soak, list[tuple[int, int, int]], dict[str, float]]:
-    """Rounds while `more(rounds)`, and what the process held after each."""
+def soaked(
+    folder: Path, more: Callable[[int], bool], count: int = 160
+) -> tuple[Soak, list[tuple[int, int, int]], dict[str, float]]:
+    """Rounds of so many prompts while `more(rounds)`, and what the process held after each."""
     rng = random.Random(soak_seed())
-    truth = truths(rng)
+    truth = truths(rng, count)
     extra = {**BLENDING, "store_dir": str(folder), "max_bytes": BUDGET, "memory_bytes": 4_000_000, "min_new_tokens": 1}
     with running(extra=extra, worker_extension_cls=EXTENSION, **OPTIONS) as engine:
         soak, seen = Soak(engine, folder, truth, rng), list[tuple[int, int, int]]()
@@ -165,7 +167,7 @@ def soaked(folder: Path, more: Callable[[int], bool]) -> tuple[Soak, list[tuple[
 
 
 def test_a_short_mixed_run(tmp_path: Path) -> None:
-    soak, _, figures = soaked(tmp_path, lambda rounds: rounds < 12)
+    soak, _, figures = soaked(tmp_path, lambda rounds: rounds < 12, 60)
     assert soak.served["exactly"] > 100
     assert soak.served["exact"] >= 1
     assert soak.served["blend"] >= 1

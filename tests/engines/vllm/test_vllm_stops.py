@@ -2,16 +2,15 @@
 
 import re
 import threading
-import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from test_vllm_operator import as_documented, complete, documented_reset, post, stored
+from tests.services import wait_until
 from vllm_harness import server_flags, serving, tokens
 from workers import SLOW, Delays
 
@@ -81,7 +80,7 @@ def test_in_every_state_we_are_reset_or_it_is_said_that_we_are_not(slow: Slow, s
             target=lambda: answers.append(httpx.post(f"{address}/v1/completions", json=body, timeout=None))
         )
         asking.start()
-        wait_for(lambda: slow.delays.waiting if state == "loading" else "running" in load_of(address))
+        wait_until(lambda: slow.delays.waiting if state == "loading" else runs(address), f"a request that is {state}")
     slow.shift()
     done = post(address, OPERATIONS[operation])
     slow.delays.set(get_parts=0)
@@ -103,18 +102,7 @@ def test_in_every_state_we_are_reset_or_it_is_said_that_we_are_not(slow: Slow, s
     stored(address, [prompt])
 
 
-def load_of(address: str) -> str:
-    """`running` if vLLM's own figures say that a request runs."""
+def runs(address: str) -> bool:
+    """Whether a request runs, by vLLM's own figures."""
     lines = httpx.get(f"{address}/metrics", timeout=None).text.splitlines()
-    return (
-        "running"
-        if any(line.startswith("vllm:num_requests_running") and not line.endswith(" 0.0") for line in lines)
-        else ""
-    )
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    ends = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < ends, "it did not come to that"
-        time.sleep(0.01)
+    return any(line.startswith("vllm:num_requests_running") and not line.endswith(" 0.0") for line in lines)
