@@ -56,7 +56,8 @@ soak: export DEJAKV_SOAK_ROUNDS ?= 5
 soak: export DEJAKV_SOAK_SEED := $(or $(DEJAKV_SOAK_SEED),$(shell date +%s))
 soak: $(VENV)/.installed-dev model .venv-vllm/.installed
 	@echo "to repeat it: make soak DEJAKV_SOAK_SEED=$$DEJAKV_SOAK_SEED DEJAKV_SOAK_ROUNDS=$$DEJAKV_SOAK_ROUNDS"
-	$(OFFLINE) $(BIN)/python -m pytest tests/security tests/reliability tests/exactness tests/engines/transformers/test_every_model_type.py -s --timeout 0
+	$(OFFLINE) $(BIN)/python -m pytest tests/security tests/reliability tests/exactness tests/engines/transformers/test_every_model_type.py \
+	    tests/store/test_store_model.py tests/store/test_store_quota.py -s --timeout 0
 	$(OFFLINE) $(VLLM_BIN)/python -m pytest tests/engines/vllm -m soak --timeout 7200
 
 ## wheels and source archives of dejakv and dejakv-models, in dist/; the build backend is all that is installed for it

@@ -319,19 +319,6 @@ def test_a_packed_object_that_lies_about_its_size_is_a_counted_miss(
     assert peak < 1 << 30
 
 
-def test_models_and_tenants_on_one_prefix_do_not_see_each_other(two: tuple[Store, Store]) -> None:
-    one, other = two
-    mine, theirs = make_prompt_state(LONG, epoch="weights 1"), make_prompt_state(LONG, epoch="weights 2")
-    assert one.put(mine)
-    assert other.put(theirs)
-    other.catch_up()
-    check_whole(other, [mine, theirs])
-    hit = other.find("p", "weights 2", LONG, whole=True)
-    assert hit is not None
-    assert hit[0].donor == theirs.meta.id
-    assert other.find("q", "weights 2", LONG) is None
-
-
 # The service
 
 
@@ -545,17 +532,6 @@ def test_services_that_cannot_serve_are_named_at_the_start(
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def test_the_address_is_taken_everywhere(bucket: str) -> None:
-    """By the commands and by the registry of encoder outputs."""
-    from dejakv.encoder_cache import VisualKVCache
-
-    with VisualKVCache(disk=bucket) as cache:
-        view = cache.view("an encoder")
-        view.store("ab" * 32, "image", np.ones((4, 8), np.float32))
-    with VisualKVCache(disk=bucket) as again:
-        assert again.view("an encoder").lookup("ab" * 32) is not None
 
 
 def test_ranks_are_below_a_store(bucket: str) -> None:

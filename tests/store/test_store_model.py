@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.conftest import soak_rounds
 
 from dejakv.store.base import StoredState
 from dejakv.store.open import open_store
@@ -129,6 +130,6 @@ class DiskMachine(StoreMachine):
 
 
 TestMemoryAgainstModel = StoreMachine.TestCase
-TestMemoryAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMemoryAgainstModel.settings = settings(max_examples=30 * soak_rounds(), stateful_step_count=40, deadline=None)
 TestDiskAgainstModel = DiskMachine.TestCase
-TestDiskAgainstModel.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestDiskAgainstModel.settings = settings(max_examples=10 * soak_rounds(), stateful_step_count=40, deadline=None)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.conftest import rounds
 
 from dejakv import open_store
 from dejakv.config import SemanticCacheConfig
@@ -73,7 +74,7 @@ def mixed(own: list[Step], others: list[Step]) -> list[Step]:
 
 @pytest.mark.parametrize("limits", [{"max_entries": 12}, {"max_bytes": 24_000}])
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
-@settings(deadline=None)
+@rounds(40)
 @given(own=STEPS, others=OTHERS)
 def test_others_change_nothing_that_a_partition_sees(
     own: list[Step], others: list[Step], policy: Any, limits: dict[str, int]
@@ -136,7 +137,7 @@ def test_fewer_entries_than_partitions() -> None:
 QUOTAS = ("b=12000:5",)
 
 
-@settings(deadline=None)
+@rounds(40)
 @given(own=STEPS, others=OTHERS)
 def test_others_change_nothing_for_a_partition_with_a_quota_either(own: list[Step], others: list[Step]) -> None:
     limits: dict[str, Any] = {"partitions": 3, "max_bytes": 24_000, "max_entries": 12, "quotas": QUOTAS}
