@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from tests.serving import until
 
+from dejakv.adopt import ServerMiddleware
 from dejakv.errors import ConfigError
 from dejakv.server.app import address_of, listening_socket
 from dejakv.stabilize import ForwardingApp, StabilizeMiddleware, StabilizeSettings
@@ -160,6 +161,23 @@ def test_check_answers_the_clients_own_form_and_compares(stream: bool, always: s
     assert answer.text.count("s") >= bool(always)
     assert answer.headers["x-dejakv-check"] == "the answer is to the request as it came"
     assert metrics_of(app)[f'checks_total{{answers="{result}"}}'] == 1
+
+
+def test_behind_the_middleware_of_keys_clients_need_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEJAKV_API_KEYS", "one")
+    app = ServerMiddleware(StabilizeMiddleware(upstream := Upstream()))
+    assert asked(app, UNSORTED)[0].status_code == 401
+    (answer,) = asked(app, UNSORTED, authorization="Bearer one")
+    assert answer.headers["x-dejakv-stabilized"] == "keys, tools"
+    assert json.loads(upstream.requests[0][2])["cache_salt"].startswith("key-")
+    assert asked(app, UNSORTED, path="/stabilize/metrics", authorization="Bearer one")[0].status_code == 403
+
+
+def test_switched_off_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEJAKV_OFF", "1")
+    (answer,) = asked(StabilizeMiddleware(upstream := Upstream()), UNSORTED)
+    assert json.loads(upstream.requests[0][2]) == UNSORTED
+    assert "x-dejakv-stabilized" not in answer.headers
 
 
 def test_check_compares_no_sampled_answers() -> None:
