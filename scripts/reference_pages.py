@@ -227,8 +227,8 @@ the error or is cancelled.
         ("Server", "", {}, figures.SERVER_NOW, figures.SERVER_BY),
         (
             "Stabilizing",
-            "On `/stabilize/metrics` of `dejakv stabilize` and of `StabilizeMiddleware`. Lengths are"
-            " in tokens with a model's tokenizer, in characters without.",
+            "On `/stabilize/metrics` of `dejakv stabilize` and of `StabilizeMiddleware`. Lengths"
+            " are in tokens with a model's tokenizer, in characters without.",
             {},
             {},
             figures.STABILIZE_BY,
