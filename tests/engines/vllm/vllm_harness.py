@@ -176,14 +176,14 @@ def running(
     multi: list[dict[str, Any]] | None = None,
     policy: str = "recompute",
     encoder: dict[str, Any] | None = None,
+    transfer: Any = None,
     **options: Any,
 ) -> Iterator[Engine]:
     """An engine for the length of a `with`. `multi` are connectors below vLLM's MultiConnector, in ours's place, and `policy` that
-    of all for loads that fail."""
+    of all for loads that fail. `transfer` are settings in place of all these."""
     from vllm import LLM
     from vllm.config import ECTransferConfig, KVTransferConfig
 
-    transfer = None
     if encoder is not None:
         options["ec_transfer_config"] = ECTransferConfig(
             ec_connector="DejaKVEncoderConnector",
@@ -198,7 +198,7 @@ def running(
             kv_load_failure_policy=policy,
             kv_connector_extra_config={"connectors": multi},
         )
-    elif connector:
+    elif connector and transfer is None:
         transfer = KVTransferConfig(
             kv_connector="DejaKVConnector",
             kv_connector_module_path="dejakv.engines.vllm.connector",

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import toy_engine
+from test_vllm_windows import PROMPTS, tiny_model
 from tests.services import wait_until
 from toy_engine import ToyEngine, answer
 from vllm.config import KVTransferConfig
@@ -32,7 +33,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from vllm.v1.request import Request
-from vllm_harness import DOCS, tokens
+from vllm_harness import DOCS, running, tokens
 
 from dejakv.engines.vllm import identity, upstream
 from dejakv.engines.vllm.tier import DejaKVOffloadingConnector, DejaKVTier
@@ -63,14 +64,19 @@ class HostWorker(OffloadingWorker):
             (each.tensor, self._region.create_next_worker_view(each.page_size_bytes * spec.blocks_per_chunk))
             for each in caches.tensors
         ]
+        self._groups = [sorted({ref.tensor_idx for ref in refs}) for refs in caches.group_data_refs]
 
     def _rows(self, blocks: Any, chunks: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        (first,) = blocks.block_indices
-        for number, block in enumerate(blocks.block_ids.tolist(), first):
-            chunk = int(chunks.chunk_ids[number // self._blocks_per_chunk - first // self._blocks_per_chunk])
-            for cache, host in self._pages:
-                part = host.view(host.shape[0], self._blocks_per_chunk, -1)[chunk, number % self._blocks_per_chunk]
-                yield cache[block], part
+        chunk = -1
+        per_chunk, block_ids, chunk_ids = self._blocks_per_chunk, iter(blocks.block_ids), iter(chunks.chunk_ids)
+        for tensors, size, first in zip(self._groups, blocks.group_sizes, blocks.block_indices, strict=True):
+            for number in range(first, first + size):
+                if number == first or number % per_chunk == 0:
+                    chunk = int(next(chunk_ids))
+                block = next(block_ids)
+                for cache, host in (self._pages[each] for each in tensors):
+                    yield cache[block], host.view(host.shape[0], per_chunk, -1)[chunk, number % per_chunk]
+        assert next(chunk_ids, None) is None
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         for page, part in self._rows(src_spec, dst_spec):
@@ -406,3 +412,23 @@ def test_the_documented_command_starts_the_tier(start: Start, toy: Start, store:
     extra["cpu_bytes_to_use"] = 64 * 4096
     assert ask(toy({}, transfer=config)) == len(PROMPT)
     assert ask(start(store)) == len(PROMPT) - WHOLE
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("docs-lm", 1), ("docs-lm", 3), ("gemma3", 1), ("gpt-oss", 1), ("mistral_window", 1)]
+)
+def test_hits_of_real_engines_are_exact(start: Start, store: Path, tmp_path: Path, name: str, blocks: int) -> None:
+    """One KV cache group and several, with windows; prompts are computed in several steps."""
+    folder = DOCS if name == "docs-lm" else tiny_model(name, tmp_path / "model")
+    options = {"max_num_batched_tokens": 160}
+    with running(folder, connector=False, **options) as engine:
+        plain = [engine.ask([prompt], max_tokens=6)[0].tokens for prompt in PROMPTS]
+    for cached in (0, 384):
+        settings = transfer(memory=4096, blocks=blocks, store=str(store))
+        with running(folder, transfer=settings, **options) as engine:
+            hits = engine.ask(PROMPTS, max_tokens=6)
+            assert [hit.tokens for hit in hits] == plain
+            assert min(hit.cached for hit in hits) >= cached
+            while engine.core.scheduler.has_requests():
+                engine.core.step()
