@@ -3,19 +3,21 @@
 import os
 import sqlite3
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors import safe_open
 from tests.reliability import crash_program
 
 from dejakv.errors import StoreError
 from dejakv.identity import MediumSpan
-from dejakv.store import Store, open_store, purge_folder
-from dejakv.store.base import ROWS, CorruptState, RawTensor, StoredState
+from dejakv.store import Store, objects, open_store, purge_folder
+from dejakv.store.base import ROWS, CorruptState, RawTensor, StateInfo, StoredState
 from dejakv.store.catalog import Catalog, EntryRow
 from dejakv.store.objects import MemoryObjects
 from dejakv.store.prefix_keys import ends_of
@@ -124,6 +126,25 @@ def test_a_kept_map_is_verified_once(store: Store, monkeypatch: pytest.MonkeyPat
     for _ in range(5):
         assert store.get(stored_state.meta.id) is not None
     assert len(verified) == 1
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_what_was_verified_is_kept_as_long_as_its_map(
+    store: Store, monkeypatch: pytest.MonkeyPatch, mapped: bool
+) -> None:
+    """A map keeps a descriptor open before Python 3.13, and a copy takes memory: thousands are verified."""
+    monkeypatch.setattr(objects, "MAX_MAPS", 2)
+    monkeypatch.setattr(objects, "MAP_FROM_BYTES", 1 if mapped else 1 << 30)
+    kept: list[weakref.ref[NDArray[np.uint8]]] = []
+    for number in range(6):
+        meta = StateInfo(str(number), "p", "e", (), "", "", kind="encoder")
+        assert store.put(StoredState(meta, RawTensor(np.full(5000, number, np.uint8), "U8")))
+        state = store.get(str(number))
+        assert state is not None
+        assert (state.tensor.data == number).all()
+        kept.append(weakref.ref(state.tensor.data.base))
+        del state
+    assert [each() is not None for each in kept] == [False] * 4 + [mapped] * 2
 
 
 @pytest.mark.parametrize("damage", ["deleted", "damaged", "emptied", "foreign"])

@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -389,9 +389,16 @@ def open_object(buffer: NDArray[np.uint8], name: str) -> tuple[Segment, RawTenso
     flat = buffer[state_offset:]
     if _checksum_of(flat, name, dtype, shape) != segment.checksum:
         raise CorruptState(f"object {name}: the checksum differs")
-    data = flat.view(np.dtype(NUMPY_DTYPES[dtype])).reshape(shape)
+    return segment, state_view(buffer, dtype, shape, segment.page)
+
+
+def state_view(buffer: NDArray[np.uint8], dtype: str, shape: Sequence[int], page: int) -> RawTensor:
+    """Return a read-only view of the state in the bytes of an object, which end with it."""
+    element = np.dtype(NUMPY_DTYPES[dtype])
+    flat = buffer[buffer.size - math.prod(shape) * element.itemsize :]
+    data = flat.view(element).reshape(shape)
     data.flags.writeable = False
-    return segment, RawTensor(data, dtype, segment.page)
+    return RawTensor(data, dtype, page)
 
 
 def _checksum_of(octets: NDArray[np.uint8], name: str, dtype: str, shape: list[int]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 from cachetools import FIFOCache
 
@@ -60,7 +61,7 @@ from dejakv.store.remote.feed import LIST, ChangeFeed
 from dejakv.store.remote.replicas import ReplicaFollower
 from dejakv.store.remote.tiers import TieredObjects
 from dejakv.store.removal import Choose, orphan_segments, remove
-from dejakv.store.segment import open_object
+from dejakv.store.segment import open_object, state_view
 from dejakv.store.selection import PurgeResult, Selection, count_purged, select_entries
 from dejakv.store.writing import WriteRefused, write
 
@@ -149,7 +150,9 @@ class Store:
         self._notes = PendingNotes(
             self._catalog, self._counters, on_removal, self._lock, self._objects.shared
         )
-        self._verified: FIFOCache[str, tuple[Bytes, RawTensor]] = FIFOCache(_VERIFIED)
+        # Weakly, so that maps and copies that the objects gave up are given back.
+        self._verified: FIFOCache[str, tuple[ReferenceType[Bytes], Callable[[Bytes], RawTensor]]]
+        self._verified = FIFOCache(_VERIFIED)
         self._closed = self._warned = self._traces = False
 
         self._feed = feed
@@ -1085,8 +1088,8 @@ class Store:
             data = get(segment_slice.name)
             verified = self._verified.get(segment_slice.name)
             # The same array: a file that has changed is mapped anew, and verified again.
-            if verified is not None and verified[0] is data:
-                return verified[1]
+            if verified is not None and verified[0]() is data:
+                return verified[1](data)
 
             segment, tensor = open_object(data, segment_slice.name)
             if (segment.start, segment.stop) != (segment_slice.start, segment_slice.end):
@@ -1099,7 +1102,8 @@ class Store:
                 raise CorruptState(
                     f"object {segment_slice.name} is of another prompt than was told"
                 )
-            self._verified[segment_slice.name] = (data, tensor)
+            view = partial(state_view, dtype=tensor.dtype, shape=tensor.shape, page=tensor.page)
+            self._verified[segment_slice.name] = (ref(data), view)
             return tensor
         except ObjectMissing:
             if not may_retry:
