@@ -207,7 +207,8 @@ def test_salts_do_not_see_each_other_and_are_purged_alone(start: Start, store: P
     assert [ask(first, salt=salt) for salt in ("ann", "bob", None)] == [len(PROMPT)] * 3
     assert set(ids(store).values()) == {identity.partition_of(salt) for salt in ("ann", "bob", None)}
     purger = open_store(store)
-    assert purger.purge(Selection(partition=identity.partition_of("ann"))).bytes
+    purged = purger.purge(Selection(partition=identity.partition_of("ann")))
+    assert (purged.offload_chunks, str(purged).partition(",")[0]) == (WHOLE // 16, f"{WHOLE // 16} offload chunks")
     purger.close()
     second = start(store)
     assert [ask(second, salt=salt) for salt in ("ann", "bob", None)] == [len(PROMPT), *[len(PROMPT) - WHOLE] * 2]
