@@ -55,6 +55,35 @@ def rotate(
     return out
 
 
+def rotate_pairs(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate keys whose neighbouring numbers are one complex number; queries stay as they are.
+
+    Parameters
+    ----------
+    keys : Tensor, shape [batch, heads, tokens, d]
+        Keys to rotate, float32.
+    cos, sin : Tensor, shape [1, tokens, d / 2]
+        Real and imaginary part of a model's complex table.
+    """
+    pairs = torch.view_as_complex(keys.unflatten(-1, (-1, 2)).contiguous())
+    return queries, torch.view_as_real(pairs * torch.complex(cos, sin)[:, None]).flatten(-2)
+
+
+def rotate_halves(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate keys whose two halves are paired, as Llama's; queries stay as they are.
+
+    Parameters
+    ----------
+    keys : Tensor, shape [batch, heads, tokens, d]
+        Keys to rotate, float32.
+    cos, sin : Tensor, shape [1, tokens, d]
+        A model's tables.
+    """
+    first, second = keys.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return queries, keys * cos[:, None] + turned * sin[:, None]
+
+
 def _rotated(apply: ApplyRotary, keys: Tensor, tables: Tables, partial: bool) -> Tensor:
     cos, sin = tables
     if not partial:

@@ -16,6 +16,8 @@ import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,7 +26,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from dejakv.blend.offsets import OffsetCorrection, apply_corrections, corrections
 from dejakv.blend.recomputed import RecomputePlan
-from dejakv.blend.rope import ApplyRotary, Tables, rotate, turn
+from dejakv.blend.rope import ApplyRotary, Tables, rotate, rotate_halves, rotate_pairs, turn
+from dejakv.engines.transformers.state_layout import StateLayout
 from dejakv.errors import InputError, ModelError
 
 
@@ -140,6 +143,13 @@ class BlendCache(Cache):
                 hidden = hidden.index_select(1, rows)
         return hidden, kwargs if rows is None else self._for_rows(kwargs, rows)
 
+    def rows_of(self, argument: Any) -> Any:
+        """Return the recomputed tokens' part of a layer's further input; others as they are."""
+        has_tokens = isinstance(argument, Tensor) and argument.dim() == 3
+        if self.rows is None or not has_tokens or argument.shape[1] != self.tokens:
+            return argument
+        return argument.index_select(1, self.rows)
+
     def _begin(self, hidden: Tensor) -> None:
         """Check that the planned prompt comes, and set what each layer recomputes."""
         if hidden.shape[1] != self.tokens:
@@ -172,8 +182,13 @@ class BlendCache(Cache):
         cuts K and V short.
         """
         row_kwargs = dict(kwargs)
-        cos, sin = kwargs["position_embeddings"]
-        row_kwargs["position_embeddings"] = (cos.index_select(-2, rows), sin.index_select(-2, rows))
+        tables = kwargs["position_embeddings"]
+        row_kwargs["position_embeddings"] = (
+            # Some models have one table of complex numbers.
+            tables.index_select(-2, rows)
+            if isinstance(tables, Tensor)
+            else tuple(table.index_select(-2, rows) for table in tables)
+        )
 
         if kwargs.get("position_ids") is not None:
             row_kwargs["position_ids"] = kwargs["position_ids"].index_select(-1, rows)
@@ -237,12 +252,21 @@ def install(layers: Sequence[nn.Module]) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
             hidden, row_kwargs = cache.enter(index, hidden, kwargs)
             if args:
-                return (hidden, *args[1:]), row_kwargs
+                return (hidden, *(cache.rows_of(argument) for argument in args[1:])), row_kwargs
             return (), {**row_kwargs, "hidden_states": hidden}
 
         layer.register_forward_pre_hook(hook, with_kwargs=True)
 
 
+RECURRENT = (
+    "blend cannot move recurrent state, which is that of one place in one prompt; use exact reuse"
+)
+"""Why a model with fixed state is not blended."""
+INDEXED = (
+    "blend cannot fill the index of keys by which this model chooses what it attends to; use exact "
+    "reuse"
+)
+"""Why a model with an index of keys is not blended."""
 FIXED = {"default", "linear", "yarn", "llama3", "proportional"}
 """Kinds of rotary tables that do not depend on a prompt's length."""
 TOKENS, SHIFT = 24, 7
@@ -280,12 +304,18 @@ class BlendModel:
         The decoder's rotary embedding.
     movers : list[KeyMover | None]
         How each layer's keys move; None for a layer whose keys carry no position.
+    value_movers : list[KeyMover | None]
+        Likewise of values. A model with latent attention keeps the rotated part of its keys there.
+    layout : StateLayout or None
+        What the layers keep, if that is stored by a layout; see `ModelCapabilities`.
     """
 
     model: Any
     layers: list[Any]
     rotary: Any
     movers: list[KeyMover | None]
+    value_movers: list[KeyMover | None] = field(default_factory=list["KeyMover | None"])
+    layout: StateLayout | None = None
     _tables: dict[tuple[str | None, int], Tables] = field(default_factory=dict, repr=False)
 
     @property
@@ -313,33 +343,94 @@ class BlendModel:
         # A copy that has seen no prompt: some rotary modules remember the longest one.
         rotary = copy.deepcopy(self.rotary)
         _forget(rotary)
-        device = next(self.rotary.buffers()).device
+        device = self.model.device
         probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=device)
         extra = (kind,) if kind is not None else ()
         # Tensors made in inference mode could not be used outside of it later.
         with torch.inference_mode(False), torch.no_grad():
-            cos, sin = rotary(probe, torch.arange(length, device=device)[None], *extra)
+            tables = rotary(probe, torch.arange(length, device=device)[None], *extra)
+        if isinstance(tables, Tensor):
+            return tables.real.float(), tables.imag.float()
+        cos, sin = tables
         return cos.float(), sin.float()
 
+    def fits(self, state: Tensor) -> bool:
+        """Tell whether a stored state has the shape of this model's."""
+        if state.dim() != 5:
+            return False
+        if self.layout is None:
+            return state.shape[1] == len(self.layers)
+        return state.shape[:3] == (1, 1, 1) and state.shape[4] == self.layout.width
+
+    def layer_states(self, state: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return keys and values of each layer, `[kv_heads, tokens, head_dim]`, in stored state."""
+        if self.layout is None:
+            return list(zip(state[0], state[1], strict=True))
+        views = {(part.layer, part.name): view for part, view in self.layout.views(state)}
+        # A copy: parts of rows that lie apart would be gathered by every layer anew.
+        return [
+            (views[layer, "keys"].contiguous(), views[layer, "values"].contiguous())
+            for layer in range(len(self.movers))
+        ]
+
+    def moving(self, state: Tensor) -> list[tuple[Tensor, list[KeyMover | None]]]:
+        """Return what carries positions in stored state: views, and how their layers move.
+
+        The views are `[layers, kv_heads, tokens, head_dim]`.
+        """
+        if self.layout is None:
+            return [(state[0], self.movers)]
+        places: dict[tuple[KeyMover, tuple[int, ...]], list[int]] = {}
+        place = 0
+        for part in self.layout.growing:
+            movers = self.movers if part.name == "keys" else self.value_movers
+            mover = movers[part.layer]
+            if mover is not None:
+                places.setdefault((mover, part.shape), []).append(place)
+            place += part.numbers
+
+        moving: list[tuple[Tensor, list[KeyMover | None]]] = []
+        for (mover, (heads, size)), starts in places.items():
+            steps = {after - before for before, after in pairwise(starts)}
+            # At equal distances all layers are one view, and each apart otherwise.
+            groups = [starts] if len(steps) < 2 else [[start] for start in starts]
+            for group in groups:
+                step = next(iter(steps)) if len(group) > 1 else 0
+                view = state.as_strided(
+                    (len(group), heads, state.shape[3], size),
+                    (step, size, state.shape[4], 1),
+                    state.storage_offset() + group[0],
+                )
+                moving.append((view, [mover] * len(group)))
+        return moving
+
     def move(
-        self, keys: Tensor, target: Tensor, source: Tensor, source_length: int, target_length: int
+        self,
+        keys: Tensor,
+        target: Tensor,
+        source: Tensor,
+        source_length: int,
+        target_length: int,
+        movers: Sequence[KeyMover | None] | None = None,
     ) -> None:
         """Turn keys from positions `source` to positions `target`, in place.
 
         Parameters
         ----------
         keys : Tensor, shape [layers, kv_heads, tokens, head_dim]
-            Keys of all layers.
+            Keys of layers.
         target, source : Tensor, shape [tokens]
             Positions after and before.
         source_length, target_length : int
             Tokens of the prompts: tables may depend on them (dynamic NTK, longrope).
+        movers : Sequence[KeyMover or None], optional
+            How the layers move. None for keys of all layers.
         """
         same = self.fixed or source_length == target_length
         if not len(keys) or (same and torch.equal(target, source)):
             return
 
-        movers = self.movers
+        movers = self.movers if movers is None else movers
         for mover in {m for m in movers if m is not None}:
             # Layers that rotate alike are turned together.
             layer_indices = [i for i, m in enumerate(movers) if m == mover]
@@ -372,7 +463,7 @@ def _forget(rotary: Any) -> None:
         rotary.max_seq_len_cached = original
 
 
-def _parts_of(model: Any) -> BlendModel:
+def _parts_of(model: Any, layout: StateLayout | None) -> BlendModel:
     """Return the parts of a model that a blend works with; its movers are still to be learnt.
 
     Raises
@@ -381,6 +472,10 @@ def _parts_of(model: Any) -> BlendModel:
         A part is missing; the message names it.
     """
     name = type(model).__name__
+    if layout is not None and layout.fixed:
+        raise ModelError(RECURRENT)
+    if layout is not None and not {state.name for state in layout.growing} <= {"keys", "values"}:
+        raise ModelError(INDEXED)
     attention = getattr(model.config, "_attn_implementation", None)
     text = getattr(model.config, "get_text_config", lambda: model.config)()
     # An image-text model's language model may be set to another implementation.
@@ -405,7 +500,16 @@ def _parts_of(model: Any) -> BlendModel:
     # The list may hold more layers than the model runs.
     used = list(layers[: text.num_hidden_layers])
     # The one of the model's own module: modules differ in how they pair a key's numbers.
-    apply = getattr(sys.modules[type(used[0]).__module__], "apply_rotary_pos_emb", None)
+    module = sys.modules[type(used[0]).__module__]
+    apply = getattr(module, "apply_rotary_pos_emb", None)
+    if apply is None and hasattr(module, "apply_rotary_pos_emb_interleave"):
+        # It leaves keys in halves, as `rotate_halves` takes them.
+        apply = rotate_halves
+    elif apply is None and hasattr(module, "apply_rotary_emb"):
+        apply = rotate_pairs
+    elif apply is not None and "k" not in inspect.signature(apply).parameters:
+        # Of one tensor and not of two.
+        apply = partial(_rotate_keys, apply)
     if apply is None:
         raise ModelError(
             f"blend cannot work with {name}: its module has no rotary function to move keys with; "
@@ -414,7 +518,14 @@ def _parts_of(model: Any) -> BlendModel:
 
     by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
     kinds = list(text.layer_types) if by_kind else [None] * len(used)
-    return BlendModel(model, used, rotary, [KeyMover(apply, kind=kind) for kind in kinds])
+    movers: list[KeyMover | None] = [KeyMover(apply, kind=kind) for kind in kinds]
+    return BlendModel(model, used, rotary, movers, list(movers), layout)
+
+
+def _rotate_keys(
+    apply: Any, queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    return queries, apply(keys, cos, sin)
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -427,8 +538,13 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 @torch.no_grad()
-def blend_model_of(model: Any) -> BlendModel | ModelError:
+def blend_model_of(model: Any, layout: StateLayout | None = None) -> BlendModel | ModelError:
     """Try blending on a model and put its hooks on.
+
+    Parameters
+    ----------
+    layout : StateLayout, optional
+        Layout by which the model's state is stored, if it is by one.
 
     Returns
     -------
@@ -436,7 +552,7 @@ def blend_model_of(model: Any) -> BlendModel | ModelError:
         The error says why blending would not be exact where it must be.
     """
     try:
-        blend_model = _parts_of(model)
+        blend_model = _parts_of(model, layout)
         _check(model, blend_model)
     except ModelError as error:
         return error
@@ -465,21 +581,39 @@ def _check(model: Any, blend_model: BlendModel) -> None:
     reference, keys, values = _prefill(model, ids, positions)
     _, shifted, shifted_values = _prefill(model, ids, positions + SHIFT)
 
-    limit = tolerance(model.dtype)
+    # As many as caches of layers: a layer may have two, and later ones may look at those of others.
+    for movers in (blend_model.movers, blend_model.value_movers):
+        movers[len(keys) :] = movers[-1:] * (len(keys) - len(movers))
+    # Values carry no position, but of latent attention: there they are the rotated keys.
+    for index, (before, after) in enumerate(zip(values, shifted_values, strict=True)):
+        mover = blend_model.value_movers[index]
+        fitting = _fitting_movers(blend_model, (None, mover), before, after, positions)
+        if not fitting or (fitting[0] is not None and blend_model.layout is None):
+            raise ModelError(
+                f"blend cannot work with {name}: its state depends on absolute positions; use "
+                "exact reuse"
+            )
+        blend_model.value_movers[index] = fitting[0]
 
-    # Values carry no position: a shift must not change them.
-    if _relative_error(values, shifted_values) > limit:
-        raise ModelError(
-            f"blend cannot work with {name}: its state depends on absolute positions; use exact "
-            "reuse"
-        )
-    _learn_movers(blend_model, keys, shifted, positions, limit, name)
+    for index, (before, after) in enumerate(zip(keys, shifted, strict=True)):
+        mover = blend_model.movers[index]
+        assert mover is not None
+        # None last: keys without positions stay as they are.
+        trials = (mover, replace(mover, partial=True), None)
+        fitting = _fitting_movers(blend_model, trials, before, after, positions)
+        if not fitting:
+            raise ModelError(
+                f"blend cannot work with {name}: the keys of layer {index} do not move with its "
+                "rotary; use exact reuse"
+            )
+        blend_model.movers[index] = fitting[0]
 
     # The trial needs the hooks. Without a BlendCache they do nothing.
     install(blend_model.layers)
 
     for share, case in ((1.0, "recomputing every row"), (0.0, "an identical donor")):
         got = _blend(model, ids, keys, values, share)
+        limit = tolerance(model.dtype)
         if _relative_error(got, reference) > limit:
             raise ModelError(
                 f"blend cannot work with {name}: {case} gives other logits than plain prefill "
@@ -488,53 +622,45 @@ def _check(model: Any, blend_model: BlendModel) -> None:
             )
 
 
-def _learn_movers(
+def _fitting_movers(
     blend_model: BlendModel,
-    keys: Tensor,
-    shifted: Tensor,
+    trials: Sequence[KeyMover | None],
+    before: Tensor,
+    after: Tensor,
     positions: Tensor,
-    limit: float,
-    name: str,
-) -> None:
-    """Set for each layer what turns its keys at `positions` into those at `positions + SHIFT`.
+) -> list[KeyMover | None]:
+    """Return the first way, if any, that turns state at `positions` into that `SHIFT` later.
 
-    Raises ModelError if nothing does.
+    The state is one layer's, `[kv_heads, tokens, head_dim]`.
     """
-    for index, mover in enumerate(blend_model.movers):
-        assert mover is not None
-        fitting: list[KeyMover | None] = []
-        # None last: keys without positions stay as they are.
-        for trial in (replace(mover, partial=False), replace(mover, partial=True), None):
-            single_layer = BlendModel(
-                blend_model.model, blend_model.layers, blend_model.rotary, [trial]
+    for trial in trials:
+        moved = before[None].clone()
+        try:
+            blend_model.move(
+                moved, positions + SHIFT, positions, TOKENS, TOKENS + SHIFT, movers=[trial]
             )
-            moved = keys[index : index + 1].clone()
-            try:
-                single_layer.move(moved, positions + SHIFT, positions, TOKENS, TOKENS + SHIFT)
-            except (RuntimeError, ValueError):
-                continue
-            if _relative_error(moved, shifted[index : index + 1]) <= limit:
-                fitting = [trial]
-                break
-
-        if not fitting:
-            raise ModelError(
-                f"blend cannot work with {name}: the keys of layer {index} do not move with its "
-                "rotary; use exact reuse"
-            )
-        blend_model.movers[index] = fitting[0]
+        except (RuntimeError, ValueError):
+            continue
+        if _relative_error(moved, after[None]) <= tolerance(blend_model.model.dtype):
+            return [trial]
+    return []
 
 
-def _prefill(model: Any, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _prefill(
+    model: Any, ids: Tensor, positions: Tensor
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Return the last logits, and each layer's keys and values, `[kv_heads, tokens, head_dim]`."""
     # This cache keeps every token, also in sliding-window layers.
     cache = Cache(layer_class_to_replicate=DynamicLayer)
     out = model(input_ids=ids, position_ids=positions[None], past_key_values=cache, use_cache=True)
     layers: list[Any] = list(cache.layers)
-    keys = torch.stack([layer.keys[0] for layer in layers])
-    return out.logits[:, -1], keys, torch.stack([layer.values[0] for layer in layers])
+    keys, values = ([getattr(layer, kind)[0] for layer in layers] for kind in ("keys", "values"))
+    return out.logits[:, -1], keys, values
 
 
-def _blend(model: Any, ids: Tensor, keys: Tensor, values: Tensor, share: float) -> Tensor:
+def _blend(
+    model: Any, ids: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], share: float
+) -> Tensor:
     forced = torch.zeros(TOKENS, dtype=torch.bool, device=ids.device)
     # The last row gives the logits.
     forced[-1] = True

@@ -22,7 +22,13 @@ from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, long_runs, mark_n
 from dejakv.decide.copied.fingerprints import SHORTEST_FINDABLE_RUN, media_token_ids
 from dejakv.engines.base import UNREADABLE, ComputedRows, Donor, Prepared
 from dejakv.engines.tensors import empty_tensor, tensor_view, to_store
-from dejakv.engines.transformers.blend_model import BlendCache, BlendLayer, BlendModel
+from dejakv.engines.transformers.blend_model import (
+    BlendCache,
+    BlendLayer,
+    BlendModel,
+    KeyMover,
+)
+from dejakv.engines.transformers.state_layout import StateLayout
 from dejakv.errors import ModelError
 from dejakv.store.base import RawTensor as Stored
 from dejakv.store.base import StateInfo, StoredState
@@ -78,6 +84,8 @@ class PlannedBlend:
         The prompt's tokens, pictures among them, if recomputed tokens are to be kept.
     metas : Sequence[StateInfo]
         Descriptions of the donors, with `target`.
+    layout : StateLayout or None
+        Layout by which the model's state is stored, if it is by one.
     """
 
     cache: BlendCache
@@ -86,6 +94,7 @@ class PlannedBlend:
     question_tokens: int = 0
     target: Ids | None = None
     metas: Sequence[StateInfo] = ()
+    layout: StateLayout | None = None
 
     def computed_tokens(self) -> int:
         """Count the prompt tokens that are computed, the question's pass included."""
@@ -131,7 +140,11 @@ class PlannedBlend:
         return ComputedRows(runs, tuple(meta.id for meta in metas), generation, self._captured)
 
     def _captured(self, first: int, stop: int) -> Stored:
-        """Copy K and V of the tokens, `[2, layers, kv_heads, tokens, head_dim]`, to the CPU."""
+        """Copy K and V of the tokens, as they are stored, to the CPU."""
+        if self.layout is not None:
+            packed = self.layout.pack(self.cache, stop, first)
+            assert packed is not None
+            return packed
         layers = self.cache.blends
         parts = [
             getattr(layer, kind)[0, :, first:stop]
@@ -271,7 +284,7 @@ def plan_cache(
     """
     device = model.model.device
     entries = rearrange(model, states, donors, donor_map, device, model.model.dtype)
-    layers = [BlendLayer(k[None], v[None]) for k, v in zip(entries[0], entries[1], strict=True)]
+    layers = [BlendLayer(k[None], v[None]) for k, v in model.layer_states(entries)]
 
     ids = np.asarray(target, dtype=np.int64)
     plan = RecomputePlan.of(config, ids, donors, donor_map, needed, device, choose=choose)
@@ -280,7 +293,8 @@ def plan_cache(
     if plan.needs_question_pass:
         plan = plan.with_attention(question_attention(model, target, layers, plan, needed.tail))
         question_tokens = needed.tail
-    return PlannedBlend(BlendCache(layers, plan), donors, donor_map, question_tokens)
+    cache = BlendCache(layers, plan)
+    return PlannedBlend(cache, donors, donor_map, question_tokens, layout=model.layout)
 
 
 def rearrange(
@@ -296,7 +310,8 @@ def rearrange(
     Returns
     -------
     Tensor, shape [2, layers, kv_heads, tokens, head_dim]
-        Rows without a donor have any content.
+        As stored; of a model with a layout `[1, 1, 1, tokens, numbers]`. Rows without a donor have
+        any content.
 
     Raises
     ------
@@ -316,11 +331,7 @@ def rearrange(
         bounds = np.searchsorted(part_of[by_part], np.arange(len(starts) + 1))
         for number, (start, part) in enumerate(states[index]):
             state = tensor_view(part)
-            if (
-                state.dim() != 5
-                or state.shape[1] != len(model.layers)
-                or start + state.shape[3] > donors.lengths[index]
-            ):
+            if not model.fits(state) or start + state.shape[3] > donors.lengths[index]:
                 raise ModelError(
                     f"a donor's state of shape {tuple(part.shape)} does not fit "
                     f"{donors.lengths[index]} tokens of a model of "
@@ -339,12 +350,20 @@ def rearrange(
                 f"a donor's state lacks {missing_rows} of the rows that are taken: it does not fit "
                 f"{length} tokens"
             )
-        _move(model, out[0], rows, places + first_position[index], stops[index])
+        for keys, movers in model.moving(out):
+            _move(model, keys, movers, rows, places + first_position[index], stops[index])
     assert out is not None
     return out
 
 
-def _move(model: BlendModel, keys: Tensor, rows: Ids, source: Ids, length: int) -> None:
+def _move(
+    model: BlendModel,
+    keys: Tensor,
+    movers: Sequence[KeyMover | None],
+    rows: Ids,
+    source: Ids,
+    length: int,
+) -> None:
     """Move the keys of some rows from positions `source` to the rows' own, in place.
 
     `keys` is `[layers, kv_heads, tokens, head_dim]`; `length` counts the tokens of the prompt that
@@ -364,7 +383,8 @@ def _move(model: BlendModel, keys: Tensor, rows: Ids, source: Ids, length: int) 
     runs, scattered = split_runs(rows)
     for begin, end in runs:
         part = keys[:, :, rows[begin] : rows[begin] + end - begin]
-        model.move(part, target_positions[begin:end], source_positions[begin:end], length, tokens)
+        ends = target_positions[begin:end], source_positions[begin:end]
+        model.move(part, *ends, length, tokens, movers)
 
     if len(scattered):
         scattered_index = torch.from_numpy(scattered).to(keys.device)
@@ -375,6 +395,7 @@ def _move(model: BlendModel, keys: Tensor, rows: Ids, source: Ids, length: int) 
             source_positions[scattered_index],
             length,
             tokens,
+            movers,
         )
         keys.index_copy_(2, target_positions[scattered_index], moved)
 

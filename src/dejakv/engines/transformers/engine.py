@@ -104,13 +104,6 @@ from dejakv.vectors.base import normalized
 
 _log = logging.getLogger(__name__)
 
-NO_BLEND = (
-    "blend needs keys and values of one shape in every layer, and this model's layers keep other "
-    "state (latent rows, unequal heads, an index, or recurrent state); use exact reuse"
-)
-"""Why a model with a state layout is not blended."""
-
-
 NO_SNAPSHOT = (
     "the model keeps recurrent state, and no snapshot of it stands within the stored beginning of "
     "the prompt"
@@ -352,10 +345,8 @@ class TransformersEngine(Engine):
     @cached_property
     def blend_model(self) -> BlendModel | ModelError:
         """The model prepared for blending, at the first use, or why it cannot blend."""
-        if self.capabilities.state_layout is not None:
-            return ModelError(NO_BLEND)
         with self._lock:
-            return blend_model_of(self.model)
+            return blend_model_of(self.model, self.capabilities.state_layout)
 
     def get_ready(self, method: str) -> None:
         """Try blending on the model before the first request that asks for it.
@@ -653,8 +644,6 @@ class TransformersEngine(Engine):
             A completion with a `BlendReport` as `details["blend"]`, or the reason why it cannot
             blend.
         """
-        if self.capabilities.state_layout is not None:
-            return Refusal(NO_BLEND)
         began = time.perf_counter()
         sink = decoding.TokenSink(on_token) if on_token is not None else None
         config = config or BlendConfig()

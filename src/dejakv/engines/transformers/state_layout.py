@@ -149,14 +149,26 @@ class StateLayout:
             tensors.setdefault(state.layer, {})[state.name] = numbers
         return fill(into, tensors)
 
-    def pack(self, cache: Cache, tokens: int) -> RawTensor | None:
-        """Copy the growing state of the first `tokens` tokens to the CPU.
+    @property
+    def width(self) -> int:
+        """Numbers of the growing state of one token."""
+        return sum(state.numbers for state in self.growing)
+
+    def views(self, rows: torch.Tensor) -> Iterator[tuple[LayerState, torch.Tensor]]:
+        """Yield each growing tensor in packed state `[1, 1, 1, tokens, numbers]`, without batch."""
+        for state, numbers in zip(
+            self.growing, rows[0, 0, 0].split([s.numbers for s in self.growing], 1), strict=True
+        ):
+            yield state, numbers.unflatten(1, state.shape).movedim(0, _AXES[state.name] - 1)
+
+    def pack(self, cache: Cache, tokens: int, first: int = 0) -> RawTensor | None:
+        """Copy the growing state of tokens `first` to `tokens - 1` to the CPU.
 
         Returns
         -------
         RawTensor or None
-            Shape `[1, 1, 1, tokens, numbers]`; None if the cache holds fewer tokens, or other
-            tensors than the layout.
+            Shape `[1, 1, 1, tokens - first, numbers]`; None if the cache holds fewer tokens, or
+            other tensors than the layout.
         """
         rows: list[torch.Tensor] = []
         tensors = _tensors_by_place(cache)
@@ -165,7 +177,7 @@ class StateLayout:
             if tensor is None or tensor.shape[_AXES[state.name]] < tokens:
                 return None
             # Of beams, the first row of the batch: all began with the same prompt.
-            by_token = tensor[0].movedim(_AXES[state.name] - 1, 0)[:tokens]
+            by_token = tensor[0].movedim(_AXES[state.name] - 1, 0)[first:tokens]
             if tuple(by_token.shape[1:]) != state.shape or by_token.dtype != state.dtype:
                 return None
             rows.append(by_token.flatten(1))
@@ -224,10 +236,9 @@ class StateLayout:
             The state is of another layout, or holds too few tokens.
         """
         parts = [tensor_view(part).to(device) for part in rows]
-        width = sum(state.numbers for state in self.growing)
         dtype = self.growing[0].dtype
         if any(
-            part.shape[:3] != (1, 1, 1) or part.shape[-1] != width or part.dtype != dtype
+            part.shape[:3] != (1, 1, 1) or part.shape[-1] != self.width or part.dtype != dtype
             for part in parts
         ):
             raise ModelError(
@@ -239,13 +250,8 @@ class StateLayout:
 
         tensors: dict[int, dict[str, torch.Tensor]] = {}
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
-        offset = 0
-        for state in self.growing:
-            numbers = whole[0, 0, 0, :tokens, offset : offset + state.numbers]
-            by_token = numbers.unflatten(1, state.shape) if len(state.shape) > 1 else numbers
-            tensor = by_token.movedim(0, _AXES[state.name] - 1)[None]
-            tensors.setdefault(state.layer, {})[state.name] = tensor
-            offset += state.numbers
+        for state, tensor in self.views(whole[:, :, :, :tokens]):
+            tensors.setdefault(state.layer, {})[state.name] = tensor[None]
 
         for state, tensor in self._fixed_tensors(snapshot, device):
             tensors.setdefault(state.layer, {})[state.name] = tensor
