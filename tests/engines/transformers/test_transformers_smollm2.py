@@ -23,7 +23,7 @@ PASSAGES = [
     for thing in (textwrap.wrap, statistics.quantiles, heapq.merge, textwrap.shorten, heapq.nlargest)
 ]
 QUESTION = "Which of these functions breaks a long text into lines?"
-ANSWER = 16
+ANSWER = 8
 
 
 @pytest.fixture(scope="module")
