@@ -10,12 +10,16 @@ OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # what `make test-fast` runs: no server, no vLLM, no model but docs-lm
 FAST := $(wildcard tests/test_*.py tests/find tests/levels tests/guards tests/index tests/store tests/trust tests/reuse tests/testing tests/encoder_cache)
 
-.PHONY: demo model dist docs models-page workloads ablation test test-fast test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
+.PHONY: demo gpu model dist docs models-page workloads ablation test test-fast test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
 
 ## the main job: prompts of a real workload through a real language model, with prefix caching and with DejaKV; under three minutes on two free cores
 demo: model
 	rm -rf runs/demo
 	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset repo --max-samples 12 --max-new-tokens 8 --arms prefix,cache --rounding 4 --brief --output runs/demo
+
+## on a machine with a GPU: is DejaKV right there, and how fast; a page and a JSON file in runs/gpu, in under ten minutes
+gpu: $(VENV)/.installed
+	$(OFFLINE) $(BIN)/python -m research.gpu
 
 ## repo, rag and sessions with blend at three qualities against prefix caching, through transformers and vLLM; an hour, and it goes on where it was stopped
 workloads: $(VENV)/.installed-report model .venv-vllm/.installed

@@ -1,7 +1,7 @@
 """The worker side on a pretended GPU: right values however late its copies are, and what it launches, waits for and copies.
 
 Counts are of the engine loop and of threads together, except for waits. They are taken at two depths of the model, so that each is so many a layer and
-so many beside them. `research.gpu.COUNTS` holds what is reached, and what is wanted where that is less.
+so many beside them. `research.gpu.arithmetic.COUNTS` holds what is reached, and what is wanted where that is less.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from research.gpu import COUNTS
+from research.gpu.arithmetic import COUNTS
 from tests.gpu.pretended import Counts, Gpu, pretended
 from tests.gpu.worker import BLOCK, KV_HEADS, WIDTH, Server, blend_order, prompts, started
 

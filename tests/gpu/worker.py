@@ -4,18 +4,21 @@ KV caches have FlashAttention's layout of vLLM 0.32, `[blocks, kv_heads, block_t
 memory. The model is bf16, and has norms, rotation and attention in float32 where vLLM's have.
 """
 
+import ctypes
 import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from tests.gpu.pretended import Gpu
 from vllm.forward_context import get_forward_context
 
+from dejakv.engines.vllm.blend import fused
 from dejakv.engines.vllm.blend.blend import BlendRunner
 from dejakv.engines.vllm.blend.model import LayerRotaryTables
 from dejakv.engines.vllm.blend.rows import PromptRows, RowForward
@@ -65,7 +68,8 @@ class Flash:
                 )
                 keys, values = past.repeat_interleave(HEADS // KV_HEADS, 1).split(WIDTH, dim=-1)
                 scores = torch.einsum("qhd,khd->hqk", query[begin:end].float(), keys) * self.scale
-                later = torch.arange(length)[None] > torch.arange(length - (end - begin), length)[:, None]
+                places = torch.arange(length, device=query.device)
+                later = places[None] > places[length - (end - begin) :, None]
                 output[begin:end] = torch.einsum(
                     "hqk,khd->qhd", scores.masked_fill_(later, -math.inf).softmax(-1), values
                 ).to(output.dtype)
@@ -149,12 +153,66 @@ class Model(torch.nn.Module):
         return hidden
 
 
+def emulated_kernel(gpu: Gpu | None) -> Callable[..., None]:
+    """In the place of the Triton kernel: it reads and writes at addresses, in one launch."""
+
+    def memory(address: int, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        nbytes = (int(offsets.max()) + 1) * dtype.itemsize
+        return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=dtype)
+
+    def offsets(steps: Any, slots: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+        page, token = slots // steps.block, slots % steps.block
+        heads, numbers = (torch.arange(size) for size in shape)
+        rows = page * steps.page + token // steps.group_size * steps.group + token % steps.group_size * steps.token
+        columns = numbers // steps.pack_size * steps.pack + numbers % steps.pack_size * steps.number
+        return rows[:, None, None] + (heads * steps.head)[:, None] + columns
+
+    def copy_rows(source: Any, target: Any, index: Any, rotary: Any) -> None:
+        read, write = source.steps, target.steps
+        of_layers = list(range(source.layers))
+
+        def run(source_memory: Any, target_memory: Any, index: Any, bases: Any, *of_tables: Any) -> None:
+            dtype = source_memory.dtype
+            here, there = (
+                offsets(steps, slots, source.shape) for steps, slots in zip((read, write), index, strict=False)
+            )
+            for layer in of_layers:
+                begin = source_memory.data_ptr() + layer * read.layer * dtype.itemsize
+                into = (
+                    int(bases[layer])
+                    if target.bases is not None
+                    else target_memory.data_ptr() + layer * write.layer * dtype.itemsize
+                )
+                keys, values = (memory(begin, at, dtype)[at] for at in (here, here + read.value))
+                if of_tables:
+                    table, addresses = of_tables
+                    places = torch.arange(table.numel())
+                    rows = memory(int(addresses[layer]), places, table.dtype)[places].view(table.shape)
+                    keys = LayerRotaryTables([(rows, rotary.neox_style)]).moved(keys[:, None], index[2], index[3])[:, 0]
+                for at, part in ((there, keys), (there + write.value, values)):
+                    memory(into, at, dtype)[at] = part
+
+        bases = index if target.bases is None else target.bases
+        tensors = (
+            source.memory,
+            target.memory,
+            index,
+            bases,
+            *(() if rotary is None else (rotary.table, rotary.bases)),
+        )
+        run(*tensors) if gpu is None else gpu.launch("copy_rows", run, *tensors, writes=(target.memory,))
+
+    return copy_rows
+
+
 class Server:
     """One worker, its prompts and its blocks, on a device."""
 
-    def __init__(self, config: Any, layers: int, blocks: int, gpu: Gpu | None = None) -> None:
+    def __init__(
+        self, config: Any, layers: int, blocks: int, gpu: Gpu | None = None, device: torch.device | None = None
+    ) -> None:
         self.gpu = gpu
-        device = torch.device("cpu") if gpu is None else gpu.device
+        device = device or (torch.device("cpu") if gpu is None else gpu.device)
         self.model = Model(layers, device, gpu)
         attention = {layer.attn.layer_name: layer.attn for layer in self.model.layers}
         shape = (blocks, BLOCK, KV_HEADS, 2 * WIDTH)
@@ -171,12 +229,15 @@ class Server:
         settings = ConnectorSettings.from_extra({"mode": "blend", "blend_quality": "strict"})
         rotary = LayerRotaryTables.from_model(self.model, list(attention.values()))
         ends = np.array([SENTENCE_END])
-        blends = BlendRunner(self.forward, rotary, self.paged, settings.blend_config(), POSITIONS, 8192, ends)
+        kernel = fused.triton_kernel if gpu is None else lambda: emulated_kernel(gpu)
+        with patch.object(fused, "triton_kernel", kernel):
+            blends = BlendRunner(self.forward, rotary, self.paged, settings.blend_config(), POSITIONS, 8192, ends)
         self.store = Store()
         self.worker = WorkerSide(
             self.store, self.paged, blends, WeightsWatch(WeightDigests(self.model)), TIMEOUT_S, 1 << 40
         )
         self._free = list(range(2, blocks))
+        self.fallbacks: list[str] = []
 
     def release(self, *tables: tuple[int, ...]) -> None:
         for table in tables:
@@ -200,7 +261,9 @@ class Server:
         wait([item.fetched for item in self.worker.loads._loading if item.fetched is not None], TIMEOUT_S)
         self.worker.copy_saves(plan)
         self.worker.finish(plan)
-        return self.worker.report()
+        report = self.worker.report()
+        self.fallbacks += [] if report is None else report.fallbacks
+        return report
 
     def save(self, ids: np.ndarray, table: tuple[int, ...]) -> StateInfo:
         """Order the copy of a prompt's state; a thread stores it."""
@@ -227,7 +290,7 @@ class Server:
     def state(self, table: Sequence[int], tokens: int) -> torch.Tensor:
         """K and V in the blocks, in host memory."""
         entries = self.paged.gather(table, tokens)
-        return getattr(entries, "elem", entries).clone()
+        return getattr(entries, "elem", entries).cpu().clone()
 
     def close(self) -> None:
         self.worker.close()
@@ -252,11 +315,11 @@ def prompts(tokens: int, donors: int, seed: int = 1) -> tuple[list[np.ndarray], 
 
 
 def started(
-    config: Any, layers: int, tokens: int, donors: int, gpu: Gpu | None
+    config: Any, layers: int, tokens: int, donors: int, gpu: Gpu | None, device: torch.device | None = None
 ) -> tuple[Server, list[StateInfo], np.ndarray]:
     """A server that has computed and stored the donors, and the prompt to blend."""
     stored, target = prompts(tokens, donors)
-    server = Server(config, layers, 4 + 4 * (tokens // BLOCK), gpu)
+    server = Server(config, layers, 4 + 4 * (tokens // BLOCK), gpu, device)
     metas = [server.save(ids, server.compute(ids)) for ids in stored]
     server.worker.saver.flush()
     return server, metas, target

@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-
-from research import gpu
+from research.gpu.__main__ import main
 
 
 def test_a_prompt_costs_what_its_shape_and_the_counts_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gpu.main(["--arithmetic", "--model", "llama-3.1-8b", "--tokens", "5000", "--json", str(tmp_path / "figures.json")])
+    main(["--arithmetic", "--model", "llama-3.1-8b", "--tokens", "5000", "--json", str(tmp_path / "figures.json")])
     figures = json.loads((tmp_path / "figures.json").read_text())
     model = figures["models"]["llama-3.1-8b"]
     # 2 x 6.98e9 x 5,000 operations, and 4 x 32 x 4,096 x 5,000 x 2,500 of attention, at half of 989e12 a second.

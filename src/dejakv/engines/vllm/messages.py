@@ -211,6 +211,8 @@ class StepReport(KVConnectorWorkerMetadata):
         The weights changed without a reset.
     timed : TimedStep or None
         The step that is over, if its plan asked for its time.
+    fallbacks : list[str]
+        Why the kernel for blends was given up.
     """
 
     saved: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -221,6 +223,7 @@ class StepReport(KVConnectorWorkerMetadata):
     weights: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
     changed: bool = False
     timed: TimedStep | None = None
+    fallbacks: list[str] = field(default_factory=list[str])
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
         """Join the reports of two ranks; of a step's time and of a problem one is enough."""
@@ -234,4 +237,5 @@ class StepReport(KVConnectorWorkerMetadata):
             self.weights + other.weights,
             self.changed or other.changed,
             self.timed or other.timed,
+            self.fallbacks + other.fallbacks,
         )

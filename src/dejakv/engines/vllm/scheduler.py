@@ -468,6 +468,8 @@ class SchedulerSide:
 
         if report.blend_problem:
             self.no_blend = report.blend_problem
+        for why in report.fallbacks:
+            self.counts.add("kernel_fallbacks", why)
         for number, same in report.weights:
             self.generations.record_answer(number, same)
             self.lookups.adapters.base = self.generations.epoch

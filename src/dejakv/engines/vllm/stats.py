@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 from dejakv.decide.bound import CERTIFICATE
 from dejakv.engines.base import LATE
 from dejakv.engines.vllm import loads, saves, scheduler, worker
-from dejakv.engines.vllm.blend import blend
+from dejakv.engines.vllm.blend import blend, fused
 from dejakv.engines.vllm.generations import CHANGED, RESET, UNCLEAN
 from dejakv.engines.vllm.request import short
 
@@ -43,6 +43,10 @@ METRICS: dict[str, tuple[str, str]] = {
     "saves": ("Prompts whose state was stored and confirmed.", ""),
     "rows_kept": ("Rows of blended prompts that were stored for later blends.", ""),
     "saves_dropped": ("Saves that were not made, by reason.", "reason"),
+    "kernel_fallbacks": (
+        "Workers on a GPU that copy the state of blends without the fused kernel, by reason.",
+        "reason",
+    ),
     "bucket_away_seconds": ("Seconds for which the bucket's service failed.", ""),
     "feed_away_seconds": ("Seconds for which the feed's service failed.", ""),
 }
@@ -71,6 +75,13 @@ KNOWN: dict[str, tuple[str, ...]] = {
         loads.DRAFT_FAILED,
         RESET,
         CHANGED,
+    ),
+    "kernel_fallbacks": (
+        fused.NO_TRITON,
+        fused.NO_STRIDES,
+        fused.NO_TABLES,
+        fused.FAILED,
+        fused.WRONG,
     ),
     "blends_refused": (scheduler.NO_GAIN, scheduler.TOO_LONG, scheduler.FAR, scheduler.UNLABELLED),
     "saves_dropped": (

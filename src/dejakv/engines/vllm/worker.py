@@ -197,10 +197,10 @@ class WorkerSide:
         fetched, rows, problem = self.loads.take_news()
         weights, changed = self.weights_watch.take_news()
         timed, self._timed = self._timed, None
+        fallbacks = [] if self.blend_runner is None else self.blend_runner.fused.take_fallbacks()
 
-        if not (saved or fetched or loaded or rows or problem or weights or changed or timed):
-            return None
-        return StepReport(saved, fetched, loaded, rows, problem, weights, changed, timed)
+        news = (saved, fetched, loaded, rows, problem, weights, changed, timed, fallbacks)
+        return StepReport(*news) if any(news) else None
 
     def close(self, timeout: float = 30.0) -> None:
         """Close the store, after storing what is pending for at most `timeout` seconds."""

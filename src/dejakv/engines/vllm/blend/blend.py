@@ -23,6 +23,7 @@ from dejakv.blend.slices import ranges_of
 from dejakv.blend.token_map import DonorTokens, TokenMap, mark_new_text
 from dejakv.decide.copied.fingerprints import SHORTEST_FINDABLE_RUN
 from dejakv.engines.vllm.blend.donor_rows import donor_rows
+from dejakv.engines.vllm.blend.fused import FusedCopy
 from dejakv.engines.vllm.blend.model import LayerRotaryTables, ModelCheck, question_attention
 from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW
 from dejakv.engines.vllm.blend.rows import ExtraRows, RowForward
@@ -87,7 +88,7 @@ class BlendRunner:
         lockstep: SingleRank = ALONE,
     ) -> None:
         self.forward = forward
-        self.rotary = rotary
+        self.fused = FusedCopy(paged, rotary)
         self.paged = paged
         self.config = config
         self.lockstep = lockstep
@@ -215,7 +216,8 @@ class BlendRunner:
 
         Returns the first unusable donor in place of the rows if there is one.
         """
-        prompt_rows = donor_rows(self.paged, self.rotary, buffers, len(token_map))
+        source_positions = donor_tokens.positions[token_map.source[first:]]
+        prompt_rows = donor_rows(self.paged, self.fused, buffers, source_positions, first)
 
         # What other ranks have checked is not known in a thread, and all must check the same.
         proof, checked = (), self.model_check.checked if self.lockstep.ranks == 1 else 0
@@ -254,7 +256,7 @@ class BlendRunner:
             if proves:
                 proof, checked = parts, proof_tokens
 
-        prompt_rows.finish(donor_tokens.positions[token_map.source[first:]], first)
+        prompt_rows.finish()
         return _PagesFilled(prompt_rows.state, proof, prompt_rows.buffer)
 
     def rows_checked(self, blend: BlendState) -> int:
@@ -297,7 +299,7 @@ class BlendRunner:
         draft = blend.draft
         plan = draft.plan
         self.paged.copies.wait(draft.ready, draft.state)
-        self.paged.scatter(blend.block_ids, plan.first, draft.state[:, :, :, plan.first : plan.end])
+        self.fused.write(draft.state, plan.first, plan.end, blend.block_ids)
 
         if plan.needs_question_pass:
             scores = question_attention(self.forward, self.paged, draft, blend.block_ids)

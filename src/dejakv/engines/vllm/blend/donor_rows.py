@@ -1,32 +1,41 @@
 """Donors' rows of a blend, brought to the device of the KV cache in the order of the prompt.
 
 On the CPU rows are copied by runs, since nothing is as fast there as long copies. On a GPU raw
-pages go up, and one batch of kernels for all layers splits K and V, moves K and puts rows in order.
+pages go up, and one operation for all layers splits K and V, moves K and puts rows in order.
 """
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dejakv.blend.slices import copy_rows
 from dejakv.engines.tensors import tensor_view
-from dejakv.engines.vllm.blend.model import LayerRotaryTables
+from dejakv.engines.vllm.blend.fused import (
+    FusedCopy,
+    Ids,
+    RowMemory,
+    dense_memory,
+    pages_memory,
+)
 from dejakv.engines.vllm.pages import BufferPool, LentBuffer, PagedKV
 from dejakv.store.base import KV, StoredState
-
-Ids = NDArray[np.int64]
 
 BATCH_BYTES = 512 << 20
 """Bytes of raw pages that are on a GPU at once, beside the rows made of them."""
 
 
 def donor_rows(
-    paged: PagedKV, rotary: LayerRotaryTables, buffers: BufferPool, tokens: int
+    paged: PagedKV, fused: FusedCopy, buffers: BufferPool, source: Ids, first: int
 ) -> "DonorRows":
-    """Return memory for the donors' rows of a prompt with so many tokens."""
+    """Return memory for the donors' rows of a prompt.
+
+    Parameters
+    ----------
+    source : Ids
+        Positions in the donors of the prompt's tokens from `first` on.
+    """
     if paged.copies.is_host:
-        return DonorRows(paged, rotary, buffers, tokens)
-    return DeviceDonorRows(paged, rotary, tokens)
+        return DonorRows(paged, fused, buffers, source, first)
+    return DeviceDonorRows(paged, fused, source, first)
 
 
 class DonorRows:
@@ -44,12 +53,14 @@ class DonorRows:
     buffer: LentBuffer | None = None
 
     def __init__(
-        self, paged: PagedKV, rotary: LayerRotaryTables, buffers: BufferPool, tokens: int
+        self, paged: PagedKV, fused: FusedCopy, buffers: BufferPool, source: Ids, first: int
     ) -> None:
         self._paged = paged
-        self._rotary = rotary
+        self._fused = fused
+        self._source = source
+        self._first = first
         self._buffers = buffers
-        self.buffer = buffers.lend(paged.shape(tokens), paged.dtype)
+        self.buffer = buffers.lend(paged.shape(first + len(source)), paged.dtype)
         self.state = self.buffer.tensor
 
     def add(self, part: StoredState, places: Ids, rows: Ids) -> None:
@@ -71,11 +82,12 @@ class DonorRows:
             state = self._paged.entries(pages, stop - first)
         copy_rows(state, places - first, self.state, rows)
 
-    def finish(self, source: Ids, first: int) -> None:
-        """Move the keys of all rows from `first` on, from positions `source` to their own."""
+    def finish(self) -> None:
+        """Move the keys of all rows from the donors' positions to their own."""
         # Keys are stored rotated for the donors' places: all are turned at once to the new ones.
-        rows = torch.arange(first, first + len(source))
-        self._rotary.move(self.state[0, :, :, first:], torch.from_numpy(source), rows)
+        rows = torch.arange(self._first, self._first + len(self._source))
+        keys = self.state[0, :, :, self._first :]
+        self._fused.rotary.move(keys, torch.from_numpy(self._source), rows)
 
     def release(self) -> None:
         """Give the memory back unused."""
@@ -86,15 +98,17 @@ class DonorRows:
 class DeviceDonorRows(DonorRows):
     """Donors' rows in the memory of a GPU, made of raw pages in batches."""
 
-    def __init__(self, paged: PagedKV, rotary: LayerRotaryTables, tokens: int) -> None:
+    def __init__(self, paged: PagedKV, fused: FusedCopy, source: Ids, first: int) -> None:
         self._paged = paged
-        self._rotary = rotary
-        _, layers, heads, _, width = paged.shape(tokens)
+        self._fused = fused
+        self._source = source
+        self._first = first
+        _, layers, heads, tokens, width = paged.shape(first + len(source))
         # A token's heads lie side by side, as kernels that write to the cache want them.
-        self._by_token = torch.empty(
+        by_token = torch.empty(
             (2, tokens, layers, heads, width), dtype=paged.dtype, device=paged.device
         )
-        self.state = self._by_token.permute(0, 2, 3, 1, 4)
+        self.state = by_token.permute(0, 2, 3, 1, 4)
         self._pages: list[torch.Tensor] = []
         self._slots: list[Ids] = []
         self._rows: list[Ids] = []
@@ -105,10 +119,7 @@ class DeviceDonorRows(DonorRows):
         if part.meta.kind != KV:
             low, high = int(places.min()) - part.first, int(places.max()) + 1 - part.first
             fresh = state[:, :, :, low:high].to(self._paged.device)
-            index = self._paged.copies.upload(np.stack([places - part.first - low, rows]))
-            # Axes are now [2, tokens, layers, kv_heads, head_dim].
-            fresh = fresh.permute(0, 3, 1, 2, 4).index_select(1, index[0])
-            self._by_token.index_copy_(1, index[1], fresh)
+            self._place(dense_memory(fresh), places - part.first - low, rows)
             return
 
         pages, first = _pages_of(part, state, places, self._paged.block_tokens)
@@ -117,40 +128,23 @@ class DeviceDonorRows(DonorRows):
         self._slots.append(places - first + before)
         self._rows.append(rows)
         if sum(each.nbytes for each in self._pages) >= BATCH_BYTES:
-            self._place()
+            self.finish()
 
-    def finish(self, source: Ids, first: int) -> None:
-        """Move the keys of all rows from `first` on, from positions `source` to their own."""
-        self._place()
-        if (source == np.arange(first, first + len(source))).all():
+    def finish(self) -> None:
+        """Put the rows of the uploaded pages in order, with their keys moved."""
+        if not self._pages:
             return
-        target = np.arange(first, first + len(source))
-        index = self._paged.copies.upload(np.stack([source, target]))
-        keys = self._by_token[0, first:]
-        # In pieces, since keys are turned in float32.
-        rows = max(1, BATCH_BYTES // (4 * keys[:1].numel()))
-        for piece, source_piece, target_piece in zip(
-            keys.split(rows), index[0].split(rows), index[1].split(rows), strict=True
-        ):
-            piece.copy_(self._rotary.moved(piece, source_piece, target_piece))
+        pages = self._pages[0] if len(self._pages) == 1 else torch.cat(self._pages)
+        slots, rows = np.concatenate(self._slots), np.concatenate(self._rows)
+        self._place(pages_memory(self._paged, pages), slots, rows)
+        self._pages, self._slots, self._rows = [], [], []
 
     def release(self) -> None:
         """Free the memory unused."""
 
-    def _place(self) -> None:
-        """Split the uploaded pages and put their rows in order, for all layers at once."""
-        if not self._pages:
-            return
-        keys, values = self._paged.split(torch.cat(self._pages))
-        for into, part in zip(self._by_token, (keys, values), strict=True):
-            t1, t2 = part.shape[3:5]
-            slots, rows = np.concatenate(self._slots), np.concatenate(self._rows)
-            page, token = np.divmod(slots, t1 * t2)
-            index = self._paged.copies.upload(np.stack([page, token // t2, token % t2, rows]))
-            # Axes are now [pages, t1, t2, layers, kv_heads, d1, d2].
-            ordered = part.permute(0, 3, 4, 1, 2, 5, 6)[index[0], index[1], index[2]]
-            into.index_copy_(0, index[3], ordered.flatten(3))
-        self._pages, self._slots, self._rows = [], [], []
+    def _place(self, source: RowMemory, slots: Ids, rows: Ids) -> None:
+        index = np.stack([slots, rows, self._source[rows - self._first], rows])
+        self._fused.copy(source, dense_memory(self.state), index)
 
 
 def _pages_of(

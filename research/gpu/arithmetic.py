@@ -1,18 +1,12 @@
 """What vLLM's worker side would take on a GPU, by arithmetic from counts.
 
-    python -m research.gpu --arithmetic [--model llama-3.1-8b] [--tokens 5000] [--gpu h100]
-        [--json FILE]
-
 No GPU is used: launches and host waits are those that the tests on a pretended GPU allow
 (`tests/gpu`), bytes follow from the model's shape, and all else is an assumption that is printed.
 A full prefill is taken by its FLOPs.
 """
 
-import argparse
 import json
 import math
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +16,16 @@ from dejakv.engines.vllm.device import STAGE_BYTES
 COUNTS: dict[str, dict[str, tuple[int, int]]] = {
     "save": {"launches": (1, 8), "loop_waits": (0, 0), "thread_waits": (0, 2)},
     "hit": {"launches": (1, 16), "loop_waits": (0, 0), "thread_waits": (0, 0)},
-    "draft": {"launches": (0, 64), "loop_waits": (0, 0), "thread_waits": (0, 12)},
+    "draft": {"launches": (0, 16), "loop_waits": (0, 0), "thread_waits": (0, 12)},
     "take": {"launches": (0, 0), "loop_waits": (0, 0), "thread_waits": (0, 0)},
     "check": {"launches": (12, 70), "loop_waits": (0, 3), "thread_waits": (0, 0)},
-    "begin": {"launches": (7, 8), "loop_waits": (0, 1), "thread_waits": (0, 0)},
+    "begin": {"launches": (6, 4), "loop_waits": (0, 1), "thread_waits": (0, 0)},
     "advance": {"launches": (9, 0), "loop_waits": (0, 0), "thread_waits": (0, 0)},
 }
 """Launches beside the model's own, host waits of the engine loop and of threads, for each step.
 
 Each is (for each layer, beside the layers), at most. `tests/gpu` holds them. Of `begin` and
-`advance` 4 launches a layer and 64 beside them are wanted, which takes a fused kernel.
+`advance` 4 launches a layer and 64 beside them are wanted.
 """
 
 
@@ -167,39 +161,27 @@ def estimate(
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--arithmetic", action="store_true", required=True)
-    parser.add_argument("--model", choices=[*SHAPES, "all"], default="all")
-    parser.add_argument("--tokens", type=int, default=5000)
-    parser.add_argument("--gpu", choices=list(GPUS), default="h100")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
-
-    names = list(SHAPES) if options.model == "all" else [options.model]
-    gpu = GPUS[options.gpu]
+def run(model: str, tokens: int, gpu_name: str, json_file: Path | None) -> None:
+    """Print milliseconds for one model of `SHAPES`, or `all`, and write them to a file."""
+    names = list(SHAPES) if model == "all" else [model]
+    gpu = GPUS[gpu_name]
     result: dict[str, Any] = {
         "what": "arithmetic from counts of a pretended GPU: nothing here was measured on a GPU",
-        "gpu": {"name": options.gpu, **asdict(gpu)},
+        "gpu": {"name": gpu_name, **asdict(gpu)},
         "assumptions": asdict(Assumptions()),
-        "tokens": options.tokens,
+        "tokens": tokens,
         "counts": COUNTS,
-        "models": {name: estimate(SHAPES[name], gpu, options.tokens) for name in names},
+        "models": {name: estimate(SHAPES[name], gpu, tokens) for name in names},
     }
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if json_file:
+        json_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
-    print(f"{result['what']}.\n{options.tokens} tokens on one {options.gpu} a rank; assumed:")
+    print(f"{result['what']}.\n{tokens} tokens on one {gpu_name} a rank; assumed:")
     for name, value in (asdict(gpu) | asdict(Assumptions())).items():
         print(f"  {name} {value:g}")
-    for model, figures in result["models"].items():
-        ranks = SHAPES[model].ranks
-        print(f"\n{model}{f', {ranks} ranks' if ranks > 1 else ''}")
-        for name, value in figures.items():
-            unit = "" if " of " in name else " ms"
-            print(f"  {name:48} {value:9.2f}{unit}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    for name, figures in result["models"].items():
+        ranks = SHAPES[name].ranks
+        print(f"\n{name}{f', {ranks} ranks' if ranks > 1 else ''}")
+        for figure, value in figures.items():
+            unit = "" if " of " in figure else " ms"
+            print(f"  {figure:48} {value:9.2f}{unit}")

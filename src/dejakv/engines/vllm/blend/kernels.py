@@ -1,0 +1,116 @@
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUntypedFunctionDecorator=false, reportMissingTypeStubs=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
+# pyright: reportUnknownArgumentType=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false
+"""The Triton kernel of `fused`, which alone imports this module, since Triton may be missing."""
+
+import torch
+import triton
+import triton.language as tl
+
+from dejakv.engines.vllm.blend.fused import RotaryLayout, RowMemory
+
+
+def copy_rows(
+    source: RowMemory, target: RowMemory, index: torch.Tensor, rotary: RotaryLayout | None
+) -> None:
+    """Copy rows of all layers in one launch, with keys moved (see `fused.FusedCopy.copy`)."""
+    (read, write), (heads, width) = (source.steps, target.steps), source.shape
+    assert read is not None
+    assert write is not None
+    half = 0 if rotary is None else rotary.half
+    _copy_rows[(index.shape[1], source.layers)](
+        source.memory,
+        target.memory,
+        target.memory if target.bases is None else target.bases,
+        source.memory if rotary is None else rotary.table,
+        index if rotary is None else rotary.bases,
+        index,
+        index.shape[1],
+        0 if rotary is None else rotary.table.stride(0),
+        *(read.page, read.group, read.token, read.layer, read.head),
+        *(read.pack, read.number, read.value),
+        *(write.page, write.group, write.token, write.layer, write.head),
+        *(write.pack, write.number, write.value),
+        *(read.block, read.group_size, read.pack_size),
+        *(write.block, write.group_size, write.pack_size),
+        *(heads, triton.next_power_of_2(heads), width, triton.next_power_of_2(width)),
+        *(half, triton.next_power_of_2(max(1, half))),
+        NEOX=rotary is not None and rotary.neox_style,
+        BY_LAYER=target.bases is not None,
+    )
+
+
+@triton.jit
+def _copy_rows(
+    source, target, target_bases, table, table_bases, index, rows, table_step,
+    r_page, r_group, r_token, r_layer, r_head, r_pack, r_number, r_value,
+    w_page, w_group, w_token, w_layer, w_head, w_pack, w_number, w_value,
+    R_BLOCK: tl.constexpr, R_GROUP: tl.constexpr, R_PACK: tl.constexpr,
+    W_BLOCK: tl.constexpr, W_GROUP: tl.constexpr, W_PACK: tl.constexpr,
+    HEADS: tl.constexpr, HEADS_2: tl.constexpr, WIDTH: tl.constexpr, WIDTH_2: tl.constexpr,
+    HALF: tl.constexpr, HALF_2: tl.constexpr, NEOX: tl.constexpr, BY_LAYER: tl.constexpr,
+):  # fmt: skip
+    """Program (row, layer): the heads of one token. Sizes `..._2` are powers of two."""
+    row, layer = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    here, there = tl.load(index + row), tl.load(index + rows + row)
+    before, after = tl.load(index + 2 * rows + row), tl.load(index + 3 * rows + row)
+
+    token = here % R_BLOCK
+    read = source + (
+        here // R_BLOCK * r_page
+        + token // R_GROUP * r_group
+        + token % R_GROUP * r_token
+        + layer * r_layer
+    )
+    token = there % W_BLOCK
+    if BY_LAYER:
+        base = tl.load(target_bases + layer).to(tl.pointer_type(target.dtype.element_ty))
+    else:
+        base = target + layer * w_layer
+    write = base + (
+        there // W_BLOCK * w_page + token // W_GROUP * w_group + token % W_GROUP * w_token
+    )
+    head = tl.arange(0, HEADS_2)[:, None]
+
+    # V, and the numbers of K that carry no position, are copied as they are.
+    number = tl.arange(0, WIDTH_2)[None, :]
+    inside = (head < HEADS) & (number < WIDTH)
+    r = head * r_head + number // R_PACK * r_pack + number % R_PACK * r_number
+    w = head * w_head + number // W_PACK * w_pack + number % W_PACK * w_number
+    tl.store(write + w_value + w, tl.load(read + r_value + r, mask=inside), mask=inside)
+    if 2 * HALF < WIDTH:
+        rest = inside & (number >= 2 * HALF)
+        tl.store(write + w, tl.load(read + r, mask=rest), mask=rest)
+
+    if HALF > 0:
+        angle = tl.arange(0, HALF_2)[None, :]
+        inside = (head < HEADS) & (angle < HALF)
+        of_table = tl.load(table_bases + layer).to(tl.pointer_type(table.dtype.element_ty))
+        old, new = of_table + before * table_step, of_table + after * table_step
+        known = angle < HALF
+        old_cos = tl.load(old + angle, mask=known, other=1.0).to(tl.float32)
+        old_sin = tl.load(old + HALF + angle, mask=known, other=0.0).to(tl.float32)
+        new_cos = tl.load(new + angle, mask=known, other=1.0).to(tl.float32)
+        new_sin = tl.load(new + HALF + angle, mask=known, other=0.0).to(tl.float32)
+        # As `blend.rope.turn`.
+        scale = old_cos * old_cos + old_sin * old_sin
+        cos = (new_cos * old_cos + new_sin * old_sin) / scale
+        sin = (new_sin * old_cos - new_cos * old_sin) / scale
+
+        # A number's partner lies half of the turned numbers apart, else beside it.
+        first = angle if NEOX else 2 * angle
+        second = angle + HALF if NEOX else 2 * angle + 1
+        r1 = head * r_head + first // R_PACK * r_pack + first % R_PACK * r_number
+        r2 = head * r_head + second // R_PACK * r_pack + second % R_PACK * r_number
+        raw1, raw2 = tl.load(read + r1, mask=inside), tl.load(read + r2, mask=inside)
+        x, y = raw1.to(tl.float32), raw2.to(tl.float32)
+        # What does not move stays bit for bit.
+        stays = before == after
+        turned1 = tl.where(stays, raw1, (x * cos - y * sin).to(raw1.dtype))
+        turned2 = tl.where(stays, raw2, (y * cos + x * sin).to(raw2.dtype))
+        w1 = head * w_head + first // W_PACK * w_pack + first % W_PACK * w_number
+        w2 = head * w_head + second // W_PACK * w_pack + second % W_PACK * w_number
+        tl.store(write + w1, turned1, mask=inside)
+        tl.store(write + w2, turned2, mask=inside)
