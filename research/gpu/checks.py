@@ -16,7 +16,8 @@ vllm_names.provide()
 from tests.gpu.worker import Server, blend_order, prompts, started  # noqa: E402
 
 from dejakv.engines.vllm.blend import fused  # noqa: E402
-from dejakv.engines.vllm.blend.fused import FusedCopy, rotary_layout  # noqa: E402
+from dejakv.engines.vllm.blend.fused import FusedCopy  # noqa: E402
+from dejakv.engines.vllm.blend.row_memory import rotary_layout  # noqa: E402
 from dejakv.engines.vllm.messages import LoadOrder  # noqa: E402
 from research.gpu.fused_cases import CASES, Case, copied, difference  # noqa: E402
 

@@ -13,7 +13,8 @@ import torch
 import dejakv
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.vllm.blend import fused
-from dejakv.engines.vllm.blend.fused import FusedCopy, dense_memory, pages_memory
+from dejakv.engines.vllm.blend.fused import FusedCopy
+from dejakv.engines.vllm.blend.row_memory import dense_memory, pages_memory
 from dejakv.engines.vllm.device import CudaCopies
 from research.gpu.checks import no_kernel
 from research.gpu.fused_cases import BLOCK, Case, paged_kv, rotary_tables

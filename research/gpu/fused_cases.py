@@ -7,8 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dejakv.engines.vllm.blend.fused import RowMemory, cache_memory, dense_memory, pages_memory
 from dejakv.engines.vllm.blend.model import LayerRotaryTables
+from dejakv.engines.vllm.blend.row_memory import (
+    RowMemory,
+    cache_memory,
+    dense_memory,
+    pages_memory,
+)
 from dejakv.engines.vllm.pages import PagedKV
 
 BLOCK, BLOCKS, LAYERS, POSITIONS = 16, 8, 3, 400

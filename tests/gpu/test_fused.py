@@ -14,8 +14,9 @@ from tests.gpu.pretended import pretended
 from tests.gpu.worker import blend_order, emulated_kernel, started
 
 from dejakv.engines.vllm.blend import fused
-from dejakv.engines.vllm.blend.fused import FusedCopy, rotary_layout
+from dejakv.engines.vllm.blend.fused import FusedCopy
 from dejakv.engines.vllm.blend.model import LayerRotaryTables
+from dejakv.engines.vllm.blend.row_memory import rotary_layout
 from dejakv.engines.vllm.pages import PagedKV
 
 

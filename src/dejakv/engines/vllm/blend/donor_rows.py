@@ -9,13 +9,8 @@ import torch
 
 from dejakv.blend.slices import copy_rows
 from dejakv.engines.tensors import tensor_view
-from dejakv.engines.vllm.blend.fused import (
-    FusedCopy,
-    Ids,
-    RowMemory,
-    dense_memory,
-    pages_memory,
-)
+from dejakv.engines.vllm.blend.fused import FusedCopy, Ids
+from dejakv.engines.vllm.blend.row_memory import RowMemory, dense_memory, pages_memory
 from dejakv.engines.vllm.pages import BufferPool, LentBuffer, PagedKV
 from dejakv.store.base import KV, StoredState
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dejakv.engines.vllm.blend.fused import RotaryLayout, RowMemory
+from dejakv.engines.vllm.blend.row_memory import RotaryLayout, RowMemory
 
 
 def copy_rows(
