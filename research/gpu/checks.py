@@ -53,7 +53,7 @@ def fused_copies(device: torch.device) -> str:
             with patch.object(fused, "triton_kernel", no_kernel):
                 FusedCopy(paged, rotary).copy(source, target, slots)
 
-        wrong = difference(copied(by_kernel, case, device), copied(by_torch, case, device))
+        wrong = difference(*(copied(way, case, device, 50) for way in (by_kernel, by_torch)))
         if wrong:
             raise Wrong(f"{case}: {wrong}")
     return f"{len(CASES)} layouts: V bit for bit, K but for the last bit"

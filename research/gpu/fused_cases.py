@@ -99,9 +99,9 @@ def rotary_tables(
 
 
 def copied(
-    copy: Copy, case: Case, device: torch.device = torch.device("cpu")
+    copy: Copy, case: Case, device: torch.device = torch.device("cpu"), count: int = 12
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copy rows three ways, and return all K and all V that came of it.
+    """Copy `count` rows three ways, and return all K and all V that came of it.
 
     They are taken out of raw pages into the cache, and into rows, most of them moved; then from
     there into a cache.
@@ -112,11 +112,11 @@ def copied(
     numbers = torch.randn(4, paged.page_bytes // case.dtype.itemsize, generator=generator)
     pages = numbers.to(case.dtype).view(torch.uint8).to(device)
 
-    rng, count = np.random.default_rng(0), 50
+    rng = np.random.default_rng(0)
     source, after = rng.permutation(4 * BLOCK)[:count], rng.integers(0, POSITIONS, count)
     slots = rng.permutation(BLOCK * (BLOCKS - 1))[:count] + BLOCK
     # The first rows stay where they are.
-    before = np.where(np.arange(count) < 5, after, rng.integers(0, POSITIONS, count))
+    before = np.where(np.arange(count) < 3, after, rng.integers(0, POSITIONS, count))
     rows, order = torch.zeros(paged.shape(count), dtype=case.dtype, device=device), np.arange(count)
 
     raw = pages_memory(paged, pages)
