@@ -4,6 +4,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,35 @@ def test_the_kernel_gives_what_torch_gives(triton_kernels: Any, case: Case) -> N
         triton_kernels.copy_rows(source, target, torch.from_numpy(slots), rotary_layout(rotary, case.width))
 
     assert not difference(copied(by_kernel, case), copied(by_torch, case))
+
+
+@pytest.mark.parametrize("change", [{}, {"BY_LAYER": False, "NEOX": False, "HEADS": 3, "HEADS_2": 4, "WIDTH": 80}])
+def test_the_kernel_compiles_for_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: dict[str, Any]) -> None:
+    """To a program of an H100, which takes no GPU."""
+    pytest.importorskip("triton", reason="Triton is not installed, which compiles the kernel")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = importlib.import_module("dejakv.engines.vllm.blend.kernels").rows_kernel
+    sizes = {
+        "R_BLOCK": 16,
+        "R_GROUP": 16,
+        "R_PACK": 128,
+        "W_BLOCK": 16,
+        "W_GROUP": 16,
+        "W_PACK": 128,
+        "HEADS": 8,
+        "HEADS_2": 8,
+    }
+    sizes |= {"WIDTH": 128, "WIDTH_2": 128, "HALF": 32, "HALF_2": 32, "NEOX": True, "BY_LAYER": True} | change
+    pointers = dict.fromkeys(("source", "target", "table"), "*bf16")
+    pointers |= dict.fromkeys(("target_bases", "table_bases", "index"), "*i64")
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in sizes else pointers.get(name, "i64") for name in names}
+    constants = {(names.index(name),): value for name, value in sizes.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))

@@ -20,7 +20,7 @@ def copy_rows(
     assert read is not None
     assert write is not None
     half = 0 if rotary is None else rotary.half
-    _copy_rows[(index.shape[1], source.layers)](
+    rows_kernel[(index.shape[1], source.layers)](
         source.memory,
         target.memory,
         target.memory if target.bases is None else target.bases,
@@ -43,7 +43,7 @@ def copy_rows(
 
 
 @triton.jit
-def _copy_rows(
+def rows_kernel(
     source, target, target_bases, table, table_bases, index, rows, table_step,
     r_page, r_group, r_token, r_layer, r_head, r_pack, r_number, r_value,
     w_page, w_group, w_token, w_layer, w_head, w_pack, w_number, w_value,
