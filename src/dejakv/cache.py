@@ -36,6 +36,9 @@ from dejakv.trust.report import TrustReport
 
 log = logging.getLogger("dejakv")
 
+NO_CACHE = "the request asks for no_cache"
+"""Reason of full computation."""
+
 
 class HierarchicalCache:
     """Finds donors in a store, and fills it.
@@ -178,8 +181,8 @@ class HierarchicalCache:
     ) -> Decision:
         """Decide without an engine, and count the lookup; see `DonorFinder.decide`.
 
-        The observers review the decision. While the cache is switched off, the prompt is computed
-        in full.
+        The observers review the decision. While the cache is switched off, and where the request
+        says `no_cache`, the prompt is computed in full.
 
         Parameters
         ----------
@@ -200,8 +203,8 @@ class HierarchicalCache:
         ConfigError
             A level has wrong settings, or the method that is asked for is unknown.
         """
-        if self.off:
-            return self.finder.decide_full(prepared, self.off)
+        if reason := self.off or (NO_CACHE if prepared.request.no_cache else ""):
+            return self.finder.decide_full(prepared, reason)
 
         decision = self.finder.decide(
             prepared, ask or ReuseRequest.from_request(prepared.request, self.config), costs=costs

@@ -251,6 +251,7 @@ class Pipeline:
         if (
             cache is None
             or cache.off
+            or request.no_cache
             or not (cache.config.free_order and cache.config.exact_prefix)
             or not epoch
         ):

@@ -218,6 +218,9 @@ class Request:
         stored prefix.
     no_store : bool
         Store nothing of this request, anywhere. Stored state may still serve it.
+    no_cache : bool
+        Compute everything, pictures included: no stored state serves this request. Nothing of it is
+        stored either.
     ttl : float or None
         Seconds of use for everything stored of this request; it only shortens the cache's.
     metadata : Mapping[str, Any]
@@ -243,6 +246,7 @@ class Request:
     parts: tuple[str, ...] = ()
     order: Order = "given"
     no_store: bool = False
+    no_cache: bool = False
     ttl: Lifetime | None = None
     metadata: InstanceOf[Mapping[str, Any]] = field(default_factory=dict[str, Any])
     question: str = ""
@@ -288,7 +292,7 @@ class Request:
     @property
     def retention(self) -> Retention:
         """What may be stored of this request."""
-        return Retention(self.no_store, self.ttl)
+        return Retention(self.no_store or self.no_cache, self.ttl)
 
     @cached_property
     def frame(self) -> PartFrame:

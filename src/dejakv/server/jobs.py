@@ -6,9 +6,10 @@ Requests run one after another; a disconnected client costs nothing more.
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from dejakv import tracing
 from dejakv.errors import InputError
@@ -17,6 +18,7 @@ from dejakv.metrics import RequestTotals
 from dejakv.pictures import before_decoding
 from dejakv.pipeline import Answer, Pipeline
 from dejakv.request import Request
+from dejakv.server.logprobs import token_logprobs
 
 _LAST_TOKEN_SECONDS = 5.0
 _CLOSING = "the server is shutting down: send the request to another one"
@@ -45,6 +47,9 @@ class ServerJob:
         Whether the client left.
     trace : Handover or None
         Trace of the request; None where traces are off.
+    top_tokens : int or None
+        Likeliest tokens at each place, with log probabilities in the completion's
+        `details["logprobs"]`; None: no log probabilities.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -52,6 +57,7 @@ class ServerJob:
     pieces: asyncio.Queue[str | Answer | BaseException] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     trace: tracing.Handover | None = None
+    top_tokens: int | None = None
 
     def cancel(self) -> None:
         """Remove the job from the queue, or stop it at its next token. Safe at any time."""
@@ -146,7 +152,7 @@ class RequestWorker:
         """Whether the worker takes requests."""
         return self._thread.is_alive() and not self._closed
 
-    def submit(self, request: Request) -> ServerJob:
+    def submit(self, request: Request, top_tokens: int | None = None) -> ServerJob:
         """Queue a request. Call this method on the event loop.
 
         Raises
@@ -162,7 +168,8 @@ class RequestWorker:
             )
 
         trace = tracing.hand_over()
-        job = ServerJob(asyncio.get_running_loop(), self._withdraw, trace=trace)
+        loop = asyncio.get_running_loop()
+        job = ServerJob(loop, self._withdraw, trace=trace, top_tokens=top_tokens)
         # Before the call: the worker may look for the job at once.
         self._waiting[job] = request
         self._calls.put(True)
@@ -232,6 +239,8 @@ class RequestWorker:
         try:
             with tracing.taken_over(job.trace, "dejakv.queue"):
                 answer = self._answer(job, request)
+                if job.top_tokens is not None:
+                    answer = self._scored(answer, job.top_tokens)
             self.totals.add(answer.record)
             self._served += 1
             job.put(answer)
@@ -244,6 +253,14 @@ class RequestWorker:
         except Exception as error:
             self._failed += 1
             job.put(error)
+
+    def _scored(self, answer: Answer, top_tokens: int) -> Answer:
+        engine: Any = self.pipeline.engine
+        details = {
+            **answer.completion.details,
+            "logprobs": token_logprobs(answer, top_tokens, engine.tokenizer.decode),
+        }
+        return replace(answer, completion=replace(answer.completion, details=details))
 
     def _answer(self, job: ServerJob, request: Request) -> Answer:
         def go_on() -> None:

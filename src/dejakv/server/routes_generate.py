@@ -25,6 +25,7 @@ from dejakv.request import Media, Request, Sampling
 from dejakv.server.access import JsonRoute, NoStore, Partition
 from dejakv.server.chat_prompt import conversation, pictures_of, render
 from dejakv.server.jobs import ServerJob
+from dejakv.server.logprobs import logprobs_object
 from dejakv.server.problems import ELSEWHERE, refusal_of
 from dejakv.server.schemas import (
     AnswerProvenance,
@@ -180,19 +181,26 @@ def _request(
         parts=tuple(options.parts),
         order=options.order,
         no_store=no_store or options.no_store,
+        no_cache=options.no_cache,
         ttl=options.ttl,
     )
 
 
 async def _serve(
-    body: OpenAIRequest, http: HttpRequest, service: GenerateService, request: Request
+    body: CompletionRequest | ChatRequest,
+    http: HttpRequest,
+    service: GenerateService,
+    request: Request,
 ) -> Any:
     reply = OpenAIReply(service, request.id, isinstance(body, ChatRequest), body.stop)
+    top_tokens = body.top_tokens
     if body.stream:
-        if body.n > 1:
-            raise InputError(
-                f"a stream has one choice here: leave out stream or n, or use {ELSEWHERE}"
-            )
+        for field, asked in (("n", body.n > 1), ("logprobs", top_tokens is not None)):
+            if asked:
+                raise InputError(
+                    f"a stream has one choice here, without logprobs: leave out stream or {field},"
+                    f" or use {ELSEWHERE}"
+                )
 
         # Before the status line: a full queue must still answer 429.
         job = service.submit(request)
@@ -201,14 +209,15 @@ async def _serve(
     choices: list[dict[str, Any]] = []
     answers: list[Answer] = []
     for number in range(body.n):
-        answer = await service.answer(http, _numbered(request, number))
+        answer = await service.answer(http, _numbered(request, number), top_tokens)
         text, stopped = cut_at_stop(answer.text, body.stop)
+        places = answer.completion.details.get("logprobs")
+        logprobs = None if places is None else logprobs_object(places, reply.chat, len(text))
         content = (
             {"message": {"role": "assistant", "content": text}} if reply.chat else {"text": text}
         )
-        choices.append(
-            {"index": number, "finish_reason": reply.finish_reason(answer, stopped), **content}
-        )
+        reason = reply.finish_reason(answer, stopped)
+        choices.append({"index": number, "finish_reason": reason, "logprobs": logprobs, **content})
         answers.append(answer)
 
     return {**reply.object(*choices), "usage": _usage(*answers), "dejakv": _provenance(answers[0])}

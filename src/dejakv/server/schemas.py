@@ -130,7 +130,8 @@ class ReuseOptions(BaseModel):
     """DejaKV's own options in an OpenAI request (`extra_body={"dejakv": {...}}`).
 
     `reuse=null` leaves the choice to the server's `--reuse`. `threshold` is the least similarity of
-    a donor and can only tighten the server's; `ttl` is in seconds. `parts` are texts of the prompt,
+    a donor and can only tighten the server's; `ttl` is in seconds. `no_cache` computes in full: no
+    stored state serves the request, and none of its own is stored. `parts` are texts of the prompt,
     word for word as after the chat template, one after the other with the same text between them;
     `order="free"` lets them be served in another order.
     """
@@ -140,6 +141,7 @@ class ReuseOptions(BaseModel):
     reuse: ReuseMode | None = None
     threshold: float | None = Field(default=None, ge=-1, le=1)
     no_store: bool = False
+    no_cache: bool = False
     ttl: Lifetime = None
     parts: Parts = []
     order: Literal["given", "free"] = "given"
@@ -161,10 +163,9 @@ WITHOUT_EFFECT = frozenset(
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # OpenAI's
     "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",),
-    "logit_bias": ({},), "logprobs": (False,), "modalities": (["text"],), "presence_penalty": (0,),
+    "logit_bias": ({},), "modalities": (["text"],), "presence_penalty": (0,),
     "reasoning_effort": ("none",), "response_format": ({"type": "text"},), "store": (False,),
-    "suffix": ("",), "tool_choice": ("none", "auto"), "top_logprobs": (0,),
-    "verbosity": ("medium",),
+    "suffix": ("",), "tool_choice": ("none", "auto"), "verbosity": ("medium",),
     # vLLM's
     "add_generation_prompt": (True,), "chat_template_kwargs": ({},),
     "continue_final_message": (False,), "ignore_eos": (False,),
@@ -255,6 +256,12 @@ class CompletionRequest(OpenAIRequest):
     """Request for a completion."""
 
     prompt: Text
+    logprobs: Annotated[int, Field(ge=0, le=5, strict=True)] | Literal[False] | None = None
+
+    @property
+    def top_tokens(self) -> int | None:
+        """Number of likeliest tokens that are asked for at each place; None: no logprobs."""
+        return None if self.logprobs is False else self.logprobs
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -316,6 +323,13 @@ class ChatRequest(OpenAIRequest):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=20)
+
+    @property
+    def top_tokens(self) -> int | None:
+        """Number of likeliest tokens that are asked for at each place; None: no logprobs."""
+        return self.top_logprobs if self.logprobs else None
 
 
 class OpenAIError(BaseModel):

@@ -50,8 +50,8 @@ class GenerateService:
         self.ends = _end_tokens(worker.pipeline.engine)
         self._names: dict[str, FIFOCache[str, str]] = {}
 
-    def submit(self, request: Request) -> ServerJob:
-        """Queue a request.
+    def submit(self, request: Request, top_tokens: int | None = None) -> ServerJob:
+        """Queue a request, with the log probabilities of so many tokens at each place or of none.
 
         Raises
         ------
@@ -93,7 +93,7 @@ class GenerateService:
                     "gen_ai.request.temperature": sampling.temperature,
                 }
             )
-        return self.worker.submit(request)
+        return self.worker.submit(request, top_tokens)
 
     def check_length(self, characters: int) -> None:
         """Refuse a text that is far too long, before anything renders or tokenizes it.
@@ -121,8 +121,10 @@ class GenerateService:
         server_reuse = self.settings.reuse
         return "blend" if use_semshare and server_reuse == "exact" else server_reuse
 
-    async def answer(self, http: HttpRequest, request: Request) -> Answer:
-        """Return the whole answer.
+    async def answer(
+        self, http: HttpRequest, request: Request, top_tokens: int | None = None
+    ) -> Answer:
+        """Return the whole answer; see `submit`.
 
         Raises
         ------
@@ -134,7 +136,7 @@ class GenerateService:
         if await http.is_disconnected():
             raise ClientGoneError
 
-        job = self.submit(request)
+        job = self.submit(request, top_tokens)
         waiting = asyncio.create_task(job.answer())
         try:
             # Polled, as nothing else tells of a client that leaves before its answer begins.

@@ -91,7 +91,8 @@ class ProbeWriter:
             return
         counts = [once, *map_all(self._tokens_of, groups[1:])]
 
-        least = min(count for count in counts if count is not None)
+        known = [count for count in counts if count is not None]
+        least = min(known)
         single = [
             word
             for group, count in zip(groups, counts, strict=True)
@@ -102,7 +103,8 @@ class ProbeWriter:
         if twice is None:
             return
         self.base_tokens = 2 * once - twice
-        self.longest = self.longest * _GROUP // max(twice - once, _GROUP)
+        # By the words with most tokens: a prompt that does not fit is refused.
+        self.longest = self.longest * _GROUP // max(max(known) - self.base_tokens, _GROUP)
         # The least of all groups may still be more than a token for each word.
         if len(single) >= 2 * _GROUP and least == self.base_tokens + _GROUP:
             self.words, self.counted = single, True
@@ -273,13 +275,13 @@ class FreshWay:
             # Never from the seed: another run with it would find what this one left.
             return {"cache_salt": f"verify-{secrets.token_hex(8)}"}
         if self.name == "dejakv":
-            return {"dejakv": {"reuse": "off", "no_store": True}}
+            return {"dejakv": {"no_cache": True}}
         return {"cache_prompt": False}
 
 
 _WRONG_VALUES: Mapping[str, Body] = {
     "cache_salt": {"cache_salt": 7},
-    "dejakv": {"dejakv": {"reuse": "no such reuse"}},
+    "dejakv": {"dejakv": {"no_cache": "no such value"}},
 }
 
 

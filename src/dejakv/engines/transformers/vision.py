@@ -186,8 +186,11 @@ class VisionModel:
             if span.start + span.length <= start:
                 continue
             before = rows_from(prepared.token_ids, span, start, self.book.image_token_id or 0)
-            features = self.features(
-                media.get(span.digest), prepared.request.partition, span.digest
+            medium, partition = media.get(span.digest), prepared.request.partition
+            features = (
+                self._compute(medium, span.digest, partition)
+                if prepared.request.no_cache
+                else self.features(medium, partition, span.digest)
             )
             parts.append(features[..., before:, :])
 
