@@ -21,7 +21,6 @@ REFUSED: dict[str, Any] = {
     "echo": True,
     "frequency_penalty": 0.5,
     "logit_bias": {"5": 100},
-    "logprobs": True,
     "response_format": {"type": "json_object"},
     "tool_choice": "required",
     "tools": [{"type": "function", "function": {"name": "f"}}],
@@ -29,7 +28,6 @@ REFUSED: dict[str, Any] = {
     "ignore_eos": True,
     "kv_transfer_params": {"dejakv": {"mode": "blend"}},
     "top_k": 5,
-    "top_logprobs": 2,
 }
 NEUTRAL: dict[str, Any] = {
     "echo": False,
@@ -71,6 +69,46 @@ def test_what_is_not_supported_is_refused_by_name(server: Any, name: str) -> Non
             assert param == name
             assert name in message
             assert "vLLM's own server" in message
+
+
+def test_log_probabilities_come_with_each_token_and_are_those_of_full_computation(server: Any) -> None:
+    client: openai.OpenAI = server.openai
+    asked: dict[str, Any] = {**CHAT, "logprobs": True, "top_logprobs": 3}
+    first, hit = client.chat.completions.create(**asked), client.chat.completions.create(**asked)
+    full = client.chat.completions.create(**asked, extra_body={"dejakv": {"no_cache": True}})
+    assert hit.usage.prompt_tokens_details.cached_tokens > 0  # type: ignore[union-attr]
+    places = [reply.choices[0].logprobs.content for reply in (first, hit, full)]  # type: ignore[union-attr]
+    assert "".join(place.token for place in places[0]) == first.choices[0].message.content
+    for one, other, third in zip(*places, strict=True):
+        assert [top.token for top in one.top_logprobs] == [top.token for top in other.top_logprobs]
+        assert one.logprob == one.top_logprobs[0].logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert one.logprob == pytest.approx(third.logprob, abs=1e-4)
+
+    plain = client.completions.create(**PLAIN, logprobs=2).choices[0]
+    assert plain.logprobs is not None
+    assert "".join(plain.logprobs.tokens) == plain.text
+    assert [plain.text[at] for at in plain.logprobs.text_offset] == [token[0] for token in plain.logprobs.tokens]
+    assert [max(tops.values()) for tops in plain.logprobs.top_logprobs] == plain.logprobs.token_logprobs
+    assert client.completions.create(**PLAIN, logprobs=0).choices[0].logprobs.top_logprobs == [{}] * 3  # type: ignore[union-attr]
+
+
+def test_log_probabilities_end_with_the_text_and_are_not_streamed(server: Any) -> None:
+    client: openai.OpenAI = server.openai
+    whole = client.completions.create(**PLAIN, logprobs=1).choices[0]
+    cut = client.completions.create(**PLAIN, logprobs=1, stop=whole.logprobs.tokens[1]).choices[0]  # type: ignore[union-attr]
+    assert cut.logprobs.tokens == [token for token in whole.logprobs.tokens[:1] if cut.text]  # type: ignore[union-attr]
+    with pytest.raises(openai.BadRequestError, match="leave out stream or logprobs"):
+        client.chat.completions.create(**CHAT, logprobs=True, stream=True)
+
+
+def test_no_cache_computes_in_full_and_stores_nothing(server: Any) -> None:
+    client: openai.OpenAI = server.openai
+    asked: dict[str, Any] = {**PLAIN, "prompt": "bob lives in oslo . " * 12}
+    alone: dict[str, Any] = {"extra_body": {"dejakv": {"no_cache": True}}}
+    replies = [client.completions.create(**asked, **more) for more in (alone, alone, {}, {}, alone)]
+    cached = [reply.usage.prompt_tokens_details.cached_tokens for reply in replies]  # type: ignore[union-attr]
+    assert [count > 0 for count in cached] == [False, False, False, True, False]
+    assert cast(Any, replies[4]).dejakv["reason"] == "the request asks for no_cache"
 
 
 def test_several_choices(server: Any) -> None:

@@ -4,11 +4,9 @@
 
 SERVER is a model of `dejakv serve` (docs-lm, smollm2-135m, shapes-vlm), or vLLM with docs-lm: vllm- and a key of VLLM (in .venv-vllm)."""
 
-import json
 import os
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -242,22 +240,28 @@ def run(url: str, seconds: float, workers: int = 4, **settings: Any) -> VerifyRe
     return verify_server(ClientSettings(url), VerifySettings(seconds, workers, **settings), report=lambda _: None)
 
 
-def row(fault: str, result: VerifyResult) -> str:
+def row(server: str, fault: str, result: VerifyResult) -> str:
     """A row of the table of results."""
     wrong = Counter(each.kind for each in result.wrong)
     kinds = ", ".join(f"{kind} {count}" for kind, count in wrong.most_common())
-    verdict = "**wrong**" if wrong else "no wrong answer"
+    verdict = "wrong" if wrong else "no wrong answer"
     answers = f"{sum(wrong.values())} of {len(result.observations)}"
     requests = result.client.events["requests"]
-    return f"| `{fault or 'none'}` | {verdict} | {answers} | {kinds} | {requests} | {result.seconds:.0f} |"
+    noise = f"{result.noise.largest:.2g}, {result.noise.limit:.2g}"
+    named = fault or "none"
+    return f"| {server} | `{named}` | {verdict} | {answers} | {kinds} | {noise} | {requests} | {result.seconds:.0f} |"
 
 
 def main(server: str, *faults: str) -> None:
-    seconds = float(os.environ.get("SECONDS_A_RUN", "60"))
+    seconds, runs = (float(os.environ.get(name, default)) for name, default in (("SECONDS_A_RUN", 60), ("RUNS", 1)))
     for fault in faults or ("",):
-        with (serve_vllm(server.removeprefix("vllm-"), fault) if server.startswith("vllm") else serve(server, fault)) as url:
-            result = run(url, seconds, **({"workers": 1} if fault == "stale" else {}))
-        print(row(fault, result), flush=True)
+        with (
+            serve_vllm(server.removeprefix("vllm-"), fault) if server.startswith("vllm") else serve(server, fault)
+        ) as url:
+            for _ in range(int(runs)):
+                # New weights show in what was asked before and after them.
+                result = run(url, seconds, **({"workers": 1} if fault == "stale" else {}))
+                print(row(server, fault, result), flush=True)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,12 @@ def test_a_shared_salt_is_found_by_times_where_nothing_is_counted(monkeypatch: p
     assert not run(Stub(counts=False, token_s=2e-4), rounds=0, seconds=1).wrong
 
 
+def test_a_shared_salt_is_found_where_state_is_stored_behind_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dejakv.verify.run._STORING_S", 0.0)
+    assert kinds(run(Stub(fault="salt", late=2), rounds=0)) == {"salt"}
+    assert not run(Stub(late=2), rounds=0).wrong
+
+
 def test_the_seed_of_an_earlier_run_sends_its_prompts_again() -> None:
     """State that was stored before new weights is compared with fresh answers."""
     stub = Stub(stale_after=10**9, capacity=10**6, counts=False)
@@ -137,7 +143,7 @@ def test_the_seed_of_an_earlier_run_sends_its_prompts_again() -> None:
 
 def test_texts_alone_show_gross_faults_and_the_page_says_so() -> None:
     result = run(Stub(fault="layers", logprobs=False), rounds=2)
-    assert "repeat" in kinds(result)
+    assert result.wrong
     assert "no log probabilities" in to_markdown(result)
 
 

@@ -33,11 +33,20 @@ def engine() -> TransformersEngine:
     return TransformersEngine(model, tokenizer())
 
 
-@pytest.mark.parametrize("fault", [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in IN_SERVE])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in IN_SERVE]
+)
 def test_a_fault_that_is_planted_in_serve_is_found(fault: str) -> None:
     with serve("docs-lm", fault, engine) as url:
         result = run(url, 8, workers=1 if fault == "stale" else 4, rounds=2)
-    print(fault, result.seconds, result.client.events["requests"], [(e.kind, e.distance) for e in result.wrong], result.notes, result.noise)
+    print(
+        fault,
+        result.seconds,
+        result.client.events["requests"],
+        [(e.kind, e.distance) for e in result.wrong],
+        result.notes,
+        result.noise,
+    )
     assert result.wrong
 
 

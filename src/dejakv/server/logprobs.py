@@ -52,10 +52,16 @@ def token_logprobs(
     if rows is None:
         raise InputError(NO_LOGPROBS)
     places: list[TokenLogprobs] = []
+    before: list[int] = []
     for token, row in zip(answer.token_ids, rows, strict=True):
         likeliest = np.argsort(-row)[:count].tolist()
-        named = tuple((decode([other]), float(row[other])) for other in likeliest)
-        places.append(TokenLogprobs(decode([token]), float(row[token]), named))
+        # Alone, a token loses the space before it in some tokenizers.
+        start = len(decode(before))
+        chosen, *others = [
+            (decode([*before, each])[start:], float(row[each])) for each in (token, *likeliest)
+        ]
+        places.append(TokenLogprobs(*chosen, tuple(others)))
+        before = [token]
     return tuple(places)
 
 
@@ -87,7 +93,8 @@ def logprobs_object(places: Sequence[TokenLogprobs], chat: bool, characters: int
     return {
         "tokens": [place.token for place in sent],
         "token_logprobs": [place.logprob for place in sent],
-        "top_logprobs": [dict(place.likeliest) for place in sent],
+        # Of two tokens with one text the likelier counts.
+        "top_logprobs": [dict(reversed(place.likeliest)) for place in sent],
         "text_offset": offsets[: len(sent)],
     }
 

@@ -183,7 +183,7 @@ class ProbeWriter:
     def _pair(self, kind: str, turn: int, models: Sequence[str]) -> tuple[Body, Body]:
         text, other = self.text(self.edge()), self.text(40)
         if kind == "tail":
-            return self._tails(turn)
+            return self._tails()
         if kind == "head":
             opening, heads = self.text(_CUE), (self.text(16), self.text(16))
             first, second = (self.plain(f"{opening} {head} {text} {opening}") for head in heads)
@@ -205,10 +205,10 @@ class ProbeWriter:
         text = self.recited(self.edge())
         return self.plain(text), {**self.plain(text), "model": models[turn // 2 % len(models)]}
 
-    def _tails(self, turn: int) -> tuple[Body, Body]:
-        """Return prompts that part at a block's edge, or within a block in odd rounds."""
+    def _tails(self) -> tuple[Body, Body]:
+        """Return prompts that part at a block's edge or within a block."""
         # Where a block begins, ends, and in its middle: a key may see a part of it alone.
-        common = self.words_of(self.edge() + (self.rng.randrange(16) if turn % 2 else 0))
+        common = self.words_of(self.edge() + self.rng.choice((0, self.rng.randrange(1, 16))))
         tail, form = self.words_of(36), self.rng.randrange(3)
         other, cue = self.words_of(36), common[-_CUE:]
         if form == 1:  # the last word of the tail alone
