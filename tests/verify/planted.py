@@ -230,7 +230,7 @@ def serve_vllm(caches: str, fault: str = "") -> Iterator[str]:
         flags = flags[:place] if caches == "prefix" else flags[:place] + flags[place + 2 :]
         if caches == "lora":
             flags += ["--lora-modules", f"tuned={write_adapter(Path(folder) / 'tuned', 3)}"]
-        arguments = ["-c", VLLM_PROGRAM, fault, *flags, *VLLM[caches]]
+        arguments = ["-c", VLLM_PROGRAM, fault, *flags, "--enable-prompt-tokens-details", *VLLM[caches]]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
         with serving(Path(folder), arguments, environment, forking=False) as url:
             yield url

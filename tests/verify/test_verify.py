@@ -345,6 +345,7 @@ def test_limits_follow_the_noise() -> None:
     assert ServerNoise((0.0,), (1e-5,)).limit == 0.005
     assert ServerNoise((0.0,), (0.0,), repeated=0.03).limit == 0.1
     assert ServerNoise((0.0,), (0.0,)).limit == 0.02
+    assert ServerNoise((0.0,), (0.0,), cached=True).limit == 0.005
     assert spread([]) == 0
     assert binomial_tail(1, 3, 0.5) == pytest.approx(0.875)
 

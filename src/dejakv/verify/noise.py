@@ -16,7 +16,8 @@ LEAST_LIMIT = 0.005
 """Least limit (nats), since a cache computes in other shapes than those that were measured."""
 UNMEASURED_LIMIT, EXACT_LIMIT = 0.1, 0.02
 """Limits (nats) of a server that answers equally in batches, so that its arithmetic is unknown: if
-plain repeats differ from first answers, and if they do not.
+plain repeats differ from first answers, and if they do not and nobody knows whether a cache served
+them.
 """
 
 
@@ -85,6 +86,8 @@ class ServerNoise:
         Distances between answers to the same prompt, one at a time and many at once.
     repeated : float
         Median distance between a first answer and its plain repeat.
+    cached : bool
+        Whether caches served the repeats, as the server counts.
     sampled : float
         Share of tokens that were not the likeliest: above 0 where sampling is forced.
     texts : bool
@@ -94,6 +97,7 @@ class ServerNoise:
     alone: tuple[float, ...] = ()
     batched: tuple[float, ...] = ()
     repeated: float = 0.0
+    cached: bool = False
     sampled: float = 0.0
     texts: bool = False
 
@@ -109,7 +113,9 @@ class ServerNoise:
             return 0.5
         if self.largest <= SAME:
             # Caches compute in other shapes, which may round where the same shape never does.
-            return EXACT_LIMIT if self.repeated <= SAME else UNMEASURED_LIMIT
+            if self.repeated > SAME:
+                return UNMEASURED_LIMIT
+            return LEAST_LIMIT if self.cached else EXACT_LIMIT
         return max(NOISE_FACTOR * self.largest, LEAST_LIMIT)
 
 

@@ -340,10 +340,8 @@ class _VerifyRun:
             for count in lengths
         ]
         firsts = [self.client.ask(probe) for probe in probes]
-        repeated = [
-            distance(first, self.client.ask(probe))
-            for first, probe in zip(firsts, probes, strict=True)
-        ]
+        repeats = [self.client.ask(probe) for probe in probes]
+        repeated = list(map(distance, firsts, repeats))
 
         # Without a way around the caches, repeats are compared with repeats.
         ask = self._fresh if self.way or self.reference else self.client.ask
@@ -363,6 +361,7 @@ class _VerifyRun:
             tuple(alone_distances),
             tuple(batched),
             middle(repeated),
+            middle([answer.cached_tokens or 0 for answer in repeats]) > 0,
             share_sampled([*firsts, *batch]),
             not self.client.has_logprobs,
         )
@@ -403,6 +402,12 @@ class _VerifyRun:
             note = f"cached tokens: {counts[0]} first, {counts[1]} again, {counts[2]} elsewhere"
             self._note_salt(probe, before, other, (first, elsewhere), shared, note)
 
+        if rows[0][3][0].cached_tokens is None:
+            self.result.notes.append(
+                "The server counts no cached tokens: state under one cache_salt that serves another"
+                " would show in times alone, and in none of a small model. (vLLM counts them with"
+                " --enable-prompt-tokens-details.)"
+            )
         times = [[answer.seconds for answer in row[3]] for row in rows]
         if len(times) == _FEWEST_TIMED and all(
             max(again, elsewhere) < 0.7 * first for first, again, elsewhere in times
