@@ -127,6 +127,10 @@ def test_a_shared_salt_is_found_by_times_where_nothing_is_counted(monkeypatch: p
     assert not run(Stub(counts=False, token_s=2e-4), rounds=0, seconds=1).wrong
 
 
+def test_a_shared_salt_is_found_in_a_short_context() -> None:
+    assert kinds(run(Stub(fault="salt", context=300), rounds=0)) == {"salt"}
+
+
 def test_a_shared_salt_is_found_where_state_is_stored_behind_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dejakv.verify.run._STORING_S", 0.0)
     assert kinds(run(Stub(fault="salt", late=2), rounds=0)) == {"salt"}

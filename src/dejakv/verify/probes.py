@@ -293,7 +293,7 @@ def find_fresh_way(client: ServerClient, writer: ProbeWriter) -> FreshWay | None
     """
     for name in ("cache_salt", "dejakv", "cache_prompt"):
         way = FreshWay(name)
-        probe = {**writer.plain(writer.text(300)), **writer.one_token()}
+        probe = {**writer.plain(writer.text(min(300, writer.longest))), **writer.one_token()}
         try:
             client.ask({**probe, **way.fields()})
             if name in _WRONG_VALUES and _refuses(client, {**probe, **_WRONG_VALUES[name]}):
