@@ -53,6 +53,5 @@ def test_a_fault_that_is_planted_in_serve_is_found(fault: str) -> None:
 def test_serve_without_a_fault_has_no_wrong_answer() -> None:
     with serve("docs-lm", make_engine=engine) as url:
         result = run(url, 8, rounds=1)
-    print(result.seconds, result.client.events, result.notes, result.noise)
     assert not result.wrong
     assert any(cached for cached, _ in result.cached)
