@@ -127,6 +127,15 @@ def test_a_shared_salt_is_found_by_times_where_nothing_is_counted(monkeypatch: p
     assert not run(Stub(counts=False, token_s=2e-4), rounds=0, seconds=1).wrong
 
 
+def test_a_server_that_does_not_tell_its_context_is_verified_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(_: Stub, body: dict[str, Any]) -> str:
+        return "the prompt is too long" if len(str(body.get("prompt", "")).split()) > 200 else ""
+
+    monkeypatch.setattr(Stub, "refusal", refusal)
+    assert not run(Stub(), rounds=1).wrong
+    assert run(Stub(fault="layers"), rounds=1).wrong
+
+
 def test_a_shared_salt_is_found_in_a_short_context() -> None:
     assert kinds(run(Stub(fault="salt", context=300), rounds=0)) == {"salt"}
 

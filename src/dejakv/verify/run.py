@@ -244,6 +244,7 @@ class _VerifyRun:
         result, client = self.result, self.client
         self.report(f"asking {client.model} at {client.url}")
         self.writer.calibrate(self.pool.map)
+        self._fit_context()
         self._check_reference()
         self.way = find_fresh_way(client, self.writer)
         self._measure_noise()
@@ -280,6 +281,19 @@ class _VerifyRun:
                 " Give more --seconds"
             )
         return result
+
+    def _fit_context(self) -> None:
+        """Halve the longest prompt until the server takes the lengths that every run needs."""
+        writer = self.writer
+        while True:
+            words = min(320, writer.longest)
+            try:
+                self.client.ask({**writer.plain(writer.text(words)), **writer.one_token()})
+                return
+            except RequestRefusedError:
+                if words < 32:
+                    raise
+                writer.longest = words // 2
 
     def _in_time(self, job: Callable[[], None]) -> None:
         try:
