@@ -493,7 +493,7 @@ def _kind(kind: Any) -> str:
             f"{_kind(inner)}, {str(more[0]).removeprefix('a number ')}"
             if isinstance(more[0], NumberRange)
             else (
-                "address"
+                (_kind(inner) if inner is int else "address")
                 if not hasattr(more[0], "store")
                 else (
                     "folder or address" if more[0].store else "folder" if more[0].folder else "path"
