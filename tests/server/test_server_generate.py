@@ -142,7 +142,11 @@ def test_every_series_is_there_before_the_first_request(client: TestClient) -> N
     names = {re.split(r"[{ ]", line)[0] for line in samples}
     page = (ROOT / "docs/reference/metrics.md").read_text()
     counters = set(re.findall(r"`(dejakv_\w+_total)(?:\{[\w,]+\})?`", page))
-    elsewhere = {name for name in counters if name.startswith(("dejakv_visual_", "dejakv_dp_", "dejakv_trust_", "dejakv_stabilize_"))}
+    elsewhere = {
+        name
+        for name in counters
+        if name.startswith(("dejakv_visual_", "dejakv_dp_", "dejakv_trust_", "dejakv_stabilize_"))
+    }
     assert counters - elsewhere <= names
     assert {line for line in samples if "_total" in line and not line.endswith(" 0.0")} == set()
     for name, label, values in (
