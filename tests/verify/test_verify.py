@@ -290,8 +290,8 @@ def verdict_of(page: Path) -> str:
 
 
 @pytest.mark.slow
-def test_dejakv_serve_is_verified_and_the_page_says_what_would_not_show() -> None:
-    """The bundled model answers random words alike, and gives no log probabilities: this run proves little, and says so."""
+def test_dejakv_serve_is_verified_by_its_log_probabilities() -> None:
+    """The bundled model answers random words alike: what a mix-up would move shows in the log probabilities alone."""
     with listening_socket("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -310,7 +310,10 @@ def test_dejakv_serve_is_verified_and_the_page_says_what_would_not_show() -> Non
     assert "`dejakv`" in result.fresh
     assert "repeat" in {each.kind for each in result.observations}
     assert sum(count for count, _ in result.cached) > 0
-    assert "no log probabilities" in to_markdown(result)
+    page = to_markdown(result)
+    assert "no log probabilities" not in page
+    assert f"more than {result.observations[0].limit:.3f} is wrong" in page
+    assert max(result.signals["tail"]) > result.observations[0].limit
 
 
 def test_a_model_that_answers_all_probes_alike_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
