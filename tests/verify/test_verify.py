@@ -136,6 +136,32 @@ def test_a_server_that_does_not_tell_its_context_is_verified_within_it(monkeypat
     assert run(Stub(fault="layers"), rounds=1).wrong
 
 
+def test_requests_are_broken_off_where_streams_have_no_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(_: Stub, body: dict[str, Any]) -> str:
+        return "leave out stream or logprobs" if body.get("stream") and body.get("logprobs") else ""
+
+    monkeypatch.setattr(Stub, "refusal", refusal)
+    assert "abort" in kinds(run(Stub(fault="half_written"), rounds=3))
+
+
+def test_the_page_says_that_no_request_was_broken_off_where_streams_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Stub, "refusal", lambda _, body: "no streams" if body.get("stream") else "")
+    page = to_markdown(run(Stub(), rounds=1))
+    assert "| abort | not tried: 400 no streams |" in page
+    assert "refused requests that were to be broken off" in page
+
+
+def test_the_longest_prompt_leaves_room_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(_: Stub, body: dict[str, Any]) -> str:
+        words = len(str(body.get("prompt", "")).split())
+        return "too long" if words + body.get("max_tokens", 0) > 324 else ""
+
+    monkeypatch.setattr(Stub, "refusal", refusal)
+    assert not any("refused a probe" in note for note in run(Stub(), rounds=1).notes)
+
+
 def test_a_shared_salt_is_found_in_a_short_context() -> None:
     assert kinds(run(Stub(fault="salt", context=300), rounds=0)) == {"salt"}
 

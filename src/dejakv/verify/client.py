@@ -245,11 +245,22 @@ class ServerClient:
         bool
             Whether the answer was incomplete: it had fewer pieces than tokens were asked for, or
             the connection failed.
+
+        Raises
+        ------
+        RequestRefusedError
+            If the server refuses the request, so that nothing was broken off.
         """
         body = {**self.full_body(content), "stream": True}
+        # Nobody reads them here, and a server may refuse them in a stream.
+        for name in ("logprobs", "top_logprobs"):
+            body.pop(name, None)
         wait = httpx.Timeout(seconds or self.settings.timeout_s, connect=10)
         try:
             with self._http.stream("POST", _route(body), json=body, timeout=wait) as response:
+                if response.status_code >= 400:
+                    response.read()
+                    raise RequestRefusedError(_message_of(response))
                 pieces = 0
                 for line in response.iter_lines():
                     pieces += line.startswith("data:")

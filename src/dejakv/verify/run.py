@@ -288,7 +288,8 @@ class _VerifyRun:
         while True:
             words = min(320, writer.longest)
             try:
-                self.client.ask({**writer.plain(writer.text(words)), **writer.one_token()})
+                # As many tokens as the probes ask for, which must fit beside the prompt.
+                self.client.ask(writer.plain(writer.text(words)))
                 return
             except RequestRefusedError:
                 if words < 32:
@@ -550,7 +551,14 @@ class _VerifyRun:
         self.sent.append(_SentProbe(kind, probe, answer, truths, (*before, probe)))
 
     def _abort(self, broken: Body, other: Body, seconds: float | None) -> None:
-        self.client.abort(broken, seconds)
+        try:
+            self.client.abort(broken, seconds)
+        except RequestRefusedError as refusal:
+            self.result.not_taken["abort"] = str(refusal)
+            note = "The server refused requests that were to be broken off, so they were not."
+            if note not in self.result.notes:
+                self.result.notes.append(note)
+            return
         self._pair_after("abort", broken, (broken,))
         self._pair_after("abort", other, (broken,))
 
