@@ -252,6 +252,22 @@ def test_models_that_cannot_are_refused_with_a_reason():
         parts_of(flex)
 
 
+def test_attention_that_counts_the_tokens_before_is_refused():
+    tempered = models.architecture_model("llama")
+    tempered.config.attn_temperature_tuning = True
+    with pytest.raises(ModelError, match="attention temperature tuning"):
+        parts_of(tempered)
+
+
+def test_of_two_ways_within_tolerance_the_better_one_is_learnt():
+    """A layer without positions whose keys lie in the slowest pair: 7 places turn it by .007, more by as much more."""
+    model = models.architecture_model("smollm3", dtype=torch.bfloat16)
+    rows = model.model.layers[2].self_attn.k_proj.weight.data.unflatten(0, (-1, 8))
+    rows[:, [0, 1, 2, 4, 5, 6]] = 0
+    movers = parts_of(model).movers
+    assert [mover is None for mover in movers] == [False, False, True]
+
+
 def test_the_self_check_notices_a_model_whose_state_depends_on_absolute_places():
     model = models.architecture_model("llama")
     handle = model.model.layers[0].register_forward_pre_hook(

@@ -30,12 +30,19 @@ class Words(Numbers):
 
 N, SHIFT = 40, 9
 LATENT = ["deepseek_v2", "deepseek_v3", "minicpm3", "longcat_flash"]
-KINDS = [*LATENT, "mimo_v2_flash"]
+KINDS = [*LATENT, "mimo_v2_flash", "gemma4_text"]
+SETTINGS = {
+    # The last two layers attend to the K and V of the first two.
+    "gemma4_text": {
+        "num_hidden_layers": 4, "num_kv_shared_layers": 2, "global_head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def engine(request: pytest.FixtureRequest) -> TransformersEngine:
-    return TransformersEngine(small_model(request.param, image_text=False), Words())
+    return TransformersEngine(small_model(request.param, image_text=False, **SETTINGS.get(request.param, {})), Words())
 
 
 def parts_of(engine: TransformersEngine) -> BlendModel:

@@ -246,7 +246,10 @@ def install(layers: Sequence[nn.Module]) -> None:
             _module: nn.Module, args: tuple, kwargs: dict[str, Any], index: int = index
         ) -> Any:
             cache = kwargs.get("past_key_values")
-            if not isinstance(cache, BlendCache) or not cache.pending or cache.inside == index:
+            if not isinstance(cache, BlendCache) or cache.inside == index:
+                return None
+            # The last layers may attend to the K and V of earlier ones, and have none to wait for.
+            if not cache.pending and index < cache.inside:
                 return None
             # Positional in some models, by name in others.
             hidden = args[0] if args else kwargs["hidden_states"]
@@ -267,6 +270,11 @@ INDEXED = (
     "reuse"
 )
 """Why a model with an index of keys is not blended."""
+TEMPERED = (
+    "blend cannot tell recomputed tokens' positions to this model's attention temperature tuning, "
+    "which counts tokens; use exact reuse"
+)
+"""Why a model that scales its queries by the number of tokens before them is not blended."""
 FIXED = {"default", "linear", "yarn", "llama3", "proportional"}
 """Kinds of rotary tables that do not depend on a prompt's length."""
 TOKENS, SHIFT = 24, 7
@@ -359,7 +367,7 @@ class BlendModel:
         if state.dim() != 5:
             return False
         if self.layout is None:
-            return state.shape[1] == len(self.layers)
+            return state.shape[1] == len(self.movers)
         return state.shape[:3] == (1, 1, 1) and state.shape[4] == self.layout.width
 
     def layer_states(self, state: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -496,6 +504,8 @@ def _parts_of(model: Any, layout: StateLayout | None) -> BlendModel:
             f"blend cannot work with {name}: its decoder has no list of layers with a rotary "
             "embedding; use exact"
         )
+    if getattr(text, "attn_temperature_tuning", False):
+        raise ModelError(TEMPERED)
 
     # The list may hold more layers than the model runs.
     used = list(layers[: text.num_hidden_layers])
@@ -507,7 +517,7 @@ def _parts_of(model: Any, layout: StateLayout | None) -> BlendModel:
         apply = rotate_halves
     elif apply is None and hasattr(module, "apply_rotary_emb"):
         apply = rotate_pairs
-    elif apply is not None and "k" not in inspect.signature(apply).parameters:
+    elif apply is not None and list(inspect.signature(apply).parameters)[1:2] == ["cos"]:
         # Of one tensor and not of two.
         apply = partial(_rotate_keys, apply)
     if apply is None:
@@ -587,26 +597,26 @@ def _check(model: Any, blend_model: BlendModel) -> None:
     # Values carry no position, but of latent attention: there they are the rotated keys.
     for index, (before, after) in enumerate(zip(values, shifted_values, strict=True)):
         mover = blend_model.value_movers[index]
-        fitting = _fitting_movers(blend_model, (None, mover), before, after, positions)
-        if not fitting or (fitting[0] is not None and blend_model.layout is None):
+        best, fits = _best_mover(blend_model, (None, mover), before, after, positions)
+        if not fits or (best is not None and blend_model.layout is None):
             raise ModelError(
                 f"blend cannot work with {name}: its state depends on absolute positions; use "
                 "exact reuse"
             )
-        blend_model.value_movers[index] = fitting[0]
+        blend_model.value_movers[index] = best
 
     for index, (before, after) in enumerate(zip(keys, shifted, strict=True)):
         mover = blend_model.movers[index]
         assert mover is not None
-        # None last: keys without positions stay as they are.
+        # Keys without positions stay as they are.
         trials = (mover, replace(mover, partial=True), None)
-        fitting = _fitting_movers(blend_model, trials, before, after, positions)
-        if not fitting:
+        best, fits = _best_mover(blend_model, trials, before, after, positions)
+        if not fits:
             raise ModelError(
                 f"blend cannot work with {name}: the keys of layer {index} do not move with its "
                 "rotary; use exact reuse"
             )
-        blend_model.movers[index] = fitting[0]
+        blend_model.movers[index] = best
 
     # The trial needs the hooks. Without a BlendCache they do nothing.
     install(blend_model.layers)
@@ -622,28 +632,43 @@ def _check(model: Any, blend_model: BlendModel) -> None:
             )
 
 
-def _fitting_movers(
+def _best_mover(
     blend_model: BlendModel,
     trials: Sequence[KeyMover | None],
     before: Tensor,
     after: Tensor,
     positions: Tensor,
-) -> list[KeyMover | None]:
-    """Return the first way, if any, that turns state at `positions` into that `SHIFT` later.
+) -> tuple[KeyMover | None, bool]:
+    """Return the way that best turns state at `positions` into that `SHIFT` later.
 
-    The state is one layer's, `[kv_heads, tokens, head_dim]`.
+    Not the first within tolerance: in 16 bits a wrong one may be, where slow pairs hardly turn.
+
+    Parameters
+    ----------
+    before, after : Tensor, shape [kv_heads, tokens, head_dim]
+        One layer's state.
+
+    Returns
+    -------
+    best : KeyMover or None
+        The way of the least error, the first of equal ones.
+    fits : bool
+        Whether its error is within tolerance.
     """
+    best, least = trials[0], float("inf")
     for trial in trials:
         moved = before[None].clone()
         try:
             blend_model.move(
                 moved, positions + SHIFT, positions, TOKENS, TOKENS + SHIFT, movers=[trial]
             )
-        except (RuntimeError, ValueError):
+        # A rotary function may want other arguments, or tables of another width.
+        except (RuntimeError, TypeError, ValueError):
             continue
-        if _relative_error(moved, after[None]) <= tolerance(blend_model.model.dtype):
-            return [trial]
-    return []
+        error = _relative_error(moved, after[None])
+        if error < least:
+            best, least = trial, error
+    return best, least <= tolerance(blend_model.model.dtype)
 
 
 def _prefill(

@@ -324,18 +324,19 @@ def rearrange(
 
     for index, rows, places in donors.parts(donor_map.source):
         missing_rows = len(places)
-        starts = np.array([start for start, _ in states[index]])
+        parts = sorted(states[index], key=lambda part: part[0])
+        starts = np.array([start for start, _ in parts])
         # Each part's rows in turn: to look for them among all would take parts times rows.
         part_of = np.searchsorted(starts, places, side="right") - 1
         by_part = np.argsort(part_of, kind="stable")
         bounds = np.searchsorted(part_of[by_part], np.arange(len(starts) + 1))
-        for number, (start, part) in enumerate(states[index]):
+        for number, (start, part) in enumerate(parts):
             state = tensor_view(part)
             if not model.fits(state) or start + state.shape[3] > donors.lengths[index]:
                 raise ModelError(
                     f"a donor's state of shape {tuple(part.shape)} does not fit "
                     f"{donors.lengths[index]} tokens of a model of "
-                    f"{len(model.layers)} layers: it is of another model"
+                    f"{len(model.movers)} layers: it is of another model"
                 )
             # Heads and dimension are known with the first donor's state.
             if out is None:
