@@ -142,6 +142,12 @@ def test_the_server_returns_and_labels_stored_answers(client: TestClient) -> Non
     streamed = client.post("/v1/completions", json={**body, "stream": True}).text
     assert '"answer": "stored"' in streamed
     stored(client)
+    for _ in "ab":  # a stored answer has no log probabilities, so it is computed
+        scored = client.post("/v1/completions", json={**body, "logprobs": 1}).json()
+        assert "".join(scored["choices"][0]["logprobs"]["tokens"]) == first["choices"][0]["text"]
+        assert scored["dejakv"]["answer"] == "computed"
+        assert scored["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert client.post("/v1/completions", json=body).json()["dejakv"]["answer"] == "stored"
     asked = {"prompt": other, "temperature": 0, "max_new_tokens": 4}
     exactly = client.post("/v1/generate", json={**asked, "no_store": True}).json()
     assert (exactly["answer"], exactly["approximate"]) == ("computed", False)

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -174,9 +174,9 @@ class Completion:
     snapshots : Mapping[int, Callable[[], RawTensor | None]]
         Of a model with fixed state: by numbers of tokens of the prompt with its answer, what copies
         the fixed state after them, as `capture`.
-    continued : Callable[[Sequence[int]], NDArray | None]
+    continued_in_pieces : Callable[[Sequence[int]], Iterable[NDArray]]
         Log probabilities `[tokens, vocabulary]` of an answer's tokens, continued from this run's
-        state (teacher forcing), for measurements; None if unsupported.
+        state (teacher forcing), in consecutive pieces of few tokens; none if unsupported.
     details : Mapping[str, Any]
         Values of the engine's own. `details["blend"]` is a blend's `BlendReport`.
     """
@@ -201,10 +201,15 @@ class Completion:
     snapshots: Mapping[int, Callable[[], RawTensor | None]] = field(
         default_factory=dict[int, Callable[[], "RawTensor | None"]], repr=False
     )
-    continued: Callable[[Sequence[int]], NDArray[np.float32] | None] = field(
-        default=lambda _: None, repr=False
+    continued_in_pieces: Callable[[Sequence[int]], Iterable[NDArray[np.float32]]] = field(
+        default=lambda _: (), repr=False
     )
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def continued(self, tokens: Sequence[int]) -> NDArray[np.float32] | None:
+        """Return the log probabilities of `continued_in_pieces` as one array; None without any."""
+        pieces = list(self.continued_in_pieces(tokens))
+        return np.concatenate(pieces) if pieces else None
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,11 @@ class ServerJob:
         """Wait for the whole answer and return it; the request's error is raised."""
         return [piece async for piece in self.stream() if isinstance(piece, Answer)].pop()
 
+    def check(self) -> None:
+        """Raise RequestCancelled if the client left."""
+        if self.cancelled:
+            raise RequestCancelled
+
     def put(self, piece: str | Answer | BaseException) -> None:
         """Pass a piece to the event loop, from any thread."""
         if not self.loop.is_closed():
@@ -240,7 +245,10 @@ class RequestWorker:
             with tracing.taken_over(job.trace, "dejakv.queue"):
                 answer = self._answer(job, request)
                 if job.top_tokens is not None:
-                    answer = self._scored(answer, job.top_tokens)
+                    if answer.record.answer == "stored":
+                        # Nothing ran, so that no state is there to score it from.
+                        answer = self._answer(job, replace(request, reuse="off"))
+                    answer = self._scored(job, answer, job.top_tokens)
             self.totals.add(answer.record)
             self._served += 1
             job.put(answer)
@@ -254,27 +262,23 @@ class RequestWorker:
             self._failed += 1
             job.put(error)
 
-    def _scored(self, answer: Answer, top_tokens: int) -> Answer:
+    def _scored(self, job: ServerJob, answer: Answer, top_tokens: int) -> Answer:
         engine: Any = self.pipeline.engine
         details = {
             **answer.completion.details,
-            "logprobs": token_logprobs(answer, top_tokens, engine.tokenizer.decode),
+            "logprobs": token_logprobs(answer, top_tokens, engine.tokenizer, job.check),
         }
         return replace(answer, completion=replace(answer.completion, details=details))
 
     def _answer(self, job: ServerJob, request: Request) -> Answer:
-        def go_on() -> None:
-            if job.cancelled:
-                raise RequestCancelled
-
         def on_token(_token: int, text: str) -> None:
-            go_on()
+            job.check()
             if text:
                 job.put(text)
 
-        go_on()
+        job.check()
         # Pictures are decoded before any token, and a client may leave meanwhile.
-        token = before_decoding.set(go_on)
+        token = before_decoding.set(job.check)
         try:
             return self.pipeline.answer(request, on_token=on_token)
         finally:

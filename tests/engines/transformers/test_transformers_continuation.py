@@ -34,6 +34,18 @@ def test_it_is_the_forward_pass_of_prompt_and_answer(name: str) -> None:
     np.testing.assert_array_equal(before.data, stored_state.tensor.data)
 
 
+def test_a_long_answer_comes_in_pieces() -> None:
+    engine = text_engine("llama")
+    prepared = engine.prepare(request(PROMPT))
+    answer = [*range(3, 90), *range(3, 53)]
+    ids = torch.tensor([[*prepared.token_ids, *answer]])
+    with torch.inference_mode():
+        wanted = engine.model(input_ids=ids).logits[0, -len(answer) - 1 : -1].float().log_softmax(-1).numpy()
+    pieces = list(engine.run(prepared).continued_in_pieces(answer))
+    assert [len(piece) for piece in pieces] == [64, 64, 9]
+    np.testing.assert_allclose(np.concatenate(pieces), wanted, atol=2e-4)
+
+
 @pytest.mark.parametrize("name", IMAGES)
 def test_with_pictures_it_repeats_what_the_answer_was_made_from(name: str) -> None:
     engine = image_engine(name)

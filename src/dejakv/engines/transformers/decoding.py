@@ -25,6 +25,9 @@ from dejakv.errors import ModelError
 from dejakv.models.layout import layout_of
 from dejakv.request import Request, Sampling
 
+_SCORED_TOKENS = 64
+"""Tokens of an answer whose log probabilities are in memory at once."""
+
 
 class TextDetokenizer:
     """Decodes tokens as they come, each text added to the ones before.
@@ -378,8 +381,8 @@ def answer_logprobs(
     ids: torch.Tensor,
     position_ids: torch.Tensor | None,
     tokens: Sequence[int],
-) -> NDArray[np.float32] | None:
-    """Return the log probabilities of the tokens of some answer (teacher forcing).
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the log probabilities of the tokens of some answer (teacher forcing), in pieces.
 
     It reads the prompt's rows of `cache` and changes nothing there. The prompt's last token is
     computed again.
@@ -393,11 +396,11 @@ def answer_logprobs(
     tokens : Sequence[int]
         Tokens of the answer.
 
-    Returns
-    -------
-    NDArray, shape [len(tokens), vocabulary], or None
-        Float32; row i is given the prompt and the first i tokens. None if the cache holds no plain
-        rows of the prompt.
+    Yields
+    ------
+    NDArray, shape [up to 64, vocabulary]
+        Float32; row i of all pieces is given the prompt and the first i tokens. No piece comes if
+        the cache holds no plain rows of the prompt.
     """
     prefix_tokens = ids.shape[1] - 1
     start = (
@@ -405,8 +408,8 @@ def answer_logprobs(
         if cache is not None
         else None
     )
-    if start is None or not tokens:
-        return None
+    if start is None:
+        return
 
     input_ids = torch.cat(
         [ids[:, -1:], torch.tensor([list(tokens[:-1])], dtype=ids.dtype, device=ids.device)], dim=1
@@ -418,11 +421,14 @@ def answer_logprobs(
         else torch.full((1, 1), prefix_tokens, device=ids.device)
     )
 
-    output = model(
-        input_ids=input_ids,
-        past_key_values=start,
-        position_ids=last + steps,
-        use_cache=True,
-        return_dict=True,
-    )
-    return output.logits[0].float().log_softmax(-1).cpu().numpy()
+    # All at once, the rows of a long answer would be gigabytes.
+    for begin in range(0, len(tokens), _SCORED_TOKENS):
+        piece = slice(begin, begin + _SCORED_TOKENS)
+        output = model(
+            input_ids=input_ids[:, piece],
+            past_key_values=start,
+            position_ids=last + steps[piece],
+            use_cache=True,
+            return_dict=True,
+        )
+        yield output.logits[0].float().log_softmax(-1).cpu().numpy()

@@ -997,7 +997,7 @@ class TransformersEngine(Engine):
             bitwise=planned is None and not run.pruned and exact,
             shared=not isinstance(output, torch.Tensor),
             snapshots=run.snapshots if cache is not None else {},
-            continued=partial(
+            continued_in_pieces=partial(
                 answer_logprobs, self.model, run.decode_cache, run.ids, run.position_ids
             ),
             approximate=run.pruned,
