@@ -52,8 +52,8 @@ class _TokenTexts:
         self._alone = cache(self._decode)
 
     def scored(self, token: int, before: Sequence[int], logprob: float) -> ScoredToken:
-        """Return a token behind the token before it, if there is any."""
-        if _REPLACEMENT in self._alone(token):
+        """Return a token behind a whole token before it, if there is any."""
+        if self.is_part(token):
             data = self._bytes(token)
             if data is None:
                 return ScoredToken(f"token_id:{token}", None, logprob)
@@ -66,6 +66,10 @@ class _TokenTexts:
         # Alone, a token loses the space before it in some tokenizers.
         text = self._decode(*before, token)[len(self._alone(*before)) :]
         return ScoredToken(text, text.encode(), logprob)
+
+    def is_part(self, token: int) -> bool:
+        """Return whether a token is a part of a character."""
+        return _REPLACEMENT in self._alone(token)
 
     def _decode(self, *tokens: int) -> str:
         return self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
@@ -120,7 +124,9 @@ def token_logprobs(
                 texts.scored(each, before, float(row[each])) for each in (token, *tops)
             ]
             places.append(TokenLogprobs(first, tuple(others), offset))
-            before, offset = [token], offset + len(detokenizer.add(token))
+            offset += len(detokenizer.add(token))
+            # Beside a part of a character some tokenizers decode no other byte.
+            before = before if texts.is_part(token) else [token]
     if len(places) < len(answer.token_ids):
         raise InputError(NO_LOGPROBS)
     return tuple(places)
