@@ -207,7 +207,18 @@ class Completion:
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def continued(self, tokens: Sequence[int]) -> NDArray[np.float32] | None:
-        """Return the log probabilities of `continued_in_pieces` as one array; None without any."""
+        """Return the log probabilities of an answer's tokens as one array.
+
+        Parameters
+        ----------
+        tokens : Sequence[int]
+            Tokens of the answer.
+
+        Returns
+        -------
+        NDArray, shape [tokens, vocabulary], or None
+            Float32; None if the state cannot be continued.
+        """
         pieces = list(self.continued_in_pieces(tokens))
         return np.concatenate(pieces) if pieces else None
 
