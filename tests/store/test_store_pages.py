@@ -125,6 +125,20 @@ def test_what_prompts_share_of_pages_leaves_in_the_time_of_each(page: int) -> No
     check_held(store, long, page)
 
 
+@pytest.mark.parametrize(("page", "common"), [(512, 900), (384, 8300), (1024, 9100)])
+def test_a_newer_page_that_left_with_names_hides_no_longer_prefix(page: int, common: int) -> None:
+    """A prompt that parts inside of a page names that page's blocks anew; nobody else does when it has left."""
+    store, tokens = Store(), range(20_000)
+    assert store.put(paged(make_prompt_state(tokens), page))
+    branch = make_prompt_state((*tokens[:common], *range(50_000, 50_100)))
+    assert store.put(paged(branch, page))
+    assert store.delete(branch.meta.id)
+    store.flush()
+    found = store.find("p", "e", [*tokens, 7], whole=True)
+    assert found is not None
+    assert found[0].tokens == len(tokens)
+
+
 def test_what_is_no_page_is_refused() -> None:
     """Parts that begin inside of one, and pages too few or too many for their rows."""
     store, stored_state = Store(), make_prompt_state(BASE[:100])

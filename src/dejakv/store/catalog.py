@@ -31,7 +31,7 @@ from dejakv.store.budgets import SKEW
 from dejakv.store.connection import CatalogConnection, CatalogDamaged, ConnectionBusy, is_damage
 from dejakv.store.counters import logger
 from dejakv.store.prefix_keys import PrefixKeys
-from dejakv.store.segment import DESCRIPTION, NEVER
+from dejakv.store.segment import DESCRIPTION, MAX_SEGMENT_TOKENS, NEVER
 
 Read = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
 """Runs a query with values and returns all rows."""
@@ -43,8 +43,13 @@ _READ_SECONDS = 1.0
 _ROWS_PER_CHECKPOINT = 2000
 """Rows of about 64 puts: each takes a page or two of the log. Bulk indexing writes many more."""
 _KEYS_PER_QUERY = 500
-_STRIDE = 16
-"""Blocks between the ends of a prompt's prefixes that are looked up first."""
+_STRIDE = MAX_SEGMENT_TOKENS // BLOCK
+"""Blocks between the ends of a prompt's prefixes that are looked up first.
+
+As many as the longest segment has, but for engines whose pages are longer.
+"""
+_LARGEST_HOLE = 4
+"""Ends without a name between others: a page of 1,024 tokens of a newer segment that has left."""
 _FIRST_STRIDES = 32
 """Ends in the first query; in each later one twice as many as before."""
 TABLES = {"segments", "blocks", "records", "links", "totals", "clock", "removed", "leaving"}
@@ -168,15 +173,16 @@ class _KnownPrefixes:
 
         Rows in it may be missing.
         """
-        deepest, strides = 0, _FIRST_STRIDES
-        while deepest + _STRIDE <= top:
-            marks = range(deepest + _STRIDE, top + 1, _STRIDE)[:strides]
+        deepest, begin, strides = 0, _STRIDE, _FIRST_STRIDES
+        while begin <= top:
+            marks = range(begin, top + 1, _STRIDE)[:strides]
             self.look(mark * BLOCK for mark in marks)
             present = [mark for mark in marks if self.row(mark * BLOCK)]
             deepest = present[-1] if present else deepest
-            if len(present) < len(marks):
+            # Not at any that is missing: a newer segment may have taken names and left with them.
+            if deepest + _LARGEST_HOLE * _STRIDE < marks[-1]:
                 break
-            strides *= 2
+            begin, strides = marks[-1] + _STRIDE, strides * 2
 
         rest = range(deepest + 1, min(deepest + _STRIDE - 1, top) + 1)
         self.look(block * BLOCK for block in rest)
