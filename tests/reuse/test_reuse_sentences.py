@@ -40,9 +40,21 @@ def test_counterparts_are_the_best_path_through_all_pairs(target: Ids, donor: Id
         follow = np.concatenate([[-np.inf], best[:-1] + IN_ORDER])
         best = row + np.maximum(follow, best.max())
     worth = alike[asked, path].sum() + IN_ORDER * np.count_nonzero(np.diff(path) == 1)
-    # The donor's first and last sentence apart, of which no path of worth can follow.
-    assert worth == pytest.approx(best.max(), abs=2 * IN_ORDER)
-    assert worth <= best.max() + 1e-5
+    assert worth == pytest.approx(best.max(), abs=1e-5)
+
+
+def test_a_document_after_a_few_new_sentences_is_matched_from_its_first_sentence() -> None:
+    donor = np.arange(10, 3010).reshape(300, 10)
+    donor[:, 9] = 0
+    reworded = donor.copy()
+    reworded[:, [2, 5]] = 5000 + np.arange(600).reshape(300, 2)
+    new = np.arange(9000, 9040).reshape(4, 10)
+    new[:, 9] = 0
+    target, source = np.concatenate([reworded[299:], new, reworded[:4]]).ravel(), donor.ravel()
+    parts, donor_parts = split_sentences(target, ENDS), split_sentences(source, ENDS)
+    path, _ = counterparts(target, parts, source, donor_parts, np.full(len(target), -1), np.arange(9))
+    assert path[0] == 299
+    assert path[5:].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("sentences", [1000, 4000])

@@ -187,6 +187,8 @@ IN_ORDER = 0.35
 Documents mostly keep their order, and two sentences of one wording about different things share
 more tokens than two wordings of one thing.
 """
+_EQUAL = 1e-9
+"""Difference of equal worths."""
 _DECIDES = 2.0
 """More than any resemblance and bonus together: copied text decides."""
 
@@ -269,9 +271,11 @@ class _PathStep:
     best, best_worth : int, float
         Donor sentence of the greatest worth, and that worth.
     rest : float
-        Worth of all other donor sentences.
+        Worth of all other donor sentences from `first` on.
     rest_follows : bool
         Whether their paths come from the donor sentence before.
+    first : int
+        Steps for which `rest` follows: before this donor sentence no such path began.
     jump : int
         Where a path comes from that does not follow.
     """
@@ -284,6 +288,7 @@ class _PathStep:
     best_worth: float
     rest: float
     rest_follows: bool
+    first: int
     jump: int
 
     @classmethod
@@ -292,17 +297,22 @@ class _PathStep:
     ) -> "_PathStep":
         """Return the step to a sentence that resembles these donor sentences.
 
-        Those behind others of worth are of worth, too, as far as they are among the first `total`.
+        Those behind others of another worth than `rest` are, too, as far as they are among the
+        first `total`.
         """
         if last is None:
             follows = np.zeros(len(columns), np.bool_)
-            best_worth, rest, rest_follows, jump = 0.0, 0.0, False, 0
+            best_worth, rest, rest_follows, first, jump = 0.0, 0.0, False, 0, 0
             worth = alike.astype(np.float64)
         else:
             best_worth, jump = last.best_worth, last.best
+            # A path of `rest` ends where the donor does.
+            rest_follows = last.rest + IN_ORDER > best_worth and last.first + 1 < total
+            rest = last.rest + IN_ORDER if rest_follows else best_worth
+            first = last.first + 1 if rest_follows else 0
             if total:
-                # What follows a sentence of less worth gains nothing by it.
-                heirs = last.columns[last.worth + IN_ORDER > best_worth] + 1
+                followed = np.maximum(last.worth + IN_ORDER, best_worth)
+                heirs = last.columns[np.abs(followed - rest) > _EQUAL] + 1
                 heirs = np.setdiff1d(heirs[heirs < total], columns, assume_unique=True)
                 order = np.argsort(np.concatenate([columns, heirs]), kind="stable")
                 columns = np.concatenate([columns, heirs])[order]
@@ -310,14 +320,20 @@ class _PathStep:
             before = last._worth_at(columns - 1) + IN_ORDER
             follows = before > best_worth
             worth = np.maximum(before, best_worth) + alike.astype(np.float64)
-            rest_follows = last.rest + IN_ORDER > best_worth
-            rest = max(last.rest + IN_ORDER, best_worth)
 
-        best = 0
+        best, best_worth = 0, -np.inf
         if len(columns):
             place = int(worth.argmax())
             best, best_worth = int(columns[place]), float(worth[place])
-        return cls(columns, alike, worth, follows, best, best_worth, rest, rest_follows, jump)
+        if total and rest > best_worth:
+            # The first of the others, if any is left.
+            others = np.arange(first, min(total, first + len(columns) + 1))
+            others = np.setdiff1d(others, columns, assume_unique=True)
+            if len(others):
+                best, best_worth = int(others[0]), rest
+        return cls(
+            columns, alike, worth, follows, best, best_worth, rest, rest_follows, first, jump
+        )
 
     def raised(self, worth: float) -> "_PathStep":
         """Return the step with more worth for its only sentence, which all paths then take."""
@@ -331,11 +347,11 @@ class _PathStep:
             follows, alike = bool(self.follows[slot]), float(self.alike[slot])
         else:
             follows, alike = self.rest_follows, 0.0
-        return alike, place - 1 if follows and place else self.jump
+        return alike, place - 1 if follows else self.jump
 
     def _worth_at(self, places: Ids) -> NDArray[np.float64]:
-        """Return the worth of donor sentences; before the first one there is none."""
-        worth = np.where(places < 0, -np.inf, self.rest)
+        """Return the worth of donor sentences; before `first` there is hardly any."""
+        worth = np.where(places < self.first, -np.inf, self.rest)
         if len(self.columns):
             slots = np.minimum(np.searchsorted(self.columns, places), len(self.columns) - 1)
             worth = np.where(self.columns[slots] == places, self.worth[slots], worth)
