@@ -6,21 +6,14 @@ import signal
 import urllib.request
 
 import pytest
-from tests.services import Python, python
+from tests.services import Python, free_ports, python
 from tests.serving import until
-
-from dejakv.server.app import listening_socket
 
 SERVE = ["-m", "dejakv", "serve", "--model", "docs-lm"]
 
 
-def free_port() -> int:
-    with listening_socket("127.0.0.1", 0) as listener:
-        return listener.getsockname()[1]
-
-
 def test_it_tells_its_address_and_ends_with_ctrl_c() -> None:
-    running = Python(*SERVE, "--port", str(free_port()))
+    running = Python(*SERVE, "--port", str(free_ports(1)[0]))
     until(lambda: running.poll() is not None or "startup complete" in running.errors.read_text())
     said = running.errors.read_text()
     announced = re.search(r"serving docs-lm on (http://127.0.0.1:\d+);", said)

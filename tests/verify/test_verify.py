@@ -17,13 +17,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.services import Python
+from tests.services import Python, free_ports
 from tests.verify.stub_server import ANSWERS, FAULTS, Stub, serve
 from typer.testing import CliRunner
 
 from dejakv.cli.main import typer_app
 from dejakv.errors import ConfigError, DejaKVError, InputError
-from dejakv.server.app import listening_socket
 from dejakv.verify import ClientSettings, VerifyResult, VerifySettings, verify_server
 from dejakv.verify.client import ServerAnswer, read_answer
 from dejakv.verify.noise import ServerNoise, binomial_tail, distance, spread
@@ -318,8 +317,7 @@ def verdict_of(page: Path) -> str:
 @pytest.mark.slow
 def test_dejakv_serve_is_verified_by_its_log_probabilities() -> None:
     """The bundled model answers random words alike: what a mix-up would move shows in the log probabilities alone."""
-    with listening_socket("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     process = Python("-m", "dejakv", "serve", "--model", "docs-lm", "--port", str(port))
     try:

@@ -7,7 +7,6 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.reliability.crash_program import rows_and_files
+from tests.services import free_ports
 
 from dejakv.models import resolve
 from dejakv.store.base import StoredState
@@ -292,9 +292,7 @@ def serving(
 ) -> Iterator[str]:
     """The address of an OpenAI server in processes of its own; its log is in `folder`. Without `forking`, each process is
     started anew, which takes half a minute more."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_ports(1)[0])
     small = ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager", "--num-gpu-blocks-override", "1024"]
     start = ["-c", FORKING] if forking else []
     command = [sys.executable, "-W", "ignore", *start, *arguments, *small, "--host", "127.0.0.1", "--port", port]
