@@ -66,3 +66,29 @@ def test_a_sentence_is_compared_with_a_few_of_any_number(sentences: int) -> None
     row, _, cosine = resemblance(donor, parts, donor, parts, np.arange(100))
     assert len(row) <= 100 * 20 * COMMON / 4
     assert cosine[np.flatnonzero(cosine > 0.99)].size >= 95  # each is its own counterpart
+
+
+@pytest.mark.parametrize("records", [250, 2000])
+def test_records_of_few_words_are_paired_in_any_number(records: int) -> None:
+    """Each of nine words out of 60: in 2,000 records no word is rare."""
+    rng = np.random.default_rng(0)
+    donor = rng.integers(1, 61, (records, 10))
+    donor[:, 9] = 0
+    order = rng.permutation(records)[:200]
+    target = donor[order].copy()
+    target[np.arange(200), rng.integers(0, 9, 200)] = rng.integers(1, 61, 200)
+    parts, donor_parts = split_sentences(target.ravel(), ENDS), split_sentences(donor.ravel(), ENDS)
+    fresh = np.full(target.size, -1)
+    path, strength = counterparts(target.ravel(), parts, donor.ravel(), donor_parts, fresh, np.arange(200))
+    assert (path == order).mean() > 0.95
+    assert 0.8 < strength.mean() < 0.95
+
+
+def test_common_words_count_in_a_resemblance_as_in_that_of_all_pairs() -> None:
+    rng = np.random.default_rng(1)
+    target, donor = (np.minimum(rng.zipf(1.3, 20 * count), 12) for count in (50, 600))
+    target[19::20], donor[19::20] = 0, 0
+    parts, donor_parts = split_sentences(target, ENDS), split_sentences(donor, ENDS)
+    row, column, cosine = resemblance(target, parts, donor, donor_parts, np.arange(50))
+    assert len(row) > 5000
+    assert cosine == pytest.approx(cosines(target, donor)[row, column], abs=1e-5)

@@ -120,16 +120,23 @@ def weights_of(ids: Ids, unique_ids: Ids, weight: NDArray[np.float32]) -> NDArra
 
 
 COMMON = 256
-"""Donor sentences with an id from which on it tells none of them: it weighs nothing.
+"""Donor sentences with an id beyond which sharing it alone is no reason to compare two sentences.
 
 Prompts of fewer sentences have no such id. In longer ones each id has few sentences to compare.
 """
+_RAREST = 3
+"""Ids of a sentence that are a reason though common: the words of some records are all common.
+
+Not those of more than half of the donor's sentences, which tell nothing.
+"""
+_MOST = 4 * COMMON
+"""Most sentences to compare for one of these, evenly from all that have it."""
 
 
 def resemblance(
     target: Ids, sentences: Sentences, donor: Ids, donor_sentences: Sentences, target_rows: Ids
 ) -> tuple[Ids, Ids, NDArray[np.float32]]:
-    """Compute the cosine of rarity-weighted bags of ids, of sentences that share any.
+    """Compute the cosine of rarity-weighted bags of ids, of sentences that share telling ids.
 
     Parameters
     ----------
@@ -146,7 +153,7 @@ def resemblance(
     count = len(donor_sentences)
     unique_ids, weight = rarity(donor, donor_sentences)
     highest = float(weight.max()) ** 2
-    squares = np.where(weight < np.log((count + 1) / COMMON), 0.0, weight.astype(np.float64) ** 2)
+    squares = weight.astype(np.float64) ** 2
 
     # The sentences with each id, one behind the other.
     slots = np.searchsorted(unique_ids, donor)
@@ -167,18 +174,52 @@ def resemblance(
     lost = np.bincount(row_of[~hit], minlength=len(target_rows)) * highest
     row_norm = np.bincount(row, weights=squares[slot], minlength=len(target_rows)) + lost
 
-    # Each id of a sentence with each donor sentence that has it, too.
-    row, slot = row[squares[slot] > 0], slot[squares[slot] > 0]
+    # Each id of a sentence with the donor sentences that have it, too: of common ones the rarest.
     first = np.searchsorted(postings, slot * count)
-    times = np.searchsorted(postings, (slot + 1) * count) - first
+    frequency = np.searchsorted(postings, (slot + 1) * count) - first
+    order = np.lexsort((frequency, row))
+    rank = np.empty(len(row), dtype=np.int64)
+    rank[order] = np.arange(len(row)) - np.searchsorted(row, row)
+    common = frequency > COMMON
+    telling = (rank < _RAREST) & (2 * frequency <= count)
+    times = np.where(common, np.where(telling, np.minimum(frequency, _MOST), 0), frequency)
     nth = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
+    nth = nth * np.repeat(frequency, times) // np.repeat(times, times)
     pair = np.repeat(row, times) * count + holder[np.repeat(first, times) + nth]
     pairs, inverse = np.unique(pair, return_inverse=True)
-    shared = np.bincount(inverse, weights=np.repeat(squares[slot], times), minlength=len(pairs))
+    alone = np.where(common, 0.0, squares[slot])
+    shared = np.bincount(inverse, np.repeat(alone, times), len(pairs)).astype(np.float64)
+    _add_common(shared, pairs, count, row[common], slot[common], squares, postings)
 
     row, column = np.divmod(pairs, count)
     cosine = shared / np.sqrt((row_norm[row] + 1e-9) * (norm[column] + 1e-9))
     return row, column, cosine.astype(np.float32)
+
+
+def _add_common(
+    shared: NDArray[np.float64],
+    pairs: Ids,
+    count: int,
+    row: Ids,
+    slot: Ids,
+    squares: NDArray[np.float64],
+    postings: Ids,
+) -> None:
+    """Add to what pairs of sentences share the common ids `slot` of the target sentences `row`."""
+    columns = pairs % count
+    begins = np.searchsorted(pairs, row * count)
+    ends = np.searchsorted(pairs, (row + 1) * count)
+    by_slot = np.argsort(slot, kind="stable")
+    slots = slot[by_slot]
+    has = np.zeros(count, dtype=np.bool_)
+    for common_id in sorted_unique(slots).tolist():
+        entries = by_slot[slice(*np.searchsorted(slots, [common_id, common_id + 1]))]
+        first, last = np.searchsorted(postings, [common_id * count, (common_id + 1) * count])
+        holders = postings[first:last] % count
+        has[holders] = True
+        for begin, end in zip(begins[entries].tolist(), ends[entries].tolist(), strict=True):
+            shared[begin:end] += has[columns[begin:end]] * squares[common_id]
+        has[holders] = False
 
 
 IN_ORDER = 0.35
