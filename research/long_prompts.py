@@ -167,9 +167,12 @@ def table(sizes: dict[int, dict[str, Row]]) -> str:
     """Return the figures as a table: milliseconds and MiB by length, and their growth."""
     tokens = sorted(sizes)
     lines = [
-        f"| step | {' | '.join(f'{n:,} tokens' for n in tokens)} | growth, time and memory |",
-        "|---|" + "---:|" * (len(tokens) + 1),
+        f"| step | {' | '.join(f'{n:,} tokens' for n in tokens)} |",
+        "|---|" + "---:|" * len(tokens),
     ]
+    # Of one length there is no growth.
+    if len(tokens) > 1:
+        lines = [f"{lines[0]} growth, time and memory |", f"{lines[1]}---:|"]
     for name in sizes[tokens[0]]:
         rows = [sizes[n][name] for n in tokens]
         cells = [
@@ -177,11 +180,14 @@ def table(sizes: dict[int, dict[str, Row]]) -> str:
             f"{row['mib']:.3g} MiB"
             for row in rows
         ]
-        powers = [
-            growth(figures, tokens)
-            for figures in ([row["ms"]["p50"] for row in rows], [row["mib"] for row in rows])
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} | {powers[0]:.2f}, {powers[1]:.2f} |")
+        line = f"| {name} | {' | '.join(cells)} |"
+        if len(tokens) > 1:
+            powers = [
+                growth(figures, tokens)
+                for figures in ([row["ms"]["p50"] for row in rows], [row["mib"] for row in rows])
+            ]
+            line += f" {powers[0]:.2f}, {powers[1]:.2f} |"
+        lines.append(line)
     return "\n".join(lines)
 
 

@@ -161,6 +161,24 @@ def test_the_longest_prompt_leaves_room_for_the_answer(monkeypatch: pytest.Monke
     assert not any("refused a probe" in note for note in run(Stub(), rounds=1).notes)
 
 
+def test_another_token_beside_the_same_log_probabilities_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, load, decode = threading.local(), Stub.load, Stub.decode
+
+    def loaded(stub: Stub, keys: list[str]) -> np.ndarray:
+        state = load(stub, keys)
+        known.tokens = len(state)
+        return state
+
+    def decoded(stub: Stub, *of: Any) -> list[Any]:
+        (token, tops), *others = decode(stub, *of)
+        second = max((each for each in tops if each != token), key=tops.__getitem__)
+        return [(second if known.tokens else token, tops), *others]
+
+    monkeypatch.setattr(Stub, "load", loaded)
+    monkeypatch.setattr(Stub, "decode", decoded)
+    assert run(Stub(rounding=0.0), rounds=3).wrong
+
+
 def test_a_shared_salt_is_found_in_a_short_context() -> None:
     assert kinds(run(Stub(fault="salt", context=300), rounds=0)) == {"salt"}
 
@@ -383,7 +401,8 @@ def test_distance_counts_a_token_that_a_side_does_not_list_with_the_least() -> N
 def test_limits_follow_the_noise() -> None:
     assert ServerNoise((0.0,), (0.02,)).limit == pytest.approx(0.08)
     assert ServerNoise((0.0,), (1e-5,)).limit == 0.005
-    assert ServerNoise((0.0,), (0.0,), repeated=0.03).limit == 0.1
+    assert ServerNoise((0.0,), (0.0,), repeated=(0.01, 0.015, 0.02)).limit == pytest.approx(0.06)
+    assert ServerNoise((0.0,), (0.0,), repeated=(0.3,)).limit == 0.1
     assert ServerNoise((0.0,), (0.0,)).limit == 0.02
     assert ServerNoise((0.0,), (0.0,), cached=True).limit == 0.005
     assert spread([]) == 0

@@ -14,10 +14,11 @@ NOISE_FACTOR = 4.0
 """Distances up to this many times the largest measured noise are rounding."""
 LEAST_LIMIT = 0.005
 """Least limit (nats), since a cache computes in other shapes than those that were measured."""
-UNMEASURED_LIMIT, EXACT_LIMIT = 0.1, 0.02
+REPEAT_FACTOR, UNMEASURED_LIMIT, EXACT_LIMIT = 3.0, 0.1, 0.02
 """Limits (nats) of a server that answers equally in batches, so that its arithmetic is unknown: if
-plain repeats differ from first answers, and if they do not and nobody knows whether a cache served
-them.
+plain repeats differ from first answers, the factor times their largest distance, and at most the
+first limit, as a fault may have moved them; the second if they do not differ and nobody knows
+whether a cache served them.
 """
 
 
@@ -84,8 +85,8 @@ class ServerNoise:
     ----------
     alone, batched : tuple[float, ...]
         Distances between answers to the same prompt, one at a time and many at once.
-    repeated : float
-        Median distance between a first answer and its plain repeat.
+    repeated : tuple[float, ...]
+        Distances between first answers and their plain repeats.
     cached : bool
         Whether caches served the repeats, as the server counts.
     sampled : float
@@ -96,7 +97,7 @@ class ServerNoise:
 
     alone: tuple[float, ...] = ()
     batched: tuple[float, ...] = ()
-    repeated: float = 0.0
+    repeated: tuple[float, ...] = ()
     cached: bool = False
     sampled: float = 0.0
     texts: bool = False
@@ -113,10 +114,18 @@ class ServerNoise:
             return 0.5
         if self.largest <= SAME:
             # Caches compute in other shapes, which may round where the same shape never does.
-            if self.repeated > SAME:
-                return UNMEASURED_LIMIT
+            if middle(self.repeated) > SAME:
+                limit = max(REPEAT_FACTOR * max(self.repeated), LEAST_LIMIT)
+                return min(limit, UNMEASURED_LIMIT)
             return LEAST_LIMIT if self.cached else EXACT_LIMIT
         return max(NOISE_FACTOR * self.largest, LEAST_LIMIT)
+
+
+def largest_gap(answer: ServerAnswer) -> float:
+    """Return how far, at most, a token of an answer is behind its place's likeliest, in nats."""
+    places = zip(answer.tokens, answer.likely, strict=True)
+    gaps = [max(tops.values()) - tops[token] for token, tops in places if token in tops]
+    return max(gaps, default=0.0)
 
 
 def share_sampled(answers: Sequence[ServerAnswer]) -> float:

@@ -22,6 +22,7 @@ from dejakv.verify.noise import (
     ServerNoise,
     binomial_tail,
     distance,
+    largest_gap,
     middle,
     share_sampled,
     spread,
@@ -375,7 +376,7 @@ class _VerifyRun:
         self.result.noise = ServerNoise(
             tuple(alone_distances),
             tuple(batched),
-            middle(repeated),
+            tuple(repeated),
             middle([answer.cached_tokens or 0 for answer in repeats]) > 0,
             share_sampled([*firsts, *batch]),
             not self.client.has_logprobs,
@@ -597,6 +598,10 @@ class _VerifyRun:
             apart, limit = distance(answer, nearest), max(limit, 3 * spread(anew))
         verdict = _verdict_of(apart, limit)
         if verdict == WRONG and not (answer.likely and nearest.likely):
+            verdict = SUSPECT
+        # Another token beside the same log probabilities: they are no distance apart.
+        greedy = self.result.noise.sampled == 0
+        if verdict != WRONG and greedy and largest_gap(answer) > limit >= largest_gap(nearest):
             verdict = SUSPECT
         self._add(Observation(kind, verdict, content, history, answer, nearest, apart, limit, note))
 
