@@ -124,6 +124,7 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
         "pipeline parallelism",
         "not shown: each rank would hold its own layers of a prompt's state",
         lambda config, kv: config.parallel_config.pipeline_parallel_size > 1,
+        beside_offloading=True,
     ),
     UnsupportedFeature(
         "context parallelism",
@@ -132,6 +133,7 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
             config.parallel_config.decode_context_parallel_size > 1
             or config.parallel_config.prefill_context_parallel_size > 1
         ),
+        beside_offloading=True,
     ),
     UnsupportedFeature(
         "speculative decoding",
@@ -174,7 +176,10 @@ OFFLOADING_REFUSALS: tuple[UnsupportedFeature, ...] = (
     UnsupportedFeature(
         "KV cache groups of different sizes",
         _LEFT_OVER,
-        lambda config, kv: len(set(upstream.group_bytes(kv))) > 1,
+        lambda config, kv: (
+            len(set(upstream.group_bytes(kv))) > 1
+            or (len(kv.kv_cache_groups) > 1 and _any(kv, "page_size_padded"))
+        ),
     ),
     UnsupportedFeature(
         "sliding windows with offload chunks of several blocks",

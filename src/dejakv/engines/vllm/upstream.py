@@ -331,7 +331,8 @@ USES = (
         ),
         (
             f"{_CONNECTORS}.offloading_connector:OffloadingConnector",
-            "scheduler build_connector_meta update_connector_output reset_cache",
+            "scheduler build_connector_meta update_connector_output reset_cache "
+            "_max_loadable_tokens",
             "a tier does not know weights and tenants",
         ),
         (

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import threading
 import time
 import uuid
 from collections import Counter
@@ -32,14 +33,17 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 from vllm_harness import DOCS, running, tokens
 
 from dejakv.engines.vllm import identity, upstream
 from dejakv.engines.vllm.tier import DejaKVOffloadingConnector, DejaKVTier
+from dejakv.engines.vllm.tier.connector import TierReport
 from dejakv.errors import ConfigError, StoreError
 from dejakv.store.open import open_store
 from dejakv.store.selection import Selection
+from dejakv.store.store import Store
 
 TIER = "dejakv.engines.vllm.tier"
 PROMPT = tokens(150, 3)
@@ -236,7 +240,10 @@ def test_chunks_expire(start: Start, store: Path) -> None:
 def test_what_is_not_named_by_its_tokens_or_switched_off_is_neither_stored_nor_found(
     start: Start, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a picture vLLM's hash has an identifier that clients may choose; embeddings have no tokens."""
+    """Of a picture vLLM's hash has an identifier that clients may choose; embeddings have no tokens.
+
+    A streaming session may get pictures later.
+    """
     engine = start(store)
     monkeypatch.setenv("DEJAKV_OFF", "1")
     assert ask(engine) == len(PROMPT)
@@ -250,6 +257,16 @@ def test_what_is_not_named_by_its_tokens_or_switched_off_is_neither_stored_nor_f
     with monkeypatch.context() as patch:
         patch.setattr(toy_engine, "Request", embedded)
         assert ask(engine, tokens(80, 4)) == 80
+    arrive = DejaKVOffloadingConnector.on_new_request
+
+    def streaming(self: DejaKVOffloadingConnector, request: Request) -> None:
+        request.resumable = True
+        arrive(self, request)
+        request.resumable = False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DejaKVOffloadingConnector, "on_new_request", streaming)
+        assert ask(engine, tokens(80, 5)) == 80
     assert not ids(store)
     assert ask(start(store)) == len(PROMPT)
     assert len(ids(store)) == WHOLE // 16
@@ -298,6 +315,107 @@ def test_changed_weights_end_reuse_until_a_reset(start: Start, store: Path) -> N
     assert ask(engine) == len(PROMPT)
     first = start(store)
     assert ask(first) == len(PROMPT)
+
+
+def test_host_memory_of_changed_weights_is_not_loaded_from(start: Start, store: Path) -> None:
+    """vLLM's own memory, which a request asks before the tier."""
+    engine = start(store)
+    ask(engine)
+    engine.model.weight.add_(1)
+    engine.ask(tokens(60, 9))
+    settle(engine)
+    assert engine.reset()
+    assert ask(engine) == len(PROMPT)
+
+
+def test_news_of_weights_before_a_reset_do_not_end_reuse_after_it(start: Start, store: Path) -> None:
+    engine = start(store)
+    ask(engine)
+    late = KVConnectorOutput(kv_connector_worker_meta=TierReport(changed=[0]))
+    assert engine.reset(connector=True)
+    engine.scheduler.connector.update_connector_output(late)
+    ask(engine)
+    assert engine.reset()
+    assert ask(engine) == len(PROMPT) - WHOLE
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A store that takes no chunk before this is set."""
+    ready, put = threading.Event(), Store.put
+
+    def waiting(self: Store, stored: Any) -> bool:
+        assert ready.wait(20)
+        return put(self, stored)
+
+    monkeypatch.setattr(Store, "put", waiting)
+    yield ready
+    ready.set()
+
+
+def answered(engine: ToyEngine, prompt: list[int]) -> None:
+    """Asks, and waits for the answer and its way to host memory alone."""
+    name = engine.add(prompt)
+    while not engine.asked[name].over:
+        engine.step()
+    for _ in range(3):
+        engine.step()
+
+
+def test_what_waits_to_be_stored_is_given_up_when_weights_change(
+    start: Start, store: Path, slow: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has begun is removed again, also if that fails at first."""
+    tries, delete = Counter[str](), Store.delete
+
+    def failing(self: Store, id: str) -> bool:
+        tries[id] += 1
+        return tries[id] > 1 and delete(self, id)
+
+    monkeypatch.setattr(Store, "delete", failing)
+    engine = start(store)
+    answered(engine, PROMPT)
+    engine.model.weight.add_(1)
+    answered(engine, tokens(60, 9))
+    slow.set()
+    settle(engine)
+    wait_until(lambda: len(tries) == 2, "the chunks that had begun")
+    assert engine.reset(connector=True)
+    wait_until(lambda: not ids(store), "an empty store")
+    assert set(tries.values()) == {2}
+
+
+def test_a_reset_waits_for_what_has_begun_alone(start: Start, store: Path, slow: threading.Event) -> None:
+    engine = start(store)
+    answered(engine, PROMPT)
+    threading.Timer(0.2, slow.set).start()
+    assert engine.reset(connector=True)
+    settle(engine)
+    assert len(ids(store)) <= 2
+
+
+def test_what_waits_to_be_stored_leaves_host_memory_to_others(
+    start: Start, store: Path, slow: threading.Event, figures: Counter[str]
+) -> None:
+    engine = start(store)
+    for number in range(5):
+        answered(engine, tokens(96, number))
+    slow.set()
+    settle(engine)
+    ask(engine, tokens(20, 9))
+    assert figures["vllm:dejakv_tier_refused:('crowded',)"] + len(ids(store)) == 5 * 6 + 1
+    assert 16 <= len(ids(store)) < 30
+
+
+def test_tiers_of_one_server_have_expiries_of_their_own(start: Start, toy: Start, store: Path, tmp_path: Path) -> None:
+    config = transfer(store=str(store), ttl=1000)
+    tiers = config.kv_connector_extra_config["secondary_tiers"]
+    tiers.append({**tiers[0], "store": str(tmp_path / "other"), "ttl": 3000})
+    ask(toy({}, transfer=config), ttl=2000)
+    for folder, ttl in ((store, 1000), (tmp_path / "other", 2000)):
+        with_entries = open_store(folder)
+        assert {meta.ttl for meta in with_entries.metas()} == {ttl}
+        with_entries.close()
 
 
 def test_a_reset_with_the_same_weights_costs_nothing(start: Start, store: Path) -> None:
@@ -362,18 +480,24 @@ def test_the_tier_needs_the_connector_that_knows_the_weights(toy: Start, store: 
         ({"lora_config": object()}, [1], "LoRA"),
         ({"speculative_config": object()}, [1], "speculative decoding"),
         ({}, [1, 2], "KV cache groups of different sizes"),
+        ({"page_size_padded": 8192}, [1, 1], "KV cache groups of different sizes"),
+        ({"parallel_config.pipeline_parallel_size": 2}, [1], "pipeline parallelism"),
+        ({"parallel_config.decode_context_parallel_size": 2}, [1], "context parallelism"),
         ({}, [2], "sliding windows with offload chunks of several blocks"),
     ],
 )
 def test_what_was_not_shown_to_be_exact_and_apart_is_refused(
-    store: Path, settings: dict[str, object], groups: list[int], why: str
+    store: Path, settings: dict[str, Any], groups: list[int], why: str
 ) -> None:
     config = copy.deepcopy(toy_engine._base_config())
     config.kv_transfer_config, config.cache_config.block_size = transfer(store=str(store), blocks=2), toy_engine.BLOCK
+    padded = settings.get("page_size_padded")
     for name, value in settings.items():
         part, _, name = name.rpartition(".")
         setattr(getattr(config, part) if part else config, name, value)
-    window = SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=4, dtype=torch.float32, sliding_window=32)
+    window = SlidingWindowSpec(
+        block_size=16, num_kv_heads=1, head_size=4, dtype=torch.float32, sliding_window=32, page_size_padded=padded
+    )
     kv = KVCacheConfig(
         num_blocks=4,
         kv_cache_tensors=[],

@@ -42,7 +42,9 @@ def copy_rows(
     )
 
 
-@triton.jit
+# Their values vary, and one that 16 divides would be compiled apart, while requests wait. Steps stay
+# multiples of a head's width.
+@triton.jit(do_not_specialize=["rows", "table_step"])
 def rows_kernel(
     source, target, target_bases, table, table_bases, index, rows, table_step,
     r_page, r_group, r_token, r_layer, r_head, r_pack, r_number, r_value,
@@ -72,7 +74,8 @@ def rows_kernel(
     write = base + (
         there // W_BLOCK * w_page + token // W_GROUP * w_group + token % W_GROUP * w_token
     )
-    head = tl.arange(0, HEADS_2)[:, None]
+    # Steps between heads grow with the rows: 32 bits do not hold their products.
+    head = tl.arange(0, HEADS_2)[:, None].to(tl.int64)
 
     # V, and the numbers of K that carry no position, are copied as they are.
     number = tl.arange(0, WIDTH_2)[None, :]

@@ -38,7 +38,8 @@ class TierReport(OffloadingWorkerMetadata):
     """vLLM's report of a worker, with its news of the weights (`WeightsWatch.take_news`)."""
 
     answers: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
-    changed: bool = False
+    changed: list[int] = field(default_factory=list[int])
+    """Generations in which a change was noticed."""
 
     def aggregate(self, other: Any) -> "TierReport":
         """Add another worker's report."""
@@ -49,7 +50,7 @@ class TierReport(OffloadingWorkerMetadata):
             merged.completed_jobs,
             merged.transfer_stats,
             [*self.answers, *other.answers],
-            self.changed or other.changed,
+            [*self.changed, *other.changed],
         )
 
 
@@ -65,6 +66,7 @@ class DejaKVOffloadingConnector(OffloadingConnector):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         refuse("DejaKVOffloadingConnector", OFFLOADING_REFUSALS, vllm_config, kv_cache_config)
         self._watch: WeightsWatch | None = None
+        self._generation = 0
         self._server: ServerIdentity | None = None
         if role == KVConnectorRole.SCHEDULER:
             epoch = _chunk_epoch(vllm_config, kv_cache_config)
@@ -89,15 +91,23 @@ class DejaKVOffloadingConnector(OffloadingConnector):
         """Hand a request to vLLM's offloading, and its partition to the tiers.
 
         vLLM names chunks with media by an identifier that a client may choose, so these requests
-        are neither stored nor looked up.
+        are neither stored nor looked up. A request that goes on may get media later.
         """
-        by_tokens = not request.mm_features and request.prompt_embeds is None
+        by_tokens = (
+            not request.resumable and not request.mm_features and request.prompt_embeds is None
+        )
         if by_tokens and not switched_off():
             self.server.partition = partition_of(request.cache_salt)
         try:
             super().on_new_request(request)
         finally:
             self.server.partition = None
+
+    def _max_loadable_tokens(self, request: Any, num_computed_tokens: int) -> int | None:
+        # vLLM's host memory knows nothing of weights, and a request asks it before the tiers.
+        if self.server.generations.problem:
+            return 0
+        return super()._max_loadable_tokens(request, num_computed_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> TierPlan:
         """Return the worker's orders for this step."""
@@ -112,7 +122,9 @@ class DejaKVOffloadingConnector(OffloadingConnector):
             for number, same in report.answers:
                 generations.record_answer(number, same)
             if report.changed:
-                generations.begin(CHANGED)
+                # After a reset the workers read all weights anew: older news tell nothing of them.
+                if generations.number in report.changed:
+                    generations.begin(CHANGED)
                 for tier in self._tiers():
                     tier.forget_suspects()
         super().update_connector_output(connector_output)
@@ -149,6 +161,7 @@ class DejaKVOffloadingConnector(OffloadingConnector):
         assert isinstance(plan, TierPlan)
         assert self._watch is not None
         moving = bool(plan.load_jobs or plan.store_jobs)
+        self._generation = plan.generation
         self._watch.step(plan.generation, computing=moving, using=moving)
         super().start_load_kv(forward_context, **kwargs)
 
@@ -160,7 +173,8 @@ class DejaKVOffloadingConnector(OffloadingConnector):
         if report is None and not answers and not changed:
             return None
         report = report or OffloadingWorkerMetadata()
-        return TierReport(report.completed_jobs, report.transfer_stats, answers, changed)
+        noticed = [self._generation] if changed else []
+        return TierReport(report.completed_jobs, report.transfer_stats, answers, noticed)
 
 
 def _chunk_epoch(vllm_config: Any, kv_cache_config: Any) -> str:

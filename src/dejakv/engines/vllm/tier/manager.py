@@ -44,6 +44,8 @@ log = logging.getLogger("dejakv.vllm")
 LOAD_THREADS, STORE_THREADS = 8, 2
 SUSPECTS = 4096
 """Chunks stored last, which leave again if the weights turn out to have changed meanwhile."""
+STORE_QUEUE = 16
+"""Chunks that may always wait to be stored; beside them a quarter of vLLM's host memory may."""
 CLOSE_S = 30.0
 """Longest wait for chunks that are being stored when the server ends, in seconds."""
 
@@ -87,7 +89,8 @@ class RequestTerms:
     may_load, may_store : bool
         Whether its chunks are looked up, and stored.
     ttl : float
-        Seconds after which its chunks expire; 0: never.
+        Seconds after which its chunks expire, by the request's wish; 0: none. All tiers of a server
+        share the terms, and each has a limit of its own.
     """
 
     partition: str
@@ -169,10 +172,15 @@ class DejaKVTier(SecondaryTierManager):
         self._store = store_of(self._settings.cache_config(), memory_fill="read")
 
         self._jobs: dict[int, _ChunkJob] = {}
+        self._most_waiting = max(STORE_QUEUE, len(primary_kv_view) // 4)
+        self._crowded_out = 0
         self._suspects: deque[str] = deque(maxlen=SUSPECTS)
+        # Chunks to be removed. The thread that removes them alone takes out of it.
+        self._spoiled: deque[str] = deque()
         self._shown: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._loads = ThreadPoolExecutor(LOAD_THREADS, "dejakv-tier-load")
         self._stores = ThreadPoolExecutor(STORE_THREADS, "dejakv-tier-store")
+        self._removals = ThreadPoolExecutor(1, "dejakv-tier-remove")
         self._lookups = _Lookups(tier_type, self._is_stored)
 
     # Requests
@@ -184,14 +192,13 @@ class DejaKVTier(SecondaryTierManager):
         if options.problem:
             log.warning("a request runs without stored chunks: %s", options.problem)
 
-        lifetimes = [each for each in (self._settings.ttl, options.ttl) if each]
         known = partition is not None
         req_context.set_state(
             RequestTerms(
                 partition or "",
                 known and options.mode != "off",
                 known and not options.no_store,
-                min(lifetimes, default=0.0),
+                options.ttl or 0.0,
             )
         )
         return RequestOffloadingContext()
@@ -204,7 +211,8 @@ class DejaKVTier(SecondaryTierManager):
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
         """Return whether a chunk is stored, as far as a thread has found out."""
-        if not _terms(req_context).may_load or self._server.generations.problem:
+        unsafe = self._server.generations.problem or self._spoiled
+        if unsafe or not _terms(req_context).may_load:
             return LookupResult.MISS
         stored = self._lookups.lookup(key, req_context)
         if stored is None:
@@ -240,7 +248,12 @@ class DejaKVTier(SecondaryTierManager):
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Store chunks from host memory, as far as the request's terms allow."""
         generations, terms = self._server.generations, _terms(job_metadata.req_context)
-        if not terms.may_store or generations.problem:
+        waiting = sum(len(job.chunks) for job in self._jobs.values() if not job.order.is_promotion)
+        # What waits is pinned in host memory.
+        crowded = waiting >= self._most_waiting
+        if crowded:
+            self._crowded_out += len(job_metadata.keys)
+        if not terms.may_store or generations.problem or crowded:
             self._jobs[job_metadata.job_id] = _ChunkJob(job_metadata, ())
             return
         work = partial(
@@ -252,7 +265,7 @@ class DejaKVTier(SecondaryTierManager):
         self, order: TransferJob, pool: ThreadPoolExecutor, work: Callable[..., float | None]
     ) -> None:
         chunks = [
-            pool.submit(work, key, int(number))
+            pool.submit(_logged, work, key, int(number))
             for key, number in zip(order.keys, order.chunk_ids, strict=True)
         ]
         self._jobs[order.job_id] = _ChunkJob(order, chunks)
@@ -282,8 +295,13 @@ class DejaKVTier(SecondaryTierManager):
     ) -> float | None:
         begun = time.monotonic()
         id = self._id(key, terms.partition, epoch)
+        generations = self._server.generations
+        # A change of weights was noticed while this waited.
+        if generations.number != generation:
+            return None
         # Other processes on this store compute the same prompts.
         if self._store.meta(id) is None:
+            lifetimes = [each for each in (self._settings.ttl, terms.ttl) if each]
             meta = StateInfo(
                 id,
                 terms.partition,
@@ -292,14 +310,15 @@ class DejaKVTier(SecondaryTierManager):
                 prompt="",
                 chunk="",
                 kind=OFFLOAD_CHUNK,
-                ttl=terms.ttl,
+                ttl=min(lifetimes, default=0.0),
             )
             if not self._store.put(StoredState(meta, RawTensor(self._row(number), "U8"))):
                 return None
             self._suspects.append(id)
             # A change of weights was noticed while this was being stored.
-            if self._server.generations.number != generation:
-                self._store.delete(id)
+            if generations.number != generation:
+                self._spoiled.append(id)
+                self._removals.submit(self._remove_spoiled)
                 return None
         return time.monotonic() - begun
 
@@ -309,7 +328,7 @@ class DejaKVTier(SecondaryTierManager):
             if not all(chunk.done() for chunk in job.chunks):
                 continue
             order = self._jobs.pop(job.order.job_id).order
-            seconds = [_seconds(chunk) for chunk in job.chunks]
+            seconds = [None if each.cancelled() else each.result() for each in job.chunks]
             done = [key for key, time in zip(order.keys, seconds, strict=False) if time is not None]
             failed = [key for key, time in zip(order.keys, seconds, strict=False) if time is None]
             if order.is_promotion:
@@ -324,16 +343,28 @@ class DejaKVTier(SecondaryTierManager):
             )
 
     def drain_jobs(self) -> None:
-        """Wait until no thread uses host memory."""
-        wait([chunk for job in self._jobs.values() for chunk in job.chunks])
+        """Give up what has not begun, and wait until no thread uses host memory."""
+        chunks = [chunk for job in self._jobs.values() for chunk in job.chunks]
+        wait([chunk for chunk in chunks if not chunk.cancel()])
+        if self._spoiled:
+            self._removals.submit(self._remove_spoiled)
 
     # Weights
 
     def forget_suspects(self) -> None:
         """Remove the chunks stored last: other weights than the epoch's may have computed them."""
-        suspects = [self._suspects.popleft() for _ in range(len(self._suspects))]
-        # Not by the engine loop. Deleting raises nothing.
-        self._stores.submit(lambda: [self._store.delete(id) for id in suspects])
+        self._spoiled.extend(self._suspects.popleft() for _ in range(len(self._suspects)))
+        # Neither by the engine loop nor behind what waits to be stored.
+        self._removals.submit(self._remove_spoiled)
+
+    def _remove_spoiled(self) -> None:
+        """Remove what is to be removed. What cannot be removed stays for a reset, or the end."""
+        for _ in range(len(self._spoiled)):
+            id = self._spoiled[0]
+            if not self._store.delete(id) and self._store.meta(id) is not None:
+                log.warning("%s of changed weights cannot be removed: nothing is loaded", id)
+                self._spoiled.append(id)
+            self._spoiled.popleft()
 
     # Figures and end
 
@@ -351,6 +382,7 @@ class DejaKVTier(SecondaryTierManager):
         damaged, refused, evicted = METRICS
         totals = Counter[tuple[str, tuple[str, ...]]]({(damaged, ()): figures.corrupt})
         totals.update({(refused, (each,)): n for each, n in figures.refused.items()})
+        totals[refused, ("crowded",)] += self._crowded_out
         totals.update({(evicted, (each,)): n for each, n in figures.evictions.items()})
         news, self._shown = totals - self._shown, totals
 
@@ -366,6 +398,9 @@ class DejaKVTier(SecondaryTierManager):
         # What has begun ends first: afterwards vLLM gives the memory back.
         for pool in (self._loads, self._stores):
             pool.shutdown(cancel_futures=True)
+        self._jobs.clear()
+        self._removals.submit(self._remove_spoiled)
+        self._removals.shutdown()
         self._store.close()
 
 
@@ -373,12 +408,11 @@ def _terms(req_context: Any) -> RequestTerms:
     return req_context.get_state(RequestTerms) or _NOTHING
 
 
-def _seconds(chunk: Future[float | None]) -> float | None:
+def _logged(work: Callable[..., float | None], key: Any, number: int) -> float | None:
     """Return how long a chunk took; None after a failure, which is logged."""
-    if chunk.cancelled():
-        return None
-    error = chunk.exception()
-    if error is not None:
+    try:
+        return work(key, number)
+    # An error that a future keeps would keep the frames' views of host memory.
+    except Exception as error:
         log.error("a chunk was not moved: %s", error, exc_info=error)
         return None
-    return chunk.result()
