@@ -170,7 +170,7 @@ class FusedCopy:
         moved = written.clone()
         source, target = (paged.copies.upload(each) for each in (before, after))
         self.rotary.move(moved[0], source, target)
-        # Rounding differs by the last bit at most, of float32 by that of each product before the sum.
+        # Rounding differs by the last bit at most; in float32 by that of each product, too.
         limit = (16 if paged.dtype == torch.float32 else 2) * torch.finfo(paged.dtype).eps
         distance = (read[0].float() - moved[0].float()).abs()
         near = distance <= limit * (1 + moved[0].float().abs())

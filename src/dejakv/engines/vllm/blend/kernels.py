@@ -42,8 +42,8 @@ def copy_rows(
     )
 
 
-# Their values vary, and one that 16 divides would be compiled apart, while requests wait. Steps stay
-# multiples of a head's width.
+# Their values vary, and one that 16 divides would be compiled apart, while requests wait. Steps
+# stay multiples of a head's width.
 @triton.jit(do_not_specialize=["rows", "table_step"])
 def rows_kernel(
     source, target, target_bases, table, table_bases, index, rows, table_step,
