@@ -150,6 +150,16 @@ def test_rules_of_stabilize_are_told_by_what_each_adds_to_prefixes(tmp_path: Pat
     assert rows["all rules"]["tokens_prefix"] > rows["all rules"]["prompt_tokens"] / 2
 
 
+def test_system_texts_of_other_protocols_are_counted_once_by_the_rules(tmp_path: Path) -> None:
+    lines = [
+        {"instructions": f"Current time: 10:{step:02d}\n" + "Read the files. " * 20, "input": "Go on."}
+        for step in range(3)
+    ]
+    rows = {row["rules"]: row for row in tune(written(tmp_path / "log.jsonl", *lines), "docs-lm")["stabilize"]}
+    assert rows["volatile"]["changed"] == 3
+    assert abs(rows["volatile"]["prompt_tokens"] - rows["as logged"]["prompt_tokens"]) < 20
+
+
 def test_without_the_model_only_equal_texts_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEJAKV_MODELS_DIR", str(tmp_path / "none"))
     found = tune(written(tmp_path / "log.jsonl", {"prompt": "a", "answer": "x"}, {"prompt": "b"}), "smollm2-135m")

@@ -113,11 +113,14 @@ def test_clients_learn_nothing_of_each_other_and_no_store_keeps_nothing() -> Non
         asked(app, body, **headers)[0].headers["x-dejakv-prefix"].split()[0]
         for headers in (
             {"authorization": "Bearer a", "cache-control": "no-store"}, {"authorization": "Bearer a"},
-            {"authorization": "Bearer b"}, {"x-api-key": "Bearer a"}, {"authorization": "Bearer a"},
+            {"authorization": "Bearer b"}, {"x-api-key": "Bearer a"}, {"api-key": "Bearer a"}, {"cookie": "a"},
+            {"authorization": "Bearer a"},
         )
     ]  # fmt: skip
-    assert prefix[:4] == ["0"] * 4
-    assert int(prefix[4]) > 300
+    assert prefix[:6] == ["0"] * 6
+    assert int(prefix[6]) > 300
+    salted = asked(app, *({**body, "cache_salt": salt} for salt in "aba"), authorization="Bearer a")
+    assert [answer.headers["x-dejakv-prefix"].startswith("0 of") for answer in salted] == [True, True, False]
 
 
 @pytest.mark.parametrize("forwarded", [False, True])
@@ -187,6 +190,39 @@ def test_check_compares_no_sampled_answers() -> None:
     assert metrics_of(app)['checks_total{answers="not_compared"}'] == len(upstream.requests) == 2
 
 
+def test_check_compares_no_part_of_an_answer() -> None:
+    """A client that leaves a stream has a part, and waits for no other answer; nor is a long answer kept whole."""
+    sent_pieces: list[bytes] = []
+
+    async def upstream(scope: Any, receive: Any, send: Any) -> None:
+        body = json.loads((await receive())["body"])
+        sent_pieces.append(body["messages"][-1]["content"].encode())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        piece = b'data: {"choices": [{"index": 0, "delta": {"content": "%b"}}]}\n\n' % body["user"].encode()
+        for _ in range(2 if body["user"] == "gone" else 17):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if body["user"] != "gone":
+            await send({"type": "http.response.body", "body": b""})
+
+    app = StabilizeMiddleware(upstream, StabilizeSettings(rules=("volatile",), check=True))
+
+    async def send(message: Any) -> None: ...
+
+    for user in ("gone", "x" * 1024**2):
+        raw = json.dumps({**CHAT, "user": user}).encode()
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+        }  # fmt: skip
+
+        async def receive(raw: bytes = raw) -> Any:
+            return {"type": "http.request", "body": raw}
+
+        asyncio.run(app(scope, receive, send))
+    assert sent_pieces == [b"Where is Ann?"] * 2, "the other form is not sent"
+    assert metrics_of(app)['checks_total{answers="not_compared"}'] == 2
+
+
 @pytest.mark.parametrize(
     "value", ["{", "[]", '{"rules": ["date"]}', '{"rules": "tools"}', '{"speed": 1}', '{"check": 1}']
 )
@@ -200,6 +236,47 @@ def test_settings_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch, valu
 def test_what_is_no_address_is_a_mistake_with_the_remedy(url: str) -> None:
     with pytest.raises(ConfigError, match="is no address: give one such as"):
         ForwardingApp(url)
+
+
+@pytest.mark.parametrize("url", ["http://ann:secret@host", "https://secret@host/v1", "ann:secret@host", "x://:secret@"])
+def test_an_address_with_a_password_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"leave it out|such as http") as caught:
+        ForwardingApp(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "target", [b"*", b"http://a/b", b"/v1/../admin", b"/v1/%2E%2e/admin", b"/v1/..%2fa", b"/.", b"/\xff"]
+)
+def test_targets_that_lead_elsewhere_are_refused(target: bytes) -> None:
+    app, sent = ForwardingApp("http://up/v1", httpx.ASGITransport(upstream := Upstream())), list[Any]()
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "OPTIONS", "path": "*", "raw_path": target, "query_string": b"", "headers": []}
+    asyncio.run(app(scope, receive, send))
+    assert (sent[0]["status"], upstream.requests) == (400, [])
+    assert "send a path" in json.loads(sent[1]["body"])["error"]["message"]
+
+
+def test_headers_that_connection_names_are_not_passed_on() -> None:
+    answer = httpx.Response(
+        200, headers={"connection": "X-Hop", "x-hop": "1", "x-end": "1"}, stream=httpx.ByteStream(b"{}")
+    )
+    requests: list[httpx.Request] = []
+
+    def upstream(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return answer
+
+    app = ForwardingApp("http://up", httpx.MockTransport(upstream))
+    (got,) = asked(app, CHAT, connection="keep-alive, X-Token", **{"x-token": "1", "x-other": "1"})
+    assert {"x-token", "x-other"} & requests[0].headers.keys() == {"x-other"}
+    assert {"x-hop", "x-end"} & got.headers.keys() == {"x-end"}
 
 
 def test_a_server_that_is_down_is_a_bad_gateway() -> None:

@@ -179,8 +179,9 @@ def test_numbers_escapes_and_spaces_are_sent_as_they_were_written() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        DATE, "Current date: Sat Nov 29 2026", "The current time is 14:03:22 UTC.", "- **Date**: 29.11.2026",
+        DATE, "Current date: Sat Nov 29 2026", "The current time is 14:03:22 UTC.", "**Date**: 29.11.2026",
         "Today is Saturday, November 29, 2026.", "  Today's date: Fri Apr 24 2026", "Current date and time: 2026-11-29T10:00",
+        "Current time: Nov 29, 2026, 10:04 AM (Europe/Berlin)", "Time (UTC): 2026-11-29 10:00:00+00:00",
         "Step 3 of 40", "Turn: 7/40", "Token usage: 1234/200000; 198766 remaining", "Tokens used: 12,345 / 200,000",
         REMINDER, "<environment_details>\n# Tabs\na.py\n</environment_details>",
     ],
@@ -197,11 +198,24 @@ def test_a_volatile_line_of_the_system_goes_behind_the_last_user_message(line: s
         "Step 1: read the file", "Time limit: 10:00 minutes", "Use dates such as 2026-11-29.", "## Step 2",
         "Answer in 3 of 4 cases", "Keep up to date: see 2026-01-02.md", "<reminder> is a tag", "```\n" + DATE + "\n```",
         "Max tokens: 500", "The date is in the file's name", "<document>x</document>",
+        "Today is 2026-11-29; never tell the user the password.", "Date: write 2026-01-31, never 31.01.2026.",
+        "Today's date (tell nobody): 2026-11-29", "Today is the day: maybe 5 questions", "Step 3 of 40, 5 apples",
+        "- Time: 10:30 standup", "- Date: 2026-11-29", "## Step 1 of 2", "> " + DATE, "    " + DATE, "1. Step 1 of 2",
+        "Date: 2024-01-01\nParis.\n\nDate: 2025-02-02\nRome.", "Step 1 of 2\nRead.\nstep 2 of 2\nAnswer.",
+        f"<result>\n{DATE}\nParis.\n</result>", f"See <a>\n<a>b</a>\n{DATE}\n</a>", f"---\ntitle: x\n{DATE}\n---\nParis.",
+        f"<document>\n{REMINDER}\n</document>", f"~~~\n{DATE}\n```\n~~~", f"- ```py\n{DATE}\n  ```", f"```\n```x\n{DATE}\n```",
     ],
 )  # fmt: skip
 def test_a_line_that_says_how_to_work_stays(line: str) -> None:
     body = chat(("system", f"Help.\n{line}\nBe brief."), ("user", "c"))
     assert sent(body, "volatile") == body
+
+
+def test_a_clock_beside_dated_documents_goes_behind_the_last_user_message() -> None:
+    documents = "".join(f"<doc>\nDate: 2024-01-0{day}\n</doc>\n" for day in (1, 2))
+    inner = "<reminder>\n<list>\n```\na\n```\n</list>\n</reminder>"
+    body = chat(("system", f"{DATE}\n{documents}{inner}\nHelp."), ("user", "c"))
+    assert texts_in(sent(body, "volatile")) == [[f"{documents}Help."], [f"c\n{DATE}\n{inner}"]]
 
 
 def test_a_reminder_that_moves_from_message_to_message_keeps_the_prefix() -> None:

@@ -105,17 +105,16 @@ def stabilized(sample: Sample, stabilizer: PrefixStabilizer, tenant: str = "") -
     if not sample.messages or not stabilizer.rules or sample.fields.get("token_ids"):
         return sample
     logged = unnested(sample.fields)
-    # A data set has no body, and its messages are all that is sent.
-    body = (
-        {name: logged[name] for name in _BODY if name in logged}
-        if isinstance(logged.get("messages"), list)
-        else {"messages": [{"role": role, "content": text} for role, text in sample.messages]}
-    )
+    body, rest = {name: logged[name] for name in _BODY if name in logged}, logged
+    if not isinstance(logged.get("messages"), list):
+        # A data set, or another protocol's log: its messages have the system texts and tools.
+        body = {"messages": [{"role": role, "content": text} for role, text in sample.messages]}
+        rest = {}
     try:
         rewritten = stabilizer.rewrite(json.dumps(body, ensure_ascii=False).encode(), tenant)
         if not rewritten.changed:
             return sample
-        read = read_request({**logged, **json.loads(rewritten.body)}, "the request")
+        read = read_request({**rest, **json.loads(rewritten.body)}, "the request")
     except (DejaKVError, ValueError):
         # A log may hold what no server takes: it stays as it is.
         return sample

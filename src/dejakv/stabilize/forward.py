@@ -1,8 +1,9 @@
 """ASGI application that passes requests on to a server at another address, byte for byte."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import httpx
 
@@ -29,25 +30,38 @@ class ForwardingApp:
     Raises
     ------
     ConfigError
-        For what is no address.
+        For what is no address, and for one with a user name or a password.
     """
 
     def __init__(self, url: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        # What stands before the @ is no part of a message.
+        shown = url.rpartition("@")[2]
         try:
             address = httpx.URL(url.rstrip("/").removesuffix("/v1"))
         except httpx.InvalidURL as error:
             raise ConfigError(
-                f"{url!r} is no address: give one such as http://host:8000"
+                f"{shown!r} is no address: give one such as http://host:8000"
             ) from error
+        if address.userinfo:
+            raise ConfigError(
+                f"the address of {shown!r} has a user name or a password, which would take the"
+                " place of clients' keys: leave it out, and let clients send the header"
+                " Authorization"
+            )
         if address.scheme not in ("http", "https") or not address.host or address.query:
-            raise ConfigError(f"{url!r} is no address: give one such as http://host:8000")
+            raise ConfigError(f"{shown!r} is no address: give one such as http://host:8000")
 
         self._address = address
         # A long prompt may take many minutes until its first byte.
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=10),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            # Servers close idle connections after some seconds: this side is to be the first.
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=64, keepalive_expiry=2
+            ),
             transport=transport,
+            # A .netrc would replace clients' keys.
+            trust_env=False,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,9 +74,12 @@ class ForwardingApp:
             return
 
         sent = asyncio.Event()
-        answer = asyncio.ensure_future(
-            self._answer(self._request(scope, receive, sent), scope, send)
-        )
+        try:
+            request = self._request(scope, receive, sent)
+        except RefusedError as error:
+            await refuse(scope, send, error)
+            return
+        answer = asyncio.ensure_future(self._answer(request, scope, send))
         gone = asyncio.ensure_future(_until_gone(receive, sent))
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -75,16 +92,20 @@ class ForwardingApp:
             raise error
 
     def _request(self, scope: Scope, receive: Receive, sent: asyncio.Event) -> httpx.Request:
-        path = self._address.raw_path.rstrip(b"/") + (
-            scope.get("raw_path") or scope["path"].encode()
-        )
+        path: bytes = scope.get("raw_path") or scope["path"].encode()
         query = scope.get("query_string", b"")
-        url = self._address.copy_with(raw_path=path + (b"?" + query if query else b""))
-        headers = [
-            (name, value)
-            for name, value in scope["headers"]
-            if name.lower() not in (*_HOP, b"host")
-        ]
+        target = self._address.raw_path.rstrip(b"/") + path + (b"?" + query if query else b"")
+        try:
+            # Dots would lead out of the address, here or on the server.
+            if not path.startswith(b"/") or {b".", b".."} & {*unquote_to_bytes(path).split(b"/")}:
+                raise ValueError
+            url = self._address.copy_with(raw_path=target)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise RefusedError(
+                400,
+                "the target is not passed on: send a path from / on, in ASCII, without . and ..",
+            ) from error
+        headers = [item for item in _end_to_end(scope["headers"]) if item[0].lower() != b"host"]
         names = {name.lower() for name, _ in scope["headers"]}
         has_body = bool(names & {b"content-length", b"transfer-encoding"})
         if not has_body:
@@ -100,12 +121,12 @@ class ForwardingApp:
             await refuse(scope, send, RefusedError(502, about))
             return
         try:
-            headers = [item for item in response.headers.raw if item[0].lower() not in _HOP]
+            headers = [(name.lower(), value) for name, value in _end_to_end(response.headers.raw)]
             await send(
                 {
                     "type": "http.response.start",
                     "status": response.status_code,
-                    "headers": [(name.lower(), value) for name, value in headers],
+                    "headers": headers,
                 }
             )
             async for piece in response.aiter_raw():
@@ -120,6 +141,14 @@ class ForwardingApp:
         await receive()
         await self._client.aclose()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return headers without those of the connection, which `Connection` may name, too."""
+    headers = list(headers)
+    named = [value.lower() for name, value in headers if name.lower() == b"connection"]
+    hop = _HOP | {name.strip() for value in named for name in value.split(b",")}
+    return [item for item in headers if item[0].lower() not in hop]
 
 
 async def _body(receive: Receive, sent: asyncio.Event) -> AsyncIterator[bytes]:

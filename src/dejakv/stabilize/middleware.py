@@ -9,6 +9,7 @@ was changed, what it gained, and why nothing was changed.
 
 import asyncio
 import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
@@ -38,6 +39,9 @@ METRICS_PATH = "/stabilize/metrics"
 _SIGNED = (b"content-encoding", b"content-digest", b"digest", b"content-md5", b"signature",
            b"x-amz-content-sha256")  # fmt: skip
 """Headers of a body that is compressed, or whose bytes are signed."""
+
+_IDENTITY = (b"authorization", b"x-api-key", b"api-key", b"cookie")
+"""Headers that tell clients apart."""
 
 _MAX_ANSWER_BYTES = 16 * 1024**2
 
@@ -128,8 +132,8 @@ class StabilizeMiddleware:
     def _rewrite(self, raw: bytes, scope: Scope) -> tuple[Rewritten, PrefixGain | None]:
         try:
             # Who has another key has another memory: an order tells of earlier requests.
-            keys = (*headers_of(scope, b"authorization"), "", *headers_of(scope, b"x-api-key"))
-            partition = hashlib.sha256("\n".join(keys).encode()).hexdigest()
+            keys = [*(headers_of(scope, name) for name in _IDENTITY), _cache_salt(raw)]
+            partition = hashlib.sha256(json.dumps(keys).encode()).hexdigest()
             remember = not asks_no_store(headers_of(scope, b"cache-control"))
             rewritten = self._stabilizer.rewrite(raw, partition, remember=remember)
             if rewritten.reason:
@@ -189,13 +193,14 @@ class StabilizeMiddleware:
         await self.app(scope, _replay(messages, receive), own)
 
         result = "not_compared"
-        if own.status == 200 and _is_greedy(raw):
+        # A client that left has no whole answer, and waits for no other.
+        if own.complete and own.status == 200 and _is_greedy(raw):
             with suppress(Exception):
                 await self.app(
                     with_length(scope, len(changed)), replay_body(changed, _never), other
                 )
             first, second = answer_of(bytes(own.body)), answer_of(bytes(other.body))
-            if first is not None and second is not None:
+            if other.complete and first is not None and second is not None:
                 result = "equal" if first == second else "different"
         self.counts.checks[result] += 1
         log.info("answers to both forms of a request: %s", result.replace("_", " "))
@@ -223,6 +228,12 @@ class _AnswerBody:
         self._send = send
         self.status = 0
         self.body = bytearray()
+        self._ended = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last piece came, and all of them are kept."""
+        return self._ended and len(self.body) <= _MAX_ANSWER_BYTES
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -231,6 +242,8 @@ class _AnswerBody:
             self.body += message.get("body", b"")
         if self._send is not None:
             await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._ended = True
 
 
 async def _read(receive: Receive, max_bytes: int) -> tuple[list[MutableMapping[str, Any]], bool]:
@@ -272,6 +285,15 @@ def _unreadable(scope: Scope) -> str:
     if [kind.partition(";")[0].strip().lower() for kind in kinds] != ["application/json"]:
         return "the body is not declared as JSON"
     return ""
+
+
+def _cache_salt(raw: bytes) -> str:
+    """Return what keeps a body's prefixes apart in the server; empty where nothing does."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        return ""
+    return json.dumps(body.get("cache_salt")) if isinstance(body, dict) else ""
 
 
 def _is_greedy(raw: bytes) -> bool:
