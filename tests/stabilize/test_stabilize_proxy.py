@@ -106,6 +106,11 @@ def test_a_tokenizer_counts_tokens() -> None:
     assert "x-dejakv-stabilized" not in second.headers
 
 
+def test_the_first_million_characters_are_counted() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "one two " * 130_000}]}
+    assert asked(StabilizeMiddleware(Upstream()), body)[0].headers["x-dejakv-prefix"].startswith("0 of 1000000 ")
+
+
 def test_clients_learn_nothing_of_each_other_and_no_store_keeps_nothing() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "one two three four " * 20}]}
     app = StabilizeMiddleware(Upstream())

@@ -280,6 +280,22 @@ def test_passages_that_came_before_stand_in_their_earlier_order() -> None:
     assert stabilizer.rewrite(asked("cab", ""), "three").body == asked("cab", "")
 
 
+@pytest.mark.parametrize(
+    "passages",
+    [
+        "<document-list>\n{}\n</document-list>\n<document-list>\n{}\n</document-list>",
+        "<document>\n{}<document>\nx</document>\n</document>\n<document>\n{}\n</document>",
+        "<document/>\n{}\n<document>x</document>\n{}",
+        "\n".join(["<doc>{}</doc>", "<doc>{}</doc>", *(f"<doc>{n}</doc>" for n in range(999))]),
+    ],
+)
+def test_what_is_no_pair_of_passages_keeps_its_order(passages: str) -> None:
+    stabilizer = PrefixStabilizer(["passages"])
+    for names in ("ab", "ba"):
+        raw = json.dumps(chat(("user", passages.format(*names)))).encode()
+        assert stabilizer.rewrite(raw).body == raw
+
+
 # --- what is not known ------------------------------------------------------------------------------------------------
 
 USER = {"role": "user", "content": "x"}

@@ -1,5 +1,6 @@
 """Tokens or characters of prompts that an earlier prompt began with, by their order of arrival."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,9 @@ from dejakv.stabilize.rules import Rewritten
 GROUP = 4
 """Characters that count as one token where there is no tokenizer."""
 
+MAX_CHARACTERS = 1_000_000
+"""First characters of a prompt that are measured."""
+
 
 @dataclass(frozen=True)
 class PrefixGain:
@@ -19,7 +23,7 @@ class PrefixGain:
     Attributes
     ----------
     length : int
-        Of the prompt's names and texts, without the template's.
+        Of the prompt's names and texts, without the template's, to the first million characters.
     given, sent : int
         In a prefix of an earlier prompt: as requests came, and as they were sent.
     """
@@ -48,8 +52,10 @@ class PrefixMeter:
         self, rewritten: Rewritten, partition: str = "", *, remember: bool = True
     ) -> PrefixGain:
         """Count a prompt's prefixes, and remember it."""
-        given_ids = self._tokenize(rewritten.given)
-        sent_ids = self._tokenize(rewritten.text) if rewritten.changed else given_ids
+        given_ids = self._tokenize(rewritten.given[:MAX_CHARACTERS])
+        sent_ids = (
+            self._tokenize(rewritten.text[:MAX_CHARACTERS]) if rewritten.changed else given_ids
+        )
         given = self._given.prefix_length(given_ids, partition)
         sent = self._sent.prefix_length(sent_ids, partition)
         if remember:
@@ -58,12 +64,9 @@ class PrefixMeter:
         return PrefixGain(len(sent_ids) * self._scale, given * self._scale, sent * self._scale)
 
 
-def _groups(text: str) -> list[int]:
+def _groups(text: str) -> Sequence[int]:
     """Return a number for each four characters."""
     letters = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
     padded = np.pad(letters, (0, -len(letters) % GROUP)).reshape(-1, GROUP)
-    return (
-        (padded * np.array([1, 1_000_003, 69_069, 2_654_435_761], "<u4"))
-        .sum(axis=1, dtype="<u4")
-        .tolist()
-    )
+    weighted = padded * np.array([1, 1_000_003, 69_069, 2_654_435_761], "<u4")
+    return array("I", weighted.sum(axis=1, dtype="<u4").tobytes())

@@ -34,7 +34,8 @@ RULES: Mapping[str, tuple[str, bool]] = {
         False,
     ),
     "volatile": (
-        "dates, counters and reminders, on lines of their own, moved behind the last user message",
+        "dates, counters and reminders, on lines of their own, moved behind the last message of a"
+        " user or a tool",
         False,
     ),
     "passages": (
@@ -55,8 +56,8 @@ PASSAGES = (
 MAX_PASSAGES = 200_000
 """Passages, each behind what stood before it, whose order is remembered."""
 
-MAX_RUN = 1000
-"""Passages in one place; more of them stay as they are."""
+MAX_PASSAGES_OF_BODY = 1000
+"""Passages of one body whose order may change; further runs of them stay as they are."""
 
 _NAMES = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 """Keys of a schema whose objects have names of the user's for keys."""
@@ -212,7 +213,7 @@ def _sorted(text: str, span: Span, names: bool, *, named: bool) -> str:
 
 
 class PassageOrders:
-    """Orders of passages in earlier requests, as hashes of each passage with all before it."""
+    """Orders of passages in earlier requests, as hashes of each passage and of all before it."""
 
     def __init__(self) -> None:
         self._seen: FIFOCache[bytes, None] = FIFOCache(MAX_PASSAGES)
@@ -226,6 +227,7 @@ class PassageOrders:
         """
         chain = _link(b"", partition.encode("utf-8", "surrogatepass"))
         edits: list[tuple[int, int, str]] = []
+        left = MAX_PASSAGES_OF_BODY
         # In the order of the prompt, so that what stands before a passage has its final order.
         for name in ("tools", "system", "messages"):
             span: Span | None = body.root.value.get(name)
@@ -237,6 +239,9 @@ class PassageOrders:
                 at = part.begin
                 for text in texts_of(content) if role in ("system", "developer", "user") else ():
                     for slots in _runs(body.text, text):
+                        if len(slots) > left:
+                            continue
+                        left -= len(slots)
                         chain = _link(chain, body.text[at : slots[0][0]].encode())
                         passages = [body.text[begin:end] for begin, end in slots]
                         chain, arranged = self._order(passages, chain, remember)
@@ -250,22 +255,24 @@ class PassageOrders:
     ) -> tuple[bytes, list[str]]:
         """Return the hash of all up to the last passage, and the passages in their new order."""
         waiting = [(_link(b"", passage.encode()), passage) for passage in passages]
-        arranged: list[str] = []
-        with self._lock:
-            while waiting:
+        arranged, new = list[str](), list[bytes]()
+        while waiting:
+            with self._lock:
                 known = (
                     place
                     for place, (digest, _) in enumerate(waiting)
-                    if _link(chain, digest) in self._seen
+                    if chain + digest in self._seen
                 )
                 place = next(known, None)
-                # Behind a new one nothing was seen.
-                count = len(waiting) if place is None else 1
-                for digest, passage in [waiting.pop(place or 0) for _ in range(count)]:
-                    chain = _link(chain, digest)
-                    arranged.append(passage)
-                    if remember:
-                        self._seen[chain] = None
+            # Behind a new one nothing was seen.
+            count = len(waiting) if place is None else 1
+            for digest, passage in [waiting.pop(place or 0) for _ in range(count)]:
+                new.append(chain + digest)
+                chain = _link(chain, digest)
+                arranged.append(passage)
+        if remember:
+            with self._lock:
+                self._seen.update(dict.fromkeys(new))
         return chain, arranged
 
 
@@ -282,7 +289,7 @@ def _runs(text: str, span: Span) -> list[list[tuple[int, int]]]:
             runs.append([])
         runs[-1].append((begin, block_end))
         end = block_end
-    runs = [run for run in runs if 1 < len(run) <= MAX_RUN]
+    runs = [run for run in runs if len(run) > 1]
     if not runs:
         return []
 
