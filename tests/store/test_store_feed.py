@@ -20,7 +20,15 @@ from tests.services import ValkeyServer, wait_until
 from dejakv.engines.vllm.settings import EncoderSettings
 from dejakv.errors import ConfigError, StoreError
 from dejakv.store import Store, open_store
-from dejakv.store.base import KV, NUMPY_DTYPES, RawTensor
+from dejakv.store.base import (
+    KV,
+    NUMPY_DTYPES,
+    OFFLOAD_CHUNK,
+    RawTensor,
+    StateInfo,
+    StoredState,
+    encode_meta,
+)
 from dejakv.store.prefix_keys import PrefixKeys, ends_of
 from dejakv.store.remote import feed, health, replicas
 from dejakv.store.remote.bucket import BucketObjects
@@ -480,6 +488,25 @@ def test_a_forged_header_is_no_state(bucket: str, server: ValkeyServer) -> None:
         assert other.stats().corrupt > 0
         assert other.put(theirs)
         check_whole(other, [theirs])
+
+
+def test_a_forged_header_of_a_named_tensor_is_no_state(bucket: str, server: ValkeyServer) -> None:
+    """It says of an object that it is another one of the same tenant."""
+    meta = StateInfo("mine", "p", "e", (), "", "", kind=OFFLOAD_CHUNK)
+    tensor = RawTensor(np.ones(4096, np.uint8), "U8")
+    with (
+        closing(open_store(bucket, feed=server.url, background=False)) as one,
+        closing(open_store(bucket, feed=server.url, background=False)) as other,
+    ):
+        assert one.put(StoredState(meta, tensor))
+        [name] = one._objects.list()
+        segment = read_description(lambda _: one._objects.head(name, 1 << 14))[0]
+        about = encode_meta(replace(meta, id="other"))
+        claimed, buffers = encode(replace(segment, entry_id="other", about=about), tensor)
+        assert other.catch_up(({name: (bytes(buffers[0]), claimed.nbytes)}, set()))
+        assert other.meta("other") is not None
+        assert other.get("other") is None
+        assert other.stats().corrupt == 1
 
 
 def test_an_encoder_s_output_is_found_by_another_machine(bucket: str, valkey_server: ValkeyServer) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 from dejakv.store.base import StoreStats, WriterStats
@@ -30,7 +30,7 @@ class StoreCounters:
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
-        self._counts: Counter[tuple[str | None, str, str]] = Counter()
+        self._counts: defaultdict[str | None, Counter[tuple[str, str]]] = defaultdict(Counter)
 
     def add(self, figure: str, partition: str | None = None, reason: str = "") -> None:
         """Count one more of a counter of `StoreStats`.
@@ -47,7 +47,7 @@ class StoreCounters:
         with self._lock:
             # A set: without a partition the total is counted once and not twice.
             for scope in {None, partition}:
-                self._counts[scope, figure, reason] += 1
+                self._counts[scope][figure, reason] += 1
 
     def stats(self, partition: str | None, entries: int, nbytes: int) -> StoreStats:
         """Return a copy of the counters, with the store's present content.
@@ -62,11 +62,7 @@ class StoreCounters:
             The present content.
         """
         with self._lock:
-            partition_counts = {
-                (figure, reason): n
-                for (scope, figure, reason), n in self._counts.items()
-                if scope == partition
-            }
+            partition_counts = dict(self._counts.get(partition, {}))
 
         # One pass over a copy: readers must not keep the lock from those who count.
         figures = {

@@ -1045,7 +1045,7 @@ class Store:
         if self._remote is not None:
             get = self._remote.fetch(self._catalog.sizes(needed_slices), until)
         for segment_slice in needed_slices:
-            tensor = self._tensor(segment_slice, may_retry, get)
+            tensor = self._tensor(meta.id, segment_slice, may_retry, get)
             if tensor is None:
                 return None
             # The whole state in one segment needs no range.
@@ -1071,12 +1071,14 @@ class Store:
         return parts
 
     def _tensor(
-        self, segment_slice: SegmentSlice, may_retry: bool, get: Callable[[str], Bytes]
+        self, id: str, segment_slice: SegmentSlice, may_retry: bool, get: Callable[[str], Bytes]
     ) -> RawTensor | None:
         """Load a segment's state; None if it is missing or damaged.
 
         Parameters
         ----------
+        id : str
+            Id of the entry that is read.
         segment_slice : SegmentSlice
             Rows of the segment.
         may_retry : bool
@@ -1098,7 +1100,9 @@ class Store:
             row = self._catalog.read(
                 "SELECT partition, epoch, keys, ids FROM segments WHERE n = ?", (segment_slice.n,)
             )
-            if row and row[0] != segment.row:
+            # Of other kinds than rows it has neither keys nor tokens.
+            foreign = segment.kind != KV and segment.entry_id != id
+            if foreign or (row and row[0] != segment.row):
                 raise CorruptState(
                     f"object {segment_slice.name} is of another prompt than was told"
                 )
