@@ -257,6 +257,7 @@ def test_targets_that_lead_elsewhere_are_refused(target: bytes) -> None:
     app, sent = ForwardingApp("http://up/v1", httpx.ASGITransport(upstream := Upstream())), list[Any]()
 
     async def receive() -> Any:
+        await asyncio.sleep(0)
         return {"type": "http.request"}
 
     async def send(message: Any) -> None:
