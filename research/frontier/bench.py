@@ -1,7 +1,7 @@
 """Runs one case on one engine: full computation, and every way of blending."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,8 @@ from dejakv.trust.differs import divergence
 from research.frontier.cases import Case
 from research.frontier.cells import Cell, at_random, by_deviation, first_of_runs
 
-Continue = Callable[[Sequence[int]], NDArray[np.float32] | None]
-"""See `continued`."""
+Continue = Callable[[Sequence[int]], Iterator[NDArray[np.float32]]]
+"""See `Completion.continued_in_pieces`."""
 
 FULL, NOISE = "full", "noise"
 """Names of the rows of full computation, and of it in the other dtype."""
@@ -182,9 +182,8 @@ def captured_state(
 
 
 def scored(after: Continue, tokens: Sequence[int]) -> NDArray[np.float32]:
-    scored = after(tokens)
-    assert scored is not None  # a plain cache, and at least one token
-    return scored
+    """Return the log probabilities of the tokens: of a plain cache, and at least one token."""
+    return np.concatenate(list(after(tokens)))
 
 
 def greedy(after: Continue, steps: int) -> tuple[int, ...]:
