@@ -13,10 +13,10 @@ from typing import Any
 from dejakv.datasets.base import Dataset, Sample
 from dejakv.datasets.registry import OPTIONS, DatasetOptions, open_dataset, samples
 from dejakv.engines.open import takes_pictures
-from dejakv.errors import ConfigError, DatasetError, InputError, ModelError
+from dejakv.errors import ConfigError, DatasetError, InputError
 from dejakv.experiments.settings import RunSettings
-from dejakv.models import RECIPES, fetched, resolve, tokenizer_folder
-from dejakv.models.gguf import is_gguf, load_gguf_tokenizer
+from dejakv.models import fetched
+from dejakv.models.loading import load_tokenizer
 from dejakv.request import DEFAULT_PARTITION, Request, Sampling
 from dejakv.vectors.image import image_id, image_roots, pictures_of
 
@@ -313,21 +313,4 @@ def tokenizer_of(settings: RunSettings) -> Any:
     ModelError
         For a model without a tokenizer that can be loaded.
     """
-    from transformers import AutoTokenizer
-
-    # These ship with the package, also for models that were never fetched.
-    if settings.model in RECIPES:
-        return AutoTokenizer.from_pretrained(tokenizer_folder(settings.model))
-    model_source = resolve(settings.model)
-    if is_gguf(model_source):
-        return load_gguf_tokenizer(model_source)
-
-    try:
-        return AutoTokenizer.from_pretrained(
-            str(model_source), trust_remote_code=settings.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{settings.model!r} has no tokenizer that can be loaded ({error}): give another"
-            " --model"
-        ) from error
+    return load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)

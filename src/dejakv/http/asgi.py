@@ -1,7 +1,7 @@
 """Parts of ASGI requests, the replay of rewritten bodies, and the end of a connection."""
 
 import asyncio
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
@@ -70,18 +70,20 @@ def route_path(scope: Mapping[str, Any]) -> str:
     return rest if not rest or rest.startswith("/") else path
 
 
+def replay(messages: Iterable[MutableMapping[str, Any]], receive: Receive) -> Receive:
+    """Make a `receive` that returns messages that were read, and then what `receive` does."""
+    waiting = iter(messages)
+
+    async def replayed() -> MutableMapping[str, Any]:
+        message = next(waiting, None)
+        return await receive() if message is None else message
+
+    return replayed
+
+
 def replay_body(raw: bytes, receive: Receive) -> Receive:
     """Make a `receive` that returns the whole body first, and then what `receive` does."""
-    sent = False
-
-    async def replay() -> MutableMapping[str, Any]:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": raw, "more_body": False}
-
-    return replay
+    return replay([{"type": "http.request", "body": raw, "more_body": False}], receive)
 
 
 def with_length(scope: Scope, length: int) -> Scope:

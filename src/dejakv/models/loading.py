@@ -13,8 +13,8 @@ from urllib.request import getproxies
 
 from dejakv import plugins
 from dejakv.errors import ConfigError, ModelError
-from dejakv.models.gguf import SUFFIX, is_gguf, load_gguf
-from dejakv.models.table import list_choices, names, path
+from dejakv.models.gguf import SUFFIX, is_gguf, load_gguf, load_gguf_tokenizer
+from dejakv.models.table import RECIPES, list_choices, names, path, tokenizer_folder
 
 CONNECT_SECONDS = 5.0
 _OPTIONAL = ("video_processor", "audio_tokenizer")
@@ -157,6 +157,44 @@ def load(name_or_path: str | Path, **options: Any) -> tuple[Any, Any]:
             f"model {str(name_or_path)!r} does not load ({why}): give a complete checkpoint "
             "folder, a hub id "
             f"that can be reached from here, or a model of this package ({', '.join(names())})"
+        ) from error
+
+
+def load_tokenizer(name_or_path: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """Load the tokenizer of a model, without its weights.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        As of `resolve`.
+    trust_remote_code : bool
+        Whether the model's repository may run code of its own.
+
+    Returns
+    -------
+    PreTrainedTokenizer
+        The tokenizer.
+
+    Raises
+    ------
+    ModelError
+        For a model that is not there, or without a tokenizer that can be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    # These ship with the package, also for models that were never fetched.
+    if name_or_path in RECIPES:
+        return AutoTokenizer.from_pretrained(tokenizer_folder(str(name_or_path)))
+    source = resolve(name_or_path)
+    if is_gguf(source):
+        return load_gguf_tokenizer(source)
+
+    try:
+        return AutoTokenizer.from_pretrained(str(source), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{str(name_or_path)!r} has no tokenizer that can be loaded ({error}): give another"
+            " model"
         ) from error
 
 

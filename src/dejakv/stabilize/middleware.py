@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dejakv.config import switched_off
-from dejakv.errors import MissingExtraError, ModelError
-from dejakv.http.asgi import headers_of, replay_body, route_path, with_length
+from dejakv.errors import MissingExtraError
+from dejakv.http.asgi import headers_of, replay, replay_body, route_path, with_length
 from dejakv.http.errors import Receive, RefusedError, Scope, Send, refuse
-from dejakv.models import RECIPES, resolve, tokenizer_folder
+from dejakv.models.loading import load_tokenizer
 from dejakv.request import asks_no_store
 from dejakv.stabilize.answers import answer_of
 from dejakv.stabilize.chat_body import read_chat_body
@@ -122,7 +122,7 @@ class StabilizeMiddleware:
         noting = self._noting(send, rewritten, gain)
 
         if not rewritten.changed:
-            await self.app(scope, _replay(messages, receive), noting)
+            await self.app(scope, replay(messages, receive), noting)
         elif self.settings.check:
             await self._check(raw, rewritten.body, messages, scope, receive, noting)
         else:
@@ -190,7 +190,7 @@ class StabilizeMiddleware:
         others = [item for item in scope["headers"] if item[0].lower() != b"accept-encoding"]
         scope = {**scope, "headers": [*others, (b"accept-encoding", b"identity")]}
         own, other = _AnswerBody(send), _AnswerBody(None)
-        await self.app(scope, _replay(messages, receive), own)
+        await self.app(scope, replay(messages, receive), own)
 
         result = "not_compared"
         # A client that left has no whole answer, and waits for no other.
@@ -259,17 +259,6 @@ async def _read(receive: Receive, max_bytes: int) -> tuple[list[MutableMapping[s
             return messages, True
 
 
-def _replay(messages: Sequence[MutableMapping[str, Any]], receive: Receive) -> Receive:
-    """Make a `receive` that returns messages that were read, and then what comes."""
-    waiting = iter(messages)
-
-    async def replay() -> MutableMapping[str, Any]:
-        message = next(waiting, None)
-        return await receive() if message is None else message
-
-    return replay
-
-
 async def _never() -> MutableMapping[str, Any]:
     """Wait for a client that does not leave, since nobody asked."""
     await asyncio.Event().wait()
@@ -309,15 +298,7 @@ def _is_greedy(raw: bytes) -> bool:
 
 def _tokenizer(model: str) -> Any:
     """Return the function that makes a text the ids of a model's tokens."""
-    from transformers import AutoTokenizer
-
-    source = tokenizer_folder(model) if model in RECIPES else resolve(model)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(source))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{model!r} has no tokenizer that can be loaded ({error}): give another model"
-        ) from error
+    tokenizer = load_tokenizer(model)
 
     def tokenize(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
