@@ -12,7 +12,7 @@ FAST := $(wildcard tests/test_*.py tests/find tests/levels tests/guards tests/in
 
 .PHONY: demo gpu model dist docs models-page workloads ablation test test-fast test-core test-vllm soak lint format types train-shapes train-docs train-lckv clean
 
-## the main job: prompts of a real workload through a real language model, with prefix caching and with DejaKV; under three minutes on two free cores
+## the main job: prompts of a real workload through a real language model, with prefix caching and with DejaKV; about five minutes on two cores, set-up included
 demo: model
 	rm -rf runs/demo
 	HF_HUB_OFFLINE=1 $(BIN)/dejakv run --preset repo --max-samples 12 --max-new-tokens 8 --arms prefix,cache --rounding 4 --brief --output runs/demo
@@ -42,7 +42,7 @@ ablation: $(VENV)/.installed model
 ## all tests, vLLM's included
 test: test-core test-vllm
 
-## under 3 minutes on two free cores, for all day
+## under two minutes on two free cores, for all day
 test-fast: $(VENV)/.installed-dev
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q $(FAST) -m "not soak and not slow"
 
@@ -81,6 +81,7 @@ docs: $(VENV)/.installed-dev
 ## docs/reference/models.md, from a run of the tests that show a model; half an hour
 models-page: export DEJAKV_RECORD = docs/reference/models.json
 models-page: $(VENV)/.installed-dev model .venv-vllm/.installed
+	rm -f $(DEJAKV_RECORD)
 	$(OFFLINE) $(BIN)/python -m pytest tests --ignore=tests/engines/vllm --ignore=tests/gpu -m shows
 	$(OFFLINE) $(VLLM_BIN)/python -m pytest tests/engines/vllm -m shows
 	$(BIN)/python -m scripts.reference_pages

@@ -1,7 +1,7 @@
 """What an exact hit takes beside full computation and beside the model's own cache.
 
     OMP_NUM_THREADS=1 python -m research.exact_hit [--models docs-lm,smollm2-135m] [--prompts 12]
-    [--json FILE]
+    [--tokens 800] [--times 5] [--json FILE]
 
 Prompts are source text of installed packages. Of each the first token is computed in full, by
 DejaKV's exact hit, and by transformers from a KV cache of the same prompt that never left memory,
@@ -25,19 +25,20 @@ import torch
 import dejakv
 from dejakv.config import SemanticCacheConfig
 from dejakv.models import load
+from dejakv.models.cache_name import CACHE_NAME
 from research.machine import measured, spread
 
-PROMPT_TOKENS, PROMPT_CHARACTERS = 800, 6000
-REPEATS = 5
+CHARACTERS_A_TOKEN = 7.5
+"""More than any text has, so that a prompt is cut to its tokens."""
 
 
-def source_texts(count: int) -> Iterator[str]:
-    """Yield the beginnings of modules of the standard library, each of `PROMPT_CHARACTERS`."""
+def source_texts(count: int, characters: int) -> Iterator[str]:
+    """Yield the beginnings of modules of the standard library, each of so many characters."""
     modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in modules)
-    long_texts = (text for text in texts if len(text) >= PROMPT_CHARACTERS)
+    long_texts = (text for text in texts if len(text) >= characters)
     for _ in range(count):
-        yield next(long_texts)[:PROMPT_CHARACTERS]
+        yield next(long_texts)[:characters]
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -46,7 +47,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return (time.perf_counter() - start) * 1000, result
 
 
-def measure(name: str, prompts: int) -> dict[str, Any]:
+def measure(name: str, prompts: int, tokens: int, times: int) -> dict[str, Any]:
     """Measure one model: milliseconds to the first token by each way, and to attach."""
     model, tokenizer = load(name)
     options = {"max_new_tokens": 1, "do_sample": False, "use_cache": True}
@@ -58,19 +59,19 @@ def measure(name: str, prompts: int) -> dict[str, Any]:
     attached = dejakv.attach(model, tokenizer, SemanticCacheConfig(reuse="exact"))
     attach_ms, cache = timed(attached.__enter__)
     try:
-        for text in source_texts(prompts):
-            inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=PROMPT_TOKENS)
+        for text in source_texts(prompts, int(tokens * CHARACTERS_A_TOKEN)):
+            inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=tokens)
             with torch.no_grad():
-                past = model(inputs["input_ids"][:, :-1], use_cache=True).past_key_values
+                past = model(inputs["input_ids"][:, :-1], use_cache=True)[CACHE_NAME]
             model.generate(**inputs, **options)
             cache.store.flush()
 
             answers: dict[str, Any] = {}
-            for _ in range(REPEATS):
+            for _ in range(times):
                 appended = copy.deepcopy(past)  # a run appends to it
                 for way, generate in (
                     ("full", alone),
-                    ("own_cache", partial(alone, past_key_values=appended)),
+                    ("own_cache", partial(alone, **{CACHE_NAME: appended})),
                     ("exact_hit", model.generate),
                 ):
                     milliseconds, answers[way] = timed(partial(generate, **inputs, **options))
@@ -80,7 +81,7 @@ def measure(name: str, prompts: int) -> dict[str, Any]:
     finally:
         attached.__exit__(None, None, None)
     return {
-        "prompt_tokens": PROMPT_TOKENS,
+        "prompt_tokens": tokens,
         "attach_ms": round(attach_ms, 1),
         **{f"{way}_ms": spread(values) for way, values in rows.items()},
         "first_tokens_equal": {**equal, "of": prompts},
@@ -92,10 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--models", default="docs-lm,smollm2-135m")
     parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=800)
+    parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    sizes = options.prompts, options.tokens, options.times
     result = measured("research.exact_hit") | {
-        "models": {name: measure(name, options.prompts) for name in options.models.split(",")}
+        "models": {name: measure(name, *sizes) for name in options.models.split(",")}
     }
     text = json.dumps(result, indent=2)
     if options.json:

@@ -112,7 +112,7 @@ def exact(count: int, times: int) -> Iterator[Row]:
         )
     rng = np.random.default_rng(0)
     texts = [
-        f"what is the  COLOR of thing number {n} in the picture"
+        f"what is the  color of thing number {n} in the picture?"
         for n in rng.integers(0, count, times).tolist()
     ]
     hits = [Query(Request("r", "", text), "space") for text in texts]

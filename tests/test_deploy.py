@@ -205,6 +205,7 @@ def promtool(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([PROMTOOL, *command], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @needs_promtool
 def test_alerts_fire_where_nothing_works_and_else_not() -> None:
     ran = promtool("test", "rules", str(DEPLOY / "alerts_test.yaml"))

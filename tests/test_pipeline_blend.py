@@ -33,7 +33,9 @@ def test_a_blend_that_computes_more_than_the_exact_prefix_leaves_is_not_run(
 ) -> None:
     """A conversation that goes on and repeats two sentences. The plan pays, but the token map shows more tokens to recompute."""
     rows_alone = (1e-3, 0.0, 0.0, 0.0)
-    pipeline = served(replace(ADOPT, reuse="blend", copied_text=False, min_gain=8, costs=rows_alone))
+    pipeline = served(
+        replace(ADOPT, reuse="blend", copied_text=False, min_gain=8, min_gain_share=0.0, costs=rows_alone)
+    )
     found = blending.map_donors
 
     def more(target: Any, *given: Any, **named: Any) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.documents import BOUNDED, answers_to, hits, many_hits, says, taught, uncached
 from tests.services import python
 
@@ -38,6 +39,7 @@ def until_open(pipeline: Pipeline, stream: Iterator[Any]) -> list[Answer]:
     return answers
 
 
+@pytest.mark.slow
 def test_it_opens_serves_audits_and_closes_after_a_drift(docs_engine: Any, served: Any) -> None:
     turned: list[bool] = []
     pipeline = served(replace(BOUNDED, differs=says(iter(lambda: bool(turned), None))))
@@ -86,6 +88,7 @@ def test_without_enough_labels_it_never_opens(served: Any) -> None:
     assert f"of {labels_needed(0.01, BOUNDED.confidence)} at least" in answers[-1].record.reason
 
 
+@pytest.mark.slow
 def test_while_no_audit_is_made_serving_ends(served: Any) -> None:
     """A server that is never idle audits nothing. It must not serve for ever, and goes on when the audits are made."""
     pipeline = served(replace(BOUNDED, differs=says(itertools.repeat(False))))

@@ -96,6 +96,7 @@ def test_a_request_that_asks_an_ordinary_model_is_answered_exactly(docs_engine: 
     assert answer.token_ids == uncached(docs_engine, wanted).token_ids
 
 
+@pytest.mark.slow
 def test_an_error_bound_serves_it_once_it_was_right_often_enough(condensed: Any) -> None:
     bounded = replace(BOUNDED, reuse="top_layer", differs=says(iter(lambda: False, None)))
     pipeline = Pipeline(condensed, build_cache(bounded, condensed, background=False))

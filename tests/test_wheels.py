@@ -50,6 +50,7 @@ def run(environment: Path, *line: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_archives_are_small_and_have_what_they_need(installed: Path) -> None:
     wheels = {path.name.split("-")[0]: path.stat().st_size for path in (installed / "dist").glob("*.whl")}
     assert wheels["dejakv"] < 1_800_000
@@ -61,6 +62,7 @@ def test_the_archives_are_small_and_have_what_they_need(installed: Path) -> None
         assert str(installed / name) in where
 
 
+@pytest.mark.slow
 def test_commands_run_from_the_wheel(installed: Path) -> None:
     assert run(installed / "both", "dejakv", "--version").strip()
     told = run(installed / "alone", "dejakv", "estimate", "sample")

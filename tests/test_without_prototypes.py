@@ -35,7 +35,9 @@ def ask(pipeline, number, text, **options):
     return answer
 
 told = {}
-config = SemanticCacheConfig(index_encoder="model", similarity_threshold=0.5, min_gain=1, lexical_guard=False)
+config = SemanticCacheConfig(
+    index_encoder="model", similarity_threshold=0.5, min_gain=1, lexical_guard=False, costs=(1e-4, 0.0, 0.0, 0.0)
+)
 for mode, second in (
     ("exact", prompt("Where does Ann live?")),
     ("adopt", prompt("Where does Bob live?", first="Somebody knows why.")),

@@ -132,7 +132,7 @@ TEXT = tuple(text_configs())
 IMAGES = tuple(image_models())
 
 
-def text_model(name: str, dtype: torch.dtype = torch.float32, attn: str = "sdpa") -> Any:
+def text_model(name: str, dtype: torch.dtype = torch.float32, attn: str | None = None) -> Any:
     torch.manual_seed(5)
     model = hf.AutoModelForCausalLM.from_config(text_configs()[name](), attn_implementation=attn)
     return _spread(model).to(dtype).eval()
@@ -181,7 +181,7 @@ WAYS = (
 
 
 @cache
-def text_engine(name: str, dtype: torch.dtype = torch.float32, attn: str = "sdpa") -> TransformersEngine:
+def text_engine(name: str, dtype: torch.dtype = torch.float32, attn: str | None = None) -> TransformersEngine:
     return TransformersEngine(text_model(name, dtype, attn), tokenizer())
 
 
@@ -252,7 +252,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 def architecture_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A model with seeded random weights, in evaluation mode."""
     settings = {**ARCHITECTURE_SIZES, **ARCHITECTURES.get(name, {}), **changes}
-    attention = settings.pop("attn", "sdpa")
+    attention = settings.pop("attn", None)
     torch.manual_seed(5)
     config = CONFIG_MAPPING[name.split("+")[0]](**settings)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype).eval()
@@ -353,10 +353,13 @@ _GEMMA3N = {
 }
 NEEDS: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1]},
+    "dots3_note": {"vision_config": {"mlp_layer_types": ["dense"] * 2, "adapter_in_dim": 64, "adapter_out_dim": 64}, "audio_config": {"adapter_input_size": 64, "adapter_out_dim": 64}},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "bailing_hybrid": {**_LINEAR, "num_expert_group": 1, "linear_head_dim": 16, "linear_num_heads": 4},
     "blt": {"encoder_hash_byte_group_vocab": 64},
     "cohere_compass": {"text_config": _COMPASS},
     "cohere_compass_text": _COMPASS,
+    "dory": {"num_hidden_layers": 4, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1, "layer_types": None},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 1},
     "gemma4_assistant": {"text_config": {**_ASSISTANT, "model_type": "gemma4_text"}},
     "gemma4_unified_assistant": {"text_config": {**_ASSISTANT, "model_type": "gemma4_unified_text"}},
@@ -393,8 +396,14 @@ NEEDS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"mamba_n_heads": 8, "layer_types": ["mamba", "attention"]},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
+    "hy_v4_vl": {"text_config": {"rope_parameters": {"mrope_section": [1, 1, 2]}}},
+    "inkling2": {"text_config": {"unpadded_vocab_size": 128}},
+    "inkling2_loop": {"text_config": {"unpadded_vocab_size": 128}},
+    "inkling2_loop_text": {"unpadded_vocab_size": 128},
+    "inkling2_text": {"unpadded_vocab_size": 128},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "laguna": {"num_attention_heads_per_layer": None},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "longcat_flash": {"head_dim": 8},
     "mamba2": {"num_heads": 8, "head_dim": 16},
@@ -405,6 +414,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": _LINEAR,
     "qwen3_5_text": _LINEAR,
     "qwen3_next": _LINEAR,
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "local"], "num_buckets": 4},
     "roc_bert": {"enable_pronunciation": False, "enable_shape": False},
 }  # fmt: skip
@@ -443,12 +453,17 @@ def small_model(kind: str, image_text: bool, **settings: Any) -> Any:
 def _shrunk(values: dict[str, Any]) -> dict[str, Any]:
     small: dict[str, Any] = {}
     for name, value in values.items():
-        if name in _LAYER_LISTS or name in ("_name_or_path", "output_attentions"):
+        if name == "layer_types" and value and 1 < len(set(value)) < 5 and "num_hidden_layers" in values:
+            small[name] = list(dict.fromkeys(value))  # a layer of each kind
+            small["num_hidden_layers"] = len(small[name])
+        elif name in _LAYER_LISTS or name in ("_name_or_path", "output_attentions"):
             continue
-        if name == "mrope_section":
+        elif name == "mrope_section":
             small[name] = [2, 3, 3]
         elif isinstance(value, dict) and (name in _PARTS or name.endswith("_config")):
             small[name] = _shrunk(value)
+        elif name == "num_hidden_layers" and name in small:
+            continue
         elif name in _SIZES and isinstance(value, int) and not isinstance(value, bool):
             small[name] = _SIZES[name] if name == "head_dim" else min(value, _SIZES[name])
         elif name in _TOKENS or name in _ENDS:

@@ -20,6 +20,7 @@ from dejakv.engines.transformers.decoding import answer_logprobs
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.kv import plain_cache, stacked_state
 from dejakv.errors import ModelError
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.request import Request
 from dejakv.store.base import RawTensor
 from dejakv.trust.differs import divergence
@@ -81,16 +82,16 @@ class Bench:
         full, _, seconds = captured_state(self.engine, case.target)
         tokens = greedy(full, self.steps)
         scores = scored(full, tokens)
-        rows = {FULL: _row(case, full, scores, scores, 1.0, seconds)}
+        rows = {FULL: row_of(case, full, scores, scores, 1.0, seconds)}
         if self.twin is not None:
             other, _, took = captured_state(self.twin, case.target)
-            rows[NOISE] = _row(case, other, scored(other, tokens), scores, 1.0, took)
+            rows[NOISE] = row_of(case, other, scored(other, tokens), scores, 1.0, took)
         for cell in cells:
             for ids in case.donors:
                 if ids not in states:
                     states[ids] = captured_state(self.engine, ids)[1]
             got, share, took = self.blend(case, [states[ids] for ids in case.donors], cell)
-            rows[cell.name] = _row(case, got, scored(got, tokens), scores, share, took)
+            rows[cell.name] = row_of(case, got, scored(got, tokens), scores, share, took)
         return {"kind": case.kind, "number": case.number, "tokens": len(case.target), "rows": rows}
 
     @torch.inference_mode()
@@ -116,7 +117,7 @@ class Bench:
         planned = plan_cache(model, case.target, parts, donors, found, needed, cell.config, choose)
         given = torch.tensor([list(case.target)], device=self.engine.device)
         self.engine.model(
-            input_ids=given, past_key_values=planned.cache, use_cache=True, logits_to_keep=1
+            input_ids=given, **{CACHE_NAME: planned.cache}, use_cache=True, logits_to_keep=1
         )
         seconds = time.perf_counter() - begun + searched
         after = partial(answer_logprobs, self.engine.model, planned.cache, given, None)
@@ -172,11 +173,13 @@ def captured_state(
     The time is in seconds, to the first token.
     """
     given = torch.tensor([list(ids)], device=engine.device)
+    layout = engine.capabilities.state_layout
     begun = time.perf_counter()
-    cache = plain_cache()
-    engine.model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cache = plain_cache() if layout is None else layout.empty_cache()
+    engine.model(input_ids=given, **{CACHE_NAME: cache}, use_cache=True, logits_to_keep=1)
     seconds = time.perf_counter() - begun
-    state = stacked_state(cache, len(ids))
+    count = len(ids)
+    state = stacked_state(cache, count) if layout is None else layout.pack(cache, count)
     assert state is not None
     return partial(answer_logprobs, engine.model, cache, given, None), state, seconds
 
@@ -199,7 +202,7 @@ def greedy(after: Continue, steps: int) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _row(
+def row_of(
     case: Case, after: Continue, got: NDArray[np.float32], wanted: NDArray[np.float32],
     share: float, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip

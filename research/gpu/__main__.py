@@ -4,8 +4,9 @@
     python -m research.gpu --arithmetic [--model llama-3.1-8b] [--tokens 5000] [--gpu h100]
         [--json FILE]
 
-The first needs a GPU, torch, transformers and, for the kernel, Triton; not vLLM. It writes a page
-and a JSON file. It begins nothing for which the seconds do not suffice, and says what it left out.
+The first needs a GPU, torch, transformers and, for the kernel, Triton. Where vLLM is installed too
+it is checked and measured with the connector. It writes a page and a JSON file. It begins nothing
+for which the seconds do not suffice, and says what it left out.
 The second uses no GPU.
 """
 

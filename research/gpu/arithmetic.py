@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dejakv.engines.vllm.device import STAGE_BYTES
+from dejakv.engines.vllm.blend.rows import MERGED_GAP
+from dejakv.engines.vllm.device import COPY_THREADS, STAGE_BYTES, UPLOAD_BYTES
 
 COUNTS: dict[str, dict[str, tuple[int, int]]] = {
     "save": {"launches": (1, 8), "loop_waits": (0, 0), "thread_waits": (0, 2)},
@@ -19,13 +20,12 @@ COUNTS: dict[str, dict[str, tuple[int, int]]] = {
     "draft": {"launches": (0, 16), "loop_waits": (0, 0), "thread_waits": (0, 12)},
     "take": {"launches": (0, 0), "loop_waits": (0, 0), "thread_waits": (0, 0)},
     "check": {"launches": (12, 70), "loop_waits": (0, 3), "thread_waits": (0, 0)},
-    "begin": {"launches": (6, 4), "loop_waits": (0, 1), "thread_waits": (0, 0)},
-    "advance": {"launches": (9, 0), "loop_waits": (0, 0), "thread_waits": (0, 0)},
+    "begin": {"launches": (3, 8), "loop_waits": (0, 1), "thread_waits": (0, 0)},
+    "advance": {"launches": (1, 0), "loop_waits": (0, 0), "thread_waits": (0, 0)},
 }
 """Launches beside the model's own, host waits of the engine loop and of threads, for each step.
 
-Each is (for each layer, beside the layers), at most. `tests/gpu` holds them. Of `begin` and
-`advance` 4 launches a layer and 64 beside them are wanted.
+Each is (for each layer, beside the layers), at most. `tests/gpu` holds them.
 """
 
 
@@ -83,12 +83,11 @@ class Assumptions:
     launch, wait : float
         Seconds of the host for a launch, and for a wait beside the work that is waited for.
     pageable : float
-        Bytes a second that a thread copies from memory that is not pinned, into pinned memory or
-        to the GPU, as donors of a blend go up.
+        Bytes a second that each thread copies from memory that is not pinned into pinned memory.
     share : float
         Share of the tokens that a blend recomputes.
     rows_a_run : float
-        Recomputed rows that lie side by side.
+        Recomputed rows that lie side by side. Runs are scattered by chance.
     tile : int
         Rows that an attention kernel computes for each run, however short.
     model_launches : int
@@ -105,7 +104,7 @@ class Assumptions:
     rows_a_run: float = 2.6
     tile: int = 128
     model_launches: int = 42
-    offsets: float = 2.2e-6
+    offsets: float = 1.3e-6
 
 
 def estimate(
@@ -118,6 +117,11 @@ def estimate(
     weights = 2 * shape.parameters / shape.ranks / gpu.memory
     rows = round(tokens * by.share)
     runs = rows / by.rows_a_run
+    # Runs begin by chance, so that gaps of each length come with this probability.
+    begins = runs / (tokens - rows)
+    gaps = [begins * (1 - begins) ** length for length in range(MERGED_GAP)]
+    sequences = runs * (1 - sum(gaps))
+    filled = runs * sum(length * share for length, share in enumerate(gaps, 1))
 
     def attention(queries: float, keys: float) -> float:
         return 4 * layers * shape.heads * shape.head_dim * queries * keys / speed
@@ -128,15 +132,19 @@ def estimate(
         return (a_layer * layers * pieces + beside) * by.launch + waits * by.wait
 
     full = 2 * shape.parameters * tokens / speed + attention(tokens, tokens / 2)
-    rows_product = 2 * shape.parameters * rows / speed
-    # Each run reads its whole past, and takes a tile of the kernel.
+    rows_product = 2 * shape.parameters * (rows + filled) / speed
+    # Each sequence reads its whole past, and takes a tile of the kernel.
     rows_attention = max(
-        runs * state / 2 / gpu.cache,
-        attention(runs * by.tile * shape.kv_heads / shape.heads, tokens / 2),
+        sequences * state / 2 / gpu.cache,
+        attention(sequences * by.tile * shape.kv_heads / shape.heads, tokens / 2),
     )
     forward = by.model_launches * layers * by.launch
+    # Threads fill a batch of pinned memory while the one before it goes up.
+    batch = min(UPLOAD_BYTES, state)
+    pinning, going_up = by.pageable * COPY_THREADS, gpu.pinned
+    upload = state / min(pinning, going_up) + batch / max(pinning, going_up)
     steps = {
-        "draft": state / by.pageable + COUNTS["draft"]["launches"][1] * by.launch,
+        "draft": upload + COUNTS["draft"]["launches"][1] * by.launch,
         "begin": max(launches("begin") + forward, weights),
         "offsets": by.offsets * tokens,
         "advance": max(launches("advance") + forward, rows_product + rows_attention),
@@ -148,7 +156,7 @@ def estimate(
         "full prefill": full,
         **{f"blend, {name}": seconds for name, seconds in steps.items()},
         "blend": blend,
-        "exact hit, read into pinned memory by a thread": state / by.pageable,
+        "exact hit, read into pinned memory by threads": state / pinning,
         "exact hit, engine loop": hit_loop,
         "exact hit, copy beside it": state / gpu.pinned + 2 * state / gpu.memory,
         "save, engine loop": launches("save", math.ceil(2 * state / STAGE_BYTES)),
@@ -157,7 +165,7 @@ def estimate(
     return {
         **{name: seconds * 1000 for name, seconds in milliseconds.items()},
         "blend of full prefill": blend / full,
-        "bound of a blend by its rows' products": rows_product / full,
+        "bound of a blend by its rows' products": 2 * shape.parameters * rows / speed / full,
     }
 
 

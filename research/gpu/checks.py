@@ -19,7 +19,16 @@ from dejakv.engines.vllm.blend import fused  # noqa: E402
 from dejakv.engines.vllm.blend.fused import FusedCopy  # noqa: E402
 from dejakv.engines.vllm.blend.row_memory import rotary_layout  # noqa: E402
 from dejakv.engines.vllm.messages import LoadOrder  # noqa: E402
-from research.gpu.fused_cases import CASES, Case, copied, difference  # noqa: E402
+from research.gpu.fused_cases import (  # noqa: E402
+    CASES,
+    Case,
+    copied,
+    correct_by_torch,
+    corrected_rows,
+    difference,
+    relative_error,
+    rotary_tables,
+)
 
 ROUNDS, PROMPTS = 12, 2
 BUSY_CYCLES = 20_000_000
@@ -39,10 +48,10 @@ def no_kernel() -> None:
 
 
 def fused_copies(device: torch.device) -> str:
-    """The kernel of blends against operations of torch, in layouts of KV caches."""
+    """The kernels of blends against operations of torch, in layouts of KV caches."""
     if device.type != "cuda":
         raise NotRun("the kernel is for GPUs; tests run it in Triton's interpreter")
-    kernel = fused.triton_kernel()
+    kernel = fused.triton_kernels().copy_rows
     for case in CASES:
 
         def by_kernel(paged, rotary, source, target, slots, case: Case = case) -> None:
@@ -50,13 +59,26 @@ def fused_copies(device: torch.device) -> str:
             kernel(source, target, index, rotary_layout(rotary, case.width))
 
         def by_torch(paged, rotary, source, target, slots) -> None:
-            with patch.object(fused, "triton_kernel", no_kernel):
+            with patch.object(fused, "triton_kernels", no_kernel):
                 FusedCopy(paged, rotary).copy(source, target, slots)
 
         wrong = difference(*(copied(way, case, device, 50) for way in (by_kernel, by_torch)))
         if wrong:
             raise Wrong(f"{case}: {wrong}")
-    return f"{len(CASES)} layouts: V bit for bit, K but for the last bit"
+
+        def correct(paged, state, key, value, rows, moves, slots, case: Case = case) -> None:
+            way = FusedCopy(paged, rotary_tables(case, device))
+            table = way.correction_table(moves, slots)
+            if table is None:
+                raise Wrong(f"{case}: {way.take_fallbacks()[0]}")
+            way.correct(1, key, value, rows, state, table)
+
+        ways = (corrected_rows(each, case, device) for each in (correct, correct_by_torch))
+        wrong = max(relative_error(*parts) for parts in zip(*ways, strict=True))
+        # Sums in another order, then rounded.
+        if not wrong <= 4 * torch.finfo(case.dtype).eps:
+            raise Wrong(f"{case}, offsets: a relative error of {wrong:.2g}")
+    return f"{len(CASES)} layouts: V bit for bit, K but for the last bit; offsets as well"
 
 
 def saves_and_hits(device: torch.device) -> str:

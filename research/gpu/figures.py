@@ -16,6 +16,7 @@ from dejakv.engines.vllm.blend import fused
 from dejakv.engines.vllm.blend.fused import FusedCopy
 from dejakv.engines.vllm.blend.row_memory import dense_memory, pages_memory
 from dejakv.engines.vllm.device import CudaCopies
+from dejakv.models.cache_name import CACHE_NAME
 from research.gpu.checks import no_kernel
 from research.gpu.fused_cases import BLOCK, Case, paged_kv, rotary_tables
 from research.gpu.models import tokenizer, words
@@ -86,7 +87,7 @@ def state_copies(device: torch.device, shape: dict[str, Any], tokens: int) -> Ro
 
     ways = {"kernel": FusedCopy(paged, rotary)} if device.type == "cuda" else {}
     fallbacks = [why for way in ways.values() for why in way.take_fallbacks()]
-    with patch.object(fused, "triton_kernel", no_kernel):
+    with patch.object(fused, "triton_kernels", no_kernel):
         ways["operations of torch"] = FusedCopy(paged, rotary)
     rows: Rows = []
     for name, way in ways.items():
@@ -107,7 +108,7 @@ def state_copies(device: torch.device, shape: dict[str, Any], tokens: int) -> Ro
 
     copies = paged.copies
     if isinstance(copies, CudaCopies):
-        copies.reserve()
+        copies.reserve(2 * raw.nbytes)
         host = copies.host_memory((pages, paged.page_bytes)).tensor
         steps = {
             "save": lambda: copies.save(
@@ -198,10 +199,10 @@ class FirstTokens:
         model = self.model
         with torch.no_grad():
             ids = inputs["input_ids"][:, :-1]
-            past = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+            past = model(ids, use_cache=True, logits_to_keep=1)[CACHE_NAME]
 
         def last_token() -> None:
-            options = {"max_new_tokens": 1, "do_sample": False, "past_key_values": past}
+            options = {"max_new_tokens": 1, "do_sample": False, CACHE_NAME: past}
             type(model).generate(model, **inputs, **options)
             past.crop(-1)
 

@@ -1,25 +1,30 @@
 """Layouts of KV caches in which two ways to do the fused copy of donors' state are compared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from dejakv.engines.vllm.blend.model import LayerRotaryTables
+from dejakv.blend.offsets import OffsetCorrection, corrected, corrections
+from dejakv.engines.vllm.blend.rotary import LayerRotaryTables
 from dejakv.engines.vllm.blend.row_memory import (
     RowMemory,
     cache_memory,
     dense_memory,
     pages_memory,
 )
-from dejakv.engines.vllm.pages import PagedKV
+from dejakv.engines.vllm.pages import PagedKV, slots_of, write_rows
 
 BLOCK, BLOCKS, LAYERS, POSITIONS = 16, 8, 3, 400
 
 Copy = Callable[[PagedKV, LayerRotaryTables, RowMemory, RowMemory, Any], object]
 """Copies rows between two places, by slots."""
+
+
+Correct = Callable[..., object]
+"""Writes corrected rows to a cache's second layer; called as `correct_by_torch`."""
 
 
 class Case(NamedTuple):
@@ -138,6 +143,45 @@ def copied(
     return halves[0], halves[1]
 
 
+def corrected_rows(
+    correct: Correct, case: Case, device: torch.device = torch.device("cpu")
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Correct rows of a cache's second layer, of two pieces; return all its K and all its V."""
+    paged, count = paged_kv(case, device), BLOCK * (BLOCKS - 2)
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(paged.shape(count), generator=generator).to(case.dtype).to(device)
+    order = torch.randperm(count, generator=generator)
+    rows, pieces = order[:40].sort().values, np.arange(count) * 2 // count
+    moves = corrections(pieces, rows)
+    slots = slots_of(list(range(BLOCKS - 1, 1, -1)), BLOCK, torch.cat([m.rest for m in moves]))
+    tokens = torch.randperm(50, generator=generator)[: len(rows)]
+    # As a forward has them: K and V are parts of one product.
+    product = torch.randn(50, case.heads, 2 * case.width, generator=generator)
+    key, value = product.to(case.dtype).to(device).split(case.width, dim=-1)
+    correct(paged, state, key, value, tokens.to(device), moves, slots)
+    read = paged.reader(list(paged.caches.values())[1].contiguous())
+    return read[0].flatten(), read[1].flatten()
+
+
+def correct_by_torch(
+    paged: PagedKV,
+    state: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rows: torch.Tensor,
+    moves: Sequence[OffsetCorrection],
+    slots: torch.Tensor,
+) -> None:
+    """Correct rows of the second layer by operations of torch."""
+    fresh = torch.stack((key[rows].transpose(0, 1), value[rows].transpose(0, 1)))
+    for move, at in zip(moves, slots.split([len(move.rest) for move in moves]), strict=True):
+        parts = (move.rest, move.anchors, move.anchor_places, move.weights)
+        there = OffsetCorrection(*(part.to(key.device) for part in parts))
+        keys, values = corrected(state[:, 1], fresh, there)
+        name = list(paged.caches)[1]
+        write_rows(paged.layers[name], paged.caches[name], keys, values, at.to(key.device))
+
+
 def difference(
     results: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]
 ) -> str:
@@ -153,3 +197,9 @@ def difference(
     if bool((distance <= limit).all()) and bool((expected_keys != 0).any()):
         return ""
     return f"K differ by up to {float(distance.max()):.2g}"
+
+
+def relative_error(values: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the greatest distance, in units of the greatest value."""
+    distance = (values.float() - expected.float()).abs().max()
+    return float(distance / expected.float().abs().max().clamp_min(1e-6))

@@ -1,6 +1,10 @@
 """Checks and figures of a device within a given time, as a page and a JSON file."""
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -9,12 +13,16 @@ from typing import Any
 
 import torch
 
+from research.gpu import vllm_names
 from research.gpu.checks import CHECKS, NotRun
 from research.gpu.figures import FirstTokens, Rows, bandwidths, state_copies
-from research.gpu.models import SHAPE_8B, SMALL, random_llama
+from research.gpu.models import SHAPE_8B, SMALL, lengths_in_time, random_llama
 from research.machine import measured
 
-LENGTHS, TINY_LENGTHS = (1000, 2000, 4000, 8000, 16000, 32000), (400,)
+NO_VLLM = (
+    "the part with vLLM: this environment has none. Run `python -m research.gpu` in one with "
+    "`pip install 'dejakv[vllm]'`"
+)
 BYTES_8B = 40 << 30
 """Memory of the device for the 8B shape with 32,000 tokens."""
 
@@ -70,6 +78,7 @@ def run(device_name: str, seconds: float, output: Path, *, tiny: bool) -> int:
 
     done = Run(began + seconds)
     _check(done, device)
+    _with_vllm(done, device, tiny)
     _measure(done, device, tiny)
     result = {
         "what": _title(device, tiny),
@@ -107,6 +116,54 @@ def _check(done: Run, device: torch.device) -> None:
         print(f"{name}: {done.checks[name]}", flush=True)
 
 
+def _with_vllm(done: Run, device: torch.device, tiny: bool) -> None:
+    """Check and measure the connector in vLLM, in a process for each."""
+    if not vllm_names.INSTALLED:
+        done.left_out.append(NO_VLLM)
+        return
+    environment = dict(os.environ)
+    if device.type == "cuda":
+        # vLLM wants most of the memory, and takes the first GPU that it sees.
+        torch.cuda.empty_cache()
+        if device.index is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = str(device.index)
+
+    for part, seconds in {"checks": 60.0, "figures": 120.0}.items():
+        if not done.has(seconds if not tiny else 5, f"vLLM, {part}"):
+            continue
+        # What the part without vLLM measures has time left, too.
+        left = (done.until - time.monotonic()) * (1.0 if part == "checks" else 0.6)
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "lines"
+            command = [sys.executable, "-m", "research.gpu.with_vllm", part, "--output", output]
+            command += ["--seconds", f"{left:.0f}", *(["--tiny"] if tiny else [])]
+            try:
+                ended = subprocess.run(
+                    command, env=environment, timeout=left, capture_output=True, text=True
+                )
+                problem = "" if ended.returncode == 0 else ended.stderr.strip()[-500:]
+            except subprocess.TimeoutExpired:
+                problem = f"ended after {left:.0f} s"
+            lines = output.read_text(encoding="utf-8").splitlines() if output.exists() else []
+        _take(done, [json.loads(line) for line in lines])
+        if problem:
+            done.left_out.append(f"vLLM, {part}, the rest: {problem}")
+
+
+def _take(done: Run, lines: Iterable[list[Any]]) -> None:
+    """Note what the part with vLLM has written."""
+    for kind, *content in lines:
+        print(f"  vLLM, {kind}: {content}", flush=True)
+        if kind == "check":
+            name, saw = content
+            done.checks[name] = saw
+            done.failed |= saw.startswith("WRONG")
+        elif kind == "row":
+            done.tables.setdefault("Time to the first token, vLLM", []).extend(content)
+        else:
+            done.left_out.append(f"vLLM, {content[0]}")
+
+
 def _measure(done: Run, device: torch.device, tiny: bool) -> None:
     done.attempt("Memory", lambda: bandwidths(device, 4 << 20 if tiny else 256 << 20))
     shape, dtype = (SMALL, torch.float32) if tiny else (SHAPE_8B, torch.bfloat16)
@@ -125,17 +182,12 @@ def _measure(done: Run, device: torch.device, tiny: bool) -> None:
         return
     try:
         with FirstTokens(random_llama(shape, device, dtype), device) as first_tokens:
-            needed, before = 5.0, 0
-            for number, tokens in enumerate(TINY_LENGTHS if tiny else LENGTHS):
-                # A prompt of twice the length has taken at most three times as long.
-                needed *= max(1.0, 1.5 * tokens / before) if before else 1.0
-                if not done.has(needed, f"{heading}, {tokens} tokens"):
-                    continue
-                start, before = time.monotonic(), tokens
+            for number, tokens in lengths_in_time(
+                tiny, lambda needed, tokens: done.has(needed, f"{heading}, {tokens} tokens")
+            ):
                 done.attempt(
-                    heading, lambda tokens=tokens, seed=number: first_tokens.rows(tokens, seed + 1)
+                    heading, lambda tokens=tokens, seed=number: first_tokens.rows(tokens, seed)
                 )
-                needed = time.monotonic() - start
     except Exception as error:
         done.left_out.append(f"{heading}: {type(error).__name__}: {error}"[:300])
 
@@ -151,8 +203,9 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"    {result['command']}",
         "",
-        "Random weights: times are real, answers mean nothing. Without vLLM: its worker side runs "
-        "around a small model, times to the first token are those of transformers.",
+        "Random weights: times are real, answers mean nothing. Checks of the worker side run it "
+        "around a small model, without vLLM. vLLM is measured with `--enforce-eager`, one prompt "
+        "at a time; a step is one of its engine loop.",
         "",
         "## Right?",
         "",

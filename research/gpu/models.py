@@ -1,6 +1,8 @@
 """Models with random weights, and texts of random words for them."""
 
 import random
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 WORDS = 31_000
 SENTENCE = 24
 """Words of a sentence."""
+LENGTHS, TINY_LENGTHS = (1000, 2000, 4000, 8000, 16000, 32000), (400,)
+"""Tokens of the prompts that are measured, and of those of a rehearsal."""
 
 SHAPE_8B: dict[str, Any] = {
     "hidden_size": 4096,
@@ -65,3 +69,25 @@ def random_llama(shape: dict[str, Any], device: torch.device, dtype: torch.dtype
     # An end of the answer would come by chance.
     model.generation_config.eos_token_id = None
     return model
+
+
+def lengths_in_time(
+    tiny: bool, has_time: Callable[[float, int], bool]
+) -> Iterator[tuple[int, int]]:
+    """Yield the number and length of each prompt to measure for which there is time.
+
+    Parameters
+    ----------
+    tiny : bool
+        Whether it is a rehearsal.
+    has_time : Callable[[float, int], bool]
+        Called with the seconds that a length needs, and the length.
+    """
+    needed, before = 5.0, 0
+    for number, tokens in enumerate(TINY_LENGTHS if tiny else LENGTHS, 1):
+        # A prompt of twice the length has taken at most three times as long.
+        needed *= max(1.0, 1.5 * tokens / before) if before else 1.0
+        if has_time(needed, tokens):
+            start, before = time.monotonic(), tokens
+            yield number, tokens
+            needed = time.monotonic() - start

@@ -1,7 +1,8 @@
-"""The few names of vLLM that the worker side imports, where vLLM is not installed.
+"""The few names of vLLM that the worker side imports, in a process without vLLM.
 
 With them the worker side runs as it is, around a small model of `tests/gpu`: base classes of two
-messages, and the context and the metadata of a forward, as plain values.
+messages, and the context and the metadata of a forward, as plain values. An installed vLLM wants a
+whole configuration for those, and runs in processes of its own (`with_vllm`).
 """
 
 import importlib.util
@@ -10,6 +11,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+INSTALLED = importlib.util.find_spec("vllm") is not None
+"""Whether vLLM itself is installed. Read before any name is put into place."""
 
 _context: list[SimpleNamespace] = []
 
@@ -53,17 +57,16 @@ _NAMES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def provide() -> bool:
-    """Put the names into place if vLLM is not installed; return whether they are."""
-    if "vllm" not in sys.modules and importlib.util.find_spec("vllm") is not None:
-        return False
+def provide() -> None:
+    """Put the names into place, unless vLLM itself was imported."""
+    if getattr(sys.modules.get("vllm"), "__file__", None):
+        return
     for name, members in _NAMES.items():
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             sys.modules.setdefault(".".join(parts[:end]), ModuleType(".".join(parts[:end])))
         for member in members:
             setattr(sys.modules[name], member.__name__, member)
-    return True
 
 
 def engine_config() -> Any:

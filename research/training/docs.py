@@ -20,9 +20,18 @@ LEVELS = (4, 8, 14, 24, 40, 64, 90, 120, 150, 180)
 """Most facts of a document, step by step: a level is left when enough answers are right."""
 
 
-def next_batch(rng: random.Random, level: int, done: float, tokens: int, context: int) -> Batch:
+def next_batch(
+    rng: random.Random,
+    level: int,
+    done: float,
+    tokens: int,
+    context: int,
+    *,
+    talks: float = 0.15,
+) -> Batch:
     """A batch of about `tokens` tokens: documents of up to the level's facts, long ones more often
-    as time passes, and now and then short ones, lest they be forgotten.
+    as time passes, and now and then short ones, lest they be forgotten. `talks`: share of batches
+    in which questions see those before them.
     """
     most = min(LEVELS[level], int((context - 60) / 10.5))
     facts = max(2, most - int(most * 0.75 * rng.random() ** (1.0 + done)))
@@ -36,7 +45,7 @@ def next_batch(rng: random.Random, level: int, done: float, tokens: int, context
         questions,
         context=context,
         stretch=0.7 if done < 0.75 else 0.3,
-        turns=rng.random() < 0.15,
+        turns=rng.random() < talks,
         filler=rng.choice((0.0, 0.15, 0.15, 0.5)),
     )
 
@@ -68,7 +77,7 @@ class DocsTrainer(Trainer):
     def losses(self, rng: random.Random, done: float) -> tuple[torch.Tensor, float, dict[str, Any]]:
         """The helpers' losses count until 80% of the time and are gone at 95%."""
         o, level = self.options, self.progress.level
-        batch = next_batch(rng, level, done, o.tokens, o.context).to(o.device)
+        batch = self.batch(rng, done).to(o.device)
         found = self.run(batch, rng, done)
         helping = min(1.0, max(0.0, (0.95 - done) / 0.15))
         figures = {name: round(value.item(), 4) for name, value in vars(found).items()}
@@ -78,6 +87,11 @@ class DocsTrainer(Trainer):
             found.right.item(),
             {"document_tokens": batch.doc.shape[1], "facts": LEVELS[level], **figures},
         )
+
+    def batch(self, rng: random.Random, done: float) -> Batch:
+        """The batch of a step."""
+        o = self.options
+        return next_batch(rng, self.progress.level, done, o.tokens, o.context)
 
     def run(self, batch: Batch, rng: random.Random, done: float) -> Losses:
         """One pass over a batch; `rng` draws what is random in it."""

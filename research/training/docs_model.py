@@ -23,6 +23,12 @@ SIZES = {
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
     },
+    "half": {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    },
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 128,

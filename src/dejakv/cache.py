@@ -25,7 +25,7 @@ from dejakv.decide.queue import SettlingQueue
 from dejakv.engines.base import Completion, ComputedRows, Engine, Prepared
 from dejakv.errors import ModelError
 from dejakv.identity import check_partition, check_scope, exact_key, rows_key
-from dejakv.store.base import ROWS, SNAPSHOT, RawTensor, StateInfo
+from dejakv.store.base import ROWS, SAVED_TOKENS, SNAPSHOT, RawTensor, StateInfo
 from dejakv.store.budgets import now, remaining_seconds, shortest_lifetime
 from dejakv.store.prefix_keys import PrefixKeys, snapshot_id
 from dejakv.store.selection import DONORS, PROMPT, PurgeResult, Selection
@@ -38,6 +38,27 @@ log = logging.getLogger("dejakv")
 
 NO_CACHE = "the request asks for no_cache"
 """Reason of full computation."""
+
+
+def describe_snapshot(entry: StateInfo, tokens: int, key: bytes, saved_tokens: int) -> StateInfo:
+    """Describe the fixed state behind a prompt's first `tokens` tokens for the store.
+
+    Parameters
+    ----------
+    entry : StateInfo
+        Description of the prompt, with which the snapshot leaves.
+    tokens : int
+        Number of tokens.
+    key : bytes
+        Key of the prefix of so many tokens.
+    saved_tokens : int
+        Tokens between it and the snapshot before it.
+    """
+    return StateInfo(
+        snapshot_id(tokens, key), entry.partition, entry.epoch, (), "", "", kind=SNAPSHOT,
+        created=now(), metadata={PROMPT: entry.id, SAVED_TOKENS: saved_tokens}, ttl=entry.ttl,
+        position=tokens,
+    )  # fmt: skip
 
 
 class HierarchicalCache:
@@ -405,18 +426,16 @@ class HierarchicalCache:
             return
         keys = PrefixKeys(entry.partition, entry.epoch, entry.token_ids, entry.spans)
 
-        for tokens, capture in completion.snapshots.items():
+        before = completion.prompt_tokens - completion.computed_tokens
+        for tokens, capture in sorted(completion.snapshots.items()):
             # Behind the answer: stored with the answer's entry, if that is stored.
             if tokens > entry.num_tokens:
                 continue
-            id = snapshot_id(tokens, keys.prefix_key(tokens))
-            if self.store.meta(id) is not None:
+            saved_tokens, before = tokens - before, tokens
+            meta = describe_snapshot(entry, tokens, keys.prefix_key(tokens), saved_tokens)
+            if self.store.meta(meta.id) is not None:
                 continue
 
-            meta = StateInfo(
-                id, entry.partition, entry.epoch, (), "", "", kind=SNAPSHOT, created=now(),
-                metadata={PROMPT: entry.id}, ttl=entry.ttl, position=tokens,
-            )  # fmt: skip
             self.store.submit(
                 meta,
                 capture,

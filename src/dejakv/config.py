@@ -5,6 +5,7 @@ vLLM's connector and docs/reference/settings.md are made from these classes; the
 field is its help.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -38,7 +39,7 @@ from dejakv.settings import (
     sibling_place,
     strict_dataclass,
 )
-from dejakv.store.budgets import PartitionBudgets, parse_quotas
+from dejakv.store.budgets import SNAPSHOT_SHARE, PartitionBudgets, parse_quotas
 from dejakv.trust.differs import differs_of
 from dejakv.trust.settings import TrustSettings
 
@@ -168,6 +169,9 @@ class BlendSettings:
     min_gain: Count = 16
     """least tokens to save: for an approximate plan beyond the exact prefix (`adopt`: of the whole
     prompt), in vLLM for a load beyond vLLM's own prefix hit"""
+    min_gain_share: Share = 0.25
+    """least share of the tokens behind the exact prefix that a blend saves; 0: `min_gain` alone
+    counts"""
     blend_quality: BlendQuality = DEFAULT
     """`strict` (more recomputed tokens, closer to full computation), `default`, or `loose` (fewer,
     faster; only for prompts whose passages stay in place)"""
@@ -179,6 +183,9 @@ class BlendSettings:
     """token map"""
     blend_donors: Positive = 16
     """maximum donors of a blend"""
+    foreign_context: Count | None = None
+    """tokens of other text, which the prompt lacks, that the state of copied text may have been
+    computed behind; text behind more of them is computed anew; None: any number"""
     max_generation: Count = MAX_GENERATION
     """maximum generation of approximate KV entries in a blend; 0: a blend's own rows are not kept
     """
@@ -187,6 +194,14 @@ class BlendSettings:
     def blend(self) -> BlendQualitySettings:
         """Ranking of a blend's tokens, and the share to recompute."""
         return quality_of(self.blend_quality, self.blend_selector, self.blend_share)
+
+    def least_blend_gain(self, tokens: int) -> int:
+        """Return the tokens that a blend must save where `tokens` would be computed without it.
+
+        Where a prompt only grows, what its newest message has in common with earlier text is a few
+        tokens: these save no time, and change answers all the same (docs/results/agents.md).
+        """
+        return max(self.min_gain, math.ceil(self.min_gain_share * tokens))
 
 
 @strict_dataclass()
@@ -263,6 +278,9 @@ class KeepSettings(BudgetSettings):
     prompts"""
     max_cached_blocks: Count = 0
     """maximum entries of the store; 0: no limit"""
+    snapshot_share: Share = SNAPSHOT_SHARE
+    """largest part of `max_bytes`, and of each partition's, for snapshots of recurrent layers;
+    those leave first that save least for their bytes"""
     partitions: Positive = 1
     """number of parts of the budgets, quotas included; each partition is limited to one part and
     evicts only its own entries; 1: one budget for all"""

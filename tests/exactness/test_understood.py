@@ -236,16 +236,22 @@ def test_a_default_device_is_no_mode_that_counts() -> None:
 
 
 def test_torch_compile_is_reused() -> None:
+    # Not for the whole file: its other models are those of a process that compiles nothing.
+    from torch._dynamo.utils import counters
+
     torch.compiler.reset()  # else what this process compiled before counts towards the limit of compilations
     model = tiny_llama()
     model.model.layers[0].mlp.compile(backend="eager")
     model.model.layers[1] = torch.compile(model.model.layers[1], backend="eager")
     with Steered(model) as served:
         assert served.ask() == (0, 0)
-        # Prompts during which the model is compiled are not stored; when that ends is torch's affair.
-        asked = [served.ask() for _ in range(3)]
-        assert (0, 6) in asked
-        assert all(wrong == 0 for wrong, _ in asked)
+        # Prompts during which the model is compiled are not stored. When that ends is torch's affair: it counts the frames that it takes.
+        for _ in range(20):
+            frames = counters["frames"]["total"]
+            assert served.ask()[0] == 0
+            if counters["frames"]["total"] == frames:
+                break
+        assert served.ask() == (0, 6)
 
 
 COMPILES_ELSEWHERE = """
@@ -290,6 +296,8 @@ PROMPT_LEARNING = {
 
 
 @pytest.mark.filterwarnings("ignore:Position ids are not supported")
+# peft 0.21 gives its prefix under the former name, beside the cache that transformers 5.24 makes.
+@pytest.mark.filterwarnings("ignore:Both `past_key_values` and `cache`")
 @pytest.mark.parametrize("kind", PROMPT_LEARNING)
 def test_prompt_learning_around_an_attached_model_is_computed_in_full(
     kind: str, caplog: pytest.LogCaptureFixture

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from tests.documents import COSTS
 from tests.services import Python, wait_until
 
 from dejakv import SemanticCacheConfig, plugins
@@ -122,7 +123,7 @@ def test_a_service_of_fastapi_settles_while_nobody_asks() -> None:
     known = prompt(next(iter(DocsDataset(samples=1, facts=40))))
     edited = known.replace("<s> ", "<s> Nobody could say why. ", 1)
     create_app = runpy.run_path(str(EXAMPLES / "fastapi_service.py"))["create_app"]
-    config = SemanticCacheConfig(reuse="blend", error_bound=0.05)
+    config = SemanticCacheConfig(reuse="blend", error_bound=0.05, costs=COSTS)
     with TestClient(create_app(config, settle_after=0.02)) as client:
         one, same, bounded = (
             client.post("/answer", json={"prompt": text, "max_new_tokens": 4}).json() for text in (known, known, edited)

@@ -10,9 +10,9 @@ import pytest
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.base import Prepared
 from dejakv.errors import ConfigError, DatasetError, DejaKVError
-from dejakv.experiments.advice import recommend
 from dejakv.experiments.estimate import EstimatedPrompt, memoized_encoder, settings_to_try, tally
 from dejakv.experiments.estimate import estimate as tune
+from dejakv.experiments.reports.advice import recommend
 from dejakv.experiments.summary import wilson
 from dejakv.request import Request
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.documents import COSTS, DOCUMENTS, stream
 
-from dejakv.experiments.plain_words import bound_in_words
+from dejakv.experiments.reports.plain_words import bound_in_words
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from
 from dejakv.experiments.summary import RunProgress

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from dejakv.decide.literals import normalize
-from dejakv.experiments.plain_words import speed_in_words
+from dejakv.experiments.reports.plain_words import speed_in_words
 from dejakv.experiments.reports.report import run_section
 from dejakv.experiments.run import run
 from dejakv.experiments.settings import settings_from

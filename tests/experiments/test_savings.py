@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dejakv.cli.main import typer_app
 from dejakv.datasets.entries import Entry
 from dejakv.decide.costs import ReuseCosts
-from dejakv.experiments.advice import reuse_verdict, trial_settings
+from dejakv.experiments.reports.advice import reuse_verdict, trial_settings
 from dejakv.experiments.savings import SavingsCounter, savings_sentences
 
 A, B, C = (list(range(begin, begin + 64)) for begin in (0, 1000, 2000))
@@ -85,6 +85,19 @@ def test_seconds_take_the_fastest_plan() -> None:
     slow = found.figures(ReuseCosts(row=1.0, blend=1.0))
     assert slow["seconds"]["blend default"] == 128.0, "a blend that takes longer is not made"
     assert told["store_bytes"] == 2560
+
+
+def test_snapshots_of_recurrent_layers_have_a_price() -> None:
+    counter = SavingsCounter()
+    for ids in (A + B, A + C, A + C):
+        counter.add(ids, Entry(1, "JSON lines"))
+    figures = counter.figures(ReuseCosts(row=1.0, token_bytes=1e4, snapshot_bytes=2e6))
+    # One at the end of each different prompt, and one where the second parts from the first.
+    assert figures["snapshots"] == {"count": 3, "bytes": 2e6, "token_bytes": 1e4}
+    (sentence,) = [line for line in savings_sentences(figures) if "snapshots" in line]
+    assert "0.01 GB of 3 snapshots" in sentence
+    assert "2.00 MB, as the other state of 200 tokens" in sentence
+    assert "snapshots" not in counter.figures(ReuseCosts(row=1.0, token_bytes=1e4))
 
 
 def test_a_trace_of_prefix_blocks() -> None:

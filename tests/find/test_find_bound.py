@@ -62,6 +62,7 @@ def streamed(seed: int, cheap_are_wrong: float) -> tuple[int, int]:
     return served, bad
 
 
+@pytest.mark.slow
 def test_what_blends_take_cannot_make_the_bound_wrong() -> None:
     """A rule that is right for all blends is not used to serve those alone that are worth trying."""
     found = [streamed(seed, 0.3) for seed in range(2)]

@@ -70,7 +70,9 @@ def test_a_donor_that_is_alike_in_words_alone_is_not_loaded() -> None:
     finder.add(meta)
     decision = finder.decide(target, ReuseRequest("blend", named=(key,)), costs=ReuseCosts(row=1e-3))
     assert decision.plan.method == "none"
-    assert decision.plan.reason == "rows: blend would compute 91% of the prompt, 80% at most"
+    assert decision.plan.reason == (
+        "min_gain: blend would save 18 tokens beyond the exact prefix, 50 tokens are asked for"
+    )
     other = replace(finder.config, blend_map="embedding")  # takes state of tokens that are only alike
     finder.config = other
     assert finder.decide(target, ReuseRequest("blend", named=(key,)), costs=ReuseCosts(row=1e-3)).plan.method == "blend"

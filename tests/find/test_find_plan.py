@@ -37,6 +37,7 @@ class Planned:
 def planned(
     *given: Any,
     min_gain: int = 0,
+    min_gain_share: float = 0.0,
     share: float = 0.0,
     tail: int = 1,
     same: bool = False,
@@ -45,7 +46,9 @@ def planned(
     **more: Any,
 ) -> Planned:
     """The plans, of which the last is full computation, whatever was found."""
-    config = SemanticCacheConfig(min_gain=min_gain, blend_share=share or 1e-9, top_layer_tail=tail)
+    config = SemanticCacheConfig(
+        min_gain=min_gain, min_gain_share=min_gain_share, blend_share=share or 1e-9, top_layer_tail=tail
+    )
     made = Planned(*choose_plans(PlanInputs(*given, config, costs, prefill_unit), same=same, **more))
     assert made.plans[-1].method == "none"
     assert [plan.approximate for plan in made.plans[1:]] == [False] * (len(made.plans) - 1)
@@ -153,9 +156,29 @@ def test_a_plan_that_saves_too_little_or_computes_too_much_does_not_run_however_
     )
     refused = planned(100, found, ReuseRequest("blend"), costs=ROWS, min_gain=91)
     assert (refused.plan.method, refused.plan.reason.split(":")[0]) == ("none", "min_gain")
-    rows = planned(100, replace(found, copied=10, short_runs=((0, 10),)), ReuseRequest("blend"), costs=ROWS)
-    assert (rows.plan.method, rows.plan.reason.split(":")[0]) == ("none", "rows")
-    assert str(rows).startswith("full 0.1 s, blend 0.09 s (rows: blend would compute 90% of the prompt")
+    rows = planned(
+        100, replace(found, copied=10, short_runs=((0, 10),)), ReuseRequest("blend"), costs=ROWS, min_gain_share=0.25
+    )
+    assert (rows.plan.method, rows.plan.reason.split(":")[0]) == ("none", "min_gain")
+    assert str(rows).startswith("full 0.1 s, blend 0.09 s (min_gain: blend would save 10 tokens")
+
+
+@pytest.mark.parametrize(("copied", "method"), [(77, "prefix"), (78, "blend")])
+def test_a_blend_saves_a_share_of_what_its_exact_prefix_leaves(copied: int, method: str) -> None:
+    """Of a prompt that only grows a few tokens stand elsewhere: they saved no time, and changed answers."""
+    found = DonorSearch(MATCH, (meta("other"),), PREFIX, copied=copied, short_runs=((0, copied),))
+    chosen = best(100, found, ReuseRequest("blend"), costs=ROWS, min_gain_share=0.25)
+    assert chosen.method == method
+    if method == "blend":
+        assert chosen.max_row_share == 0.22
+    assert best(100, found, ReuseRequest("blend"), costs=ROWS).method == "blend"
+
+
+@pytest.mark.parametrize(("copied", "share"), [(0, 0.0), (20, 0.2)])
+def test_an_adopted_prompt_needs_no_share(copied: int, share: float) -> None:
+    prefix = (replace(PREFIX[0], tokens=95), PREFIX[1])
+    found = DonorSearch(MATCH, (meta("donor"),), prefix, copied=copied)
+    assert best(100, found, ReuseRequest("adopt"), min_gain=1, min_gain_share=share).method == "adopt"
 
 
 constants = st.builds(
@@ -211,7 +234,7 @@ def test_a_blend_of_the_rows_that_may_be_computed_takes_no_longer_than_the_exact
 
 def test_the_top_layer_computes_its_tail_and_what_no_donor_holds() -> None:
     found = DonorSearch(MATCH, (meta("donor"), meta("second")), short_runs=((0, 60),))
-    chosen = best(100, found, ReuseRequest("top_layer"), tail=32)
+    chosen = best(100, found, ReuseRequest("top_layer"), tail=32, min_gain_share=0.25)
     assert (chosen.method, chosen.reused, chosen.approximate, chosen.name) == ("top_layer", 60, True, "top layer")
     assert len(chosen.donors) == 2
     known = best(100, DonorSearch(MATCH, (meta("donor"),), short_runs=((0, 100),)), ReuseRequest("top_layer"), tail=32)
@@ -219,9 +242,10 @@ def test_the_top_layer_computes_its_tail_and_what_no_donor_holds() -> None:
 
 
 def test_the_top_layer_is_not_taken_for_a_prompt_that_is_mostly_new() -> None:
-    found = best(100, DonorSearch(MATCH, (meta("donor"),), short_runs=((0, 10),)), ReuseRequest("top_layer"), tail=32)
+    donor_search = DonorSearch(MATCH, (meta("donor"),), short_runs=((0, 10),))
+    found = best(100, donor_search, ReuseRequest("top_layer"), tail=32, min_gain_share=0.25)
     assert found.method == "none"
-    assert "top_layer would compute 90% of the prompt" in found.reason
+    assert "top_layer would save 10 tokens" in found.reason
 
 
 def test_the_top_layer_must_be_cheaper_than_the_exact_prefix() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.documents import EXACT, request
+from tests.documents import COSTS, EXACT, request
 
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.levels.base import Match
@@ -48,7 +48,9 @@ def test_the_same_question_in_other_spacing_is_a_miss_with_the_reason_and_the_fl
     assert (record.statuses["kv_cache"] == "hit") == (record.method == "prefix") == record.provenance.startswith("hit")
     assert "exact_text found a donor" in record.reason
     assert "--reuse adopt would use it" in record.reason
-    adopting = served(SemanticCacheConfig(reuse="adopt", index_encoder="model", min_gain=1, lexical_guard=False))
+    adopting = served(
+        SemanticCacheConfig(reuse="adopt", index_encoder="model", min_gain=1, lexical_guard=False, costs=COSTS)
+    )
     adopting.answer(request(question))
     adopting.cache.flush()
     used = adopting.answer(request(question, chunk=f"  {question.upper()} ")).record

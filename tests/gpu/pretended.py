@@ -52,7 +52,8 @@ class Counts:
     """What was counted since the last `Gpu.take`, by place: "file:line function", innermost in the package.
 
     `waits` of the engine loop, which is the thread that pretends the GPU, stand apart from those of other threads. Launches of the model's own
-    forward are `model_launches`. `copies` are counts and bytes by kind, such as "h2d pageable blocking".
+    forward are `model_launches`. `copies` are counts and bytes by kind, such as "h2d pageable blocking". `empty` are bytes of the device that were asked
+    for by `torch.empty`.
     """
 
     launches: Counter[str] = field(default_factory=Counter[str])
@@ -61,6 +62,7 @@ class Counts:
     thread_waits: Counter[str] = field(default_factory=Counter[str])
     races: Counter[str] = field(default_factory=Counter[str])
     copies: dict[str, tuple[int, int]] = field(default_factory=lambda: defaultdict(lambda: (0, 0)))
+    empty: int = 0
 
     @property
     def figures(self) -> dict[str, int]:
@@ -288,7 +290,7 @@ class Gpu(TorchDispatchMode):
         (counts.loop_waits if threading.current_thread() is self._loop else counts.thread_waits)[where or site()] += 1
 
     def launches(self, where: str) -> None:
-        if where.endswith((" forward_rows", " attending")):
+        if where.endswith((" forward_rows", " attending", " updating")):
             self.counts.model_launches += 1
         else:
             self.counts.launches[where] += 1
@@ -398,7 +400,9 @@ class Gpu(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():
             made = func(*plain_args, **plain)
         out = tree_map(lambda value: self.wrap(value, tensors), made)
-        if not view and func not in EMPTY:
+        if func in EMPTY:
+            self.counts.empty += out.nbytes
+        elif not view:
             self.used(stream, *tree_leaves(out), writes=True)
         return out
 

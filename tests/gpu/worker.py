@@ -18,9 +18,11 @@ import torch
 from tests.gpu.pretended import Gpu
 from vllm.forward_context import get_forward_context
 
+from dejakv.blend.offsets import OffsetCorrection, corrected
 from dejakv.engines.vllm.blend import fused
 from dejakv.engines.vllm.blend.blend import BlendRunner
-from dejakv.engines.vllm.blend.model import LayerRotaryTables
+from dejakv.engines.vllm.blend.correction_table import CorrectionTable
+from dejakv.engines.vllm.blend.rotary import LayerRotaryTables
 from dejakv.engines.vllm.blend.rows import PromptRows, RowForward
 from dejakv.engines.vllm.blend.state import BlendState
 from dejakv.engines.vllm.generations import WeightDigests, WeightsWatch
@@ -51,10 +53,11 @@ class Flash:
 
         def write(key: Any, value: Any, cache: Any, slots: Any) -> None:
             keys, values = cache.transpose(1, 2).split(WIDTH, dim=-1)
-            block, offset = slots // BLOCK, slots % BLOCK
+            written = slots >= 0
+            block, offset = slots[written] // BLOCK, slots[written] % BLOCK
             keys[block, offset], values[block, offset] = (
-                key[: len(slots)].to(cache.dtype),
-                value[: len(slots)].to(cache.dtype),
+                key[: len(slots)][written].to(cache.dtype),
+                value[: len(slots)][written].to(cache.dtype),
             )
 
         self._launch("reshape_and_cache_flash", write, key, value, cache, slots, writes=(cache,))
@@ -84,6 +87,7 @@ class Flash:
 
 class Attention(torch.nn.Module):
     attn_backend = SimpleNamespace(forward_includes_kv_cache_update=False)
+    sliding_window = None
 
     def __init__(self, name: str, gpu: Gpu | None) -> None:
         super().__init__()
@@ -153,8 +157,8 @@ class Model(torch.nn.Module):
         return hidden
 
 
-def emulated_kernel(gpu: Gpu | None) -> Callable[..., None]:
-    """In the place of the Triton kernel: it reads and writes at addresses, in one launch."""
+def emulated_kernels(gpu: Gpu | None) -> fused.Kernels:
+    """In the place of the Triton kernels: they read and write at addresses, each in one launch."""
 
     def memory(address: int, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         nbytes = (int(offsets.max()) + 1) * dtype.itemsize
@@ -202,14 +206,58 @@ def emulated_kernel(gpu: Gpu | None) -> Callable[..., None]:
         )
         run(*tensors) if gpu is None else gpu.launch("copy_rows", run, *tensors, writes=(target.memory,))
 
-    return copy_rows
+    def correct_rows(layer: int, key: Any, value: Any, rows: Any, source: Any, target: Any, table: Any) -> None:
+        read, write = source.steps, target.steps
+
+        def run(key: Any, value: Any, rows: Any, memory_: Any, cache: Any, bases: Any, *parts: Any) -> None:
+            table, dtype = CorrectionTable(*parts), cache.dtype
+            begin = memory_.data_ptr() + layer * read.layer * dtype.itemsize
+            into = (
+                int(bases[layer])
+                if target.bases is not None
+                else cache.data_ptr() + layer * write.layer * dtype.itemsize
+            )
+            pieces: dict[int, list[list[int]]] = {}
+            for tile in table.tiles.tolist():
+                pieces.setdefault(tile[2], []).append(tile)
+            # By pieces, as operations of torch do: the result is theirs bit for bit.
+            for tiles in pieces.values():
+                first, _, anchor, anchors, weight = tiles[0]
+                count = sum(tile[1] for tile in tiles)
+                rest, slots = (each[first : first + count] for each in (table.rest, table.slots))
+                anchored, places = (each[anchor : anchor + anchors] for each in (table.anchors, table.places))
+                weights = table.weights[weight : weight + count * anchors].view(count, anchors)
+                fresh = torch.stack((key[rows[places]], value[rows[places]])).transpose(1, 2)
+                wanted = torch.cat((anchored, rest))
+                at = offsets(read, wanted, source.shape)
+                state = torch.stack(
+                    [memory(begin, at + half * read.value, dtype)[at + half * read.value] for half in range(2)]
+                )
+                order = torch.arange(len(wanted))
+                move = OffsetCorrection(order[anchors:], order[:anchors], order[:anchors], weights)
+                moved = corrected(state.transpose(1, 2), fresh, move).transpose(1, 2)
+                there = offsets(write, slots, source.shape)
+                for half in range(2):
+                    memory(into, there + half * write.value, dtype)[there + half * write.value] = moved[half]
+
+        bases = rows if target.bases is None else target.bases
+        tensors = (key, value, rows, source.memory, target.memory, bases, *table)
+        run(*tensors) if gpu is None else gpu.launch("correct_rows", run, *tensors, writes=(target.memory,))
+
+    return fused.Kernels(copy_rows, correct_rows)
 
 
 class Server:
     """One worker, its prompts and its blocks, on a device."""
 
     def __init__(
-        self, config: Any, layers: int, blocks: int, gpu: Gpu | None = None, device: torch.device | None = None
+        self,
+        config: Any,
+        layers: int,
+        blocks: int,
+        gpu: Gpu | None = None,
+        device: torch.device | None = None,
+        pinned_bytes: int = 64 << 20,
     ) -> None:
         self.gpu = gpu
         device = device or (torch.device("cpu") if gpu is None else gpu.device)
@@ -229,12 +277,12 @@ class Server:
         settings = ConnectorSettings.from_extra({"mode": "blend", "blend_quality": "strict"})
         rotary = LayerRotaryTables.from_model(self.model, list(attention.values()))
         ends = np.array([SENTENCE_END])
-        kernel = fused.triton_kernel if gpu is None else lambda: emulated_kernel(gpu)
-        with patch.object(fused, "triton_kernel", kernel):
+        kernels = fused.triton_kernels if gpu is None else lambda: emulated_kernels(gpu)
+        with patch.object(fused, "triton_kernels", kernels):
             blends = BlendRunner(self.forward, rotary, self.paged, settings.blend_config(), POSITIONS, 8192, ends)
         self.store = Store()
         self.worker = WorkerSide(
-            self.store, self.paged, blends, WeightsWatch(WeightDigests(self.model)), TIMEOUT_S, 1 << 40
+            self.store, self.paged, blends, WeightsWatch(WeightDigests(self.model)), TIMEOUT_S, 1 << 40, pinned_bytes
         )
         self._free = list(range(2, blocks))
         self.fallbacks: list[str] = []
@@ -315,11 +363,17 @@ def prompts(tokens: int, donors: int, seed: int = 1) -> tuple[list[np.ndarray], 
 
 
 def started(
-    config: Any, layers: int, tokens: int, donors: int, gpu: Gpu | None, device: torch.device | None = None
+    config: Any,
+    layers: int,
+    tokens: int,
+    donors: int,
+    gpu: Gpu | None,
+    device: torch.device | None = None,
+    pinned_bytes: int = 64 << 20,
 ) -> tuple[Server, list[StateInfo], np.ndarray]:
     """A server that has computed and stored the donors, and the prompt to blend."""
     stored, target = prompts(tokens, donors)
-    server = Server(config, layers, 4 + 4 * (tokens // BLOCK), gpu, device)
+    server = Server(config, layers, 4 + 4 * (tokens // BLOCK), gpu, device, pinned_bytes)
     metas = [server.save(ids, server.compute(ids)) for ids in stored]
     server.worker.saver.flush()
     return server, metas, target

@@ -21,6 +21,7 @@ from dejakv import (
     SemanticTextCache,
     open_store,
 )
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.prototypes import CacheHit, EmbeddingMatch, KVChunk, ReuseReport, SemanticTextMatch
 from dejakv.prototypes.fusion import FusionProvider
 from dejakv.prototypes.token_store import CacheItem, make_item
@@ -161,7 +162,7 @@ def test_prune(docs_engine: Any) -> None:
     ids = torch.tensor([docs_engine.prepare(request("Where does Ann live?")).token_ids])
     cache = PrunableDynamicCache.prefill(docs_engine.model, ids)
     given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 2, "do_sample": False}
-    assert docs_engine.model.generate(ids, past_key_values=cache, **given).shape[1] > ids.shape[1]
+    assert docs_engine.model.generate(ids, **{CACHE_NAME: cache}, **given).shape[1] > ids.shape[1]
     assert cache.nbytes < cache.full_bytes
     names("PrunableDynamicCache")
     names.done()

@@ -11,6 +11,7 @@ from transformers import BatchEncoding
 
 from dejakv.errors import InputError
 from dejakv.models import path
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.prototypes.sim_llm import (
     InterTaskKVManager,
     LlamaForCausalLMWithKVReuse,
@@ -74,7 +75,7 @@ def test_sim_llm_decoder(model: Any) -> None:
     assert torch.equal(first.last_hidden_state, computed.last_hidden_state)
     assert again.last_hidden_state.shape[1] < ids.shape[1]
     assert torch.allclose(again.last_hidden_state[:, -1], first.last_hidden_state[:, -1], atol=1e-4)
-    assert again.past_key_values.get_seq_length() == ids.shape[1]
+    assert again[CACHE_NAME].get_seq_length() == ids.shape[1]
     assert decoder.manager is not None
     assert (decoder.manager.get_statistics()["entries"], decoder.manager.get_statistics()["hits"]) == (1, 1)
 

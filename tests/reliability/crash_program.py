@@ -30,6 +30,10 @@ from dejakv.store.open import open_store
 
 WORKERS = 4
 NUMBERS = 12
+PUTS_BEFORE_KILLS, PUTS_IN_PEACE = 2, 20
+"""Of each process: how many must have returned True before the kills of every second round, and after which it ends unkilled."""
+LONGEST_S = 60.0
+"""Within which a process ends that nobody ends."""
 SIZES = (200, 5_000, 40_000, 300_000)
 
 
@@ -60,9 +64,9 @@ def is_whole(stored_state: StoredState) -> bool:
 
 
 def work(
-    folder: Path, journal: int, worker: int, seed: int, first: int, budget: dict[str, int], seconds: float
+    folder: Path, journal: int, worker: int, seed: int, first: int, budget: dict[str, int], most_puts: int | None
 ) -> None:
-    """One process's part; returns at its end, when it is asked to, or never."""
+    """One process's part; returns after its puts, when it is asked to, or never."""
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
@@ -72,14 +76,16 @@ def work(
         os.write(journal, (" ".join(map(str, words)) + "\n").encode())
 
     store = open_store(folder, **budget)
-    generation = first
-    end = time.monotonic() + seconds
-    while not asked and time.monotonic() < end:
+    generation, stored = first, 0
+    end = time.monotonic() + LONGEST_S
+    while not asked and stored != most_puts and time.monotonic() < end:
         number, choice = rnd.randrange(NUMBERS), rnd.random()
         if choice < 0.5:
             generation += 1
             note("put", number, generation)
-            note("put-done", number, generation, int(store.put(state_of(worker, number, generation))))
+            done = store.put(state_of(worker, number, generation))
+            stored += done
+            note("put-done", number, generation, int(done))
         elif choice < 0.8:
             found = store.get(id_of(rnd.randrange(WORKERS), number))
             if found is not None and not is_whole(found):
@@ -178,18 +184,29 @@ def totals(folder: Path) -> tuple[int, int]:
     return found
 
 
+def puts_in(journal: Path) -> int:
+    """How many puts returned True."""
+    lines = journal.read_text().splitlines()
+    return sum(line.startswith("put-done") and line.endswith(" 1") for line in lines)
+
+
 def run_round(
-    folder: Path, seed: int, first: int, budget: dict[str, int], held: list[dict[int, set[int]]], kill: bool
+    folder: Path, seed: int, number: int, budget: dict[str, int], held: list[dict[int, set[int]]], kill: bool
 ) -> Counter[str]:
     rnd = random.Random(seed)
     found: Counter[str] = Counter()
+    first, most_puts = number * 1_000_000, None if kill else PUTS_IN_PEACE
     journals = [folder.parent / f"journal-{worker}" for worker in range(WORKERS)]
     children: list[int] = []
     for worker, path in enumerate(journals):
         journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        children.append(fork(work, folder, journal, worker, rnd.randrange(2**32), first, budget, 60.0 if kill else 1.5))
+        children.append(fork(work, folder, journal, worker, rnd.randrange(2**32), first, budget, most_puts))
         os.close(journal)
     victims = rnd.sample(children, rnd.randint(1, WORKERS)) if kill else []
+    if kill and number % 2:  # in the other rounds some are killed before they store anything, on a busy machine all
+        until = time.monotonic() + LONGEST_S
+        while min(map(puts_in, journals)) < PUTS_BEFORE_KILLS and time.monotonic() < until:
+            time.sleep(0.005)
     for child in victims:
         time.sleep(rnd.uniform(0.0, 0.08))
         os.kill(child, signal.SIGKILL)
@@ -206,7 +223,7 @@ def run_round(
     for worker, path in enumerate(journals):
         lines = path.read_text().splitlines()
         expected(lines, held[worker])
-        found["puts"] += sum(line.startswith("put-done") and line.endswith(" 1") for line in lines)
+        found["puts"] += puts_in(path)
         found["torn"] += lines.count("torn")
         found["corrupt"] += sum(line.startswith("corrupt") and line != "corrupt 0" for line in lines)
         found["refused"] += sum(line.startswith("refused") and line != "refused {}" for line in lines)
@@ -242,7 +259,7 @@ def main() -> None:
     number = 0
     while total["kills"] < options.kills if options.kills else number < options.rounds:
         seed = options.seed * 1_000_003 + number
-        total.update(run_round(base / "store", seed, number * 1_000_000, budget, held, bool(options.kills)))
+        total.update(run_round(base / "store", seed, number, budget, held, bool(options.kills)))
         number += 1
     shutil.rmtree(base)
     numbers = {name: total.pop(name, 0) for name in ("kills", "puts", "read")}

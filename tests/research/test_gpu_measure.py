@@ -11,11 +11,13 @@ from tests.services import python
 
 def test_a_small_run_checks_measures_and_writes_a_page(tmp_path: Path) -> None:
     # In a process of its own, since it puts names of vLLM into place.
-    run = python("-m", "research.gpu", "--device", "cpu", "--tiny", "--output", tmp_path)
+    run = python("-m", "research.gpu", "--device", "cpu", "--tiny", "--seconds", "3000", "--output", tmp_path)
     assert run.returncode == 0, run.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     assert sum(saw.startswith("right") for saw in result["checks"].values()) == 3
-    assert not result["left_out"]
+    (left_out,) = result["left_out"]
+    assert left_out.startswith("the part with vLLM: this environment has none")
+    assert left_out in (tmp_path / "page.md").read_text()
     (first_tokens,) = (rows for heading, rows in result["figures"].items() if heading.startswith("Time"))
     assert [row["way"] for row in first_tokens] == ["full prefill", "prefix cache", "exact hit", "blend"]
     assert [row["computed"] for row in first_tokens[:3]] == [400, 1, 1]

@@ -17,7 +17,9 @@ def found(docs_engine: Any) -> list[dict[str, Any] | None]:
     stream = Stream(settings_from("docs", {"dtype": "fp32", "max_samples": 60}, {}), 12, (150, 4_000))
     chosen, prompter, _ = chosen_of(stream)
     asked = [replace(prompter.request(sample), sampling=Sampling(3)) for sample in chosen]
-    lines = list(labelled(docs_engine, stream.settings.cache, asked, ["strict"], rounded=2))
+    lines = list(
+        labelled(docs_engine, replace(stream.settings.cache, min_gain_share=0.0), asked, ["strict"], rounded=2)
+    )
     assert [number for number, _ in lines] == list(range(12))
     return [line for _, line in lines]
 

@@ -16,6 +16,8 @@ from research.training.lckv import main as train_lckv
 from research.training.shapes import main as train_shapes
 from research.training.shapes_batches import Batches
 from research.training.shapes_model import IMAGE_TOKENS, build_model, build_processor
+from research.training.state_kinds import build_kind, run_talks
+from research.training.state_kinds import main as train_kind
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -199,3 +201,26 @@ def test_a_condensed_run_resumes_and_exports_what_loads(tmp_path, twin_flag):
     assert type(model).__name__ == ("LlamaForCausalLM" if twin_flag else "LCKVLlamaForCausalLM")
     out = model.generate(**tokenizer("<s> ann lives in rome .", return_tensors="pt"), max_new_tokens=2)
     assert out.shape[1] > 5
+
+
+def test_the_pass_for_any_model_has_the_losses_of_the_fast_one() -> None:
+    torch.manual_seed(0)
+    model, helpers = build_kind("ordinary", "tiny"), Helpers(64)
+    model.set_attn_implementation("eager")
+    # Talks of unequal lengths: nothing may stand between a document and its questions.
+    batch = make_batch(random.Random(2), 9, 3, 4, stretch=0.5, turns=True)
+    with torch.no_grad():
+        fast, plain = run(model, helpers, batch), run_talks(model, helpers, batch)
+    for name, value in vars(fast).items():
+        torch.testing.assert_close(getattr(plain, name), value, rtol=1e-3, atol=1e-3, msg=name)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["hybrid", "latent"])
+def test_models_of_other_state_are_trained_and_exported(kind: str, tmp_path: Path) -> None:
+    options = f"--kind {kind} --size tiny --steps 2 --tokens 300 --device cpu --every 1 --out"
+    train_kind([*options.split(), str(tmp_path)])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    prompt = torch.tensor([[1, 5, 6, 7]])
+    assert model(prompt).logits.shape == (1, 4, len(WORDS))
+    assert {"right", "bound", "looked"} <= set(json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1]))

@@ -26,7 +26,11 @@ ARMS = ("none", "prefix", *QUALITIES)
 
 def stream_of_documents(requests: int = REQUESTS, lengths: tuple[int, int] = (150, 4_000)) -> Stream:
     return Stream(
-        settings_from("docs", {"dtype": "fp32", "max_samples": 40}, {"costs": (1e-4, 0.0, 0.0, 0.0)}), requests, lengths
+        settings_from(
+            "docs", {"dtype": "fp32", "max_samples": 40}, {"min_gain_share": 0.0, "costs": (1e-4, 0.0, 0.0, 0.0)}
+        ),
+        requests,
+        lengths,
     )
 
 
@@ -65,7 +69,7 @@ class Killed(RunProgress):
         if done == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-settings = settings_from("docs", {"dtype": "fp32", "max_samples": 40}, {"costs": (1e-4, 0.0, 0.0, 0.0)})
+settings = settings_from("docs", {"dtype": "fp32", "max_samples": 40}, {"min_gain_share": 0.0, "costs": (1e-4, 0.0, 0.0, 0.0)})
 measure(Stream(settings, 6, (150, 4_000)), Path(sys.argv[1]), Killed())
 """
 

@@ -1,13 +1,14 @@
 """Blending through the engine, on the bundled model that knows documents."""
 
 import random
+from typing import get_args
 
 import numpy as np
 import pytest
 from tests.tiny_models import blended
 
 from dejakv.blend.sentences import sentence_ends
-from dejakv.blend.settings import SELECTORS, BlendConfig
+from dejakv.blend.settings import BlendConfig, BlendSelector
 from dejakv.engines.base import Engine
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.errors import ConfigError
@@ -38,7 +39,7 @@ def test_an_edited_document_is_answered_as_it_is_now(engine):
     for _ in range(4):
         made = edit(make_document(rng, 10), rng, facts=2, questions=2)
         donor = state_of(engine, made.donor)
-        for question in made.must_change:
+        for question in (question for question in made.questions if question.must_change):
             ready = prepared(engine, made.target, question.text)
             got = blended(engine, ready, [donor])
             full = engine.run(ready)
@@ -59,7 +60,7 @@ def test_everything_recomputed_is_full_prefill(engine):
     made = change("reorder", make_document(rng, 8), rng)
     ready = prepared(engine, made.target, made.questions[0].text, max_new_tokens=6)
     full = engine.run(ready)
-    for selector in SELECTORS:
+    for selector in get_args(BlendSelector):
         config = BlendConfig(share=1.0, selector=selector)
         assert blended(engine, ready, [state_of(engine, made.donor)], config).token_ids == full.token_ids
 

@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from dejakv.blend.prune import POLICIES, PrunableDynamicCache, PruneConfig, kept_rows
 from dejakv.errors import ConfigError, InputError, ModelError
+from dejakv.models.cache_name import CACHE_NAME
 
 SHAPE = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -29,7 +30,7 @@ def prompt(tokens: int = 90) -> torch.Tensor:
 
 def answer(model, ids, cache, tokens: int = 5):
     given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
-    return model.generate(ids, past_key_values=cache, **given)[0, ids.shape[1] :].tolist()
+    return model.generate(ids, **{CACHE_NAME: cache}, **given)[0, ids.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -54,9 +55,9 @@ def test_layers_of_unequal_length_decode_as_an_explicit_mask_does(policy, attent
     assert sizes[-1] < sizes[0] <= 72
     assert cache.nbytes == sum(2 * size * 2 * 8 * 4 for size in sizes) < cache.full_bytes
     with torch.inference_mode():
-        got = model(input_ids=ids[:, -1:], past_key_values=cache, position_ids=torch.tensor([[89]])).logits[0, -1]
+        got = model(input_ids=ids[:, -1:], **{CACHE_NAME: cache}, position_ids=torch.tensor([[89]])).logits[0, -1]
     with torch.inference_mode():
-        plain = model(input_ids=ids[:, :-1], use_cache=True).past_key_values
+        plain = model(input_ids=ids[:, :-1], use_cache=True)[CACHE_NAME]
         hooks = []
         for index, layer in enumerate(model.model.layers):
 
@@ -68,7 +69,7 @@ def test_layers_of_unequal_length_decode_as_an_explicit_mask_does(policy, attent
                 return args, {**kwargs, "attention_mask": chosen}
 
             hooks.append(layer.register_forward_pre_hook(mask, with_kwargs=True))
-        wanted = model(input_ids=ids[:, -1:], past_key_values=plain, position_ids=torch.tensor([[89]])).logits[0, -1]
+        wanted = model(input_ids=ids[:, -1:], **{CACHE_NAME: plain}, position_ids=torch.tensor([[89]])).logits[0, -1]
         for hook in hooks:
             hook.remove()
     assert (got - wanted).abs().max() < 1e-4
@@ -107,7 +108,7 @@ def test_bad_input_is_refused():
         PrunableDynamicCache.prefill(model, ids.expand(2, -1))
     cache = PrunableDynamicCache.prefill(model, ids, PruneConfig(minimum=10))
     with pytest.raises(InputError, match="one token at a time"):
-        model(input_ids=ids[:, :3], past_key_values=cache)
+        model(input_ids=ids[:, :3], **{CACHE_NAME: cache})
     torch.manual_seed(0)
     windowed = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=16)).eval()
     with pytest.raises(ModelError, match="sliding windows"):

@@ -118,7 +118,7 @@ def test_words(served: Any, says: str) -> None:
         ("chain: all guards abstained", {}, {"guards": [ThresholdGuard()]}),
         ("not asked for", {"reuse": "exact"}, {}),
         ("min_gain", {"min_gain": 10_000}, {}),
-        ("rows", {"reuse": "blend", "blend_share": 0.95, "copied_text": False, "exact_prefix": False}, {}),
+        ("min_gain", {"reuse": "blend", "blend_share": 0.95, "copied_text": False, "exact_prefix": False}, {}),
         ("costs", {"costs": (1e-9, 0.0, 1e3, 1e3), "reuse": "blend", "copied_text": False}, {}),
     ],
 )

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -292,16 +294,33 @@ def test_a_server_that_is_down_is_a_bad_gateway() -> None:
 
 
 @contextmanager
-def running(app: Any) -> Iterator[str]:
+def running(app: Any, **tls: Any) -> Iterator[str]:
     """The address of an application on a port of this machine."""
     with listening_socket("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, http="h11", ws="none", log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(app, http="h11", ws="none", log_level="error", **tls))
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         until(lambda: server.started)
         yield address_of(listener)
         server.should_exit = True
         thread.join()
+
+
+def test_an_authority_of_ones_own_is_read_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    line = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*line.split(), "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    with running(Upstream(), ssl_certfile=certificate, ssl_keyfile=key) as address:
+        url = address.replace("http:", "https:")
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        with running(ForwardingApp(url)) as proxy:
+            assert httpx.get(proxy).status_code == 502
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        with running(ForwardingApp(url)) as proxy:
+            assert httpx.get(proxy).status_code == 200
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    with pytest.raises(ConfigError, match=r"SSL_CERT_FILE .* cannot be read"):
+        ForwardingApp(url)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from dejakv.stabilize import DEFAULT_RULES, RULES, PrefixStabilizer
 DATE = "Today's date: 2026-11-29"
 REMINDER = "<system-reminder>\nStep 3 of 40.\n</system-reminder>"
 ALL = tuple(RULES)
+USER = {"role": "user", "content": "x"}
+MARKED = {"cache_control": {"type": "ephemeral"}}
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="<`"), max_size=30)
 lines = st.one_of(
@@ -296,12 +298,56 @@ def test_what_is_no_pair_of_passages_keeps_its_order(passages: str) -> None:
         assert stabilizer.rewrite(raw).body == raw
 
 
+# --- marks of a prefix that is to be cached ---------------------------------------------------------------------------
+
+
+def test_tools_are_sorted_between_marks_and_a_mark_stays_on_its_tool() -> None:
+    names = ["d", "c", "b", "f", "e"]
+    marked = [{"name": name, "input_schema": {}, **(MARKED if name in "be" else {})} for name in names]
+    new = sent({"messages": [USER], "tools": marked}, *DEFAULT_RULES)["tools"]
+    assert [tool["name"] for tool in new] == ["c", "d", "b", "f", "e"]
+    assert {tool["name"]: tool for tool in new} == {tool["name"]: tool for tool in marked}
+    of_openai = [{**function("b"), **MARKED}, function("a")]
+    assert sent(chat(("user", "x"), tools=of_openai), "tools")["tools"] == of_openai
+
+
+SIGNED = {"type": "thinking", "thinking": "x", "signature": "s"}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "r", **MARKED}]}
+MARKS: list[dict[str, Any]] = [
+    {"system": [{"type": "text", "text": "Be brief.", **MARKED}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": REMINDER, **MARKED}, {"type": "text", "text": "x"}]}]},
+    {"messages": [{"role": "system", "content": f"Help.\n{DATE}", **MARKED}, {"role": "user", "content": "x"}]},
+    {"messages": [{"role": "user", "content": [RESULT]}, {"role": "user", "content": f"{REMINDER}\nx"}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("marked", MARKS)
+def test_no_text_moves_where_texts_have_a_mark(marked: Any) -> None:
+    body = {"system": f"Help.\n{DATE}", **chat(("assistant", [SIGNED]), ("user", f"{REMINDER}\nx")), **marked}
+    new = sent({**body, "tools": [{"name": "b"}, {"name": "a"}]})
+    assert new == {**body, "tools": [{"name": "a"}, {"name": "b"}]}
+
+
+def test_a_mark_that_goes_from_message_to_message_is_no_part_of_the_prompt() -> None:
+    said = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
+    marked = [{"role": "user", "content": [{"type": "text", "text": "x", **MARKED}]}]
+    prompts = [PrefixStabilizer().rewrite(json.dumps({"messages": each}).encode()).given for each in (said, marked)]
+    assert prompts[0] == prompts[1] != ""
+
+
+def test_signed_thinking_stays_as_it_is_and_texts_around_it_move() -> None:
+    body = chat(
+        ("system", f"{DATE}\nHelp."), ("assistant", [SIGNED, {"type": "redacted_thinking", "data": "d"}]), ("user", "x")
+    )
+    new = sent(body, "volatile")
+    system, thought, asked = new["messages"]
+    assert (system["content"], asked["content"]) == ("Help.", f"x\n{DATE}")
+    assert thought == body["messages"][1]
+
+
 # --- what is not known ------------------------------------------------------------------------------------------------
 
-USER = {"role": "user", "content": "x"}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
-CACHED = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
-SIGNED = {"type": "thinking", "thinking": "x", "signature": "s"}
 UNSORTED = [function("b"), function("a")]
 
 
@@ -311,13 +357,12 @@ UNSORTED = [function("b"), function("a")]
         ({"messages": [USER], "new_field": 1}, "a field is not known: new_field"),
         ({"messages": [{**USER, "attachments": []}]}, "a field of a message is not known: attachments"),
         ({"messages": [{"role": "user", "content": [PICTURE]}]}, "parts that are neither text nor calls"),
-        ({"messages": [{"role": "user", "content": [CACHED]}]}, "a field of a part is not known: cache_control"),
-        ({"messages": [{"role": "assistant", "content": [SIGNED]}]}, "parts that are neither text nor calls"),
+        ({"messages": [USER], **MARKED}, "a field is not known: cache_control"),
         ({"messages": [USER], "tool_choice": {"type": "function", "function": {"name": "a"}}}, "names a tool"),
         ({"messages": [USER], "tool_choice": {"type": "tool", "name": "a"}}, "names a tool"),
         ({"messages": [USER], "tools": [function("a"), function("a")]}, "two tools have the same name"),
         ({"messages": [USER], "tools": [{"type": "web_search_20260101", "name": "w"}]}, "the provider's own"),
-        ({"messages": [USER], "tools": [{"name": "a", "cache_control": {}}]}, "a field of a tool is not known"),
+        ({"messages": [USER], "tools": [{"name": "a", "function_call": {}}]}, "a field of a tool is not known"),
         ({"messages": [USER], "tools": {}}, "tools is no list"),
         ({"messages": [USER], "dejakv": {"parts": ["x"]}}, "word for word"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "the role of a message is not known"),

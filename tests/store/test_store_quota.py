@@ -1,8 +1,10 @@
 """A budget in equal parts: what a partition sees follows from its own requests alone."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from tests.conftest import rounds
 from dejakv import open_store
 from dejakv.config import SemanticCacheConfig
 from dejakv.errors import ConfigError
+from dejakv.store.base import SAVED_TOKENS, SNAPSHOT, RawTensor, StateInfo, StoredState
 from dejakv.store.budgets import PartitionBudget, parse_quotas
 from dejakv.store.selection import Selection
 from dejakv.store.store import Store
@@ -180,3 +183,56 @@ def test_quotas_that_are_none(quotas: list[str], says: str) -> None:
 
 def test_a_name_may_have_any_sign() -> None:
     assert parse_quotas(["a=b:c=5:6"]) == {"a=b:c": PartitionBudget(5, 6)}
+
+
+def put_snapshot(store: Store, number: int, saved_tokens: int, partition: str = "p") -> bool:
+    tensor = RawTensor(np.zeros(2000, np.uint8), "U8")
+    meta = StateInfo(
+        f"snapshot-{number}-00", partition, "e", (), "", "", kind=SNAPSHOT,
+        position=1000 + number, metadata={SAVED_TOKENS: saved_tokens},
+    )  # fmt: skip
+    return store.put(StoredState(meta, tensor))
+
+
+def snapshots(store: Store, partition: str = "p") -> list[int]:
+    return sorted(int(id.split("-")[1]) for id in store.snapshots(partition, "e"))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_snapshots_have_a_part_of_the_budget_and_those_that_save_most_stay(tmp_path: Path, on_disk: bool) -> None:
+    place = tmp_path if on_disk else None
+    with closing(open_store(place, max_bytes=40_000, snapshot_share=0.25)) as store:
+        assert store.put(make_stored_state(1, nbytes=8000))
+        for number, saved_tokens in enumerate((900, 20, 300, 900)):
+            assert put_snapshot(store, number, saved_tokens)
+        # Three have room: the prompt stays, and of the snapshots what saves least has left.
+        assert snapshots(store) == [0, 2, 3]
+        assert store.stats().evictions == {"snapshots": 1}
+        # What is used stays before what would save as much, and what is old leaves at last.
+        for _ in range(6):
+            assert store.get("snapshot-2-00") is not None
+        store.flush()
+        for number in range(4, 7):
+            assert put_snapshot(store, number, 900)
+        assert 2 in snapshots(store)
+        assert 0 not in snapshots(store)
+        assert len(list(store.metas())) == 4
+
+
+def test_each_partition_evicts_its_own_snapshots() -> None:
+    with closing(open_store(max_bytes=40_000, partitions=2, snapshot_share=0.25)) as store:
+        assert put_snapshot(store, 0, 100, "a")
+        for number in range(1, 4):
+            assert put_snapshot(store, number, 900, "b")
+        assert (snapshots(store, "a"), len(snapshots(store, "b"))) == ([0], 1)
+
+
+def test_a_share_of_snapshots_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="snapshot_share"):
+        open_store(snapshot_share=1.5)
+    # Without room for one none is stored, and nothing else leaves for it.
+    with closing(open_store(max_bytes=20_000, snapshot_share=0)) as store:
+        assert store.put(make_stored_state(1, nbytes=4000))
+        assert not put_snapshot(store, 0, 900)
+        assert store.stats().refused == {"too_large": 1}
+        assert len(list(store.metas())) == 1

@@ -24,6 +24,7 @@ def terms(delta: float, explore: float = 1.0, audit: float = 0.02) -> EvidenceTe
     return EvidenceTerms(delta, -np.log(ALPHA), explore, audit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("delta", "explore", "steps"), [(0.05, 1.0, 400), (0.2, 0.5, 250), (0.01, 1.0, 450)])
 def test_at_exactly_the_bound_few_streams_ever_open(delta: float, explore: float, steps: int) -> None:
     random = np.random.default_rng(1)

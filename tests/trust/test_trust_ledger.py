@@ -263,6 +263,7 @@ print(told, cold)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_create_one_ledger_at_the_same_moment_all_learn(tmp_path: Path) -> None:
     processes, rounds = 4, 20
     command = [sys.executable, "-c", RACE, str(tmp_path)]

@@ -131,7 +131,7 @@ def picture(patch: pytest.MonkeyPatch) -> None:
 def stale(patch: pytest.MonkeyPatch) -> None:
     """Weights are written in place while the server runs, and nobody looks at them again."""
     from dejakv.engines.transformers import TransformersEngine
-    from dejakv.engines.transformers.watch import ModelWatch
+    from dejakv.engines.transformers.fingerprint.watch import ModelWatch
 
     compute, count = TransformersEngine.compute, Counter[str]()
 

@@ -116,7 +116,7 @@ def mark_forced(
     donor_sentences = split_sentences(donors.ids, ends, donors.starts)
     differs = donors.ids[donor_map.source] != target
 
-    edits = _edits(donor_map, differs, donors, donor_sentences) | _openings(
+    edits = _edits(donor_map, differs, donor_sentences) | _openings(
         donor_map, donors, donor_sentences
     )
     new = _new_sentences(target, donors, donor_map, sentences, donor_sentences)
@@ -211,7 +211,7 @@ def _openings(
 
 
 def _edits(
-    donor_map: TokenMap, differs: NDArray[np.bool_], donors: DonorTokens, donor_sentences: Sentences
+    donor_map: TokenMap, differs: NDArray[np.bool_], donor_sentences: Sentences
 ) -> NDArray[np.bool_]:
     """Mark differing tokens between copied neighbours about as far apart in the donor.
 

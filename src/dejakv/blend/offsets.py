@@ -9,7 +9,6 @@ weights follow from positions alone, so one matrix serves all layers and heads. 
 they are rotated, since neighbours are rotated almost alike.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +28,6 @@ PIECE = 512
 
 The cost grows with the prompt's length times this.
 """
-
-
-BATCH_BYTES = 64 << 20
-"""Maximum bytes of the weights of a batch, padding among them."""
 
 
 @dataclass(frozen=True)
@@ -55,78 +50,6 @@ class OffsetCorrection:
     anchors: Tensor
     anchor_places: Tensor
     weights: Tensor
-
-
-@dataclass(frozen=True)
-class CorrectionBatch:
-    """Corrections of several pieces as one product of matrices, for K and V at once.
-
-    Pieces are padded to the longest: moving rows are repeated, and anchors weigh nothing.
-
-    Attributes
-    ----------
-    rest : Tensor, shape [pieces * r]
-        Rows of the prompt that move.
-    anchors : Tensor, shape [pieces * s]
-        Computed rows of the prompt.
-    anchor_places : Tensor, shape [pieces * s]
-        Places of the anchors among the computed rows.
-    weights : Tensor, shape [2 * pieces, r, s]
-        Weights, float32, once for K and once for V.
-    """
-
-    rest: Tensor
-    anchors: Tensor
-    anchor_places: Tensor
-    weights: Tensor
-
-    @classmethod
-    def of(cls, correction_list: list[OffsetCorrection]) -> "CorrectionBatch | None":
-        """Join corrections in host memory; None if most of the batch would be padding."""
-        rest_size = max(len(part.rest) for part in correction_list)
-        anchors_size = max(len(part.anchors) for part in correction_list)
-        if 8 * len(correction_list) * rest_size * anchors_size > BATCH_BYTES:
-            return None
-
-        weights = torch.zeros(2, len(correction_list), rest_size, anchors_size)
-        for number, part in enumerate(correction_list):
-            weights[:, number, : len(part.rest), : len(part.anchors)] = part.weights
-            # A repeated row moves as the row itself does.
-            weights[:, number, len(part.rest) :, : len(part.anchors)] = part.weights[-1]
-
-        def padded(rows: list[Tensor], size: int) -> Tensor:
-            return torch.cat(
-                [torch.cat((each, each[-1:].expand(size - len(each)))) for each in rows]
-            )
-
-        return cls(
-            padded([part.rest for part in correction_list], rest_size),
-            padded([part.anchors for part in correction_list], anchors_size),
-            padded([part.anchor_places for part in correction_list], anchors_size),
-            weights.flatten(0, 1),
-        )
-
-    def mapped(self, upload: Callable[[Tensor], Tensor]) -> "CorrectionBatch":
-        """Return the batch with each tensor uploaded."""
-        parts = self.rest, self.anchors, self.anchor_places, self.weights
-        return CorrectionBatch(*map(upload, parts))
-
-    def corrected(self, fresh: Tensor, before: Tensor) -> Tensor:
-        """Return the corrected rows `rest`, as `corrected` does for one piece, in four operations.
-
-        Parameters
-        ----------
-        fresh : Tensor, shape [2, pieces * s, kv_heads, head_dim]
-            Fresh K and V of the anchors.
-        before : Tensor, shape [2, pieces * (s + r), kv_heads, head_dim]
-            K and V of the donors: of the anchors, then of the rows that move.
-        """
-        anchors, rest = before.split((len(self.anchors), len(self.rest)), dim=1)
-        # In half precision a difference of two near numbers has few digits left.
-        shift = fresh - anchors.float()
-        moved = self.weights @ shift.view(len(self.weights), self.weights.shape[2], -1)
-        corrected = torch.empty(rest.shape, dtype=rest.dtype, device=rest.device)
-        return torch.add(rest, moved.view(rest.shape), out=corrected)
 
 
 def offset_runs(target: Ids, donors: DonorTokens, donor_map: TokenMap, exact: int = 0) -> Ids:
@@ -184,8 +107,7 @@ def corrections(
         anchors, rest = piece[is_computed[piece]], piece[~is_computed[piece]]
         if not anchors.size or not rest.size:
             continue
-        among = _covariance(anchors, anchors) + NOISE * np.eye(len(anchors))
-        weights = np.linalg.solve(among, _covariance(anchors, rest)).T
+        weights = _weights(anchors, rest)
         if changed is not None:
             weights *= changed[rest][:, None]
 
@@ -207,8 +129,35 @@ def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=kind)).to(device)
 
 
-def _covariance(row_places: Ids, column_places: Ids) -> NDArray[np.float64]:
-    return np.exp(-np.abs(row_places[:, None] - column_places[None]) / REACH)
+def _weights(anchors: Ids, rest: Ids) -> NDArray[np.float64]:
+    """Return `C(rest, anchors) @ inverse(C(anchors, anchors) + NOISE)`, `[r, s]`.
+
+    Such a process has no memory: of all anchors without noise, the two around a row tell all of it.
+    So the inverse `Q` of their covariance has three diagonals, and `C(rest, anchors) @ Q` two
+    entries in a row. The inverse of `1 + NOISE * Q` does the rest.
+    """
+    fades = np.exp(-np.diff(anchors) / REACH)
+    left = 1.0 / (1.0 - fades**2)
+    precision = np.zeros((len(anchors), len(anchors)))
+    places = np.arange(len(anchors))
+    precision[places, places] = np.append(left, 1.0) + np.append(1.0, left) - 1.0
+    precision[places[:-1], places[1:]] = precision[places[1:], places[:-1]] = -fades * left
+    spread = np.linalg.inv(np.eye(len(anchors)) + NOISE * precision)
+
+    # The anchors around each row; before the first and behind the last there is one.
+    after = np.searchsorted(anchors, rest)
+    before, last = after - 1, len(anchors) - 1
+    from_before = np.where(before >= 0, np.exp((anchors[before] - rest) / REACH), 0.0)
+    from_after = np.exp((rest - anchors[np.minimum(after, last)]) / REACH)
+    from_after[after > last] = 0.0
+    fade = from_before * from_after
+    share = 1.0 / (1.0 - fade**2)
+    of_before = share * (from_before - fade * from_after)
+    of_after = share * (from_after - fade * from_before)
+    return (
+        of_before[:, None] * spread[np.maximum(before, 0)]
+        + of_after[:, None] * spread[np.minimum(after, last)]
+    )
 
 
 def apply_corrections(

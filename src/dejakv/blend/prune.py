@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from dejakv.blend.attention_probe import AttentionProbe
 from dejakv.errors import InputError, ModelError
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.settings import NumberRange, Positive, strict_dataclass
 
 Policy = Literal["attention", "snapkv", "none"]
@@ -212,7 +213,7 @@ class PrunableDynamicCache(Cache):
         config = config or PruneConfig()
         cache = Cache(layer_class_to_replicate=DynamicLayer)
         with AttentionProbe(config.window) as probe:
-            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            model(input_ids=ids, use_cache=True, logits_to_keep=1, **{CACHE_NAME: cache})
 
         filled_layers: list[Any] = list(cache.layers)
         # The last token is computed again, from the pruned state.
@@ -294,7 +295,7 @@ def install_hooks(model: Any) -> None:
 
     def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (
-            isinstance(kwargs.get("past_key_values"), PrunableDynamicCache)
+            isinstance(kwargs.get(CACHE_NAME), PrunableDynamicCache)
             and kwargs.get("attention_mask") is not None
         ):
             return args, {**kwargs, "attention_mask": None}

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from dejakv.settings import MAX_SHARE, Positive, Share, strict_dataclass
+from dejakv.settings import MAX_SHARE, Count, Positive, Share, strict_dataclass
 
 BlendMap = Literal["context", "embedding", "lsh"]
 BlendSelector = Literal["prophet", "similarity"]
 BlendQuality = Literal["strict", "default", "loose"]
 
 MAPS: tuple[BlendMap, ...] = get_args(BlendMap)
-SELECTORS: tuple[BlendSelector, ...] = get_args(BlendSelector)
 
 MAP: BlendMap = "context"
 """Token map of all qualities.
@@ -111,6 +110,9 @@ class BlendConfig:
     less"""
     tail: Positive | None = None
     """last tokens, always recomputed (the question); None: the last sentence"""
+    foreign_context: Count | None = None
+    """tokens that a donor's state may have been computed behind and the prompt lacks; None: any
+    number"""
     max_share: Share = MAX_SHARE
     """compute a prompt in full if more than this share must be recomputed"""
     max_computed: Share = 1.0

@@ -76,9 +76,9 @@ def estimate_command(
     from rich.console import Console
 
     from dejakv.cli.progress import watching
-    from dejakv.experiments.advice import estimate_blocks
     from dejakv.experiments.estimate import estimate
     from dejakv.experiments.output import make_folder, refuse_existing, replace_file
+    from dejakv.experiments.reports.advice import estimate_blocks
     from dejakv.experiments.table import print_blocks
 
     # A cluster counts the requests in another place, and all else stays here.

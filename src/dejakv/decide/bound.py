@@ -237,7 +237,10 @@ class CertifiedObserver(RequestObserver):
 
 def certified_setting(config: SemanticCacheConfig) -> str:
     """Return the settings of blends that a certificate covers, as one text."""
-    return f"{setting_of('blend', config)}, donors {config.blend_donors}, gain {config.min_gain}"
+    # Certificates name no share where none is asked for, as before there was one.
+    share = f", gain share {config.min_gain_share:g}" if config.min_gain_share else ""
+    setting = setting_of("blend", config)
+    return f"{setting}, donors {config.blend_donors}, gain {config.min_gain}{share}"
 
 
 def _mismatch(certificate: Certificate, config: SemanticCacheConfig) -> str:

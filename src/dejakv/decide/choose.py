@@ -21,7 +21,6 @@ from dejakv.decide.plan import (
     ReadSeconds,
 )
 from dejakv.identity import BLOCK_TOKENS
-from dejakv.settings import MAX_SHARE
 from dejakv.store.base import PrefixHit
 
 Choice = tuple[tuple[Plan, ...], tuple[Plan, ...]]
@@ -149,7 +148,8 @@ def _with_settings(plan: Plan, inputs: PlanInputs, exact: Plan) -> Plan:
         return plan
 
     config = inputs.config
-    max_share = max_computed_share(inputs.tokens, plan, exact, config.min_gain, inputs.costs)
+    least_gain = config.least_blend_gain(inputs.tokens - exact.reused)
+    max_share = max_computed_share(inputs.tokens, plan, exact, least_gain, inputs.costs)
 
     return replace(plan, config=plan.config or config, max_row_share=max_share)
 
@@ -187,13 +187,14 @@ def _too_short(prefill_unit: int, subject: str) -> str:
 def _refusal(plan: Plan, inputs: PlanInputs, exact: Plan) -> str:
     """Return why an approximate plan may not run; empty if it may.
 
-    It must save `min_gain` tokens beyond the exact plan. For a whole donor it is enough to reuse
-    `min_gain` tokens of the prompt and more than the exact plan does: a short question behind a
-    picture would never qualify otherwise. A stored answer always saves enough. A piecewise plan
-    may compute `MAX_SHARE` of the prompt at most.
+    It must save `min_gain` tokens beyond the exact plan, and a piecewise plan `min_gain_share` of
+    what the exact plan would compute. For a whole donor it is enough to reuse `min_gain` tokens of
+    the prompt and more than the exact plan does: a short question behind a picture would never
+    qualify otherwise. A stored answer always saves enough.
     """
-    tokens, min_gain = inputs.tokens, inputs.config.min_gain
-    gain, rows = plan.reused - exact.reused, tokens - plan.reused
+    tokens, config = inputs.tokens, inputs.config
+    min_gain = config.least_blend_gain(tokens - exact.reused) if plan.piecewise else config.min_gain
+    gain = plan.reused - exact.reused
     enough = gain >= min_gain or (not plan.piecewise and gain > 0 and plan.reused >= min_gain)
     # A stored answer is saved whole, whatever its prompt reuses.
     if not enough and plan.answer is None:
@@ -202,20 +203,15 @@ def _refusal(plan: Plan, inputs: PlanInputs, exact: Plan) -> str:
             f"min_gain: {plan.method} would save {saved} beyond the exact "
             f"prefix, {min_gain} tokens are asked for"
         )
-    if plan.piecewise and rows > MAX_SHARE * tokens:
-        return (
-            f"rows: {plan.method} would compute {rows / tokens:.0%} of the "
-            f"prompt, {MAX_SHARE:.0%} at most"
-        )
     return ""
 
 
 def max_computed_share(
-    tokens: int, chosen: Plan, exact: Plan, min_gain: int, costs: ReuseCosts | None
+    tokens: int, chosen: Plan, exact: Plan, least_gain: int, costs: ReuseCosts | None
 ) -> float:
     """Return the share of rows above which a piecewise plan does not pay, in [0, 1].
 
-    Beyond it, as a mean over layers, the exact plan is cheaper or less than `min_gain` tokens are
+    Beyond it, as a mean over layers, the exact plan is cheaper or less than `least_gain` tokens are
     saved.
 
     Parameters
@@ -226,12 +222,12 @@ def max_computed_share(
         The piecewise plan.
     exact : Plan
         The exact plan that it must beat.
-    min_gain : int
+    least_gain : int
         Tokens to save beyond the exact plan.
     costs : ReuseCosts, optional
-        Costs in the engine. With None `min_gain` alone counts.
+        Costs in the engine. With None `least_gain` alone counts.
     """
-    rows = float(tokens - exact.reused - min_gain)
+    rows = float(tokens - exact.reused - least_gain)
     if costs is not None:
         seconds = costs.prefix(exact.reused, tokens) if exact.donors else costs.full(tokens)
         rows = min(rows, costs.max_rows(seconds, tokens, chosen.loaded(tokens)))

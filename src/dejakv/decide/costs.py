@@ -34,6 +34,8 @@ class ReuseCosts:
         Cost of a pair with an explicit mask, relative to one without.
     token_bytes : float
         Bytes of one token's state.
+    snapshot_bytes : float
+        Bytes of the fixed state behind a token, of which each snapshot holds a copy; 0 without any.
     """
 
     row: float
@@ -43,6 +45,7 @@ class ReuseCosts:
     whole: float = 0.5
     masked: float = 1.0
     token_bytes: float = 0.0
+    snapshot_bytes: float = 0.0
 
     def full(self, tokens: int) -> float:
         """Return the seconds of a prompt without any state."""

@@ -18,6 +18,7 @@ from dejakv import tracing
 from dejakv.config import SemanticCacheConfig
 from dejakv.decide.choose import choose_plans
 from dejakv.decide.copied.fingerprints import media_token_ids, overlap
+from dejakv.decide.copied.foreign import ForeignContext
 from dejakv.decide.copied.search import CopiedText, fingerprints_of
 from dejakv.decide.costs import ReuseCosts
 from dejakv.decide.counts import PartitionCounts
@@ -129,7 +130,7 @@ class DonorFinder:
         self.counts = PartitionCounts(self._lock)
         # Of copied text nobody pays for an index before a piecewise method is asked for.
         at_once = self.config.copied_text and ReuseRequest(self.config.reuse).piecewise
-        self._copied = CopiedText(store) if at_once else None
+        self._copied = CopiedText(store, self.config.foreign_context) if at_once else None
         self._threads: list[threading.Thread] = []
         self._fillings = 0
         # Ids that left the store while it is indexed.
@@ -503,7 +504,9 @@ class DonorFinder:
         with self._lock:
             # Under the lock: of two first requests one alone fills the index.
             begins = self._copied is None
-            copied = self._copied = CopiedText(self.store) if self._copied is None else self._copied
+            if self._copied is None:
+                self._copied = CopiedText(self.store, self.config.foreign_context)
+            copied = self._copied
         if begins:
             # Outside of the lock, which the filling takes again and again.
             self._fill(())
@@ -626,6 +629,11 @@ class DonorFinder:
 
         # Media rows have ids of their own, so a picture matches only itself.
         target = media_token_ids(prepared.token_ids, prepared.spans)
+        foreign = ForeignContext(target, self.config.foreign_context)
+        donor_tokens = [
+            foreign.hide(ids, meta.position)
+            for ids, meta in zip(donor_tokens, donor_search.donors, strict=True)
+        ]
         short_runs = overlap(target, donor_tokens, shortest_run)
         return replace(donor_search, short_runs=short_runs, runs=donor_search.runs or short_runs)
 

@@ -128,8 +128,11 @@ class BlendReuse(ReuseMethod):
         return SHORTEST_COPIED_RUN if config.blend_map == SemanticCacheConfig.blend_map else None
 
     def evidence_terms(self, config: SemanticCacheConfig) -> list[str]:
-        """Return token map, quality and depth."""
-        return [config.blend_map, config.blend.label, f"generation {config.max_generation}"]
+        """Return token map, quality and depth, and the bound on donors' context if there is one."""
+        terms = [config.blend_map, config.blend.label, f"generation {config.max_generation}"]
+        if config.foreign_context is not None:
+            terms.append(f"foreign context {config.foreign_context}")
+        return terms
 
     def plans(self, inputs: PlanInputs) -> Iterator[Plan]:
         """Yield the blend of the donors, and the one behind an exact prefix of another prompt."""

@@ -39,6 +39,12 @@ UNREADABLE = "the donor's state could not be read"
 LATE = "the deadline of reading the donor's state from the bucket has come"
 """Reason of a refusal: reading from a bucket took so long that computing is faster."""
 
+NO_SNAPSHOT = (
+    "the model keeps recurrent state, and no snapshot of it stands within the stored beginning of "
+    "the prompt"
+)
+"""Why a stored prefix of a model with fixed state is not continued."""
+
 
 def unread_reason(until: float | None, otherwise: str = UNREADABLE) -> str:
     """Return the reason of a refusal for a donor that was not read.
@@ -245,7 +251,11 @@ def settings_of(plan: BlendPlan) -> "BlendConfig":
 
     config = plan.config or SemanticCacheConfig()
     return BlendConfig(
-        config.blend_map, config.blend.selector, config.blend.share, max_computed=plan.max_row_share
+        config.blend_map,
+        config.blend.selector,
+        config.blend.share,
+        foreign_context=config.foreign_context,
+        max_computed=plan.max_row_share,
     )
 
 

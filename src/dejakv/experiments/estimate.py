@@ -33,8 +33,8 @@ from dejakv.decide.plan import Decision
 from dejakv.engines.base import NO_STATE, Completion, Prepared
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, DatasetError, InputError
-from dejakv.experiments.advice import recommend, trial_settings
 from dejakv.experiments.compare import check_ran, engine_context
+from dejakv.experiments.reports.advice import recommend, trial_settings
 from dejakv.experiments.rule_gains import RuleGains
 from dejakv.experiments.samples import SamplePrompter, model_is_missing, read_samples
 from dejakv.experiments.savings import SavingsCounter

@@ -52,7 +52,6 @@ from dejakv.settings import is_memory
 from dejakv.vectors.base import TextEncoder
 from dejakv.vectors.text import ModelTextEncoder, text_encoder, varying_part
 
-LOCAL = "local"
 PART = 16 << 20
 """Bytes of a log that one task reads."""
 ROWS = 256

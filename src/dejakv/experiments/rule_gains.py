@@ -15,7 +15,7 @@ from dejakv.datasets.base import Sample
 from dejakv.datasets.messages import read_request, unnested
 from dejakv.engines.base import Prepared
 from dejakv.errors import DejaKVError
-from dejakv.experiments.plain_words import share
+from dejakv.experiments.reports.plain_words import share
 from dejakv.experiments.shares import prefix_tokens
 from dejakv.experiments.table import TextTable
 from dejakv.stabilize.rules import DEFAULT_RULES, RULES, PrefixStabilizer

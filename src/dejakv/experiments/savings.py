@@ -19,7 +19,7 @@ from dejakv.blend.settings import QUALITIES
 from dejakv.datasets.entries import MOONCAKE_BLOCK, Entry
 from dejakv.decide.costs import ReuseCosts
 from dejakv.errors import count_noun
-from dejakv.experiments.plain_words import share
+from dejakv.experiments.reports.plain_words import share
 from dejakv.experiments.shares import TokenShare, TokenShares
 from dejakv.experiments.table import TextTable
 from dejakv.request import DEFAULT_PARTITION
@@ -49,6 +49,9 @@ class SavingsCounter:
         Tokens of each hour of the day, UTC.
     arrivals : Counter[int]
         Requests of each minute.
+    snapshots : int
+        Most snapshots that a model with recurrent layers leaves: one at the end of each different
+        prompt, and one where it parts from an earlier one.
     """
 
     shares: TokenShares = field(default_factory=TokenShares)
@@ -62,6 +65,7 @@ class SavingsCounter:
         default_factory=lambda: defaultdict[int, TokenShare](TokenShare)
     )
     arrivals: Counter[int] = field(default_factory=Counter[int])
+    snapshots: int = 0
     _each: list[TokenShare] = field(default_factory=list[TokenShare])
     _whole: set[int] = field(default_factory=set[int])
     _blocks: defaultdict[str, set[int]] = field(
@@ -111,6 +115,8 @@ class SavingsCounter:
 
     def _add(self, token_share: TokenShare, entry: Entry) -> None:
         self._each.append(token_share)
+        if token_share.prefix < token_share.tokens - 1:
+            self.snapshots += 1 + (token_share.prefix > 0)
         if entry.tenant:
             self.by_tenant[entry.tenant] += token_share
         if entry.time is not None:
@@ -132,6 +138,7 @@ class SavingsCounter:
             _summed(self.by_tenant, other.by_tenant),
             _summed(self.by_hour, other.by_hour),
             self.arrivals + other.arrivals,
+            self.snapshots + other.snapshots,
             self._each + other._each,
         )
 
@@ -151,7 +158,9 @@ class SavingsCounter:
             Tokens of all prompts, those in prefixes and anywhere, and their shares; the same tokens
             by `quarters`, `by_tenant` and `by_hour`; `computed` tokens by way of reuse; `arrivals`
             a minute (median and most). With `costs` also the mean `seconds` of a request's prefill
-            by way of reuse, and `store_bytes` of all distinct state.
+            by way of reuse, and `store_bytes` of all distinct state; of a model with recurrent
+            layers also `snapshots`: their most number (`count`), and the bytes of one (`bytes`) and
+            of a token's other state (`token_bytes`).
         """
         total, each = self.shares.total, self._each
         rows = {"full": [request_share.tokens for request_share in each]}
@@ -193,6 +202,12 @@ class SavingsCounter:
                 name: self._seconds(name, computed, costs) for name, computed in rows.items()
             }
             figures["store_bytes"] = round((total.tokens - total.prefix) * costs.token_bytes)
+            if costs.snapshot_bytes:
+                figures["snapshots"] = {
+                    "count": self.snapshots,
+                    "bytes": costs.snapshot_bytes,
+                    "token_bytes": costs.token_bytes,
+                }
 
         return figures
 
@@ -323,6 +338,15 @@ def savings_sentences(figures: Mapping[str, Any]) -> list[str]:
         )
     if "store_bytes" in figures:
         lines.append(f"a store of all of it takes {figures['store_bytes'] / 1e9:,.2f} GB")
+    if snapshots := figures.get("snapshots"):
+        tokens = snapshots["bytes"] / max(1, snapshots["token_bytes"])
+        lines.append(
+            f"and at most {snapshots['count'] * snapshots['bytes'] / 1e9:,.2f} GB of"
+            f" {count_noun(snapshots['count'], 'snapshot')} of its recurrent layers: each takes"
+            f" {snapshots['bytes'] / 1e6:,.2f} MB, as the other state of {tokens:,.0f} tokens does;"
+            " `exact` begins at them, so that the first prompt that parts from another is computed"
+            " in full"
+        )
     return lines
 
 

@@ -26,8 +26,8 @@ def same_answer(answer: str, expected: str | None) -> bool:
     return expected is not None and normal(answer) == normal(expected)
 
 
-def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the Wilson score interval of a rate (Wilson, 1927).
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Return the 95% interval of a rate by its score (Wilson, 1927).
 
     Parameters
     ----------
@@ -35,13 +35,11 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
         Successful trials.
     trials : int
         All trials; none gives (0, 1).
-    z : float
-        Standard errors to either side, 1.96 for 95%.
     """
     if trials == 0:
         return 0.0, 1.0
 
-    rate = successes / trials
+    z, rate = 1.96, successes / trials
     scale = 1 + z * z / trials
     middle = (rate + z * z / (2 * trials)) / scale
     half = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials)) / scale

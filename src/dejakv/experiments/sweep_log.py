@@ -13,7 +13,7 @@ from typing import Any
 
 from dejakv.errors import ConfigError
 from dejakv.experiments.output import locked, make_folder, replace_file
-from dejakv.experiments.plain_words import figure, share
+from dejakv.experiments.reports.plain_words import figure, share
 from dejakv.experiments.samples_log import changed_settings
 from dejakv.experiments.settings import RunSettings
 from dejakv.experiments.table import Block, TextTable

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dejakv.errors import count_noun, printable
-from dejakv.experiments.plain_words import (
+from dejakv.experiments.reports.plain_words import (
     estimated,
     figure,
     interval,

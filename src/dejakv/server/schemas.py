@@ -129,11 +129,12 @@ class PurgeRequest(BaseModel):
 class ReuseOptions(BaseModel):
     """DejaKV's own options in an OpenAI request (`extra_body={"dejakv": {...}}`).
 
-    `reuse=null` leaves the choice to the server's `--reuse`. `threshold` is the least similarity of
-    a donor and can only tighten the server's; `ttl` is in seconds. `no_cache` computes in full: no
-    stored state serves the request, and none of its own is stored. `parts` are texts of the prompt,
-    word for word as after the chat template, one after the other with the same text between them;
-    `order="free"` lets them be served in another order.
+    `reuse=null` leaves the choice to the server's `--reuse`; `off` returns no stored answer and
+    still takes exact prefixes. `threshold` is the least similarity of a donor and can only tighten
+    the server's; `ttl` is in seconds. `no_cache` computes in full: no stored state serves the
+    request, and none of its own is stored. `parts` are texts of the prompt, word for word as after
+    the chat template, one after the other with the same text between them; `order="free"` lets them
+    be served in another order.
     """
 
     model_config = ConfigDict(extra="forbid")

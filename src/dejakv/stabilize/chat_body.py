@@ -22,18 +22,24 @@ FIELDS = ABOUT_THE_ANSWER | {
 }  # fmt: skip
 """Fields of a body that the rules know. None of them names a place in the prompt."""
 
+MARK = "cache_control"
+"""Field of a part, a message or a tool: the prompt up to its end is to be cached."""
+
 _MESSAGE = {
     "role", "content", "name", "tool_calls", "tool_call_id", "refusal", "reasoning",
-    "reasoning_content",
+    "reasoning_content", MARK,
 }  # fmt: skip
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _PARTS: Mapping[Any, set[str]] = {
-    "text": {"type", "text"},
-    "tool_use": {"type", "id", "name", "input"},
-    "tool_result": {"type", "tool_use_id", "content", "is_error"},
+    "text": {"type", "text", MARK},
+    "tool_use": {"type", "id", "name", "input", MARK},
+    "tool_result": {"type", "tool_use_id", "content", "is_error", MARK},
+    # Of an assistant alone, whose messages no rule alters: the signature stays that of the text.
+    "thinking": {"type", "thinking", "signature"},
+    "redacted_thinking": {"type", "data"},
 }
 _FUNCTION = {"name", "description", "parameters", "strict"}
-_ANTHROPIC_TOOL = {"type", "name", "description", "input_schema", "strict"}
+_ANTHROPIC_TOOL = {"type", "name", "description", "input_schema", "strict", MARK}
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,15 @@ class ChatBody:
     def tools(self) -> dict[str, Span]:
         """The definitions of tools by name, in order."""
         return {_tool_name(tool): tool for tool in self.root.field("tools") or ()}
+
+    @cached_property
+    def marks_in_texts(self) -> bool:
+        """Whether `system` or a message has a mark."""
+        system = self.root.value.get("system")
+        contents = (system, *(message.value.get("content") for message in self.messages))
+        return any(MARK in message.value for message in self.messages) or any(
+            map(_has_marks, contents)
+        )
 
     def system_texts(self, before: int) -> Iterator[Span]:
         """Yield the texts of `system`, and those of system messages before a message."""
@@ -119,6 +134,17 @@ def texts_of(content: Span | None) -> Iterator[Span]:
                 yield part.value["text"]
 
 
+def _has_marks(content: Span | None) -> bool:
+    """Tell whether a part of a content has a mark, or one within the result of a tool."""
+    return (
+        content is not None
+        and isinstance(content.value, list)
+        and any(
+            MARK in part.value or _has_marks(part.value.get("content")) for part in content.value
+        )
+    )
+
+
 def _check_names(span: Span, known: set[str], noun: str) -> None:
     if not isinstance(span.value, dict):
         raise InputError(f"a {noun} stands where an object is expected")
@@ -147,7 +173,7 @@ def _check_content(content: Span, name: str) -> None:
         raise InputError(f"{name} is neither a text nor a list of parts")
     for part in content.value:
         kind = part.field("type")
-        # Pictures, signed thinking, documents and whatever is new.
+        # Pictures, documents and whatever is new.
         if not isinstance(kind, str) or kind not in _PARTS:
             raise InputError("a message has parts that are neither text nor calls of tools")
         _check_names(part, _PARTS[kind], "field of a part")
@@ -170,7 +196,7 @@ def _check_tools(root: Span) -> None:
     for tool in tools:
         function = tool.value.get("function") if isinstance(tool.value, dict) else None
         if function is not None:
-            _check_names(tool, {"type", "function"}, "field of a tool")
+            _check_names(tool, {"type", "function", MARK}, "field of a tool")
             _check_names(function, _FUNCTION, "field of a function")
         else:
             _check_names(tool, _ANTHROPIC_TOOL, "field of a tool")
@@ -192,6 +218,9 @@ def _add_texts(text: str, span: Span, pieces: list[str]) -> None:
         pieces.append(span.value)
     elif isinstance(span.value, dict):
         for name, inner in span.value.items():
+            # A mark goes from message to message, and the prompt stays as it is.
+            if name == MARK:
+                continue
             pieces.append(name)
             _add_texts(text, inner, pieces)
     elif isinstance(span.value, list):

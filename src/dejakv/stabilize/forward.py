@@ -1,6 +1,8 @@
 """ASGI application that passes requests on to a server at another address, byte for byte."""
 
 import asyncio
+import os
+import ssl
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -30,7 +32,8 @@ class ForwardingApp:
     Raises
     ------
     ConfigError
-        For what is no address, and for one with a user name or a password.
+        For what is no address, for one with a user name or a password, and for authorities in
+        `SSL_CERT_FILE` or `SSL_CERT_DIR` that cannot be read.
     """
 
     def __init__(self, url: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
@@ -60,8 +63,9 @@ class ForwardingApp:
                 max_connections=None, max_keepalive_connections=64, keepalive_expiry=2
             ),
             transport=transport,
-            # A .netrc would replace clients' keys.
+            # A .netrc would replace clients' keys; of the environment authorities alone are read.
             trust_env=False,
+            verify=_authorities(),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,6 +145,17 @@ class ForwardingApp:
         await receive()
         await self._client.aclose()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _authorities() -> ssl.SSLContext:
+    """Return TLS with the authorities that `SSL_CERT_FILE` or `SSL_CERT_DIR` name, or httpx's."""
+    try:
+        return httpx.create_ssl_context()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the authorities of SSL_CERT_FILE {os.environ.get('SSL_CERT_FILE', '')!r} or"
+            f" SSL_CERT_DIR cannot be read ({error}): give a PEM file with their certificates"
+        ) from error
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -17,7 +17,7 @@ from typing import Any
 from cachetools import FIFOCache
 
 from dejakv.errors import ConfigError, InputError
-from dejakv.stabilize.chat_body import ChatBody, read_chat_body, texts_of
+from dejakv.stabilize.chat_body import MARK, ChatBody, read_chat_body, texts_of
 from dejakv.stabilize.spans import Span, splice, written
 from dejakv.stabilize.volatile import move_volatile, tagged_blocks
 from dejakv.store.forks import fork_safe_lock
@@ -109,9 +109,7 @@ class PrefixStabilizer:
     """
 
     def __init__(self, rules: Iterable[str] = DEFAULT_RULES) -> None:
-        wanted = set(rules)
-        if unknown := wanted - RULES.keys():
-            raise ConfigError(f"there is no rule {min(unknown)!r}: give some of {', '.join(RULES)}")
+        wanted = check_rules(rules)
         self.rules = tuple(name for name in RULES if name in wanted)
         self._orders = PassageOrders()
 
@@ -153,13 +151,23 @@ class PrefixStabilizer:
 
 
 def sort_tools(body: ChatBody) -> str:
-    """Return the body's text with its tools in alphabetical order."""
+    """Return the body's text with its tools in alphabetical order, between marks.
+
+    A marked tool keeps its place, so that the mark ends the same tools.
+    """
     tools = body.tools
+    ordered, between = list[str](), list[str]()
+    for name, tool in tools.items():
+        if MARK in tool.value:
+            ordered += (*sorted(between), name)
+            between.clear()
+        else:
+            between.append(name)
     return splice(
         body.text,
         [
             (slot.begin, slot.end, body.text[tools[name].begin : tools[name].end])
-            for slot, name in zip(tools.values(), sorted(tools), strict=True)
+            for slot, name in zip(tools.values(), [*ordered, *sorted(between)], strict=True)
         ],
     )
 

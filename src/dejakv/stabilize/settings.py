@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Mapping
 
 from dejakv.errors import ConfigError
 from dejakv.settings import Positive, from_mapping, strict_dataclass
@@ -30,7 +29,7 @@ class StabilizeSettings:
         check_rules(self.rules)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "StabilizeSettings":
+    def from_environment(cls) -> "StabilizeSettings":
         """Read the variable.
 
         Raises
@@ -39,7 +38,7 @@ class StabilizeSettings:
             For what is no JSON object, an unknown key and a wrong value.
         """
         try:
-            values = json.loads(environment.get(VARIABLE) or "{}")
+            values = json.loads(os.environ.get(VARIABLE) or "{}")
         except (ValueError, RecursionError):
             values = None
         if not isinstance(values, dict):

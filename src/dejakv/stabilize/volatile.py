@@ -157,8 +157,11 @@ def move_volatile(body: ChatBody) -> str:
 
     Lines of system texts go there, and reminders of the last user message that stand at its begin.
     Behind them a tool's result may be the last; then reminders at its end go as well. Reminders
-    stay where earlier user messages have some: a program that keeps them keeps its prefix.
+    stay where earlier user messages have some: a program that keeps them keeps its prefix. Where
+    texts have a mark all stays, since a line would move across it.
     """
+    if body.marks_in_texts:
+        return body.text
     users = [n for n, message in enumerate(body.messages) if message.field("role") == "user"]
     last = next(
         (

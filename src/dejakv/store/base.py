@@ -24,6 +24,8 @@ Only later blends use these rows.
 
 SNAPSHOT = "snapshot"
 """Kind of an entry with the fixed state of a model after the first tokens of a prompt."""
+SAVED_TOKENS = "saved_tokens"
+"""Key in the metadata of a snapshot: tokens between it and the one before it in its prompt."""
 
 OFFLOAD_CHUNK = "offload_chunk"
 """Kind of an entry with pages of vLLM's offloading, which has given them a name of its own."""

@@ -482,6 +482,13 @@ class Catalog:
         matches = self.read(query, (id, now, now + SKEW))
         return EntryRow(*matches[0]) if matches else None
 
+    def ids_beginning(self, beginning: str, partition: str, epoch: str) -> frozenset[str]:
+        """Return the ids of entries that begin so, expired ones included."""
+        # A range of the index over ids.
+        end = beginning[:-1] + chr(ord(beginning[-1]) + 1)
+        query = "SELECT id FROM records WHERE id >= ? AND id < ? AND partition = ? AND epoch = ?"
+        return frozenset(id for (id,) in self.read(query, (beginning, end, partition, epoch)))
+
     def entries(
         self,
         partition: str | None,

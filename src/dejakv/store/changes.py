@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dejakv.store.base import CorruptState, StateInfo, decode_meta
-from dejakv.store.budgets import SKEW, BudgetLimit, NoRoom
+from dejakv.store.budgets import LEAST_SAVING, SKEW, BudgetLimit, NoRoom
 from dejakv.store.catalog import Catalog, SegmentSlice, alive_condition, totals
 from dejakv.store.counters import StoreCounters, logger
 from dejakv.store.prefix_keys import SIZE
@@ -291,7 +291,8 @@ def make_room(
     sql : sqlite3.Connection
         A transaction.
     order : str
-        Columns by which entries and segments are evicted, as in `POLICIES`.
+        Columns by which entries and segments are evicted, as in `POLICIES`. Where a limit counts
+        snapshots alone, those leave first that save least for their bytes.
     limit : BudgetLimit
         The limit to meet, and whose entries are evicted for it.
     keep : Collection[int]
@@ -315,12 +316,14 @@ def make_room(
     # Descriptions of prompts leave with their entry, and not by their own uses.
     unlinked = "NOT EXISTS (SELECT 1 FROM links WHERE segment = segments.n)"
     standalone = f"(kind != '{DESCRIPTION}' OR {unlinked})"
+    if limit.kind:
+        standalone, order = f"kind = '{limit.kind}'", LEAST_SAVING
 
     excess = totals(sql, partition)[0] - max_entries if max_entries else 0
     if excess > 0:
         query = f"SELECT n FROM records WHERE {in_partition} AND id != ?2 ORDER BY {order} LIMIT ?3"
         removal += remove(sql, [n for (n,) in sql.execute(query, (partition, keep_entry, excess))])
-    while max_bytes and (excess := totals(sql, partition)[1] - max_bytes) > 0:
+    while max_bytes and (excess := _limited_bytes(sql, limit) - max_bytes) > 0:
         victims: list[int] = []
         # Whole segments in order of use: a prompt's end leaves before its beginning.
         for n, size in sql.execute(
@@ -339,6 +342,8 @@ def make_room(
         if victims:
             removal += evict(sql, victims + description_segments(sql, victims))
             continue
+        if limit.kind:
+            raise NoRoom
 
         # No segment is left to take, so descriptions without state use up the budget.
         query = f"SELECT n FROM records WHERE {in_partition} AND id != ?2 ORDER BY {order} LIMIT 16"
@@ -626,6 +631,17 @@ def _delete_segments(sql: sqlite3.Connection, numbers: Iterable[int]) -> Removal
             sql.execute("DELETE FROM links WHERE segment = ?", (n,))
 
     return removal
+
+
+def _limited_bytes(sql: sqlite3.Connection, limit: BudgetLimit) -> int:
+    """Return the bytes that count for a limit."""
+    if not limit.kind:
+        return totals(sql, limit.partition)[1]
+    query = (
+        "SELECT coalesce(sum(nbytes), 0) FROM segments WHERE kind = ?1 AND "
+        "(?2 IS NULL OR partition = ?2)"
+    )
+    return sql.execute(query, (limit.kind, limit.partition)).fetchone()[0]
 
 
 def _described_by(sql: sqlite3.Connection, segment: int) -> int:

@@ -9,8 +9,8 @@ from dejakv.store.base import StoreStats, WriterStats
 
 logger = logging.getLogger("dejakv.store")
 
-EVICTION_REASONS = ("bytes", "entries", "quota")
-"""By which limit an entry leaves: one of the two of the whole store, or its partition's."""
+EVICTION_REASONS = ("bytes", "entries", "quota", "snapshots")
+"""By which limit an entry leaves: of the whole store, its partition's, or that of snapshots."""
 FAILED_WRITES = {
     "full": "the disk or bucket is full",
     "read_only": "the folder or bucket cannot be written",

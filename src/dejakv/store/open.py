@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dejakv.errors import StoreError
 from dejakv.settings import in_bucket, is_memory
 from dejakv.store.budgets import (
+    SNAPSHOT_SHARE,
     Admission,
     Budget,
     Clock,
@@ -68,6 +69,7 @@ def open_store(
     second_sight: bool = False,
     max_write_rate: int = 0,
     partitions: int = 1,
+    snapshot_share: float = SNAPSHOT_SHARE,
     quotas: Sequence[str] = (),
     clock: Clock = steady,
     background: bool = True,
@@ -110,6 +112,8 @@ def open_store(
     partitions : int
         Number of shares of the budgets. Each partition is limited to one share and evicts only its
         own entries.
+    snapshot_share : float
+        Part of a budget of bytes that snapshots of a model's fixed state may take, 0 to 1.
     quotas : Sequence[str]
         Shares of named partitions as `NAME=BYTES[:ENTRIES]`; the others share the rest.
     clock : Clock
@@ -142,9 +146,9 @@ def open_store(
     >>> store.close()
     """
     # Refuses negative limits before they are divided.
-    Budget(max_bytes, max_entries, policy)
+    Budget(max_bytes, max_entries, policy, snapshot_share=snapshot_share)
     parts = PartitionBudgets(partitions, max_bytes, max_entries, parse_quotas(quotas))
-    budget = Budget(max_bytes, max_entries, policy, parts)
+    budget = Budget(max_bytes, max_entries, policy, parts, snapshot_share)
     rules = Admission(min_tokens, second_sight, max_write_rate)
     store_options: dict[str, Any] = {"budget": budget, "admission": rules, "clock": clock}
     store_options |= {"background": background, "queue": queue}
@@ -227,6 +231,7 @@ def store_of(config: "SemanticCacheConfig", memory_fill: Fill = "write") -> Stor
         max_write_rate=config.max_write_rate,
         partitions=config.partitions,
         quotas=config.quotas,
+        snapshot_share=config.snapshot_share,
     )
 
 

@@ -3,7 +3,7 @@
 The last block of a prompt, and one that ends where a medium begins or ends, may be shorter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -16,6 +16,9 @@ SIZE = 16
 
 PREFIX = "prefix-"
 """Beginning of the id of a prefix; no stored prompt's id begins like this."""
+
+SNAPSHOT_NAME = "snapshot-"
+"""Beginning of the id of a snapshot."""
 
 
 class PrefixKeys:
@@ -128,7 +131,42 @@ def prefix_id(tokens: int, key: bytes) -> str:
 
 def snapshot_id(tokens: int, key: bytes) -> str:
     """Name the snapshot of fixed state behind a prompt's first `tokens` tokens."""
-    return f"snapshot-{tokens}-{key.hex()}"
+    return f"{SNAPSHOT_NAME}{tokens}-{key.hex()}"
+
+
+def _snapshot_tokens(id: str) -> int:
+    """Return behind how many tokens a snapshot stands, by its id from `snapshot_id`."""
+    return int(id.removeprefix(SNAPSHOT_NAME).partition("-")[0])
+
+
+def stored_snapshots(
+    keys: PrefixKeys, stored_ids: frozenset[str], places: Container[int]
+) -> Iterator[tuple[int, str]]:
+    """Yield the snapshots of a prompt that are stored, the last one first.
+
+    Any entry may have left one, wherever it ended, so that all that stand at a place are looked at.
+
+    Parameters
+    ----------
+    keys : PrefixKeys
+        Keys of the prompt.
+    stored_ids : frozenset[str]
+        Ids of all snapshots of its partition and epoch.
+    places : Container[int]
+        Numbers of tokens behind which a snapshot is of use.
+
+    Yields
+    ------
+    tokens : int
+        Number of tokens before the snapshot.
+    id : str
+        Its id.
+    """
+    for tokens in sorted({_snapshot_tokens(id) for id in stored_ids}, reverse=True):
+        if tokens in places:
+            id = snapshot_id(tokens, keys.prefix_key(tokens))
+            if id in stored_ids:
+                yield tokens, id
 
 
 def parse_prefix_id(id: str) -> tuple[int, bytes] | None:

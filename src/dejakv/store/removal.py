@@ -1,19 +1,21 @@
-"""Removal of entries with the rows that no other entry has, and the choice of a purge."""
+"""Removal of entries with the rows that no other entry has, and of their objects and traces."""
 
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from dejakv.errors import StoreError
 from dejakv.store import changes
-from dejakv.store.base import CorruptState
+from dejakv.store.base import CorruptState, StateInfo, decode_meta
+from dejakv.store.budgets import Clock
 from dejakv.store.catalog import Catalog, reason_of
 from dejakv.store.changes import Removal, SharedSegment
-from dejakv.store.counters import logger
+from dejakv.store.counters import EntryListeners, logger
 from dejakv.store.objects import ObjectMissing, Objects, StoreUnavailable
 from dejakv.store.prefix_keys import ends_of
 from dejakv.store.segment import Segment, encode, new_segment_name, open_object
-from dejakv.store.selection import Selection
+from dejakv.store.selection import PurgeResult, Selection, count_purged, select_entries
 from dejakv.store.writing import TryAgain, index_object, undo
 
 Choose = Callable[[sqlite3.Connection], tuple[list[int], list[int]]]
@@ -233,3 +235,195 @@ def _relink(
     ]
     query = "UPDATE links SET segment = ? WHERE segment = ? AND record = ?"
     sql.executemany(query, [(new, shared_segment.n, entry) for entry in surviving_entries])
+
+
+class EntryRemoval:
+    """Removal of a store's entries: their rows first, then their objects; then listeners learn it.
+
+    Parameters
+    ----------
+    objects : Objects
+        Objects of the segments.
+    catalog : Catalog
+        Their rows.
+    clock : Clock
+        Seconds since 1970.
+    forget : Callable[[Iterable[str]], None]
+        Called with the names of removed objects, which nobody must read from memory any more.
+    listeners : EntryListeners
+        Called with the id of each removed entry.
+    wake : Callable[[], None] | None
+        Wakes the thread that removes traces; None without one.
+    remote : bool
+        Whether the objects are those of a service, for which no read waits.
+
+    Attributes
+    ----------
+    traces : bool
+        Whether objects of removed entries, or their text in the log of the catalog, are left.
+    closed : bool
+        Whether the thread has ended.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        catalog: Catalog,
+        clock: Clock,
+        forget: Callable[[Iterable[str]], None],
+        listeners: EntryListeners,
+        *,
+        wake: Callable[[], None] | None,
+        remote: bool,
+    ) -> None:
+        self._objects, self._catalog, self._clock = objects, catalog, clock
+        self._forget, self._listeners = forget, listeners
+        self._wake, self._remote = wake, remote
+        self.traces = self.closed = False
+
+    def delete(self, id: str) -> Removal:
+        """Remove an entry; see `Store.delete`.
+
+        Raises
+        ------
+        sqlite3.Error, StoreUnavailable
+            If it cannot be removed.
+        """
+        query = "SELECT n FROM records WHERE id = ?"
+        return self._remove(lambda sql: ([n for (n,) in sql.execute(query, (id,))], []))
+
+    def clear(self, partition: str | None) -> Removal:
+        """Remove all entries of a partition, or all; see `Store.clear`.
+
+        Raises
+        ------
+        sqlite3.Error, StoreUnavailable
+            If they cannot be removed.
+        """
+        query = "SELECT n FROM {} WHERE ?1 IS NULL OR partition = ?1"
+
+        def numbers_of(sql: sqlite3.Connection, table_name: str) -> list[int]:
+            return [n for (n,) in sql.execute(query.format(table_name), (partition,))]
+
+        return self._remove(lambda sql: (numbers_of(sql, "records"), numbers_of(sql, "segments")))
+
+    def sweep(self) -> int:
+        """Remove what expired; see `Store.sweep`."""
+        removal = self._remove(lambda sql: changes.expired(sql, self._clock()))
+        self.traces = self.traces or bool(removal.entries or removal.objects)
+        if self.traces:
+            # Before the work: what leaves meanwhile sets it again.
+            self.traces = False
+            try:
+                self._delete_objects()
+                self._catalog.empty_log()
+            except (sqlite3.Error, StoreUnavailable) as error:
+                self.traces = True
+                logger.warning("traces of removed entries are deleted later: %s", error)
+
+        return len(removal.entries)
+
+    def purge(
+        self,
+        selection: Selection,
+        decode: Callable[[int, bytes], StateInfo | None],
+        *,
+        dry_run: bool = False,
+    ) -> PurgeResult:
+        """Remove the selected entries and everything derived from them; see `Store.purge`.
+
+        Parameters
+        ----------
+        decode : Callable[[int, bytes], StateInfo | None]
+            Decodes the description of an entry, None for a damaged one.
+        """
+        selected: list[StateInfo] = []
+        parts: list[int] = []
+
+        def choose(sql: sqlite3.Connection) -> tuple[list[int], list[int]]:
+            query = "SELECT n, about FROM records WHERE ?1 IS NULL OR partition = ?1"
+            rows = sql.execute(query, (selection.partition,)).fetchall()
+            metas_by_number = {n: decode(n, about) for n, about in rows}
+            numbers = {meta.id: n for n, meta in metas_by_number.items() if meta is not None}
+            selected[:] = select_entries(
+                [meta for meta in metas_by_number.values() if meta is not None],
+                selection,
+                self._clock(),
+            )
+            damaged = [n for n, meta in metas_by_number.items() if meta is None]
+            entries = [*damaged, *(numbers[meta.id] for meta in selected)]
+            parts[:] = orphan_segments(
+                sql, selection, [meta.id for meta in selected], entries, self._clock()
+            )
+            return entries, parts
+
+        remains = "entries"
+        try:
+            removal = self._remove(choose, dry_run=dry_run)
+            if not dry_run:
+                # The cache keeps decoded prompts, and would keep the purged ones in memory.
+                decode_meta.cache_clear()
+                self._delete_objects()
+                remains = "text of removed entries in catalog.sqlite-wal"
+                # The write-ahead log still holds the removed rows' bytes.
+                self._catalog.empty_log()
+        except (sqlite3.Error, StoreUnavailable) as error:
+            why = error.reason if isinstance(error, StoreUnavailable) else reason_of(error)
+            remedy = {"full": "make room on its disk", "busy": "end the process that uses it"}.get(
+                why, "make the store writable"
+            )
+            raise StoreError(
+                f"{remains} could not be removed ({error}): {remedy} and purge again"
+            ) from error
+
+        return replace(count_purged(selected), parts=len(parts), bytes=removal.nbytes)
+
+    def _remove(self, choose: Choose, *, dry_run: bool = False) -> Removal:
+        """See `removal.remove`."""
+        removal = remove(self._objects, self._catalog, choose, dry_run=dry_run)
+        if not dry_run:
+            self.finish(removal)
+        return removal
+
+    def finish(self, removal: Removal, *, during_read: bool = False) -> None:
+        """Forget removed entries, delete their objects and tell the listeners.
+
+        Call it after the commit, without a lock.
+
+        Parameters
+        ----------
+        removal : Removal
+            What has left.
+        during_read : bool
+            Whether a read noticed it: no request waits for a service, so the worker deletes the
+            objects.
+        """
+        self._forget(removal.objects)
+        if removal.objects and during_read and self._remote and self._wake and not self.closed:
+            self._delete_later()
+        elif removal.objects:
+            try:
+                self._delete_objects()
+            except (sqlite3.Error, StoreUnavailable) as error:
+                if not self.traces:
+                    logger.warning("files of removed entries are deleted later: %s", error)
+                self._delete_later()
+
+        self._listeners.notify(id for id, _ in removal.entries)
+
+    def _delete_later(self) -> None:
+        self.traces = True
+        if self._wake is not None:
+            self._wake()
+
+    def _delete_objects(self) -> None:
+        """Delete the objects of all removed segments, of any process.
+
+        Raises
+        ------
+        sqlite3.Error, StoreUnavailable
+            If the catalog or the objects cannot be changed.
+        """
+        names = self._catalog.objects_to_delete()
+        self._objects.delete(names)
+        self._catalog.note_deleted(names)

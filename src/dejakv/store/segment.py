@@ -86,7 +86,8 @@ class Segment:
         `kv`: exact rows of a prompt. Segments of other kinds stand for themselves alone and have no
         keys.
     start, stop : int
-        Its rows, counted in the prompt in which it was computed; 0 and 0 of what has no rows.
+        Its rows, counted in the prompt in which it was computed; of a snapshot the tokens that it
+        saves; 0 and 0 of other tensors without rows.
     prefix : bytes
         Key of the first `start` tokens.
     keys : tuple[bytes, ...]

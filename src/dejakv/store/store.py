@@ -8,7 +8,7 @@ A prefix is found by the names of its blocks, whoever stored it.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from cachetools import FIFOCache
 from dejakv import errors
 from dejakv.errors import InputError, StoreError
 from dejakv.identity import BLOCK_TOKENS, common_prefix
-from dejakv.store import changes
 from dejakv.store.background import (
     After,
     BackgroundWorker,
@@ -30,6 +29,7 @@ from dejakv.store.background import (
 from dejakv.store.base import (
     KV,
     OUTAGES,
+    SNAPSHOT,
     CorruptState,
     PrefixHit,
     RawTensor,
@@ -38,7 +38,6 @@ from dejakv.store.base import (
     StoredState,
     StoreStats,
     check_alike,
-    decode_meta,
     joined,
 )
 from dejakv.store.budgets import Admission, AdmissionGate, Budget, Clock, is_expired
@@ -55,18 +54,16 @@ from dejakv.store.objects import (
     ReadTimeout,
     StoreUnavailable,
 )
-from dejakv.store.prefix_keys import PREFIX, PrefixKeys, parse_prefix_id, prefix_id
+from dejakv.store.prefix_keys import PREFIX, SNAPSHOT_NAME, PrefixKeys, parse_prefix_id, prefix_id
 from dejakv.store.reconcile import News, reconcile
 from dejakv.store.remote.feed import LIST, ChangeFeed
 from dejakv.store.remote.replicas import ReplicaFollower
 from dejakv.store.remote.tiers import TieredObjects
-from dejakv.store.removal import Choose, orphan_segments, remove
+from dejakv.store.removal import EntryRemoval
 from dejakv.store.segment import open_object, state_view
-from dejakv.store.selection import PurgeResult, Selection, count_purged, select_entries
+from dejakv.store.selection import PurgeResult, Selection
 from dejakv.store.writing import WriteRefused, write
 
-_IDS_A_QUERY = 500
-"""Most ids that one query of the catalog names."""
 _VERIFIED = 4096
 """Segments whose verification is remembered."""
 
@@ -146,14 +143,23 @@ class Store:
         self._arrivals = EntryListeners()
 
         self._worker = BackgroundWorker(self._work, self._tick, queue)
-        on_removal = partial(self._after_removal, during_read=True)
-        self._notes = PendingNotes(
-            self._catalog, self._counters, on_removal, self._lock, self._objects.shared
-        )
         # Weakly, so that maps and copies that the objects gave up are given back.
         self._verified: FIFOCache[str, tuple[ReferenceType[Bytes], Callable[[Bytes], RawTensor]]]
         self._verified = FIFOCache(_VERIFIED)
-        self._closed = self._warned = self._traces = False
+        self._removal = EntryRemoval(
+            self._objects,
+            self._catalog,
+            clock,
+            self._forget_verified,
+            self._listeners,
+            wake=self._worker.wake if background else None,
+            remote=self._remote is not None,
+        )
+        on_removal = partial(self._removal.finish, during_read=True)
+        self._notes = PendingNotes(
+            self._catalog, self._counters, on_removal, self._lock, self._objects.shared
+        )
+        self._closed = self._warned = False
 
         self._feed = feed
         self._follower: ReplicaFollower | None = None
@@ -218,13 +224,12 @@ class Store:
         with self._lock:
             reason = "error" if self._closed else None
             # Later parts of a prompt are not asked again: its first one was admitted.
+            begins = not stored_state.first and meta.kind != SNAPSHOT
             reason = reason or (
-                None if stored_state.first else self._gate.refusal_reason(meta.id, meta.num_tokens)
+                self._gate.refusal_reason(meta.id, meta.num_tokens) if begins else None
             )
 
-            reason = reason or self._gate.rate_refusal(
-                stored_state.tensor.nbytes, refuse=not stored_state.first
-            )
+            reason = reason or self._gate.rate_refusal(stored_state.tensor.nbytes, refuse=begins)
 
         if reason is None:
             try:
@@ -316,7 +321,7 @@ class Store:
         if self._follower is not None:
             self._follower.close()
 
-        self._closed = True
+        self._closed = self._removal.closed = True
         self._notes.settle(wait=True)
         self._catalog.close()
         self._verified.clear()
@@ -523,37 +528,31 @@ class Store:
             logger.warning("the catalog cannot be read: %s", error)
             return None
 
-    def first_stored(self, ids: Sequence[str]) -> StateInfo | None:
-        """Describe the first of these entries that is stored or queued; None if none is.
+    def snapshots(self, partition: str, epoch: str) -> frozenset[str]:
+        """Return the ids of all stored and queued snapshots of a model's fixed state.
 
         Parameters
         ----------
-        ids : Sequence[str]
-            Ids of entries, the preferred ones first.
+        partition, epoch : str
+            Whose prompts, and fingerprint of the model.
 
         Returns
         -------
-        StateInfo | None
-            Its description. None also if the catalog cannot be read.
+        frozenset[str]
+            Ids as of `prefix_keys.snapshot_id`. Of stored ones none if the catalog cannot be read.
         """
-        # A few queries for hundreds of ids each, since most of them are not stored.
-        for start in range(0, len(ids), _IDS_A_QUERY):
-            some_ids = ids[start : start + _IDS_A_QUERY]
-            places = ",".join("?" * len(some_ids))
-            try:
-                rows = self._catalog.read(
-                    f"SELECT id FROM records WHERE id IN ({places})", some_ids
-                )
-            except sqlite3.Error as error:
-                logger.warning("the catalog cannot be read: %s", error)
-                return None
-
-            stored_ids = {id for (id,) in rows}
-            for id in some_ids:
-                known = id in stored_ids or id in self._worker.queued
-                if known and (meta := self.meta(id)) is not None:
-                    return meta
-        return None
+        queued = {
+            item.meta.id
+            for item in list(self._worker.queued.values())
+            if (item.meta.kind, item.meta.partition, item.meta.epoch)
+            == (SNAPSHOT, partition, epoch)
+        }
+        try:
+            stored = self._catalog.ids_beginning(SNAPSHOT_NAME, partition, epoch)
+            return stored | queued
+        except sqlite3.Error as error:
+            logger.warning("the catalog cannot be read: %s", error)
+            return frozenset(queued)
 
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[StateInfo]:
         """Yield the descriptions of all entries, queued ones first.
@@ -649,7 +648,7 @@ class Store:
             for stone in (
                 self._tombstones.read_new() if self._tombstones is not None and news is None else ()
             ):
-                self._purge(stone.selection)
+                self._removal.purge(stone.selection, self._notes.decode)
             changed = reconcile(
                 self._objects, self._catalog, self._budget, self._clock(), news, buried
             )
@@ -660,7 +659,7 @@ class Store:
 
         for partition, limit in changed.evicted:
             self._counters.add("evictions", partition, limit)
-        self._after_removal(changed.removal)
+        self._removal.finish(changed.removal)
         if changed.damaged:
             logger.warning("%d damaged objects are removed", changed.damaged)
         if changed.untrue:
@@ -794,8 +793,7 @@ class Store:
         # First the queue, then the catalog: in between the worker could store it.
         was_queued = self._worker.drop(id)
         try:
-            query = "SELECT n FROM records WHERE id = ?"
-            removal = self._remove(lambda sql: ([n for (n,) in sql.execute(query, (id,))], []))
+            removal = self._removal.delete(id)
         except (sqlite3.Error, StoreUnavailable, UnicodeError) as error:
             logger.warning("entry %s cannot be deleted: %s", id, error)
             return was_queued
@@ -828,15 +826,8 @@ class Store:
         waiting = [id for id in waiting if self._worker.drop(id)]
 
         removal = Removal()
-        query = "SELECT n FROM {} WHERE ?1 IS NULL OR partition = ?1"
-
-        def numbers_of(sql: sqlite3.Connection, table_name: str) -> list[int]:
-            return [n for (n,) in sql.execute(query.format(table_name), (partition,))]
-
         try:
-            removal = self._remove(
-                lambda sql: (numbers_of(sql, "records"), numbers_of(sql, "segments"))
-            )
+            removal = self._removal.clear(partition)
         except (sqlite3.Error, StoreUnavailable) as error:
             logger.warning("the store cannot be cleared: %s", error)
 
@@ -887,53 +878,11 @@ class Store:
             # What came before the tombstone, and is taken too.
             self.catch_up()
 
-        purged = self._purge(selection, dry_run=dry_run)
+        purged = self._removal.purge(selection, self._notes.decode, dry_run=dry_run)
         # Only a listing shows the tombstone to the others.
         if self._feed is not None and not dry_run:
             self._feed.publish(LIST, [""])
         return purged
-
-    def _purge(self, selection: Selection, *, dry_run: bool = False) -> PurgeResult:
-        selected: list[StateInfo] = []
-        parts: list[int] = []
-
-        def choose(sql: sqlite3.Connection) -> tuple[list[int], list[int]]:
-            query = "SELECT n, about FROM records WHERE ?1 IS NULL OR partition = ?1"
-            rows = sql.execute(query, (selection.partition,)).fetchall()
-            metas_by_number = {n: self._notes.decode(n, about) for n, about in rows}
-            numbers = {meta.id: n for n, meta in metas_by_number.items() if meta is not None}
-            selected[:] = select_entries(
-                [meta for meta in metas_by_number.values() if meta is not None],
-                selection,
-                self._clock(),
-            )
-            damaged = [n for n, meta in metas_by_number.items() if meta is None]
-            entries = [*damaged, *(numbers[meta.id] for meta in selected)]
-            parts[:] = orphan_segments(
-                sql, selection, [meta.id for meta in selected], entries, self._clock()
-            )
-            return entries, parts
-
-        remains = "entries"
-        try:
-            removal = self._remove(choose, dry_run=dry_run)
-            if not dry_run:
-                # The cache keeps decoded prompts, and would keep the purged ones in memory.
-                decode_meta.cache_clear()
-                self._delete_objects()
-                remains = "text of removed entries in catalog.sqlite-wal"
-                # The write-ahead log still holds the removed rows' bytes.
-                self._catalog.empty_log()
-        except (sqlite3.Error, StoreUnavailable) as error:
-            why = error.reason if isinstance(error, StoreUnavailable) else reason_of(error)
-            remedy = {"full": "make room on its disk", "busy": "end the process that uses it"}.get(
-                why, "make the store writable"
-            )
-            raise StoreError(
-                f"{remains} could not be removed ({error}): {remedy} and purge again"
-            ) from error
-
-        return replace(count_purged(selected), parts=len(parts), bytes=removal.nbytes)
 
     def sweep(self) -> int:
         """Remove expired entries and their traces, and return their number.
@@ -948,19 +897,7 @@ class Store:
         sqlite3.Error, StoreUnavailable
             If they cannot be removed.
         """
-        removal = self._remove(lambda sql: changes.expired(sql, self._clock()))
-        self._traces = self._traces or bool(removal.entries or removal.objects)
-        if self._traces:
-            # Before the work: what leaves meanwhile sets it again.
-            self._traces = False
-            try:
-                self._delete_objects()
-                self._catalog.empty_log()
-            except (sqlite3.Error, StoreUnavailable) as error:
-                self._traces = True
-                logger.warning("traces of removed entries are deleted later: %s", error)
-
-        return len(removal.entries)
+        return self._removal.sweep()
 
     def _put(self, stored_state: StoredState) -> None:
         # Eviction in this transaction must know the latest uses.
@@ -983,14 +920,14 @@ class Store:
         for partition, limit in evicted:
             self._counters.add("evictions", partition, limit)
 
-        self._after_removal(removal)
+        self._removal.finish(removal)
         if stored_state.stop == stored_state.meta.num_tokens:
             self._notes.note_stored(stored_state.meta.id)
         if stored_state.meta.ttl and self._background:
             self._worker.wake()
         # Purges that came while this was being stored take it too.
         for stone in self._tombstones.since(purges) if self._tombstones is not None else ():
-            self._purge(stone.selection)
+            self._removal.purge(stone.selection, self._notes.decode)
 
     # How it is read
 
@@ -1119,6 +1056,11 @@ class Store:
 
         return None
 
+    def _forget_verified(self, names: Iterable[str]) -> None:
+        with self._lock:
+            for name in names:
+                self._verified.pop(name, None)
+
     def _share_uses(self, remote_ids: Sequence[str]) -> Sequence[str]:
         """Note other machines' uses, and return the uses here."""
         for id in remote_ids:
@@ -1140,77 +1082,17 @@ class Store:
             else None
         ), slices
 
-    # How it leaves
-
-    def _remove(self, choose: Choose, *, dry_run: bool = False) -> Removal:
-        """See `removal.remove`."""
-        removal = remove(self._objects, self._catalog, choose, dry_run=dry_run)
-        if not dry_run:
-            self._after_removal(removal)
-        return removal
-
-    def _after_removal(self, removal: Removal, *, during_read: bool = False) -> None:
-        """Forget removed entries, delete their objects and tell the listeners.
-
-        Call it after the commit, without a lock.
-
-        Parameters
-        ----------
-        removal : Removal
-            What has left.
-        during_read : bool
-            Whether a read noticed it: no request waits for a service, so the worker deletes the
-            objects.
-        """
-        with self._lock:
-            for name in removal.objects:
-                self._verified.pop(name, None)
-        if (
-            removal.objects
-            and during_read
-            and self._remote is not None
-            and self._background
-            and not self._closed
-        ):
-            self._delete_later()
-        elif removal.objects:
-            try:
-                self._delete_objects()
-            except (sqlite3.Error, StoreUnavailable) as error:
-                if not self._traces:
-                    logger.warning("files of removed entries are deleted later: %s", error)
-                self._delete_later()
-
-        self._listeners.notify(id for id, _ in removal.entries)
-
-    def _delete_later(self) -> None:
-        self._traces = True
-        if self._background:
-            self._worker.wake()
-
-    def _delete_objects(self) -> None:
-        """Delete the objects of all removed segments, of any process.
-
-        Raises
-        ------
-        sqlite3.Error, StoreUnavailable
-            If the catalog or the objects cannot be changed.
-        """
-        names = self._catalog.objects_to_delete()
-        self._objects.delete(names)
-        self._catalog.note_deleted(names)
-
     # The worker
 
     def _tick(self) -> float | None:
         if not self._background or self._closed:
             return None
         due = self._catalog.next_due()
-        if due is None and not self._traces:
+        if due is None and not self._removal.traces:
             return None
 
         wait = (due or 0.0) - self._clock()
-        if wait <= 0 or self._traces:
+        if wait <= 0 or self._removal.traces:
             self.sweep()
             due = self._catalog.next_due()
             wait = max(1.0, due - self._clock()) if due is not None else 60.0

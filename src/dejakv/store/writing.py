@@ -10,7 +10,17 @@ import numpy as np
 from dejakv.errors import InputError, StoreError
 from dejakv.identity import BLOCK_TOKENS, exact_key
 from dejakv.store import changes
-from dejakv.store.base import AXIS, KV, RawTensor, StateInfo, StoredState, check_tensor, encode_meta
+from dejakv.store.base import (
+    AXIS,
+    KV,
+    SAVED_TOKENS,
+    SNAPSHOT,
+    RawTensor,
+    StateInfo,
+    StoredState,
+    check_tensor,
+    encode_meta,
+)
 from dejakv.store.budgets import POLICIES, Budget, NoRoom
 from dejakv.store.catalog import Catalog, SegmentSlice
 from dejakv.store.changes import Removal, Uses
@@ -181,9 +191,12 @@ def _plan_standalone(meta: StateInfo, stored_state: StoredState) -> _EntryWrite:
     tensor = stored_state.tensor
     meta = replace(meta, nbytes=tensor.nbytes)
     about = encode_meta(meta)
-    count = tensor.shape[AXIS] if len(tensor.shape) > AXIS else 0
+    start, stop = 0, tensor.shape[AXIS] if len(tensor.shape) > AXIS else 0
+    # Of the tokens that it saves no rows are stored, but eviction goes by their number.
+    if meta.kind == SNAPSHOT:
+        start, stop = max(0, meta.position - meta.metadata.get(SAVED_TOKENS, 0)), meta.position
     segment = Segment(
-        "", meta.partition, meta.epoch, meta.kind, 0, count, entry_id=meta.id,
+        "", meta.partition, meta.epoch, meta.kind, start, stop, entry_id=meta.id,
         position=meta.position, generation=meta.generation,
         lineage=(*meta.metadata.get(DONORS, ()), meta.metadata.get(PROMPT, "")),
         created=meta.created, ttl=meta.ttl, about=about,
@@ -281,7 +294,7 @@ def _write_rows(
 
     # Before room is made: what was just stored must not be what leaves.
     changes.touch(sql, {("", numbers): 1})
-    for limit in budget.limits(meta.partition):
+    for limit in budget.limits(meta.partition, meta.kind):
         room = changes.make_room(sql, POLICIES[budget.policy], limit, set(numbers), meta.id)
         evicted.extend((partition, limit.reason) for _, partition in room.entries)
         removal += room

@@ -41,6 +41,8 @@ _FEWEST_TIMED = 6
 _STORING_TRIES, _STORING_S = 6, 0.5
 """How often, and after which pauses (seconds), a prompt is sent again until it is in a cache."""
 _LEAST_CHANCE = 1e-4
+_LATER_REPEATS = 6
+"""About how many probes are repeated before other prompts evict them."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +271,7 @@ class _VerifyRun:
             if self._elapsed() + round_s > self.families_until:
                 break
 
+        self._repeat_later()
         self._flood()
         self._send_again()
         self._decide_suspects()
@@ -407,31 +410,31 @@ class _VerifyRun:
                 time.sleep(_STORING_S)
                 again = self.client.ask(salted)
             answers = [first, again, self.client.ask(other)]
-            rows.append((probe, (salted, salted), other, answers))
+            rows.append(((salted, salted), other, answers))
             if answers[0].cached_tokens is not None and len(rows) == 2:
                 break
 
-        for probe, before, other, (first, again, elsewhere) in rows:
+        for before, other, (first, again, elsewhere) in rows:
             counts = [answer.cached_tokens or 0 for answer in (first, again, elsewhere)]
             # A common beginning of all prompts, such as a template's, may be shared.
             shared = counts[1] > 0 and counts[2] > counts[0] and counts[2] >= counts[1] / 2
             note = f"cached tokens: {counts[0]} first, {counts[1]} again, {counts[2]} elsewhere"
-            self._note_salt(probe, before, other, (first, elsewhere), shared, note)
+            self._note_salt(before, other, (first, elsewhere), shared, note)
 
-        if rows[0][3][0].cached_tokens is None:
+        if rows[0][2][0].cached_tokens is None:
             self.result.notes.append(
                 "The server counts no cached tokens: state under one cache_salt that serves another"
                 " would show in times alone, and in none of a small model. (vLLM counts them with"
                 " --enable-prompt-tokens-details.)"
             )
-        times = [[answer.seconds for answer in row[3]] for row in rows]
+        times = [[answer.seconds for answer in row[2]] for row in rows]
         if len(times) == _FEWEST_TIMED and all(
             max(again, elsewhere) < 0.7 * first for first, again, elsewhere in times
         ):
-            probe, before, other, (first, _, elsewhere) = rows[-1]
+            before, other, (first, _, elsewhere) = rows[-1]
             rounded = [[round(seconds, 3) for seconds in row] for row in times]
             note = f"seconds (first, again, elsewhere): {rounded}"
-            self._note_salt(probe, before, other, (first, elsewhere), True, note)
+            self._note_salt(before, other, (first, elsewhere), True, note)
 
         if any(each.verdict == WRONG for each in self.result.observations):
             # Answers under a new salt are no longer known to be computed.
@@ -439,7 +442,6 @@ class _VerifyRun:
 
     def _note_salt(
         self,
-        probe: Body,
         before: tuple[Body, ...],
         other: Body,
         answers: tuple[ServerAnswer, ServerAnswer],
@@ -638,6 +640,19 @@ class _VerifyRun:
 
     # Evictions.
 
+    def _repeat_later(self) -> None:
+        """Repeat some probes before caches evict them: weights may have changed since."""
+        repeats = [probe for probe in self.sent if probe.kind == "repeat" and probe.truths]
+        for probe in repeats[:: max(len(repeats) // _LATER_REPEATS, 1)]:
+            self._compare_later("repeat", probe, "sent much later")
+
+    def _compare_later(self, kind: str, probe: _SentProbe, note: str) -> ServerAnswer | None:
+        """Send a probe again and compare; return the answer without a cache, None if none is."""
+        answer, now = self.client.ask(probe.content), self._fresh(probe.content)
+        truths = [now] if now is not None else probe.truths or [probe.answer]
+        self._compare(kind, probe.content, answer, truths, probe.history, note)
+        return now
+
     def _flood(self) -> None:
         """Send other prompts until earlier ones are evicted, or a fifth of the time is over."""
         self.report("sending other prompts, so that caches evict")
@@ -686,19 +701,9 @@ class _VerifyRun:
         for probe in self.sent:
             if self._elapsed() > until:
                 break
-            answer = self.client.ask(probe.content)
-            now = self._fresh(probe.content)
-            truths = [now] if now is not None else probe.truths or [probe.answer]
+            now = self._compare_later("evicted", probe, f"first sent as {probe.kind}")
             if now is not None and probe.truths:
                 changed.append(spread([now, probe.truths[-1]]) > self.result.noise.limit)
-            self._compare(
-                "evicted",
-                probe.content,
-                answer,
-                truths,
-                probe.history,
-                f"first sent as {probe.kind}",
-            )
         if changed and sum(changed) > len(changed) / 2:
             self.result.notes.append(
                 "The server's answers without a cache changed during the run: other weights or"

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "model-types.md"
 def row_of(kind: str) -> tuple[str, str, str]:
     """Whether a type hits exactly, whether it blends, and why not."""
     if cause := NOT_BUILT["causal"].get(kind):
-        return "", "", f"not run: {cause}"
+        return "", "", f"not run: {cause.split(chr(124))[-1]}"
     reason, _ = expected(kind, "causal")
     if reason:
         return "no", "no", reason

@@ -1,17 +1,20 @@
 """Where blending must be exact, it is: everything recomputed, an identical donor, a donor that merely moved."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
 from tests import tiny_models as models
 
 from dejakv.blend.forced import ForcedTokens
-from dejakv.blend.settings import SELECTORS, BlendConfig
+from dejakv.blend.settings import BlendConfig, BlendSelector
 from dejakv.blend.token_map import DonorTokens, TokenMap
 from dejakv.engines.transformers.blend_model import BlendModel, blend_model_of
 from dejakv.engines.transformers.blending import PlannedBlend, plan_cache, rearrange
 from dejakv.engines.transformers.kv import plain_cache, stacked_state
 from dejakv.errors import InputError, ModelError
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.store.base import RawTensor
 
 N = 40
@@ -34,7 +37,7 @@ def prefill(model, ids, positions=None):
     cache = plain_cache()
     place = None if positions is None else positions[None]
     with torch.inference_mode():
-        logits = model(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True).logits[:, -1]
+        logits = model(input_ids=ids, position_ids=place, **{CACHE_NAME: cache}, use_cache=True).logits[:, -1]
     return logits, stacked_state(cache, ids.shape[1])
 
 
@@ -54,7 +57,7 @@ def planned(
 
 def blended(model, ids, plan: PlannedBlend) -> torch.Tensor:
     with torch.inference_mode():
-        return model(input_ids=ids, past_key_values=plan.cache, use_cache=True).logits[:, -1]
+        return model(input_ids=ids, **{CACHE_NAME: plan.cache}, use_cache=True).logits[:, -1]
 
 
 @pytest.fixture(params=list(models.ARCHITECTURES))
@@ -98,9 +101,9 @@ def test_generate_gives_the_same_tokens(model):
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "pad_token_id": 0}
     for beams in (1, 3):
         with torch.inference_mode():
-            wanted = model.generate(**given, num_beams=beams, past_key_values=plain_cache() if beams == 1 else None)
+            wanted = model.generate(**given, num_beams=beams, **{CACHE_NAME: plain_cache() if beams == 1 else None})
             for plan in (planned(model, ids, ids, own, 0.0), planned(model, ids, other, foreign, 1.0)):
-                got = model.generate(**given, num_beams=beams, past_key_values=plan.cache)
+                got = model.generate(**given, num_beams=beams, **{CACHE_NAME: plan.cache})
                 assert got.tolist() == wanted.tolist()
 
 
@@ -116,7 +119,7 @@ def test_bfloat16_stays_within_the_spread_of_stock_prefill(name):
     assert (got - full).float().abs().max() <= 0.2 * full.float().std()
 
 
-@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("selector", get_args(BlendSelector))
 @pytest.mark.parametrize("name", ["llama", "phi3", "gpt_oss", "gemma2"])
 def test_each_selector_computes_as_many_rows_as_asked(name, selector):
     model = models.architecture_model(name)
@@ -229,7 +232,7 @@ def test_left_padding_is_refused():
     mask[:, :3] = 0
     plan = planned(model, ids, ids, own, 0.1)
     with pytest.raises(InputError, match="padding"):
-        model(input_ids=ids, attention_mask=mask, past_key_values=plan.cache, use_cache=True)
+        model(input_ids=ids, attention_mask=mask, **{CACHE_NAME: plan.cache}, use_cache=True)
 
 
 def test_two_engines_on_one_model_blend_as_one_does():

@@ -17,6 +17,7 @@ from dejakv.engines.transformers import TransformersEngine
 from dejakv.engines.transformers.blend_model import BlendModel
 from dejakv.engines.transformers.blending import PlannedBlend, plan_cache, rearrange
 from dejakv.errors import ModelError
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.pipeline import Pipeline
 from dejakv.request import Request, Sampling
 from dejakv.store.base import RawTensor
@@ -62,7 +63,7 @@ def prefill(engine: TransformersEngine, ids: torch.Tensor, first: int = 0) -> tu
     assert layout is not None
     cache, places = layout.empty_cache(), torch.arange(first, first + ids.shape[1])[None]
     with torch.inference_mode():
-        logits = engine.model(input_ids=ids, position_ids=places, past_key_values=cache, use_cache=True).logits[:, -1]
+        logits = engine.model(input_ids=ids, position_ids=places, **{CACHE_NAME: cache}, use_cache=True).logits[:, -1]
     state = layout.pack(cache, ids.shape[1])
     assert state is not None
     return logits, state
@@ -82,7 +83,7 @@ def planned(
 
 def blended(engine: TransformersEngine, ids: torch.Tensor, plan: PlannedBlend) -> torch.Tensor:
     with torch.inference_mode():
-        return engine.model(input_ids=ids, past_key_values=plan.cache, use_cache=True).logits[:, -1]
+        return engine.model(input_ids=ids, **{CACHE_NAME: plan.cache}, use_cache=True).logits[:, -1]
 
 
 def test_a_blend_is_exact_where_it_must_be(engine: TransformersEngine) -> None:
@@ -130,7 +131,7 @@ def test_generate_gives_the_tokens_of_full_computation(engine: TransformersEngin
     with torch.inference_mode():
         expected = engine.model.generate(**given).tolist()
         plan = planned(engine, ids, ids, 0.3, selector=selector, offsets=True)
-        assert engine.model.generate(**given, past_key_values=plan.cache).tolist() == expected
+        assert engine.model.generate(**given, **{CACHE_NAME: plan.cache}).tolist() == expected
 
 
 def test_a_moved_passage_is_blended_and_serves_the_next_prompt(engine: TransformersEngine) -> None:

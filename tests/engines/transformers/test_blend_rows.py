@@ -12,6 +12,7 @@ from dejakv.engines.tensors import tensor_view
 from dejakv.engines.transformers.blend_model import blend_model_of
 from dejakv.engines.transformers.blending import plan_cache, rearrange
 from dejakv.engines.transformers.kv import plain_cache, stacked_state
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.store.base import RawTensor
 
 N, FIRST, STOP = 60, 20, 52
@@ -20,7 +21,7 @@ N, FIRST, STOP = 60, 20, 52
 def state_of(model, ids):
     cache = plain_cache()
     with torch.inference_mode():
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
+        model(input_ids=ids, **{CACHE_NAME: cache}, use_cache=True)
     return stacked_state(cache, ids.shape[1])
 
 

@@ -67,6 +67,10 @@ def test_a_hybrid_begins_at_the_longest_snapshot() -> None:
         _, record = chat.ask(cache, turn, num_beams=2)
         assert (record.method, record.computed_tokens) == ("exact", 1)
 
+        # The last message is edited: the longest prefix is that turn's, the snapshot the answer's.
+        _, record = chat.ask(cache, torch.cat([turn[:, :84], tokens(30, 5)], dim=1))
+        assert (record.method, record.computed_tokens) == ("prefix", 41)
+
         # A prompt parts from a stored one where no snapshot stands: the next one finds it there.
         system = turn[:, :66]
         _, record = chat.ask(cache, torch.cat([system, tokens(30, 3)], dim=1))
@@ -156,6 +160,18 @@ def test_a_blend_of_such_a_model_is_refused_with_the_reason() -> None:
     assert isinstance(refusal, Refusal)
     assert "recurrent state" in refusal.reason
     assert "use exact reuse" in refusal.reason
+
+
+def test_costs_tell_the_bytes_of_a_snapshot_and_of_a_token() -> None:
+    engine = TransformersEngine(small_model("bamba", False), Numbers())
+    completion, costs = engine.run(prepared(engine)), engine.costs(timed=False)
+    assert costs is not None
+    (capture,) = completion.snapshots.values()
+    snapshot, rows = capture(), completion.capture()
+    assert snapshot is not None
+    assert rows is not None
+    assert costs.snapshot_bytes == snapshot.nbytes > 0
+    assert costs.token_bytes == rows.nbytes / completion.prompt_tokens > 0
 
 
 def test_without_the_check_at_loading_nothing_is_reused() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.documents import DOCUMENT, request
+from tests.documents import COSTS, DOCUMENT, request
 
 from dejakv.blend.prune import PruneConfig
 from dejakv.build import build_cache
@@ -64,7 +64,7 @@ def test_a_request_for_exact_reuse_is_not_pruned(pruning: Any, docs_engine: Any,
 
 
 def test_a_blend_is_pruned_too(pruning: Any) -> None:
-    config = SemanticCacheConfig(reuse="blend", index_encoder="model", similarity_threshold=0.5)
+    config = SemanticCacheConfig(reuse="blend", index_encoder="model", similarity_threshold=0.5, costs=COSTS)
     cache = build_cache(config, pruning, background=False)
     pipeline = Pipeline(pruning, cache)
     pipeline.answer(request(QUESTION))

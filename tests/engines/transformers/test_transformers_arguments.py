@@ -20,6 +20,7 @@ from transformers.generation.stopping_criteria import StoppingCriteria
 
 import dejakv
 from dejakv.config import SemanticCacheConfig
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.records import Record
 
 PROMPT = "three green balls, two red cones and one cube: what colour is the cube beside the red cone"
@@ -83,7 +84,7 @@ UNTOUCHED: dict[str, Options] = {
         **WHOLE, "generation_config": GenerationConfig(**BASE, output_hidden_states=True),
     },
     "use_cache": lambda: {"use_cache": False},
-    "past_key_values": lambda: {"past_key_values": DynamicCache()},
+    CACHE_NAME: lambda: {CACHE_NAME: DynamicCache()},
     "position_ids": lambda: {"position_ids": torch.arange(inputs(PROMPT)["input_ids"].shape[1])[None]},
     "cache_implementation": lambda: {"cache_implementation": "dynamic"},
     "prefill_chunk_size": lambda: {"prefill_chunk_size": 8},
@@ -107,13 +108,13 @@ def same(got: Any, expected: Any) -> None:
         return
     assert set(got) == set(expected)
     assert torch.equal(got.sequences, expected.sequences)
-    for name in set(expected) - {"sequences", "past_key_values"}:
+    for name in set(expected) - {"sequences", CACHE_NAME}:
         flat = [_flat(given[name]) for given in (got, expected)]
         assert [part.shape for part in flat[0]] == [part.shape for part in flat[1]], name
         for one, other in zip(*flat, strict=True):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-    if "past_key_values" in expected:
-        for one, other in zip(got.past_key_values.layers, expected.past_key_values.layers, strict=True):
+    if CACHE_NAME in expected:
+        for one, other in zip(got[CACHE_NAME].layers, expected[CACHE_NAME].layers, strict=True):
             torch.testing.assert_close(one.keys, other.keys, atol=1e-4, rtol=1e-4)
 
 

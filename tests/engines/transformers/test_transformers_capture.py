@@ -19,6 +19,7 @@ from dejakv.cache import HierarchicalCache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.transformers.engine import TransformersEngine
 from dejakv.engines.transformers.generate_call import GenerateArguments
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.records import Record
 from dejakv.store.base import StoredState
 from dejakv.store.store import Store
@@ -65,7 +66,7 @@ def cropped_and_continued(model: Any, state: Any) -> None:
     state.crop(5 - state.get_seq_length())
     ids = inputs(OTHER)["input_ids"].expand(state.layers[0].keys.shape[0], -1)
     with torch.no_grad():
-        model(input_ids=ids, past_key_values=state, use_cache=True)
+        model(input_ids=ids, **{CACHE_NAME: state}, use_cache=True)
 
 
 def written_to(model: Any, state: Any) -> None:
@@ -90,7 +91,7 @@ def reordered(model: Any, state: Any) -> None:
 def put_back(model: Any, state: Any) -> None:
     state.reset()
     with torch.no_grad():
-        model(input_ids=inputs(OTHER)["input_ids"], past_key_values=state, use_cache=True)
+        model(input_ids=inputs(OTHER)["input_ids"], **{CACHE_NAME: state}, use_cache=True)
 
 
 WAYS: list[Callable[[Any, Any], None]] = [
@@ -106,7 +107,7 @@ def test_what_the_caller_does_to_its_cache_does_not_reach_what_is_stored(way: An
     with busy_cache() as (store, cache), dejakv.attach(model, tokenizer(), cache=cache, on_record=records.append):
         model.generate(**inputs(OTHER), **RETURNED)  # keeps the writer busy
         given = model.generate(**inputs(), **{**RETURNED, **options})
-        way(model, given.past_key_values)
+        way(model, given[CACHE_NAME])
         store.free.set()
         cache.flush()
         again = model.generate(**inputs(), **RETURNED)
@@ -139,7 +140,7 @@ def test_a_hit_does_not_hand_out_the_stores_memory(way: Any, more: dict[str, Any
         before = np.array(stored_state.tensor.data)
         given = model.generate(**inputs(), **{**RETURNED, **more})
         assert records[-1].method == "exact"
-        way(model, given.past_key_values)
+        way(model, given[CACHE_NAME])
         np.testing.assert_array_equal(np.asarray(stored_state.tensor.data), before)
         again = model.generate(**inputs(), **RETURNED)
         assert records[-1].method == "exact"

@@ -14,7 +14,7 @@ from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.encoder_cache import VisualKVCache
 from dejakv.engines.transformers import TransformersEngine
-from dejakv.engines.transformers.weights import TURNS
+from dejakv.engines.transformers.fingerprint.weights import TURNS
 from dejakv.pipeline import Pipeline
 
 PROMPT = "three green balls, two red cones and one cube: what colour is the cube beside the red cone"

@@ -11,7 +11,7 @@ import dejakv
 from dejakv.build import build_cache
 from dejakv.config import SemanticCacheConfig
 from dejakv.engines.transformers import TransformersEngine
-from dejakv.engines.transformers.weights import TURNS
+from dejakv.engines.transformers.fingerprint.weights import TURNS
 from dejakv.errors import ModelChangedError
 from dejakv.pipeline import Pipeline
 from dejakv.records import Record

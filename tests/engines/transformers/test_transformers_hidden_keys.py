@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 from dejakv.engines.transformers.hidden_keys import MIN_KEYS, ROWS, VisibleKeys, pieces_of, skip_hidden_keys
 from dejakv.engines.transformers.kv import empty_cache
+from dejakv.models.cache_name import CACHE_NAME
 
 LONG = MIN_KEYS + 88
 
@@ -94,8 +95,8 @@ def test_rows_behind_a_prefix_come_out_as_without(name: str) -> None:
     def logits() -> torch.Tensor:
         cache = empty_cache(None)
         with torch.inference_mode():
-            model(input_ids=ids[:, :100], past_key_values=cache, use_cache=True)
-            return model(input_ids=ids[:, 100:], past_key_values=cache, use_cache=True).logits
+            model(input_ids=ids[:, :100], **{CACHE_NAME: cache}, use_cache=True)
+            return model(input_ids=ids[:, 100:], **{CACHE_NAME: cache}, use_cache=True).logits
 
     plain = logits()
     with Keys() as calls, skip_hidden_keys(model, "sdpa"):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from dejakv.engines.transformers.weights import TURNS, WeightDigest, unreadable, weighted_sum
+from dejakv.engines.transformers.fingerprint.weights import TURNS, WeightDigest, unreadable, weighted_sum
 
 
 def named(*tensors: torch.Tensor) -> tuple[list[str], Sequence[torch.Tensor]]:

@@ -18,7 +18,7 @@ from dejakv.request import DEFAULT_PARTITION, Request, Sampling
 from dejakv.store.base import ROWS, StoredState
 from dejakv.store.store import Store
 
-CONFIG = SemanticCacheConfig(reuse="blend", index_encoder="model", min_gain=0, costs=COSTS)
+CONFIG = SemanticCacheConfig(reuse="blend", index_encoder="model", min_gain=0, min_gain_share=0.0, costs=COSTS)
 
 
 @pytest.fixture(scope="module")

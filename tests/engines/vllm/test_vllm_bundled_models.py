@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from vllm_harness import running
+from vllm_harness import THREADS, running, set_threads
 
 from dejakv.models import load, path
 from dejakv_models.docs import DocsDataset
@@ -55,3 +55,15 @@ def test_docs_lm_answers_alike() -> None:
     ids = [tokenizer(docs_prompt(sample))["input_ids"] for sample in DocsDataset(seed=21, samples=QUESTIONS)]
     asked = [{"prompt_token_ids": tokens} for tokens in ids]
     compare("docs-lm", 2048, asked, [{"input_ids": torch.tensor([tokens])} for tokens in ids], tokenizer.eos_token_id)
+
+
+def test_an_engine_answers_alike_whatever_threads_an_earlier_one_left() -> None:
+    """Speculative decoding by n-grams leaves the process with another number of threads."""
+    picture = Image.open(io.BytesIO(next(iter(ShapesDataset())).media[0].data)).convert("RGB")
+    asked = [{"prompt": f"<image>{prompt('What color is the large object?')}", "multi_modal_data": {"image": picture}}]
+    answers = []
+    for threads in (THREADS, THREADS + 1):
+        set_threads(threads)
+        with running(path("shapes-vlm"), connector=False, max_model_len=256) as engine:
+            answers.append(engine.ask(asked)[0].tokens)
+    assert answers[0] == answers[1]

@@ -82,7 +82,7 @@ def engine(truth, folder):
         yield running_engine
 
 
-@pytest.mark.shows("exact", "encoder", model="shapes-vlm")
+@pytest.mark.shows("exact", "pictures", "encoder", model="shapes-vlm")
 def test_images_never_swap(engine, truth):
     """Same text with another picture, swapped order, a repeated picture: each its own answer, on the first pass, from the
     stores, and in one batch. The tower runs once a distinct picture."""

@@ -8,7 +8,7 @@ import pytest
 from tests.otlp import Collector, attributes
 from vllm_harness import BLENDING, running, server_flags, serving, tokens
 
-MODES = {**BLENDING, "mode": "blend", "min_gain": 1, "lookup_timeout_s": 30, "load_timeout_s": 60}
+MODES = {**BLENDING, "mode": "blend", "min_gain": 1, "min_gain_share": 0, "lookup_timeout_s": 30, "load_timeout_s": 60}
 HEADS = [f"{name} lives in {place}. " * 40 for name, place in (("mara", "rome"), ("olga", "oslo"), ("nina", "kiel"))]
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 

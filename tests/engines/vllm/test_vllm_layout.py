@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dejakv.engines.vllm.pages import PagedKV, reader_for
+from dejakv.engines.vllm.recurrent.states import StatePages
 from dejakv.errors import ConfigError
 
 
@@ -78,6 +79,36 @@ def test_a_latent_row_is_a_tokens(shape):
     pages = paged.copy_pages(((1,),), 20).view(torch.float32).view(32, 8)
     assert torch.equal(pages[:20], cache.view(2, 32, 8)[1, :20])
     assert not pages[20:].any()
+
+
+STATES = {
+    "mamba, jamba": [((3, 64), torch.float32), ((64, 16), torch.float32)],
+    "nemotron_h, bamba": [((3, 96), torch.bfloat16), ((4, 16, 16), torch.float32)],
+    "kimi_linear": [((3, 64), torch.bfloat16)] * 3 + [((4, 16, 16), torch.float32)],
+    "rg-lru": [((3, 64), torch.float16)],
+}
+
+
+@pytest.mark.parametrize("parts", list(STATES.values()), ids=list(STATES))
+def test_a_state_is_copied_and_put_as_it_is(parts):
+    """By the shapes of models whose kernels vLLM's CPU backend lacks; two groups share memory with padded pages."""
+    size = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in parts)
+    memory = torch.randint(-128, 128, (6, 2, size + 40), dtype=torch.int8)
+    caches = {name: memory[:, layer, :size].view(6, 1, 1, size) for name, layer in (("a", 0), ("b", 1), ("c", 0))}
+    states = StatePages(caches, {"a": 1, "b": 1, "c": 2}, 6)
+    before, out = memory.clone(), torch.empty(states.nbytes, dtype=torch.uint8)
+    states.copy([(1, 3), (2, 5)], out)
+    assert states.nbytes == 3 * size
+    memory[3:] = 0
+    states.put(((9, 9), (0, 3), (0, 4)), 1, out)
+    assert torch.equal(memory[3, :, :size], before[3, :, :size])
+    assert torch.equal(memory[4, 0, :size], before[5, 0, :size])
+    assert not memory[3:, :, size:].any()
+    assert not memory[5].any()
+    with pytest.raises(IndexError, match="no block 0"):
+        states.put(((9, 9), (0, 3), (0, 4)), 0, out)
+    with pytest.raises(ConfigError, match="6 blocks in place of 5"):
+        StatePages(caches, {"a": 1, "b": 1, "c": 2}, 5)
 
 
 class _Padded(_Packed):

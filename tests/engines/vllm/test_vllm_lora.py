@@ -96,6 +96,7 @@ def _ask(engine, prompt, lora, **options):
     return output
 
 
+@pytest.mark.shows("exact", "lora", model="docs-lm")
 def test_adapters_never_share_and_find_their_own(tmp_path, loras, truths, monkeypatch):
     """Whoever stored first, each of the three misses once and hits from then on, after a restart too."""
     store = {"store_dir": str(tmp_path)}

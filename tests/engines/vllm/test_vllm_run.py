@@ -73,6 +73,7 @@ def blended(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         "".join(json.dumps({"context": context, "question": question}) + "\n" for context, question in pairs)
     )
     flags = ["--dataset", "log", "--dataset-path", str(log), "--cache-dir", str(folder / "kv")]
+    flags += ["--set", "min_gain_share=0"]
     return _run(folder, "--preset", "docs", *flags)
 
 

@@ -14,6 +14,7 @@ def _two_cpus(monkeypatch):
     use_two_cpus(monkeypatch)
 
 
+@pytest.mark.shows("exact", "blend", "ranks", model="docs-lm")
 def test_two_ranks_on_two_machines(tmp_path, bucket, s3_server):
     """What one machine's ranks put into a bucket another's load, exactly and for a blend; a part that is deleted or damaged costs the hit,
     not the answer; a store of one rank is another store."""

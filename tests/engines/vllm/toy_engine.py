@@ -1,11 +1,12 @@
 """vLLM's scheduler and both sides of the connector around a model of integers, whose answers can be worked out by hand.
 
 The model's state of a token is a sum over the states of all tokens before it, and it has them from the KV cache alone. So one row that is
-missing, foreign, stale or of other weights changes the answer. A step takes a millisecond.
+missing, foreign, stale, of a rejected draft or of other weights changes the answer. A step takes a millisecond.
 """
 
 import copy
 import functools
+import random
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from vllm import SamplingParams
-from vllm.config import KVTransferConfig, set_current_vllm_config
+from vllm.config import KVTransferConfig, SpeculativeConfig, set_current_vllm_config
 from vllm.distributed import (
     cleanup_dist_env_and_memory,
     ensure_model_parallel_initialized,
@@ -32,7 +33,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
@@ -115,6 +116,9 @@ class Runner:
         get_kv_transfer_group().register_kv_caches(self._caches)
         self._live: dict[str, Live] = {}
         self.computed: Counter[str] = Counter()
+        self._rng = random.Random(0)
+        self.drafts: dict[str, list[int]] = {}
+        self.rejected = self.accepted = 0
 
     def get_model(self) -> Weights:
         return self._model
@@ -127,7 +131,16 @@ class Runner:
         starts = self._taken_in(output)
         hooks = KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(output)
         with set_forward_context(None, self._config), hooks as connector_output:
-            made = {name: self._forward(name, starts[name], n) for name, n in output.num_scheduled_tokens.items()}
+            drafted = output.scheduled_spec_decode_tokens
+            made = {
+                name: self._forward(name, starts[name], n, drafted.get(name, []))
+                for name, n in output.num_scheduled_tokens.items()
+            }
+            speculative = self._config.speculative_config
+            if speculative is not None:
+                self.drafts = {
+                    name: self._draft(name, speculative.num_speculative_tokens) for name, out in made.items() if out
+                }
         names = list(made)
         places = {name: place for place, name in enumerate(names)}
         return ModelRunnerOutput(names, places, [made[name] for name in names], kv_connector_output=connector_output)
@@ -146,29 +159,37 @@ class Runner:
             starts[name] = start
         return starts
 
-    def _forward(self, name: str, start: int, count: int) -> list[int]:
+    def _draft(self, name: str, count: int) -> list[int]:
+        """The next tokens, of which some are wrong. Their state is computed, too, and lies in the KV cache when they are rejected."""
+        drafts = answer(self._live[name].tokens, count, int(self._model.weight.sum()))
+        return [token if self._rng.random() < 0.7 else 7 for token in drafts]
+
+    def _forward(self, name: str, start: int, count: int, drafts: Sequence[int]) -> list[int]:
         live, weight = self._live[name], int(self._model.weight.sum())
-        stop = start + count
-        assert stop <= len(live.tokens), f"{name}: more is scheduled than there are tokens"
+        stop, tokens = start + count, [*live.tokens, *drafts]
+        assert stop <= len(tokens), f"{name}: more is scheduled than there are tokens"
         assert stop <= BLOCK * len(live.blocks), f"{name}: tokens without a block"
         self.computed[name] += count
         places = torch.arange(stop)
         blocks = torch.tensor(live.blocks)[places // BLOCK]
-        last: list[int] = []
+        last: list[list[int]] = []
         for layer, cache in enumerate(self._caches.values()):
             rows = cache[blocks[:start], 0, places[:start] % BLOCK].to(torch.int64).tolist()
             before = sum((place + 1) * (2 * row[2] - row[WIDTH]) for place, row in enumerate(rows)) % MODULUS
             fresh: list[list[float]] = []
             for place in range(start, stop):
-                made = state(layer, weight, live.tokens[place], before)
+                made = state(layer, weight, tokens[place], before)
                 before = (before + (place + 1) * made) % MODULUS
                 fresh.append([0, 0, made, 0, made, 0, 0, 0])  # K and V
             cache[blocks[start:], 0, places[start:] % BLOCK] = torch.tensor(fresh, dtype=cache.dtype)
-            last.append(int(fresh[-1][2]))
+            last.append([int(row[2]) for row in fresh[-1 - len(drafts) :]])
         if stop < len(live.tokens):
             return []
-        live.tokens.append(sampled(last))
-        return live.tokens[-1:]
+        made = [sampled(states) for states in zip(*last, strict=True)]
+        right = next((place for place, draft in enumerate(drafts) if draft != made[place]), len(drafts))
+        self.accepted, self.rejected = self.accepted + right, self.rejected + len(drafts) - right
+        live.tokens += made[: right + 1]
+        return made[: right + 1]
 
 
 @dataclass
@@ -224,6 +245,7 @@ class ToyEngine:
     extra   `kv_connector_extra_config`
     prefix  whether vLLM has its own prefix cache
     extended  whether the worker has the extension that hands over the model
+    drafts  tokens of speculative decoding
     transfer  `kv_transfer_config`, in place of `extra`
     """
 
@@ -236,6 +258,7 @@ class ToyEngine:
         seqs: int = 4,
         prefix: bool = True,
         extended: bool = True,
+        drafts: int = 0,
         transfer: KVTransferConfig | None = None,
     ) -> None:
         config = copy.deepcopy(_base_config())
@@ -245,6 +268,11 @@ class ToyEngine:
         config.scheduler_config.max_num_batched_tokens = budget
         config.scheduler_config.max_num_seqs = seqs
         config.scheduler_config.enable_chunked_prefill = True
+        if drafts:
+            config.speculative_config = SpeculativeConfig(
+                method="ngram", num_speculative_tokens=drafts,
+                target_model_config=config.model_config, target_parallel_config=config.parallel_config,
+            )  # fmt: skip
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=WIDTH, dtype=torch.float32)
         group = KVCacheGroupSpec([f"layer.{number}" for number in range(LAYERS)], spec)
         kv = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[group])
@@ -276,6 +304,9 @@ class ToyEngine:
     def step(self) -> None:
         output = self.scheduler.schedule()
         made = self.scheduler.update_from_output(output, self.runner.step(output))
+        drafts, self.runner.drafts = self.runner.drafts, {}
+        if drafts:
+            self.scheduler.update_draft_token_ids(DraftTokenIds(list(drafts), list(drafts.values())))
         for one in (item for outputs in made.values() for item in outputs.outputs):
             asked = self.asked[one.request_id]
             if asked.over:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.prototypes.lckv.cache import LCKVCache
 from dejakv.prototypes.lckv.configuration import LCKVLlamaConfig
 from dejakv.prototypes.lckv.modeling import LCKVLlamaForCausalLM
@@ -22,7 +23,7 @@ def tiny(layout: str, **settings) -> LCKVLlamaForCausalLM:
 def sequential_prefill(model: LCKVLlamaForCausalLM, input_ids: torch.Tensor) -> tuple[torch.Tensor, LCKVCache]:
     """Logits [batch, tokens, vocabulary] and the cache of a prompt computed token by token: exact, and slow."""
     cache = LCKVCache(model.model.layout)
-    parts = [model(token, past_key_values=cache, use_cache=True).logits for token in input_ids.split(1, 1)]
+    parts = [model(token, **{CACHE_NAME: cache}, use_cache=True).logits for token in input_ids.split(1, 1)]
     return torch.cat(parts, 1), cache
 
 

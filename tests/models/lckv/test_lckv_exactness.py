@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.models.lckv.conftest import sequential_prefill, tiny
 
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.prototypes.lckv.cache import GivenRows, LCKVCache
 
 TOLERANCE = 2e-5
@@ -58,7 +59,7 @@ def test_what_stands_in_computed_rows_is_not_used(ids):
     keys[:, :, 5], values[:, :, 5] = 1e3, float("nan")
     index = torch.tensor([5, ids.shape[1] - 1]).expand(2, -1)
     cache = LCKVCache(model.model.layout, GivenRows({4: (keys, values)}, index))
-    got = logits(model, ids, past_key_values=cache, use_cache=True)
+    got = logits(model, ids, **{CACHE_NAME: cache}, use_cache=True)
     assert torch.allclose(got[:, -1], exact[:, -1], atol=TOLERANCE)
 
 

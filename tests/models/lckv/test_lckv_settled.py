@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.models.lckv.conftest import sequential_prefill
 
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.prototypes.lckv.cache import LCKVCache
 from dejakv.prototypes.lckv.passes import CondensedPasses, LoopIterations
 
@@ -17,7 +18,7 @@ def one_iteration(model):
 @torch.no_grad()
 def parts(model, ids, *lengths):
     cache = LCKVCache(model.model.layout, settled=True)
-    logits = [model(part, past_key_values=cache, use_cache=True).logits for part in ids.split(lengths, 1)]
+    logits = [model(part, **{CACHE_NAME: cache}, use_cache=True).logits for part in ids.split(lengths, 1)]
     return torch.cat(logits, 1), cache
 
 
@@ -34,7 +35,7 @@ def test_a_prompt_is_what_token_by_token_decoding_makes_of_it(model, ids, length
 def test_another_cache_follows_the_configuration(model, ids):
     with torch.no_grad():
         expected = model(ids, use_cache=True).logits
-        logits = model(ids, past_key_values=LCKVCache(model.model.layout), use_cache=True).logits
+        logits = model(ids, **{CACHE_NAME: LCKVCache(model.model.layout)}, use_cache=True).logits
     assert torch.equal(logits, expected)
     assert not torch.allclose(logits, parts(model, ids, 24)[0], atol=1e-3)
 
@@ -59,6 +60,6 @@ def test_beams_share_what_was_given(model, ids):
     given = GivenRows(kv, torch.tensor([[20, 21, 22, 23]]))
     cache = LCKVCache(model.model.layout, given, settled=True)
     with torch.no_grad():
-        wide = model(ids[:1].repeat(3, 1), past_key_values=cache, use_cache=True).logits
+        wide = model(ids[:1].repeat(3, 1), **{CACHE_NAME: cache}, use_cache=True).logits
     expected = sequential_prefill(model, ids[:1])[0][:, -4:]
     assert torch.allclose(wide, expected.expand(3, -1, -1), atol=1e-4)

@@ -250,16 +250,6 @@ class Change:
     questions: tuple[ChangeQuestion, ...]
     changed: tuple[Fact, ...] = ()
 
-    @property
-    def must_stay(self) -> tuple[ChangeQuestion, ...]:
-        """Questions whose answer the change leaves."""
-        return tuple(q for q in self.questions if not q.must_change)
-
-    @property
-    def must_change(self) -> tuple[ChangeQuestion, ...]:
-        """Questions whose answer the change makes another."""
-        return tuple(q for q in self.questions if q.must_change)
-
 
 def _change(
     kind: Kind, donor: Document, target: Document, rng: random.Random, questions: int | None

@@ -25,6 +25,7 @@ from dejakv.decide.copied.fingerprints import (
     media_token_ids,
     stretches,
 )
+from dejakv.decide.copied.foreign import ForeignContext
 from dejakv.decide.copied.index import CopiedIndex, FingerprintPlaces
 from dejakv.request import Prepared
 from dejakv.store.base import StateInfo
@@ -514,10 +515,13 @@ class CopiedText:
     ----------
     store : Store
         Store from which the prompts' token ids are read.
+    foreign_context : int or None
+        The setting of this name: what stands behind more text of others is not searched.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, foreign_context: int | None = None) -> None:
         self._store = store
+        self._foreign_context = foreign_context
         self._spaces: dict[tuple[str, str], _SpaceIndex] = {}
         self._space_of: dict[str, tuple[str, str]] = {}
 
@@ -585,10 +589,11 @@ class CopiedText:
         if space is None:
             return DonorCover(len(target))
 
+        foreign = ForeignContext(target, self._foreign_context)
         return cover(
             target,
             space.index,
-            lambda id: self._tokens(space, id),
+            lambda id: self._searched(space, id, foreign),
             generation_of=lambda id: space.generations.get(id, 0),
         )
 
@@ -601,6 +606,14 @@ class CopiedText:
             else None
         )
         return media_token_ids(meta.token_ids, meta.spans) if ids is None else ids
+
+    def _searched(self, space: _SpaceIndex, id: str, foreign: ForeignContext) -> Ids | None:
+        """Return a segment's token ids, without those that stand behind too much other text."""
+        # Rows of blends begin behind text that is not described.
+        if self._foreign_context is not None and id in space.generations:
+            return None
+        ids = self._tokens(space, id)
+        return None if ids is None else foreign.hide(ids)
 
     def _tokens(self, space: _SpaceIndex, id: str) -> Ids | None:
         """Return a segment's token ids from the memory of the last ones, or from the store.

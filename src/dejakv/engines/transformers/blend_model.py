@@ -29,6 +29,7 @@ from dejakv.blend.recomputed import RecomputePlan
 from dejakv.blend.rope import ApplyRotary, Tables, rotate, rotate_halves, rotate_pairs, turn
 from dejakv.engines.transformers.state_layout import StateLayout
 from dejakv.errors import InputError, ModelError
+from dejakv.models.cache_name import CACHE_NAME
 
 
 class BlendLayer(DynamicLayer):
@@ -141,6 +142,15 @@ class BlendCache(Cache):
             self._begin(hidden)
             if rows is not None:
                 hidden = hidden.index_select(1, rows)
+        elif rows is not None and (last := hidden.shape[1]) < len(rows):
+            # Where layers share the KV of earlier ones, a model may go on with its last tokens
+            # alone. Its arguments are theirs already.
+            if last > 1 and int(rows[-last]) != self.tokens - last:
+                raise InputError(
+                    f"logits of {last} tokens are asked for, of which the blend recomputes fewer: "
+                    "ask for those of the last one"
+                )
+            return hidden, kwargs
         return hidden, kwargs if rows is None else self._for_rows(kwargs, rows)
 
     def rows_of(self, argument: Any) -> Any:
@@ -245,7 +255,7 @@ def install(layers: Sequence[nn.Module]) -> None:
         def hook(
             _module: nn.Module, args: tuple, kwargs: dict[str, Any], index: int = index
         ) -> Any:
-            cache = kwargs.get("past_key_values")
+            cache = kwargs.get(CACHE_NAME)
             if not isinstance(cache, BlendCache) or cache.inside == index:
                 return None
             # The last layers may attend to the K and V of earlier ones, and have none to wait for.
@@ -348,14 +358,14 @@ class BlendModel:
         return cached_tables
 
     def _make_tables(self, length: int, kind: str | None) -> Tables:
-        # A copy that has seen no prompt: some rotary modules remember the longest one.
-        rotary = copy.deepcopy(self.rotary)
-        _forget(rotary)
         device = self.model.device
-        probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=device)
         extra = (kind,) if kind is not None else ()
-        # Tensors made in inference mode could not be used outside of it later.
+        # Tensors made in inference mode could not be used, or changed in place, outside of it.
         with torch.inference_mode(False), torch.no_grad():
+            # A copy that has seen no prompt: some rotary modules remember the longest one.
+            rotary = copy.deepcopy(self.rotary)
+            _forget(rotary)
+            probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=device)
             tables = rotary(probe, torch.arange(length, device=device)[None], *extra)
         if isinstance(tables, Tensor):
             return tables.real.float(), tables.imag.float()
@@ -677,7 +687,7 @@ def _prefill(
     """Return the last logits, and each layer's keys and values, `[kv_heads, tokens, head_dim]`."""
     # This cache keeps every token, also in sliding-window layers.
     cache = Cache(layer_class_to_replicate=DynamicLayer)
-    out = model(input_ids=ids, position_ids=positions[None], past_key_values=cache, use_cache=True)
+    out = model(input_ids=ids, position_ids=positions[None], use_cache=True, **{CACHE_NAME: cache})
     layers: list[Any] = list(cache.layers)
     keys, values = ([getattr(layer, kind)[0] for layer in layers] for kind in ("keys", "values"))
     return out.logits[:, -1], keys, values
@@ -694,7 +704,7 @@ def _blend(
         BlendLayer(k[None].clone(), v[None].clone()) for k, v in zip(keys, values, strict=True)
     ]
     cache = BlendCache(layers, plan)
-    return model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
+    return model(input_ids=ids, use_cache=True, **{CACHE_NAME: cache}).logits[:, -1]
 
 
 def _relative_error(actual: Tensor, expected: Tensor) -> float:

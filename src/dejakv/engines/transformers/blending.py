@@ -20,6 +20,7 @@ from dejakv.blend.settings import BlendConfig, first_asked
 from dejakv.blend.slices import copy_part, ranges_of, split_runs
 from dejakv.blend.token_map import DonorTokens, Ids, TokenMap, long_runs, mark_new_text
 from dejakv.decide.copied.fingerprints import SHORTEST_FINDABLE_RUN, media_token_ids
+from dejakv.decide.copied.foreign import ForeignContext
 from dejakv.engines.base import UNREADABLE, ComputedRows, Donor, Prepared
 from dejakv.engines.tensors import empty_tensor, tensor_view, to_store
 from dejakv.engines.transformers.blend_model import (
@@ -30,6 +31,7 @@ from dejakv.engines.transformers.blend_model import (
 )
 from dejakv.engines.transformers.state_layout import StateLayout
 from dejakv.errors import ModelError
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.store.base import RawTensor as Stored
 from dejakv.store.base import StateInfo, StoredState
 
@@ -179,11 +181,15 @@ def plan_blend(
         return None, BlendReport(tokens, reason=str(model))
 
     target = media_token_ids(prepared.token_ids, prepared.spans)
+    foreign = ForeignContext(target, config.foreign_context)
     usable = list(donors)
     while usable:
         metas = [donor.meta for donor in usable]
         donor_tokens = DonorTokens.of(
-            *(media_token_ids(meta.token_ids, meta.spans) for meta in metas),
+            *(
+                foreign.hide(media_token_ids(meta.token_ids, meta.spans), meta.position)
+                for meta in metas
+            ),
             first=[meta.position for meta in metas],
         )
         # Only a donor computed in full from its first token on can give an exact prefix.
@@ -423,7 +429,7 @@ def question_attention(
 
     with AttentionProbe(tail, first_asked(len(layers))) as probe:
         # The decoder alone: no logits are needed.
-        model.model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
+        model.model.get_decoder()(input_ids=ids, use_cache=True, **{CACHE_NAME: cache})
 
     for layer, (keys, values) in zip(layers, donors, strict=True):
         layer.keys[:, :, -tail:], layer.values[:, :, -tail:] = keys, values

@@ -22,6 +22,7 @@ from dejakv.engines.transformers.prompts import image_text_ids, vision_base
 from dejakv.engines.transformers.state_layout import StateLayout, planned_layout
 from dejakv.engines.transformers.vision import VisionModel, feature_override
 from dejakv.errors import ModelError
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.models.layout import layout_of
 from dejakv.pictures import decode_picture
 from dejakv.request import Media, Request
@@ -262,6 +263,10 @@ def _why_forgetful(model: Any, layout: StateLayout) -> str:
     both.
     """
     model_cache = DynamicCache(config=text_config(model))
+    if layout_of(model) is None and len(model_cache.layers) < layout.layers:
+        # A looping model adds a layer for each of its turns, at its first token.
+        _last_logits(model, some_tokens(model, 1), model_cache, 0)
+        model_cache.crop(-1)
     windows = [
         int(size)
         for layer in model_cache.layers
@@ -282,10 +287,10 @@ def _why_forgetful(model: Any, layout: StateLayout) -> str:
         expected, got = (
             model(
                 input_ids=ids,
-                past_key_values=cache,
                 position_ids=position_ids,
                 use_cache=True,
                 return_dict=True,
+                **{CACHE_NAME: cache},
             ).logits[0, -1]
             for cache in caches
         )
@@ -372,8 +377,8 @@ def _last_logits(
     if position_ids is None:
         position_ids = torch.arange(ids.shape[1], device=ids.device)[None]
     out = model(
-        input_ids=ids[:, start:], past_key_values=cache, position_ids=position_ids[..., start:],
-        use_cache=True, return_dict=True, **features,
+        input_ids=ids[:, start:], position_ids=position_ids[..., start:],
+        use_cache=True, return_dict=True, **{CACHE_NAME: cache}, **features,
     )  # fmt: skip
     return out.logits[0, -1].float()
 
@@ -395,7 +400,7 @@ def some_tokens(model: Any, count: int) -> torch.Tensor:
     return torch.tensor([chosen], device=model.get_input_embeddings().weight.device)
 
 
-def count_costs(model: Any, attention: str) -> ReuseCosts:
+def count_costs(model: Any, attention: str, state_layout: StateLayout | None = None) -> ReuseCosts:
     """Count a model's work in floating-point operations, without embeddings.
 
     On a GPU, and with eager attention, pairs are not counted: a prefix always pays there. A
@@ -424,11 +429,17 @@ def count_costs(model: Any, attention: str) -> ReuseCosts:
         * width
         * embeddings.element_size()
     )
+    snapshot_bytes = 0
+    if state_layout is not None:
+        token_bytes, snapshot_bytes = state_layout.token_bytes, state_layout.snapshot_bytes
     masked = attention == "sdpa" and embeddings.device.type == "cpu"
     # Under a causal mask a whole prompt has half of all pairs.
     pair = 4 * layers * heads * width if masked else 0
     whole = 0.5 if masked and layout is None else 1.0
-    return ReuseCosts(2 * weights, pair, whole=whole, masked=MASKED, token_bytes=token_bytes)
+    return ReuseCosts(
+        2 * weights, pair, whole=whole, masked=MASKED,
+        token_bytes=token_bytes, snapshot_bytes=snapshot_bytes,
+    )  # fmt: skip
 
 
 def forward_of(model: Any, layout: StateLayout | None) -> Callable[[int], object]:

@@ -22,6 +22,7 @@ from dejakv.config import PrunePolicy
 from dejakv.engines.base import Accept, OnToken
 from dejakv.engines.transformers.kv import copy_prefix, empty_cache
 from dejakv.errors import ModelError
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.models.layout import layout_of
 from dejakv.request import Request, Sampling
 
@@ -209,7 +210,7 @@ def generate(
         The result of `generate`.
     """
     criteria = StoppingCriteriaList([*(arguments.get("stopping_criteria") or []), steps])
-    extra_arguments: dict[str, Any] = {"past_key_values": cache} if cache is not None else {}
+    extra_arguments: dict[str, Any] = {CACHE_NAME: cache} if cache is not None else {}
     if steps.model_check is not None:
         # First of all processors: the others are the caller's code, which may change the model.
         extra_arguments["logits_processor"] = LogitsProcessorList(
@@ -246,9 +247,9 @@ def prefill(
     last = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
 
     model(
-        input_ids=ids[:, cached_tokens:], past_key_values=cache,
-        attention_mask=torch.ones_like(ids), position_ids=position_ids[..., cached_tokens:n],
-        use_cache=True, return_dict=True, **last, **features,
+        input_ids=ids[:, cached_tokens:], attention_mask=torch.ones_like(ids),
+        position_ids=position_ids[..., cached_tokens:n], use_cache=True, return_dict=True,
+        **{CACHE_NAME: cache}, **last, **features,
     )  # fmt: skip
 
 
@@ -426,9 +427,9 @@ def answer_logprobs(
         piece = slice(begin, begin + _SCORED_TOKENS)
         output = model(
             input_ids=input_ids[:, piece],
-            past_key_values=start,
             position_ids=last + steps[piece],
             use_cache=True,
             return_dict=True,
+            **{CACHE_NAME: start},
         )
         yield output.logits[0].float().log_softmax(-1).cpu().numpy()

@@ -7,17 +7,15 @@ import copy
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from operator import attrgetter
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import Cache
 
 from dejakv import tracing
 from dejakv.blend.blend import BlendReport
@@ -29,6 +27,7 @@ from dejakv.config import PrunePolicy
 from dejakv.decide.costs import CostMeter, ReuseCosts
 from dejakv.engines.base import (
     FULL,
+    NO_SNAPSHOT,
     UNREADABLE,
     Accept,
     BlendPlan,
@@ -58,148 +57,32 @@ from dejakv.engines.transformers.capabilities import (
     self_check,
     without_adapter_wrapper,
 )
-from dejakv.engines.transformers.decoding import (
-    FirstTokenDeclined,
-    TokenObserver,
-    answer_logprobs,
-    may_prune,
-    prefill_pruned,
-    pruning_of,
-)
-from dejakv.engines.transformers.generate_call import (
-    PROMPT_KEYS,
-    GenerateArguments,
-    GenerateCall,
-    split_prompts,
-)
-from dejakv.engines.transformers.hidden_keys import ROWS, skip_hidden_keys
-from dejakv.engines.transformers.kv import empty_cache, filled_cache, stacked_state
-from dejakv.engines.transformers.loading import DTYPES, load
+from dejakv.engines.transformers.decoding import FirstTokenDeclined, TokenObserver, pruning_of
+from dejakv.engines.transformers.fingerprint.watch import ModelWatch
+from dejakv.engines.transformers.fixed_state import FixedState, find_start, snapshot_places
+from dejakv.engines.transformers.generate_call import GenerateArguments, GenerateCall, prompts_of
+from dejakv.engines.transformers.loading import load
 from dejakv.engines.transformers.model_settings import text_setting
+from dejakv.engines.transformers.prompt_run import PromptRun
 from dejakv.engines.transformers.prompts import (
     image_text_ids,
-    positions,
-    spans_of,
     text_ids,
     vision_base,
 )
-from dejakv.engines.transformers.vision import ImageRows, VisionModel, feature_override
-from dejakv.engines.transformers.watch import ModelWatch, Writes
+from dejakv.engines.transformers.vision import VisionModel
 from dejakv.errors import InputError, ModelChangedError, ModelError
 from dejakv.identity import BLOCK_TOKENS, MediumSpan, digest_of
 from dejakv.models.layout import layout_of
-from dejakv.request import DEFAULT_PARTITION, Media, Request, prefill_boundaries, reusable_tokens
+from dejakv.request import DEFAULT_PARTITION, Media, Request
 from dejakv.store.base import (
-    SNAPSHOT,
     CorruptState,
-    RawTensor,
-    StateInfo,
     StoredState,
-    consecutive_views,
 )
 from dejakv.store.forks import fork_safe_rlock
-from dejakv.store.prefix_keys import PrefixKeys, snapshot_id
 from dejakv.store.store import Store
 from dejakv.vectors.base import normalized
 
 _log = logging.getLogger(__name__)
-
-NO_SNAPSHOT = (
-    "the model keeps recurrent state, and no snapshot of it stands within the stored beginning of "
-    "the prompt"
-)
-"""Why a stored prefix of a model with fixed state is not continued."""
-
-_PARTING_TOKENS = 64
-"""Fewest tokens that a snapshot saves where a prompt parts from a stored one."""
-_SINGLE_TOKENS = 64
-"""Most tokens that are computed one by one behind a snapshot, where a model needs it."""
-
-
-@dataclass(frozen=True)
-class _FixedState:
-    """Where a run of a model with fixed state begins, and where snapshots are taken.
-
-    Attributes
-    ----------
-    start : RawTensor or None
-        Snapshot behind the cached tokens; None for a run from the beginning.
-    places : tuple[int, ...]
-        Numbers of tokens of the prompt behind which a snapshot is taken, ascending.
-    """
-
-    start: RawTensor | None = None
-    places: tuple[int, ...] = ()
-
-
-@dataclass
-class _Run:
-    """One run of a prompt, from its stored state to the answer.
-
-    Attributes
-    ----------
-    cache : Cache or None
-        State of the prompt; None for the model's own cache.
-    cached_tokens, bytes_loaded : int
-        Tokens at the beginning that are in the cache, and the bytes of their stored state.
-    rows : ImageRows or None
-        Rows of the pictures that no forward has seen yet.
-    visible : Callable[[], ContextManager]
-        Context of forwards that may leave out hidden keys.
-    decode_cache : Cache or None
-        State that the answer is decoded from: `cache`, or a pruned copy.
-    fixed : _FixedState
-        Fixed state; empty for a model without any.
-    snapshots : dict[int, Callable[[], RawTensor | None]]
-        Taken snapshots; see `Completion.snapshots`.
-    """
-
-    prepared: Prepared
-    planned: PlannedPrefill | None
-    observer: TokenObserver
-    prefill_unit: int
-    ids: torch.Tensor
-    cache: Cache | None
-    cached_tokens: int = 0
-    bytes_loaded: int = 0
-    inject_s: float = 0.0
-    position_ids: torch.Tensor | None = None
-    rows: ImageRows | None = None
-    encoder_runs: int = 0
-    visible: Any = nullcontext
-    decode_cache: Cache | None = None
-    fixed: _FixedState = _FixedState()
-    snapshots: dict[int, Callable[[], RawTensor | None]] = field(
-        default_factory=dict[int, Callable[[], "RawTensor | None"]]
-    )
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the prompt."""
-        return self.ids.shape[1]
-
-    @property
-    def missing(self) -> int:
-        """Tokens of the prompt that are not in the cache."""
-        return self.tokens - self.cached_tokens
-
-    @property
-    def beams(self) -> int:
-        """Number of sequences (rows of the batch) to which `generate` expands the prompt."""
-        return self.observer.rows
-
-    @property
-    def pruned(self) -> bool:
-        """Whether the answer is decoded from pruned state."""
-        return self.decode_cache is not self.cache
-
-    def rows_before(self, start: int, stop: int) -> tuple[ImageRows | None, ImageRows | None]:
-        """Divide the rows into those of pictures between two tokens, and those of later ones."""
-        if not self.rows:
-            return None, None
-        spans = self.prepared.spans
-        pictures = sum(span.start < stop and span.start + span.length > start for span in spans)
-        return self.rows.divided(pictures)
 
 
 class TransformersEngine(Engine):
@@ -281,7 +164,9 @@ class TransformersEngine(Engine):
             if self.capabilities.reuse
             else None
         )
-        self._meter = CostMeter(count_costs(self.model, self._attention), timed)
+        self._meter = CostMeter(
+            count_costs(self.model, self._attention, self.capabilities.state_layout), timed
+        )
         self._watch = ModelWatch(self.model, tokenizer, processor)
         self._update_vision()
 
@@ -520,7 +405,9 @@ class TransformersEngine(Engine):
 
         fixed = None
         if self._has_fixed_state:
-            tokens, fixed = self._fixed_start(prepared, donor, tokens, store, until)
+            layout = self.capabilities.state_layout
+            assert layout is not None
+            tokens, fixed = find_start(layout, self.prefill_unit, prepared, tokens, store, until)
             if not tokens and plan.method == "adopt":
                 return Refusal(NO_SNAPSHOT)
             if not tokens:
@@ -553,64 +440,6 @@ class TransformersEngine(Engine):
         """Whether the model's layers keep fixed state, of which snapshots are stored."""
         layout = self.capabilities.state_layout
         return self.capabilities.reuse and layout is not None and bool(layout.fixed)
-
-    def _fixed_start(
-        self,
-        prepared: Prepared,
-        donor: StateInfo,
-        tokens: int,
-        store: Store,
-        until: float | None,
-    ) -> tuple[int, _FixedState]:
-        """Find the longest part of a stored prefix that has a snapshot.
-
-        Returns
-        -------
-        tokens : int
-            Tokens before which nothing is computed; 0 without a snapshot.
-        fixed : _FixedState
-            The snapshot, and the places of new ones.
-        """
-        if prepared.spans:
-            return 0, _FixedState()
-        n, partition = len(prepared.token_ids), prepared.request.partition
-        layout = self.capabilities.state_layout
-        assert layout is not None
-        tokens = reusable_tokens(tokens, n, self.prefill_unit, prepared.spans)
-        if self.prefill_unit > 1:
-            places = set(prefill_boundaries(n, self.prefill_unit, prepared.spans))
-        else:
-            # Ends of prompts, and blocks, at which prompts were seen to part.
-            length = len(donor.token_ids)
-            places = {length - 1, length, *range(BLOCK_TOKENS, tokens + 1, BLOCK_TOKENS)}
-
-        # A long rest is faster in full than by one token at a time.
-        first = n - 1 - _SINGLE_TOKENS if layout.token_by_token else 0
-        keys = PrefixKeys(partition, prepared.epoch, prepared.token_ids, prepared.spans)
-        place_of = {
-            snapshot_id(place, keys.prefix_key(place)): place
-            for place in sorted(places, reverse=True)
-            if max(first, 1) <= place <= tokens
-        }
-
-        start, snapshot, ids = 0, None, list(place_of)
-        while snapshot is None and (meta := store.first_stored(ids)) is not None:
-            state = store.get(meta.id, until)
-            whose = (meta.kind, meta.partition, meta.epoch)
-            if state is not None and whose == (SNAPSHOT, partition, prepared.epoch):
-                if layout.fits(state.tensor):
-                    start, snapshot = place_of[meta.id], state.tensor
-                else:
-                    store.delete(meta.id)
-            # Damaged, or gone meanwhile: the one before it.
-            ids = ids[ids.index(meta.id) + 1 :]
-
-        # Here this prompt parts from a stored one, as the next ones may.
-        new_places = self._snapshot_places(prepared, start)
-        parting = self._parting_place(prepared, tokens)
-        if parting - start >= _PARTING_TOKENS and not layout.token_by_token:
-            new_places = tuple(sorted({*new_places, parting}))
-        return start, _FixedState(snapshot, new_places)
 
     def blend(
         self,
@@ -699,7 +528,7 @@ class TransformersEngine(Engine):
         partial: PlannedPrefill | None = None,
         on_token: OnToken | None = None,
         accept: Accept | None = None,
-        fixed: _FixedState | None = None,
+        fixed: FixedState | None = None,
     ) -> Completion:
         """Compute the prompt's missing rows, and the answer.
 
@@ -719,7 +548,7 @@ class TransformersEngine(Engine):
             Called with each token.
         accept : Accept or None
             Called with the first token's log probabilities; may decline it.
-        fixed : _FixedState or None
+        fixed : FixedState or None
             Fixed state behind exactly `cached_tokens` tokens; None for a model without any, and for
             a run from the beginning.
 
@@ -755,261 +584,43 @@ class TransformersEngine(Engine):
             arguments = decoding.with_accept(arguments, accept)
         drawing = decoding.seeded(seed, self.device) if seed is not None else nullcontext()
         with self._lock, drawing, self._watch.running() as writes:
-            return self._generate(
-                writes, prepared, arguments, parts, cached_tokens, partial, on_token, fixed
-            )
+            beams = decoding.generate_rows(self.model, arguments)
+            observer = TokenObserver(beams, self.tokenizer, on_token)
+            # Before any computation: state of another model must not be continued.
+            self._raise_if_changed(prepared.epoch, len(prepared.token_ids))
+            # A model that changed since `prepare` forgets all pictures.
+            self._take_pictures(request)
 
-    def _generate(
-        self,
-        writes: Writes,
-        prepared: Prepared,
-        arguments: Mapping[str, Any],
-        parts: Sequence[StoredState],
-        cached_tokens: int,
-        planned: PlannedPrefill | None,
-        on_token: OnToken | None,
-        fixed: _FixedState | None,
-    ) -> Completion:
-        beams = decoding.generate_rows(self.model, arguments)
-        observer = TokenObserver(beams, self.tokenizer, on_token)
-        # Before any computation: state of another model must not be continued.
-        self._raise_if_changed(prepared.epoch, len(prepared.token_ids))
-        # A model that changed since `prepare` forgets all pictures.
-        self._take_pictures(prepared.request)
-
-        run = self._start(prepared, parts, cached_tokens, planned, observer, fixed)
-        self._prefill(run)
-        output = self._decode(run, arguments)
-        state_valid = self._is_state_valid(run, writes)
-
-        self._update_vision()
-        return self._completion(run, output, state_valid)
-
-    def _start(
-        self,
-        prepared: Prepared,
-        parts: Sequence[StoredState],
-        cached_tokens: int,
-        planned: PlannedPrefill | None,
-        observer: TokenObserver,
-        fixed: _FixedState | None,
-    ) -> _Run:
-        """Put stored state into a cache, and collect what the forwards need."""
-        ids = torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device)
-        if planned is not None:
-            run = _Run(prepared, planned, observer, self.prefill_unit, ids, planned.cache)
-        else:
-            if fixed is None and self._has_fixed_state:
+            prefill_unit = self.prefill_unit
+            if partial is None and fixed is None and self._has_fixed_state:
                 # Without its snapshot stored state is of no use.
-                parts, fixed = (), _FixedState(None, self._snapshot_places(prepared))
-            fixed = fixed or _FixedState()
-            begun = self._begun(parts, cached_tokens, prepared, fixed.start)
-            run = _Run(prepared, None, observer, self.prefill_unit, ids, *begun, fixed=fixed)
-        if run.missing > 1:
-            observer.model_check = self._watch.is_unchanged
-        run.inject_s = time.perf_counter() - observer.start_time
+                parts, fixed = (), FixedState(None, snapshot_places(prefill_unit, prepared))
+            run = PromptRun(
+                model=self.model,
+                tokenizer=self.tokenizer,
+                capabilities=self.capabilities,
+                watch=self._watch,
+                attention=self._attention,
+                layers=self._layout,
+                base=self._base,
+                vision=self.vision,
+                pruning=self.pruning,
+                keeps_answers=self.keeps_answers,
+                meter=self._meter,
+                prepared=prepared,
+                planned=partial,
+                observer=observer,
+                prefill_unit=prefill_unit,
+                ids=torch.tensor([prepared.token_ids], dtype=torch.long, device=self.device),
+                fixed=fixed or FixedState(),
+            )
+            run.begin(parts, cached_tokens, self._epoch_for(len(prepared.token_ids)))
+            run.prefill()
+            output = run.decode(arguments)
+            state_valid = run.is_state_valid(writes)
 
-        if self.vision is not None:
-            run.position_ids = self.vision.positions(ids, prepared)
-            if prepared.spans:
-                run.rows, run.encoder_runs = self.vision.rows(prepared, run.cached_tokens)
-        elif self._base is not None:
-            run.position_ids = positions(self._base, ids)
-
-        # What leaves keys out divides the rows in its own way.
-        if run.missing > ROWS and (planned is not None or run.prefill_unit == 1):
-            run.visible = partial(skip_hidden_keys, self.model, self._attention)
-        return run
-
-    def _prefill(self, run: _Run) -> None:
-        """Compute what `generate` must not: prefill units, a prompt for all beams, pruned state."""
-        prefilled, cache, n = run.cached_tokens, run.cache, run.tokens
-        layout = self.capabilities.state_layout
-        if run.planned is None and cache is not None:
-            for stop in self._prefill_stops(run):
-                features, run.rows = run.rows_before(prefilled, stop)
-                with (
-                    feature_override(self._base, features) as options,
-                    run.visible(),
-                    self._watch.tables.for_length(n),
-                ):
-                    decoding.prefill(
-                        self.model, run.ids[:, :stop], cache, prefilled, run.position_ids, options
-                    )
-                prefilled = stop
-                # Now: the next forward changes the fixed state in place.
-                if layout is not None and stop in run.fixed.places:
-                    self._take_snapshot(run, stop)
-            if run.beams > 1 and layout is not None:
-                layout.repeat(cache, run.beams)
-            elif run.beams > 1:
-                cache.batch_repeat_interleave(run.beams)
-
-        run.decode_cache = cache
-        prunes = run.beams == 1 and n > 1 and may_prune(run.prepared.request)
-        # Only ordinary state can be pruned; others are computed as they are.
-        if self.pruning is not None and prunes and cache is not None and layout is None:
-            # Without `visible`: pruning looks at whole attention calls.
-            with feature_override(self._base, run.rows) as options:
-                run.decode_cache = prefill_pruned(
-                    self.model, run.ids, cache, prefilled, run.position_ids, options, self.pruning
-                )
-
-            # The prefill has seen the pictures: one text token is left.
-            run.rows = None
-
-    def _take_snapshot(self, run: _Run, tokens: int) -> None:
-        """Copy the fixed state behind `tokens` tokens, or none if there is no memory for it."""
-        layout, cache = self.capabilities.state_layout, run.cache
-        assert layout is not None
-        assert cache is not None
-        try:
-            snapshot = layout.snapshot(cache)
-        except (RuntimeError, MemoryError) as error:
-            # The answer is worth more than the next prompt's gain.
-            _log.warning("no snapshot of fixed state was taken: %s", error)
-            return
-        run.snapshots[tokens] = lambda: snapshot
-
-    def _prefill_stops(self, run: _Run) -> list[int]:
-        """Return where forwards before `generate` end."""
-        n, spans = run.tokens, run.prepared.spans
-        stops = [
-            stop
-            for stop in prefill_boundaries(n, run.prefill_unit, spans)
-            if stop > run.cached_tokens
-        ]
-        layout, cached_tokens = self.capabilities.state_layout, run.cached_tokens
-        stops = sorted({*stops, *(place for place in run.fixed.places if place > cached_tokens)})
-        if cached_tokens and layout is not None and layout.token_by_token:
-            stops = list(range(cached_tokens + 1, n))
-
-        # `generate` would compute the prompt once for each beam.
-        if run.beams > 1 and n - 1 > max([run.cached_tokens, *stops]):
-            stops.append(n - 1)
-        # Else the model would compute the prompt anew.
-        return stops if stops and self._watch.tables.continues(stops[-1], n) else []
-
-    def _snapshot_places(self, prepared: Prepared, cached_tokens: int = 0) -> tuple[int, ...]:
-        """Return where a prompt's last snapshot is taken, if that is behind the cached tokens.
-
-        It is the last place at which the same prompt may begin: all but its last token, or but its
-        last prefill unit. None is taken of a prompt with pictures, or of which nothing is stored.
-        """
-        if prepared.spans or not prepared.epoch or prepared.request.no_store:
-            return ()
-        n = len(prepared.token_ids)
-        place = reusable_tokens(n, n, self.prefill_unit, prepared.spans)
-        return (place,) if place > cached_tokens else ()
-
-    def _parting_place(self, prepared: Prepared, tokens: int) -> int:
-        """Return the last place for a snapshot within a prompt's first `tokens` tokens."""
-        if self.prefill_unit == 1:
-            return tokens - tokens % BLOCK_TOKENS
-        n = len(prepared.token_ids)
-        return reusable_tokens(tokens, n, self.prefill_unit, prepared.spans)
-
-    def _decode(self, run: _Run, arguments: Mapping[str, Any]) -> Any:
-        """Compute the rest of the prompt and the answer: one call of `generate`."""
-        override = feature_override(self._base, run.rows) if run.rows else nullcontext({})
-        with override as features, run.visible():
-            options = {**arguments, **features, "attention_mask": torch.ones_like(run.ids)}
-            if run.position_ids is not None:
-                options["position_ids"] = run.position_ids
-            return decoding.generate(self.model, run.ids, run.decode_cache, options, run.observer)
-
-    def _is_state_valid(self, run: _Run, writes: Writes) -> bool:
-        """Tell whether the run's state is that of its prompt, to be stored."""
-        # A model that changed while it ran made state that is of neither.
-        valid = (
-            bool(self.epoch)
-            and not writes.changed
-            and run.observer.model_unchanged
-            and (run.missing <= 1 or self._watch.check(turn=False))
-        )
-
-        # The last unit was not computed as one.
-        n, divided = run.tokens, run.beams > 1 or run.pruned
-        return valid and not (
-            divided and n in prefill_boundaries(n + 1, run.prefill_unit, run.prepared.spans)
-        )
-
-    def _is_answer_valid(self, run: _Run) -> bool:
-        """Tell whether the state of decoded tokens, behind a valid prompt's, is to be stored."""
-        request = run.prepared.request
-        # In low precision tokens are computed in units, which decoding does not do.
-        if not self.keeps_answers or run.prefill_unit > 1 or run.beams > 1 or run.pruned:
-            return False
-        # Between two tokens such code may change the model and change it back unnoticed.
-        if isinstance(request, GenerateCall) and request.runs_code:
-            return False
-        # Else the model was checked behind the run with the prompt's state.
-        return run.missing > 1 or self._watch.check(turn=False)
-
-    def _completion(self, run: _Run, output: Any, state_valid: bool) -> Completion:
-        """Return answer, state and counts of a run; without `state_valid` no state can be captured.
-
-        The cost meter learns from the run's times. Of several beams the best one's tokens are told
-        to the observer here.
-        """
-        n, planned, observer = run.tokens, run.planned, run.observer
-        sequences = output if isinstance(output, torch.Tensor) else output.sequences
-        tokens = tuple(sequences[0, n:].tolist())
-        if run.beams > 1:
-            # Only now is the best beam known.
-            for token in tokens:
-                observer.tell(token)
-
-        now, started, first = time.perf_counter(), observer.start_time, observer.first_token_time
-        computed = planned.computed_tokens() if planned is not None else run.missing
-        # Pictures and beams would blur what a row costs.
-        if planned is None and first and not run.encoder_runs and run.beams == 1:
-            self._meter.observe_prompt(computed, n, first - started - run.inject_s)
-
-        # Only the cache outlives the run, until its state is captured.
-        cache = run.cache if state_valid and planned is None else None
-
-        with_answer = None
-        if cache is not None and len(tokens) > 1 and self._is_answer_valid(run):
-            with_answer = partial(self._capture, cache, n + len(tokens) - 1)
-            if self._has_fixed_state and not run.prepared.spans:
-                run.snapshots[n + len(tokens) - 1] = partial(
-                    self._last_snapshot, cache, n + len(tokens) - 1
-                )
-
-        # A snapshot divides the prompt: kernels of one and of several tokens round differently.
-        undivided = run.cached_tokens == 0 and (run.prefill_unit > 1 or not run.fixed.places)
-        exact = undivided or (run.prefill_unit > 1 and not _compiled(self.model))
-        return Completion(
-            text=self.tokenizer.decode(tokens, skip_special_tokens=True),
-            token_ids=tokens,
-            prompt_tokens=n,
-            computed_tokens=computed,
-            encoder_runs=run.encoder_runs,
-            ttft_s=(first or now) - started,
-            latency_s=now - started,
-            inject_s=run.inject_s,
-            bytes_loaded=run.bytes_loaded,
-            capture=lambda: self._capture(cache, n) if cache is not None else None,
-            capture_with_answer=with_answer,
-            rows=planned.rows() if planned is not None and state_valid else None,
-            arithmetic=next((k for k, dtype in DTYPES.items() if dtype == self.model.dtype), ""),
-            bitwise=planned is None and not run.pruned and exact,
-            shared=not isinstance(output, torch.Tensor),
-            snapshots=run.snapshots if cache is not None else {},
-            continued_in_pieces=partial(
-                answer_logprobs, self.model, run.decode_cache, run.ids, run.position_ids
-            ),
-            approximate=run.pruned,
-            details={"output": output},
-        )
-
-    def _last_snapshot(self, cache: Cache, tokens: int) -> RawTensor | None:
-        """Copy a cache's fixed state, which is that of its last token; None if that is another."""
-        layout = self.capabilities.state_layout
-        if layout is None or cache.get_seq_length() != tokens:
-            return None
-        return layout.snapshot(cache)
+            self._update_vision()
+            return run.completion(output, state_valid)
 
     def costs(self, *, timed: bool = True) -> ReuseCosts | None:
         """Return the measured costs of this model's work; see `Engine.costs`.
@@ -1216,26 +827,8 @@ class TransformersEngine(Engine):
         ValueError
             Pixels do not fit the prompts.
         """
-        options = {name: value for name, value in call.explicit.items() if name not in PROMPT_KEYS}
         token = self.vision.book.image_token_id if self.vision is not None else None
-
-        calls: list[GenerateCall] = []
-        # Not strict: `numbers` may go on for ever.
-        for (ids, pictures), number in zip(
-            split_prompts({**call.explicit, "attention_mask": call.mask}, token),
-            numbers,
-            strict=False,
-        ):
-            media = tuple(item for item, _, _ in pictures)
-            spans = spans_of(
-                ids, token, [picture for _, picture, _ in pictures], [item.digest for item in media]
-            )
-            text, name = self.tokenizer.decode(ids, skip_special_tokens=True), f"generate-{number}"
-            prompt = {"token_ids": ids, "spans": spans, "pictures": pictures}
-            calls.append(
-                GenerateCall(name, text, text, media, partition, **prompt, arguments=options)
-            )
-
+        calls = list(prompts_of(call, self.tokenizer, token, partition, numbers))
         for request in calls:
             self._check_length(len(request.token_ids))
         return calls
@@ -1279,70 +872,3 @@ class TransformersEngine(Engine):
     def _update_vision(self) -> None:
         if self.vision is not None:
             self.vision.set_epoch(self._watch.encoder_epoch)
-
-    def _begun(
-        self,
-        parts: Sequence[StoredState],
-        cached_tokens: int,
-        prepared: Prepared,
-        snapshot: RawTensor | None = None,
-    ) -> tuple[Cache | None, int, int]:
-        """Fill a prompt's cache from stored parts.
-
-        Returns
-        -------
-        tuple[Cache | None, int, int]
-            The cache, its number of tokens, and their bytes. None is the model's own cache, where
-            ours may not hold its layers.
-
-        Raises
-        ------
-        ModelError
-            The state is of another model.
-        """
-        if not self.capabilities.reuse or not self.epoch:
-            return None, 0, 0
-        n, device = len(prepared.token_ids), self.device
-        if not parts:
-            return self._empty_cache(), 0, 0
-
-        epoch = self._epoch_for(n)
-        if any(part.meta.epoch not in ("", epoch) for part in parts):
-            raise ModelError(
-                "the stored state is of another model, tokenizer or dtype: look it up under this "
-                "engine's epoch"
-            )
-
-        cached_tokens = reusable_tokens(cached_tokens, n, self.prefill_unit, prepared.spans)
-        # The model would compute the whole prompt anew.
-        if not cached_tokens or (
-            self._watch.by_length and not self._watch.tables.continues(cached_tokens, n)
-        ):
-            return self._empty_cache(), 0, 0
-
-        states = consecutive_views(parts, 0, cached_tokens)
-        loaded_bytes = sum(map(attrgetter("nbytes"), states))
-        layout = self.capabilities.state_layout
-        filled = (
-            layout.filled_cache(states, cached_tokens, device, snapshot)
-            if layout is not None
-            else filled_cache(
-                states, cached_tokens, device, self.model.dtype, empty_cache(self._layout)
-            )
-        )
-        return filled, cached_tokens, loaded_bytes + (snapshot.nbytes if snapshot else 0)
-
-    def _empty_cache(self) -> Cache:
-        """Return an empty cache for a prompt."""
-        layout = self.capabilities.state_layout
-        return layout.empty_cache() if layout is not None else empty_cache(self._layout)
-
-    def _capture(self, cache: Cache, tokens: int) -> RawTensor | None:
-        """Copy the state of a prompt's first tokens, for the store."""
-        layout = self.capabilities.state_layout
-        return layout.pack(cache, tokens) if layout is not None else stacked_state(cache, tokens)
-
-
-def _compiled(model: Any) -> bool:
-    """Tell whether `model.compile()` was called: two programs may then compute one shape."""
-    return getattr(model, "_compiled_call_impl", None) is not None

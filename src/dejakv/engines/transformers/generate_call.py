@@ -5,7 +5,7 @@ So do calls with an argument that is not named here: one of a later release, or 
 may mean anything.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, TypeGuard
@@ -15,7 +15,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer, TextIteratorStreamer, TextStreamer
 
 from dejakv.engines.transformers.model_settings import setting
-from dejakv.engines.transformers.prompts import PicturePrompt
+from dejakv.engines.transformers.prompts import PicturePrompt, spans_of
 from dejakv.identity import MediumSpan
 from dejakv.request import Media, Request
 
@@ -290,6 +290,26 @@ class _OwnPromptFirst(BaseStreamer):
     def end(self) -> None:
         """Pass the end on."""
         self._streamer.end()
+
+
+def prompts_of(
+    call: GenerateArguments,
+    tokenizer: Any,
+    image_token: int | None,
+    partition: str,
+    numbers: Iterator[int],
+) -> Iterator[GenerateCall]:
+    """Yield each prompt of a call as a request; see `TransformersEngine.requests_of`."""
+    options = {name: value for name, value in call.explicit.items() if name not in PROMPT_KEYS}
+    prompts = split_prompts({**call.explicit, "attention_mask": call.mask}, image_token)
+    # Not strict: `numbers` may go on for ever.
+    for (ids, pictures), number in zip(prompts, numbers, strict=False):
+        media = tuple(item for item, _, _ in pictures)
+        digests = [item.digest for item in media]
+        spans = spans_of(ids, image_token, [picture for _, picture, _ in pictures], digests)
+        text, name = tokenizer.decode(ids, skip_special_tokens=True), f"generate-{number}"
+        prompt = {"token_ids": ids, "spans": spans, "pictures": pictures}
+        yield GenerateCall(name, text, text, media, partition, **prompt, arguments=options)
 
 
 def split_prompts(

@@ -32,6 +32,8 @@ _KEEPING = {
     # A window is hidden by the model's mask as well, so its layer may keep every token.
     "DynamicSlidingWindowLayer": "DynamicLayer",
     "DynamicIndexedLayer": "DynamicIndexedLayer",
+    # Of a layer without attention, or with the state of an earlier one.
+    "DummyLayer": "DummyLayer",
     "LinearAttentionLayer": "LinearAttentionLayer",
     "LinearAttentionAndFullAttentionLayer": "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer": "LinearAttentionAndFullAttentionLayer",
@@ -150,9 +152,24 @@ class StateLayout:
         return fill(into, tensors)
 
     @property
+    def layers(self) -> int:
+        """Layers with state, counted to the last one."""
+        return 1 + max(state.layer for state in (*self.growing, *self.fixed))
+
+    @property
     def width(self) -> int:
         """Numbers of the growing state of one token."""
         return sum(state.numbers for state in self.growing)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the growing state of one token."""
+        return sum(state.numbers * state.dtype.itemsize for state in self.growing)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of all fixed state."""
+        return sum(state.numbers * state.dtype.itemsize for state in self.fixed)
 
     def views(self, rows: torch.Tensor) -> Iterator[tuple[LayerState, torch.Tensor]]:
         """Yield each growing tensor in packed state `[1, 1, 1, tokens, numbers]`, without batch."""
@@ -207,8 +224,7 @@ class StateLayout:
 
     def fits(self, snapshot: RawTensor) -> bool:
         """Tell whether a stored snapshot has the bytes of the model's fixed state."""
-        size = sum(state.numbers * state.dtype.itemsize for state in self.fixed)
-        return snapshot.dtype == "U8" and snapshot.shape == (size,)
+        return snapshot.dtype == "U8" and snapshot.shape == (self.snapshot_bytes,)
 
     def filled_cache(
         self,

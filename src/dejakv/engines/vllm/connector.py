@@ -11,7 +11,7 @@ The connector forwards to the scheduler side or the worker side and holds no sta
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,11 +29,17 @@ from dejakv import tracing
 from dejakv.blend.sentences import sentence_ends
 from dejakv.cache import HierarchicalCache
 from dejakv.engines.vllm import upstream
-from dejakv.engines.vllm.bind import EXTENSION, bound_runner, watched_model
+from dejakv.engines.vllm.bind import (
+    EXTENSION,
+    bound_runner,
+    warn_unless_budgeted,
+    watched_model,
+)
 from dejakv.engines.vllm.blend.blend import BlendRunner
-from dejakv.engines.vllm.blend.model import LayerRotaryTables
 from dejakv.engines.vllm.blend.names import ApproximateNames, is_approximate
+from dejakv.engines.vllm.blend.rotary import LayerRotaryTables
 from dejakv.engines.vllm.blend.rows import RowForward
+from dejakv.engines.vllm.device import STAGE_BYTES
 from dejakv.engines.vllm.events import OWNER, BlockChain, StoreEvents
 from dejakv.engines.vllm.generations import UNCLEAN, WeightsWatch
 from dejakv.engines.vllm.identity import LoraAdapters, server_epoch
@@ -41,6 +47,8 @@ from dejakv.engines.vllm.lookups import LookupRunner
 from dejakv.engines.vllm.messages import StepPlan, StepReport
 from dejakv.engines.vllm.pages import PagedKV
 from dejakv.engines.vllm.ranks import ALONE, RankGroup, is_apart, rank_count, settings_of_rank
+from dejakv.engines.vllm.recurrent.boundaries import unserved
+from dejakv.engines.vllm.recurrent.states import StatePages
 from dejakv.engines.vllm.refusals import refuse_beside_others, refuse_unsupported
 from dejakv.engines.vllm.request import ConnectorCounts
 from dejakv.engines.vllm.saves import SaveLimits
@@ -54,6 +62,11 @@ from dejakv.identity import BLOCK_TOKENS, epoch_of
 from dejakv.store.base import OUTAGES
 
 log = logging.getLogger("dejakv.vllm")
+
+NO_RECURRENT_BLEND = (
+    "blend is not for recurrent layers: their state stands for all tokens before it, in their order"
+)
+"""Reason for computing exactly where a blend was asked for."""
 
 _RUNTIME = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING lets other weights be loaded behind an adapter's id: unset "
@@ -88,7 +101,13 @@ def make_scheduler_side(
     ]
     store = stores[0] if ranks == 1 else EveryRank(stores)
     config = settings.cache_config()
-    lookups = LookupRunner(HierarchicalCache(store, config=config), settings, adapters)
+    recurrent = upstream.recurrent_groups(kv_cache_config)
+    lookups = LookupRunner(
+        HierarchicalCache(store, config=config),
+        settings,
+        adapters,
+        upstream.block_tokens(kv_cache_config) if recurrent else 0,
+    )
 
     budget = vllm_config.scheduler_config.max_num_batched_tokens
     # Without vLLM's prefix cache no block is ever shared.
@@ -105,6 +124,7 @@ def make_scheduler_side(
         lookups,
         names,
         counts,
+        recurrent_groups=recurrent,
         max_tokens=budget,
         ranks=ranks,
         save_limits=save_room(settings_of_rank(settings, 0, ranks), kv_cache_config),
@@ -112,6 +132,7 @@ def make_scheduler_side(
         # What decoding computed is loaded too: nobody has compared its bits.
         bitwise=upstream.is_batch_invariant() and settings.generated_text == "off",
         whole_only=upstream.decodes_alone_behind(vllm_config),
+        draft_tokens=upstream.draft_tokens(vllm_config),
         events=make_events(vllm_config, kv_cache_config, settings),
     )
 
@@ -172,6 +193,7 @@ def save_room(settings: ConnectorSettings, kv_cache_config: Any) -> SaveLimits:
         max_stored_tokens,
         drops,
         upstream.is_stepped_by_hand(),
+        upstream.state_bytes(kv_cache_config) // token_bytes,
     )
 
 
@@ -185,6 +207,9 @@ def make_worker_side(
     ConfigError, StoreError, ModelError
         A setting does not fit, the store cannot be opened, or the model cannot blend.
     """
+    if not paged.copies.is_host:
+        warn_unless_budgeted(vllm_config)
+
     settings = settings_of_rank(settings, upstream.rank(), rank_count(vllm_config))
     weights_watch = WeightsWatch.for_model(watched_model(vllm_config))
     # Before the store is opened, so that an error leaves nothing open.
@@ -197,6 +222,7 @@ def make_worker_side(
         weights_watch,
         settings.load_timeout_s,
         settings.max_pending_bytes,
+        settings.pinned_bytes,
     )
 
 
@@ -260,8 +286,15 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
         # Of a version that was not tested with blends, exact reuse still runs.
         no_blend = upstream.usable("blend" if self.settings.may_blend else "exact")
+        if upstream.recurrent_groups(kv_cache_config):
+            no_blend = NO_RECURRENT_BLEND
         self._blends = self.settings.may_blend and not no_blend
-        refuse_unsupported(vllm_config, kv_cache_config, self.settings)
+        # In such a server the connector does nothing.
+        self._unserved = unserved(vllm_config, kv_cache_config)
+        if self._unserved:
+            log.warning("every prompt is computed in full: %s", self._unserved)
+        else:
+            refuse_unsupported(vllm_config, kv_cache_config, self.settings)
         refuse_beside_others(
             vllm_config, upstream.engine_transfer(), self.settings, DejaKVConnector
         )
@@ -277,10 +310,23 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = make_scheduler_side(
                 vllm_config, kv_cache_config, self.settings, self._counts
             )
-            self._scheduler.no_blend = no_blend
-            # Other versions are not checked at the start for what this wraps.
-            if upstream.is_tested():
+            self._scheduler.no_blend, self._scheduler.no_reuse = no_blend, self._unserved
+            # Other versions are not checked at the start for what this wraps. Steps of recurrent
+            # layers stay vLLM's, which end with blocks: in bf16 others round otherwise.
+            if upstream.is_tested() and not upstream.recurrent_groups(kv_cache_config):
                 upstream.leave_room(upstream.calling_scheduler(), self._scheduler.share_step)
+
+    @classmethod
+    def bytes_beside_cache(cls, vllm_config: Any, extra: Mapping[str, Any]) -> int:
+        """Return how many bytes of a GPU one rank takes beside the KV cache.
+
+        These are the stages for copies and, where blends are possible, the state that they start
+        from.
+        """
+        ranks = rank_count(vllm_config)
+        settings = settings_of_rank(ConnectorSettings.from_extra(extra), 0, ranks)
+        blends = settings.may_blend and upstream.is_tested()
+        return 2 * STAGE_BYTES + (settings.max_pending_bytes if blends else 0)
 
     # Scheduler side
 
@@ -394,19 +440,28 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Create the worker side for these caches; their layout is checked by writing to them."""
+        if self._unserved:
+            return
         layers = upstream.attention_layers(self._vllm_config, kv_caches)
         kv = self._kv_cache_config
         dtype = self._vllm_config.model_config.dtype
         groups = upstream.groups_of(kv)
 
+        recurrent = upstream.recurrent_groups(kv)
+        state_caches = {
+            name: cache for name, cache in kv_caches.items() if groups[name] in recurrent
+        }
+        states = StatePages(state_caches, groups, kv.num_blocks) if state_caches else None
+
         paged = PagedKV(
             layers,
-            kv_caches,
+            {name: cache for name, cache in kv_caches.items() if name not in state_caches},
             upstream.block_tokens(kv),
             kv.num_blocks,
             dtype,
             groups,
             entries=self._blends,
+            states=states,
         )
         self._worker = make_worker_side(
             self._vllm_config, self.settings, paged, blends=self._blends
@@ -414,7 +469,8 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Check the weights, and start to read the state of this step's loads."""
-        self.worker_side.start_loads(self._plan())
+        if self._worker is not None:
+            self._worker.start_loads(self._plan())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Return at once: a load is over before its request is scheduled."""
@@ -426,16 +482,19 @@ class DejaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Copy the state of this step's saves; a thread stores it later."""
-        self.worker_side.copy_saves(self._plan())
+        if self._worker is not None:
+            self._worker.copy_saves(self._plan())
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Put arrived state into its blocks, compute rows of blends, and return what has ended."""
-        released, over, failed = self.worker_side.finish(self._plan())
+        if self._worker is None:
+            return KVConnectorTransferResults(set(), set(), set())
+        released, over, failed = self._worker.finish(self._plan())
         return KVConnectorTransferResults(released, over, failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Return the worker's news for the scheduler side, or None without any."""
-        return self.worker_side.report()
+        return None if self._worker is None else self._worker.report()
 
     # Both
 

@@ -11,7 +11,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +25,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dejakv.vllm")
 
-PINNED_BYTES = 1 << 30
-"""Bytes of pinned host memory that a worker reserves on a GPU."""
 STAGE_BYTES = 128 << 20
 """Bytes of the device's memory that a worker reserves for each direction."""
+UPLOAD_BYTES = 64 << 20
+"""Bytes of raw pages of a blend's donors from which on they go up together."""
 POLL_S = 0.002
 """Seconds between two looks at whether there is room in a pool."""
+PIN_WAIT_S = 0.05
+"""Longest wait of a load for pinned memory, in seconds: then it goes without."""
+COPY_THREADS = 4
+"""Threads that copy state into pinned memory: one is slower than the way to the GPU behind it."""
 
 
 class LentRange:
@@ -111,8 +117,11 @@ class DeviceCopies:
         """Return the implementation for a device."""
         return CudaCopies(device) if device.type == "cuda" else DeviceCopies(device)
 
-    def reserve(self) -> None:
+    def reserve(self, pinned_bytes: int) -> None:
         """Reserve the memory that state is copied through. Call it once, at the start."""
+
+    def close(self) -> None:
+        """Wait for copies under way, whose memory is then free to go."""
 
     def enter_thread(self) -> None:
         """Make this the thread's current device. Call it first in each thread."""
@@ -148,19 +157,22 @@ class CudaCopies(DeviceCopies):
         super().__init__(device)
         self.pinned = RangePool(torch.empty(0, dtype=torch.uint8))
         self._load_stage: torch.Tensor | None = None
+        # A thread's copy to the stage and its use of it are not torn apart by another's.
+        self._load_lock = threading.Lock()
         # Each half of the stage for saves with the event after which it is free again.
         self._halves: deque[tuple[torch.Tensor, torch.cuda.Event | None]] = deque()
 
-    def reserve(self) -> None:
+    def reserve(self, pinned_bytes: int) -> None:
         """Reserve pinned memory, a stage and a stream for each direction.
 
         What is refused costs time and nothing else: copies then take memory as they need it.
         """
         self._down, self._up = (torch.cuda.Stream(self.device) for _ in range(2))
+        self._copying = ThreadPoolExecutor(COPY_THREADS, "dejakv-copy")
         try:
             # Outside of inference mode, since threads outside of that mode write to it too.
             with torch.inference_mode(False):
-                pinned = torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+                pinned = torch.empty(pinned_bytes, dtype=torch.uint8, pin_memory=True)
                 load_stage, *halves = (
                     torch.empty(nbytes, dtype=torch.uint8, device=self.device)
                     for nbytes in (STAGE_BYTES, STAGE_BYTES // 2, STAGE_BYTES // 2)
@@ -170,6 +182,12 @@ class CudaCopies(DeviceCopies):
             return
         self.pinned, self._load_stage = RangePool(pinned), load_stage
         self._halves.extend((half, None) for half in halves)
+
+    def close(self) -> None:
+        """Wait for copies under way, whose memory is then free to go."""
+        self._copying.shutdown()
+        for stream in (self._up, self._down):
+            stream.synchronize()
 
     def enter_thread(self) -> None:
         """Make this the thread's current device. Call it first in each thread."""
@@ -269,13 +287,42 @@ class CudaCopies(DeviceCopies):
         """Tell whether the stage has room for a page."""
         return self._load_stage is not None and page_bytes <= len(self._load_stage)
 
+    def pin(self, parts: Sequence[torch.Tensor], wait_s: float = 0.0) -> LentRange | None:
+        """Copy host memory into one range of pinned memory, part behind part.
+
+        Several threads copy, and this one waits for them. Returns None if there is no room, or
+        still none after `wait_s` seconds.
+        """
+        lent = self.pinned.lend((sum(part.nbytes for part in parts),), wait_s)
+        if lent is None:
+            return None
+        pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
+        ranges = lent.tensor.split([part.nbytes for part in parts])
+        for memory, part in zip(ranges, parts, strict=True):
+            into, rows = memory.view(part.dtype).view(part.shape), -(-len(part) // COPY_THREADS)
+            pieces += zip(into.split(rows), part.split(rows), strict=True)
+
+        copied = [self._copying.submit(into.copy_, piece) for into, piece in pieces]
+        # All of them, before an error of one gives the range back.
+        wait(copied)
+        for each in copied:
+            each.result()
+        return lent
+
+    @contextmanager
+    def load_stream(self) -> Generator[None]:
+        """Make the stream of loads this thread's, behind what its own stream has ordered."""
+        self._up.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._up):
+            yield
+
     def load(
         self, host: torch.Tensor, put: Callable[[torch.Tensor, int], object]
     ) -> torch.cuda.Event:
-        """Start to copy pages `[pages, bytes]` from pinned memory into the cache.
+        """Start to copy pages `[pages, bytes]` from pinned memory to the device, and use them.
 
-        All of it happens on a stream of its own, behind what the current stream has ordered. See
-        `can_load`.
+        All of it happens on the stream of loads, behind what the current stream has ordered. See
+        `can_load`. Any thread may call it.
 
         Parameters
         ----------
@@ -287,19 +334,19 @@ class CudaCopies(DeviceCopies):
         Returns
         -------
         torch.cuda.Event
-            Passes when the pages are in the cache.
+            Passes when all pages were used.
         """
         assert self._load_stage is not None
         (count, page_bytes), stage = host.shape, self._load_stage
         step = len(stage) // page_bytes
-        self._up.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._up):
+        with self.load_stream():
             for begin in range(0, count, step):
                 end = min(begin + step, count)
                 # In order on one stream, so that the stage is free when the next pages come.
                 pages = stage[: (end - begin) * page_bytes].view(-1, page_bytes)
-                pages.copy_(host[begin:end], non_blocking=True)
-                put(pages, begin)
+                with self._load_lock:
+                    pages.copy_(host[begin:end], non_blocking=True)
+                    put(pages, begin)
         return self.load_event()
 
     def load_event(self) -> torch.cuda.Event:

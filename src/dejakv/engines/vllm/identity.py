@@ -118,27 +118,38 @@ def server_epoch(vllm_config: Any, kv_cache_config: Any = None) -> str:
     model = vllm_config.model_config
     # Everything that can change a value of the state or the layout of its bytes. Tensor
     # parallelism does both: other heads in a part, and sums in another order.
-    parts: Mapping[str, object] = {
+    parts: dict[str, object] = {
         "engine": "vllm",
         "version": upstream.vllm_version(),
-        "weights": weights_fingerprint(
-            str(model.model),
-            model.revision,
-            str(vllm_config.load_config.load_format),
-            model.seed,
-            vllm_config.load_config.download_dir,
-        ),
-        "config": model.hf_config.to_json_string(use_diff=False),
+        **_describe(model, vllm_config.load_config),
         "dtype": str(model.dtype),
         "kv_dtype": str(vllm_config.cache_config.cache_dtype),
         "device": upstream.device_name(),
         "attention": upstream.attention_backend(vllm_config),
+        **upstream.recurrent_kernels(vllm_config, kv_cache_config),
         "batch_invariant": upstream.is_batch_invariant(),
-        "quantization": str(model.quantization),
         "pages": [] if kv_cache_config is None else upstream.page_layout(kv_cache_config),
         "tensor_parallel": rank_count(vllm_config),
     }
+    draft = upstream.draft_model_config(vllm_config)
+    if draft is not None:
+        # Its layers' state is in the same pages. How many tokens it drafts changes none of it.
+        parts["draft"] = {
+            "method": str(vllm_config.speculative_config.method),
+            **_describe(draft, upstream.draft_load_config(vllm_config)),
+        }
     return epoch_of(parts)
+
+
+def _describe(model: Any, load: Any) -> dict[str, object]:
+    """Describe a model by the content of its weights and its configuration."""
+    return {
+        "weights": weights_fingerprint(
+            str(model.model), model.revision, str(load.load_format), model.seed, load.download_dir
+        ),
+        "config": model.hf_config.to_json_string(use_diff=False),
+        "quantization": str(model.quantization),
+    }
 
 
 def _content(path: Path) -> str:

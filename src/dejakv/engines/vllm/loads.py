@@ -17,12 +17,12 @@ from dejakv.engines.base import LATE, unread_reason
 from dejakv.engines.tensors import DTYPE_NAMES, tensor_view
 from dejakv.engines.vllm.blend.blend import FAILED, BlendRunner, BlendWorker
 from dejakv.engines.vllm.blend.state import BlendState
-from dejakv.engines.vllm.device import CudaCopies, LentRange
+from dejakv.engines.vllm.device import PIN_WAIT_S, CudaCopies, LentRange
 from dejakv.engines.vllm.generations import WeightsWatch
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, LoadOrder, LoadResult, StepPlan
 from dejakv.engines.vllm.pages import BufferPool, PagedKV
 from dejakv.errors import InputError
-from dejakv.store.base import KV, Rows, StoredState, joined
+from dejakv.store.base import KV, SNAPSHOT, Rows, StoredState, joined
 from dejakv.store.store import Store
 
 Parts = Sequence[StoredState]
@@ -36,8 +36,6 @@ SHORT = "the donor's state is shorter than what was planned"
 SLOW = "the load took too long"
 STORE_FAILED = "the store failed"
 DRAFT_FAILED = "the blend failed"
-PIN_WAIT_S = 0.05
-"""Longest wait of a load for pinned memory, in seconds: then it goes without."""
 
 
 _Fetched = torch.Tensor | LentRange | BlendState | str
@@ -71,6 +69,8 @@ class _PendingLoad:
         Number of the check of the weights that the load's end waits for.
     failure : str
         Why the load was given up, beside a problem of its blend.
+    state : Tensor, shape [bytes], uint8, or None
+        The recurrent state behind the load, which the thread has read before `fetched` is done.
     """
 
     load: LoadOrder
@@ -83,6 +83,7 @@ class _PendingLoad:
     copied: torch.cuda.Event | None = None
     check: int | None = None
     failure: str = ""
+    state: torch.Tensor | None = None
 
     @property
     def arrived(self) -> _Fetched | None:
@@ -222,7 +223,7 @@ class LoadRunner:
             item.check = self.weights_watch.begun
             try:
                 item.copied = copies.load(
-                    arrived.tensor,
+                    arrived.tensor.view(-1, self.paged.page_bytes),
                     lambda pages, begin, tables=tables, first=first: self.paged.put_pages(
                         tables, pages, first + begin
                     ),
@@ -353,7 +354,29 @@ class LoadRunner:
             return parts
 
         state = joined(parts, first, load.stop)
-        return SHORT if state is None else self._pin(tensor_view(state)[0, 0, 0], item.until)
+        if state is None:
+            return SHORT
+        if load.snapshot:
+            recurrent = self._read_snapshot(load.snapshot, item.until)
+            if isinstance(recurrent, str):
+                return recurrent
+            item.state = recurrent
+        return self._pin(tensor_view(state)[0, 0, 0], item.until)
+
+    def _read_snapshot(self, id: str, until: float | None) -> torch.Tensor | str:
+        """Read recurrent state `[bytes]`, in a thread, and verify it; return why that failed."""
+        try:
+            stored = self.store.get(id, until)
+        except Exception as error:
+            log.debug("a store failed", exc_info=True)
+            return f"{STORE_FAILED}: {type(error).__name__}"
+        if stored is None:
+            return unread_reason(until, GONE)
+        states, tensor = self.paged.states, stored.tensor
+        expected = (SNAPSHOT, "U8", () if states is None else (states.nbytes,))
+        if (stored.meta.kind, tensor.dtype, tensor.shape) != expected:
+            return "the recurrent state has another shape than this model's"
+        return tensor_view(tensor)
 
     def _pin(self, pages: torch.Tensor, until: float | None) -> torch.Tensor | LentRange:
         """Copy pages to pinned memory, in a thread; return them as they are where there is none."""
@@ -362,11 +385,7 @@ class LoadRunner:
             return pages
         # Not for long: saves keep theirs until a slow store has taken them.
         wait_s = PIN_WAIT_S if until is None else min(PIN_WAIT_S, until - time.monotonic())
-        lent = copies.pinned.lend((len(pages), self.paged.page_bytes), wait_s)
-        if lent is None:
-            return pages
-        lent.tensor.copy_(pages)
-        return lent
+        return copies.pin([pages], wait_s) or pages
 
     @property
     def _block(self) -> int:
@@ -466,10 +485,14 @@ class LoadRunner:
             refused or item.problem or late_reason or (arrived if isinstance(arrived, str) else "")
         )
 
-        if not problem and isinstance(arrived, torch.Tensor):
+        if not problem:
             # A load that fails costs time, never the engine: vLLM computes its blocks.
             try:
-                self.paged.put_pages(load.block_ids, arrived, load.start // self._block)
+                if isinstance(arrived, torch.Tensor):
+                    self.paged.put_pages(load.block_ids, arrived, load.start // self._block)
+                if item.state is not None and self.paged.states is not None:
+                    last_block = (load.stop - 1) // self._block
+                    self.paged.states.put(load.block_ids, last_block, item.state)
             except Exception as error:
                 log.debug("a load failed", exc_info=True)
                 problem = f"{FAILED}: {type(error).__name__}"
@@ -483,7 +506,11 @@ class LoadRunner:
         seconds = time.monotonic() - item.ordered
         if not isinstance(arrived, BlendState):
             nbytes = load.tokens * self.paged.bytes_per_token
-            return LoadResult(load.request_id, nbytes, seconds, donors=load.donors)
+            nbytes += 0 if item.state is None else len(item.state)
+            unpinned = not (self.paged.copies.is_host or isinstance(arrived, LentRange))
+            return LoadResult(
+                load.request_id, nbytes, seconds, donors=load.donors, unpinned=unpinned
+            )
 
         draft = arrived.draft
         # Its rows are in the blocks, so the next draft may have the memory.
@@ -509,6 +536,7 @@ class LoadRunner:
             draft.donors,
             draft.left_out,
             arrived.blended_rows,
+            draft.unpinned,
         )
 
     @property

@@ -20,6 +20,7 @@ from dejakv.decide.plan import Decision
 from dejakv.engines.base import ComputedRows, Prepared
 from dejakv.engines.vllm.identity import AnonymousMedia, LoraAdapters, UnprovenAdapter, prepare
 from dejakv.engines.vllm.messages import BlendedRows, TimedStep
+from dejakv.engines.vllm.recurrent.boundaries import at_snapshot
 from dejakv.engines.vllm.request import LookupResult, as_lookup_result
 from dejakv.engines.vllm.settings import ConnectorSettings, RequestOptions
 from dejakv.request import Retention, retention_scope
@@ -179,6 +180,11 @@ class StoreIndexing:
 class LookupRunner:
     """Runs the lookups of one server.
 
+    Parameters
+    ----------
+    state_tokens : int
+        Tokens of a block of a model with recurrent layers; 0 for another model.
+
     Attributes
     ----------
     index : StoreIndexing
@@ -190,9 +196,14 @@ class LookupRunner:
     """
 
     def __init__(
-        self, cache: HierarchicalCache, settings: ConnectorSettings, adapters: LoraAdapters
+        self,
+        cache: HierarchicalCache,
+        settings: ConnectorSettings,
+        adapters: LoraAdapters,
+        state_tokens: int = 0,
     ) -> None:
         self.cache = cache
+        self._state_tokens = state_tokens
         self.index = StoreIndexing(cache, settings.refresh_s if settings.store else 0)
         self.adapters = adapters
         self.pace = RowPace()
@@ -270,13 +281,22 @@ class LookupRunner:
             else as_lookup_result(decision, no_blend)
         )
 
-        lookup_result = self._placed(lookup_result)
         keeps_answer = self._settings.generated_text == "keep" and not options.no_store
+        behind = decision.entry
+        if self._state_tokens:
+            lookup_result = at_snapshot(
+                lookup_result, prepared, decision, self.cache.store, self._state_tokens
+            )
+            behind = lookup_result.save or behind
+            save = self._state_to_save(lookup_result, options)
+        else:
+            save = self._to_save(prepared, decision, options)
+
         return replace(
-            lookup_result,
+            self._placed(lookup_result),
             key=decision.key,
-            save=self._to_save(prepared, decision, options),
-            save_behind=decision.entry if keeps_answer else None,
+            save=save,
+            save_behind=behind if keeps_answer else None,
         )
 
     def _placed(self, lookup_result: LookupResult) -> LookupResult:
@@ -290,6 +310,18 @@ class LookupRunner:
             lookup_result,
             read_seconds=read_seconds,
             fallback=None if fallback is None else self._placed(fallback),
+        )
+
+    def _state_to_save(
+        self, lookup_result: LookupResult, options: RequestOptions
+    ) -> StateInfo | None:
+        """Return what is to be stored of a prompt of a model with recurrent layers."""
+        entry = lookup_result.save
+        if options.no_store or entry is None:
+            return None
+        new_tokens = entry.num_tokens - lookup_result.exact.tokens
+        return (
+            replace(entry, created=now()) if new_tokens >= self._settings.min_new_tokens else None
         )
 
     def _to_save(

@@ -53,6 +53,8 @@ class LoadOrder:
         For a blend: token ids of the whole prompt. Empty for exact state, which is copied as it is.
     read_limit_s : float
         Seconds for reading from a bucket, as many as computing would take; 0 without a limit.
+    snapshot : str
+        Id of the recurrent state behind the load; empty for a model without such layers.
     """
 
     request_id: str
@@ -62,11 +64,28 @@ class LoadOrder:
     tokens: int
     blend_ids: tuple[int, ...] = ()
     read_limit_s: float = 0.0
+    snapshot: str = ""
 
     @property
     def stop(self) -> int:
         """First token behind the load, which vLLM computes by itself."""
         return self.start + self.tokens
+
+
+@dataclass(frozen=True)
+class SnapshotOrder:
+    """Order to store the recurrent state that the step leaves in these blocks.
+
+    Attributes
+    ----------
+    meta : StateInfo
+        Description of the snapshot.
+    blocks : tuple[tuple[int, int], ...]
+        KV cache group and block of each part of the state.
+    """
+
+    meta: StateInfo
+    blocks: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -85,6 +104,8 @@ class SaveOrder:
         First token of the increment. It begins a block, except for rows of a blend.
     is_first : bool
         Whether this is the first order for `meta`: then the worker asks the store for admission.
+    snapshots : tuple[SnapshotOrder, ...]
+        Recurrent state to store behind it. With `first` equal to `stop` nothing else is stored.
     """
 
     meta: StateInfo
@@ -93,11 +114,12 @@ class SaveOrder:
     first: int
     stop: int
     is_first: bool
+    snapshots: tuple[SnapshotOrder, ...] = ()
 
     @property
     def name(self) -> str:
         """Name by which the worker answers this order."""
-        return f"{self.meta.id}/{self.stop}"
+        return f"{self.meta.id}/{self.stop}{'' if self.stop > self.first else 's'}"
 
 
 @dataclass
@@ -165,6 +187,8 @@ class LoadResult:
         Why planned donors were not used.
     blended_rows : BlendedRows or None
         New text of a blend, for later blends once vLLM has computed the prompt's last rows.
+    unpinned : bool
+        State went to a GPU from memory that is not pinned, since the pool had no room.
     """
 
     request_id: str
@@ -175,6 +199,7 @@ class LoadResult:
     donors: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     blended_rows: BlendedRows | None = None
+    unpinned: bool = False
 
     @classmethod
     def together(cls, parts: "Sequence[LoadResult]") -> "LoadResult":
@@ -185,7 +210,8 @@ class LoadResult:
                 return part
 
         nbytes, seconds = sum(part.nbytes for part in parts), max(part.seconds for part in parts)
-        return replace(parts[0], nbytes=nbytes, seconds=seconds)
+        unpinned = any(part.unpinned for part in parts)
+        return replace(parts[0], nbytes=nbytes, seconds=seconds, unpinned=unpinned)
 
 
 @dataclass

@@ -14,6 +14,7 @@ import torch
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.device import DeviceCopies
 from dejakv.engines.vllm.messages import Tables
+from dejakv.engines.vllm.recurrent.states import StatePages
 from dejakv.errors import ConfigError
 
 _MIN_BYTES = 1 << 16
@@ -396,6 +397,8 @@ class PagedKV:
         KV cache group of each layer, by name; None if there is one group.
     entries : bool
         Whether KV entries can be read and written, as blends need.
+    states : StatePages or None
+        Blocks of recurrent layers, whose caches are not among `caches`.
 
     Raises
     ------
@@ -413,26 +416,35 @@ class PagedKV:
         groups: Mapping[str, int] | None = None,
         *,
         entries: bool = False,
+        states: StatePages | None = None,
     ) -> None:
         self.layers = layers
+        self.states = states
         self._groups = [(groups or {}).get(name, 0) for name in caches]
         self.caches = caches
         self.block_tokens = block_tokens
         self._named_caches = list(caches.items())
         self._pages = [bytes_of(cache, blocks) for cache in caches.values()]
         self._sizes = [pages[0].numel() for pages in self._pages]
-        self.page_bytes = sum(self._sizes)
+        # Without any such layer a page is one byte, by which a prompt's beginning is known.
+        self.page_bytes = sum(self._sizes) or 1
 
-        first_cache = self._named_caches[0][1]
-        self.dtype, self.device = first_cache.dtype, first_cache.device
+        first_cache = next(iter(caches.values()), None)
+        if first_cache is not None:
+            self.dtype, self.device = first_cache.dtype, first_cache.device
+        else:
+            assert states is not None
+            self.dtype, self.device = dtype, states.device
         self.copies = DeviceCopies.of(self.device)
         layer_tokens = (
             tokens_of(layers[name], cache, block_tokens, blocks, dtype)
             for name, cache in self._named_caches
         )
-        self._byte_tokens = torch.cat(list(layer_tokens)).to(self.device)
+        padding = torch.zeros(self.page_bytes - sum(self._sizes), dtype=torch.int16)
+        self._byte_tokens = torch.cat([each.to(self.device) for each in (*layer_tokens, padding)])
 
         if entries:
+            assert first_cache is not None
             self.reader: Reader = reader_for(layers, caches, block_tokens)
             _, self.kv_heads, _, width = first_cache.shape
             self.head_dim = width // 2
@@ -454,7 +466,8 @@ class PagedKV:
         Such tokens lie outside of the group's window.
         """
         return any(
-            0 in ids[start // self.block_tokens : -(-stop // self.block_tokens)] for ids in tables
+            0 in tables[group][start // self.block_tokens : -(-stop // self.block_tokens)]
+            for group in set(self._groups)
         )
 
     def copy_pages(
@@ -484,10 +497,14 @@ class PagedKV:
             if out is None
             else out
         )
-        indexes = [
-            self.copies.upload(torch.tensor(ids[first : first + count], dtype=torch.int64))
-            for ids in tables
-        ]
+        indexes = {
+            group: self.copies.upload(
+                torch.tensor(tables[group][first : first + count], dtype=torch.int64)
+            )
+            for group in set(self._groups)
+        }
+        if not self._sizes:
+            return pages.zero_()
         for cache, group, page in zip(
             self._pages, self._groups, pages.split(self._sizes, dim=1), strict=True
         ):
@@ -504,15 +521,17 @@ class PagedKV:
 
         In each group the blocks inside of its window are written.
         """
-        indexes: list[torch.Tensor] = []
-        windows: list[torch.Tensor | None] = []
-        for ids in tables:
-            index = torch.tensor(ids[first : first + len(pages)], dtype=torch.int64)
+        indexes: dict[int, torch.Tensor] = {}
+        windows: dict[int, torch.Tensor | None] = {}
+        for group in set(self._groups):
+            index = torch.tensor(tables[group][first : first + len(pages)], dtype=torch.int64)
             # 0 stands for a block outside of the group's window.
             inside = index.nonzero().squeeze(1)
-            indexes.append(self.copies.upload(index[inside]))
-            windows.append(self.copies.upload(inside) if len(inside) < len(pages) else None)
+            indexes[group] = self.copies.upload(index[inside])
+            windows[group] = self.copies.upload(inside) if len(inside) < len(pages) else None
 
+        if not self._sizes:
+            return
         parts = pages.to(self.device).split(self._sizes, dim=1)
         for cache, group, part in zip(self._pages, self._groups, parts, strict=True):
             page, window = part.unflatten(1, cache.shape[1:]), windows[group]
@@ -574,7 +593,12 @@ class PagedKV:
     def keys(self, index: torch.Tensor, layer: int, tokens: int) -> torch.Tensor:
         """Copy a layer's rotated K of the first `tokens` tokens, `[kv_heads, tokens, head_dim]`.
 
+        They are float32.
+
         `index` is that of `page_index`.
         """
         keys, _ = self.reader(self._named_caches[layer][1].index_select(0, index))
-        return keys.transpose(0, 1).flatten(4, 5).flatten(1, 3)[:, :tokens]
+        # Axes are now [kv_heads, blocks, t1, t2, d1, d2].
+        keys = keys.transpose(0, 1)
+        copied = torch.empty(keys.shape, dtype=torch.float32, device=self.device)
+        return copied.copy_(keys).flatten(4, 5).flatten(1, 3)[:, :tokens]

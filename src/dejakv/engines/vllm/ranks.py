@@ -61,6 +61,7 @@ def settings_of_rank(settings: ConnectorSettings, rank: int, ranks: int) -> Conn
         memory_bytes=share(settings.memory_bytes),
         max_write_rate=share(settings.max_write_rate),
         max_pending_bytes=share(settings.max_pending_bytes),
+        pinned_bytes=share(settings.pinned_bytes),
     )
 
 

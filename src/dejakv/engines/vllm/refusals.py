@@ -38,9 +38,8 @@ class UnsupportedFeature:
 
 def _no_pages(_config: Any, kv: Any) -> bool:
     names = {type(spec).__name__ for spec in upstream.specs(kv)}
-    return bool(names - {"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"}) or _any(
-        kv, "attention_chunk_size"
-    )
+    known = {"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "MambaSpec"}
+    return bool(names - known) or _any(kv, "attention_chunk_size")
 
 
 def _any(kv: Any, name: str) -> bool:
@@ -54,9 +53,18 @@ def _quantized_kv(config: Any) -> bool:
 
 REFUSALS: tuple[UnsupportedFeature, ...] = (
     UnsupportedFeature(
+        "mode blend with MLA on a CPU without AMX",
+        "vLLM's prefill attends to nothing in the cache there, and a blend's rows attend to those "
+        "of donors",
+        lambda config, kv: upstream.decodes_alone_behind(config),
+        blend_only=True,
+    ),
+    UnsupportedFeature(
         "mode blend with MLA",
-        "keys cannot be moved in its latent rows",
-        lambda config, kv: bool(config.model_config.use_mla),
+        "a token has one latent row, and blends read, move and write K and V of one width",
+        lambda config, kv: (
+            bool(config.model_config.use_mla) and not upstream.decodes_alone_behind(config)
+        ),
         blend_only=True,
     ),
     UnsupportedFeature(
@@ -75,15 +83,22 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
         beside_offloading=True,
     ),
     UnsupportedFeature(
-        "chunked local attention, recurrent layers, or a cache that is not of pages of tokens",
+        "chunked local attention, or a cache that is not of pages of tokens",
         "a prompt's state is not whole, or not shown to be",
         _no_pages,
         beside_offloading=True,
     ),
     UnsupportedFeature(
-        "mode blend with sliding windows, or more than one KV cache group",
-        "not shown: moved keys would have to be those of the window",
-        lambda config, kv: _any(kv, "sliding_window") or len(kv.kv_cache_groups) > 1,
+        "mode blend with sliding windows whose blocks are freed",
+        "a blend recomputes rows of the whole prompt, and those outside of a window have no block: "
+        "--disable-hybrid-kv-cache-manager keeps all blocks if some layers have no window",
+        lambda config, kv: upstream.drops_blocks(kv),
+        blend_only=True,
+    ),
+    UnsupportedFeature(
+        "mode blend with more than one KV cache group",
+        "a blend's rows are written by one block table for all layers",
+        lambda config, kv: len(kv.kv_cache_groups) > 1 and not upstream.drops_blocks(kv),
         blend_only=True,
     ),
     UnsupportedFeature(
@@ -136,10 +151,10 @@ REFUSALS: tuple[UnsupportedFeature, ...] = (
         beside_offloading=True,
     ),
     UnsupportedFeature(
-        "speculative decoding",
-        "not shown: draft layers and look-ahead slots share the KV cache",
+        "mode blend with speculative decoding",
+        "a blend's rows go through the layers of the served model alone",
         lambda config, kv: config.speculative_config is not None,
-        beside_offloading=True,
+        blend_only=True,
     ),
     UnsupportedFeature(
         "pooling models",
@@ -167,6 +182,16 @@ _LEFT_OVER = (
 )
 OFFLOADING_REFUSALS: tuple[UnsupportedFeature, ...] = (
     *(item for item in REFUSALS if item.beside_offloading),
+    UnsupportedFeature(
+        "speculative decoding",
+        "not shown: use DejaKVConnector with mode exact",
+        lambda config, kv: config.speculative_config is not None,
+    ),
+    UnsupportedFeature(
+        "recurrent layers",
+        "not shown: use DejaKVConnector",
+        lambda config, kv: bool(upstream.recurrent_groups(kv)),
+    ),
     UnsupportedFeature(
         "LoRA adapters",
         "vLLM names state by an adapter's name, which other weights may have later: use "
@@ -223,7 +248,7 @@ def refuse_beside_others(
     # Below MultiConnector a connector is given settings of its own.
     if engine is None or engine is vllm_config.kv_transfer_config:
         return
-    if sum(issubclass(each, connector_class) for each in upstream.connector_classes(engine)) > 1:
+    if sum(issubclass(each, connector_class) for each, _ in upstream.connectors_of(engine)) > 1:
         raise ConfigError(
             "MultiConnector has DejaKVConnector twice, and both would answer a request under one "
             "name, which ends vLLM's engine: leave"
@@ -254,7 +279,9 @@ def refuse_unsupported(vllm_config: Any, kv_cache_config: Any, settings: Connect
     ConfigError
         Names every configured feature that is unsupported, with its reason.
     """
-    features = [item for item in REFUSALS if settings.may_blend or not item.blend_only]
+    # With recurrent layers a blend is refused request by request.
+    may_blend = settings.may_blend and not upstream.recurrent_groups(kv_cache_config)
+    features = [item for item in REFUSALS if may_blend or not item.blend_only]
     refuse("DejaKVConnector", features, vllm_config, kv_cache_config)
 
 

@@ -17,6 +17,8 @@ from dejakv.store.base import StateInfo
 from dejakv.store.selection import DONORS
 from dejakv.tracing import OpenSpan
 
+MEDIA_DONORS = "only prompts with media have its text, and a blend takes no state from those"
+
 
 @dataclass(frozen=True)
 class LookupResult:
@@ -48,6 +50,13 @@ class LookupResult:
         Estimated tokens that a blend recomputes.
     read_seconds : float
         Estimated seconds to read the donors' state from a bucket; 0 if it is on this machine.
+    snapshot : str
+        Id of the recurrent state behind `tokens`; empty for a model without such layers.
+    kv_tokens : int
+        Of a model with recurrent layers: leading tokens whose KV entries are stored, in whole
+        blocks. They are more than `tokens` where no snapshot stands behind them.
+    snapshots : Mapping[int, StateInfo]
+        Snapshots to store, by the number of tokens before them.
     """
 
     method: str = "none"
@@ -65,6 +74,9 @@ class LookupResult:
     fallback: "LookupResult | None" = None
     rows: int = 0
     read_seconds: float = 0.0
+    snapshot: str = ""
+    kv_tokens: int = 0
+    snapshots: Mapping[int, StateInfo] = field(default_factory=dict[int, StateInfo])
 
     @property
     def blend_forbidden(self) -> bool:
@@ -85,6 +97,20 @@ class LookupResult:
             key=self.key,
             save=self.save,
             save_behind=self.save_behind,
+        )
+
+    @property
+    def stored_tokens(self) -> int:
+        """Leading tokens whose exact KV entries are stored."""
+        return max(self.exact.tokens, self.kv_tokens)
+
+    @property
+    def lacks_snapshot(self) -> bool:
+        """Whether all KV entries to store are stored, and the state behind them is not."""
+        return (
+            self.save is not None
+            and self.save.num_tokens in self.snapshots
+            and self.kv_tokens >= self.save.num_tokens
         )
 
     def count_saved(self, first: int, stop: int) -> int:
@@ -124,9 +150,15 @@ def as_lookup_result(decision: Decision, no_blend: str = "") -> LookupResult:
     if chosen.method != "blend" or chosen.match is None:
         return exact
 
-    donors, match = tuple(meta.id for meta in chosen.donors), chosen.match
+    # Behind a picture a token's position need not be its place (M-RoPE), and a picture's rows do
+    # not follow from its tokens: neither can be moved or checked.
+    text_donors = [meta for meta in chosen.donors if not meta.spans]
+    if not text_donors:
+        return replace(exact, reason=MEDIA_DONORS)
+
+    donors, match = tuple(meta.id for meta in text_donors), chosen.match
     fallback = exact if exact.donors else None
-    blend_depth = 1 + max(meta.generation for meta in chosen.donors)
+    blend_depth = 1 + max(meta.generation for meta in text_donors)
     donor_runs = decision.donor_search.short_runs
     blend = LookupResult(
         "blend",
@@ -390,6 +422,8 @@ class ConnectorCounts:
         self.add("loaded_donors", amount=len(load_result.donors))
         for why in load_result.left_out:
             self.add("donors_left_out", why)
+        if load_result.unpinned:
+            self.add("unpinned_loads")
 
     def absent(self, absences: Mapping[str, float]) -> None:
         """Count the part of each outage (`base.OUTAGES`) since the last call.

@@ -11,15 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dejakv.cache import describe_snapshot
 from dejakv.engines.vllm.events import BlockChain, StoreEvents
 from dejakv.engines.vllm.generations import RESET, WeightGenerations
 from dejakv.engines.vllm.lookups import LookupRunner
-from dejakv.engines.vllm.messages import SaveOrder
+from dejakv.engines.vllm.messages import SaveOrder, SnapshotOrder
 from dejakv.engines.vllm.ranks import RankAnswers
+from dejakv.engines.vllm.recurrent.boundaries import BoundaryStates
 from dejakv.engines.vllm.request import ConnectorCounts, RequestState
 from dejakv.identity import exact_key
 from dejakv.store.base import KV, ROWS, StateInfo
 from dejakv.store.budgets import now
+from dejakv.store.prefix_keys import PrefixKeys
 
 MIN_INCREMENT = 256
 """Tokens of an increment before the last, as of a segment; fewer would make smaller segments."""
@@ -47,6 +50,8 @@ class SaveLimits:
         vLLM drops blocks outside of a window before the next step.
     stepped_by_hand : bool
         The engine's owner makes its steps, so there may be none behind the last answer.
+    state_tokens : int
+        Of a model with recurrent layers: tokens whose KV entries have as many bytes as a state.
     """
 
     max_pending_tokens: int = 0
@@ -54,6 +59,7 @@ class SaveLimits:
     max_stored_tokens: int = 0
     drops_blocks: bool = False
     stepped_by_hand: bool = False
+    state_tokens: int = 0
 
     @property
     def at_once(self) -> bool:
@@ -62,7 +68,7 @@ class SaveLimits:
         Otherwise they are copied after the next step, when this step's output tokens have been
         returned.
         """
-        return self.drops_blocks or self.stepped_by_hand
+        return self.drops_blocks or self.stepped_by_hand or self.state_tokens > 0
 
     @property
     def min_increment(self) -> int:
@@ -94,6 +100,8 @@ class PendingSave:
         Why no more is ordered; empty while more may be.
     chain : BlockChain or None
         Blocks to announce once it is stored; None without KV events.
+    snapshots : dict[int, StateInfo]
+        Recurrent states that are not ordered yet, by the number of tokens before them.
     """
 
     meta: StateInfo
@@ -103,6 +111,7 @@ class PendingSave:
     unanswered: int = 0
     end_reason: str = ""
     chain: BlockChain | None = None
+    snapshots: dict[int, StateInfo] = field(default_factory=dict[int, StateInfo])
 
     @property
     def complete(self) -> bool:
@@ -145,6 +154,7 @@ class SavePlanner:
         tracked: RequestState,
         computed: int,
         blocks: Callable[[], Sequence[Sequence[int]]],
+        states: BoundaryStates | None = None,
         *,
         release: bool = False,
     ) -> bool:
@@ -160,6 +170,8 @@ class SavePlanner:
             Tokens whose state is in the blocks when the copy is made.
         blocks : Callable[[], Sequence[Sequence[int]]]
             Gives the block ids of the request in each KV cache group.
+        states : BoundaryStates or None
+            Recurrent states that the step leaves.
         release : bool
             Whether the request has ended, so that its blocks wait for the copy.
 
@@ -176,7 +188,7 @@ class SavePlanner:
         savings = [self._saving(tracked, meta) for meta in metas]
         for saving in savings:
             if saving is not None:
-                self._increment(saving, computed, blocks)
+                self._increment(saving, computed, blocks, states or {})
 
         tracked.saved = all(
             saving is not None and (saving.complete or saving.end_reason) for saving in savings
@@ -191,6 +203,7 @@ class SavePlanner:
         tracked: RequestState,
         computed: int,
         blocks: Callable[[], Sequence[Sequence[int]]],
+        states: BoundaryStates | None = None,
         *,
         release: bool = False,
     ) -> bool:
@@ -206,6 +219,8 @@ class SavePlanner:
             Tokens of prompt and answer whose state is in the blocks when the copy is made.
         blocks : Callable[[], Sequence[Sequence[int]]]
             Gives the block ids of the request in each KV cache group.
+        states : BoundaryStates or None
+            Recurrent states that the step leaves.
         release : bool
             Whether the request has ended: all whole pages are ordered, and its blocks wait for the
             copy.
@@ -233,6 +248,9 @@ class SavePlanner:
         doubled = min(doubled, self.limits.max_pending_tokens // 2)
         if stop <= prompt_tokens or stop - first < max(least, doubled):
             return False
+        # Pages without the state behind them cannot be taken up.
+        if self.limits.state_tokens and stop not in (states or {}):
+            return False
 
         token_ids = tuple(request.all_token_ids[:stop])
         digests = [span.digest for span in prompt.spans]
@@ -245,10 +263,14 @@ class SavePlanner:
         saving = PendingSave(meta, request.request_id, first, begun=True)
         self.pending[id] = saving
         saving.chain = self._described(request, meta)
+        if states is not None and stop in states:
+            keys = PrefixKeys(meta.partition, meta.epoch, token_ids, meta.spans)
+            key, saved_tokens = keys.prefix_key(stop), stop - first
+            saving.snapshots[stop] = describe_snapshot(meta, stop, key, saved_tokens)
         self._end(saving, self._refusal(tracked, meta))
         if saving.end_reason:
             return False
-        self._submit(saving, stop, blocks)
+        self._submit(saving, stop, blocks, states or {})
         if release:
             self._releases.add(request.request_id)
         return True
@@ -342,7 +364,9 @@ class SavePlanner:
 
         if meta is None:
             return None if tracked.lookup is not None and tracked.lookup_result is None else []
-        return [] if meta.id in self.lookups.index else [meta]
+        lookup_result = tracked.lookup_result
+        lacks_snapshot = lookup_result is not None and lookup_result.lacks_snapshot
+        return [] if meta.id in self.lookups.index and not lacks_snapshot else [meta]
 
     def _saving(self, tracked: RequestState, meta: StateInfo) -> PendingSave | None:
         """Return the save for the request, or None while another request stores the same."""
@@ -354,6 +378,8 @@ class SavePlanner:
                 min(stored_tokens, meta.num_tokens - 1) // self.limits.unit * self.limits.unit
             )
             saving = PendingSave(meta, request.request_id, stored_tokens)
+            if tracked.lookup_result is not None:
+                saving.snapshots |= tracked.lookup_result.snapshots
             self.pending[meta.id] = saving
             saving.chain = self._described(request, meta)
 
@@ -369,7 +395,9 @@ class SavePlanner:
         """Return the tokens that the store had at the lookup; 0 if they may be gone by now."""
         load_failed = tracked.load_result is not None and tracked.load_result.problem
         unknown = meta.ttl or meta.kind != KV or load_failed or tracked.lookup_result is None
-        return 0 if unknown or tracked.lookup_result is None else tracked.lookup_result.exact.tokens
+        if unknown or tracked.lookup_result is None:
+            return 0
+        return tracked.lookup_result.stored_tokens
 
     def _described(self, request: Any, meta: StateInfo) -> BlockChain | None:
         """Describe a state's blocks for KV events; None where it is in none."""
@@ -392,9 +420,22 @@ class SavePlanner:
         return why
 
     def _increment(
-        self, saving: PendingSave, computed: int, blocks: Callable[[], Sequence[Sequence[int]]]
+        self,
+        saving: PendingSave,
+        computed: int,
+        blocks: Callable[[], Sequence[Sequence[int]]],
+        states: BoundaryStates,
     ) -> None:
         """Order the new tokens as far as there is room; the rest may be ordered in a later step."""
+        if saving.end_reason:
+            return
+        stop = self._increment_stop(saving, computed)
+        wanted = any(tokens in saving.snapshots and tokens <= stop for tokens in states)
+        if stop > saving.ordered_tokens or wanted:
+            self._submit(saving, stop, blocks, states)
+
+    def _increment_stop(self, saving: PendingSave, computed: int) -> int:
+        """Return before which token the next order may end; where it begins if there is none."""
         meta, unit, under_way = saving.meta, self.limits.unit, sum(self._under_way.values())
         free, stop = self.limits.max_pending_tokens - under_way, meta.num_tokens
 
@@ -408,18 +449,24 @@ class SavePlanner:
                 else saving.ordered_tokens + free // unit * unit
             )
             if stop < meta.num_tokens and stop - saving.ordered_tokens < self.limits.min_increment:
-                return
+                return saving.ordered_tokens
         elif under_way and stop > free:
-            return
-
-        if saving.end_reason or saving.complete:
-            return
-        self._submit(saving, stop, blocks)
+            return saving.ordered_tokens
+        return max(stop, saving.ordered_tokens)
 
     def _submit(
-        self, saving: PendingSave, stop: int, blocks: Callable[[], Sequence[Sequence[int]]]
+        self,
+        saving: PendingSave,
+        stop: int,
+        blocks: Callable[[], Sequence[Sequence[int]]],
+        states: BoundaryStates,
     ) -> None:
-        """Order the tokens before `stop` that were not ordered before."""
+        """Order the tokens before `stop` that were not ordered before, and states behind them."""
+        snapshots = tuple(
+            SnapshotOrder(saving.snapshots.pop(tokens), states[tokens])
+            for tokens in sorted(states)
+            if tokens in saving.snapshots and tokens <= stop
+        )
         # The worker asks the store for admission at the first order alone.
         save = SaveOrder(
             saving.meta,
@@ -428,10 +475,12 @@ class SavePlanner:
             saving.ordered_tokens,
             stop,
             is_first=not saving.begun,
+            snapshots=snapshots,
         )
 
         self._orders.append(save)
-        self._under_way[save.name] = stop - saving.ordered_tokens
+        tokens = stop - saving.ordered_tokens + len(snapshots) * self.limits.state_tokens
+        self._under_way[save.name] = tokens
         saving.ordered_tokens, saving.unanswered, saving.begun = stop, saving.unanswered + 1, True
 
     def _end(self, saving: PendingSave, why: str) -> None:

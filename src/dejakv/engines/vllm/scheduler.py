@@ -23,10 +23,11 @@ from dejakv.engines.vllm.generations import CHANGED, WeightGenerations
 from dejakv.engines.vllm.lookups import LookupRunner
 from dejakv.engines.vllm.messages import IDLE_WAIT_S, LoadOrder, LoadResult, StepPlan, StepReport
 from dejakv.engines.vllm.ranks import RankAnswers, UnderWay
+from dejakv.engines.vllm.recurrent.boundaries import boundary_states
 from dejakv.engines.vllm.request import ConnectorCounts, LookupResult, RequestState
 from dejakv.engines.vllm.saves import BACKLOG, ENDED, SaveLimits, SavePlanner
 from dejakv.engines.vllm.settings import ConnectorSettings, RequestOptions
-from dejakv.engines.vllm.upstream import shows_label, sibling_of, was_aborted
+from dejakv.engines.vllm.upstream import keep_state_at, shows_label, sibling_of, was_aborted
 
 log = logging.getLogger("dejakv.vllm")
 
@@ -37,6 +38,9 @@ FAR = "no gain: the state is in a bucket, and computing takes less time than rea
 """Reason for loading nothing."""
 
 TOO_LONG = "too long: what a blend starts from would be larger than max_pending_bytes"
+"""Reason for not blending a prompt."""
+
+SMALL_SHARE = "min_gain_share: nearly all behind the exact prefix would be computed in a blend, too"
 """Reason for not blending a prompt."""
 
 UNLABELLED = (
@@ -58,8 +62,12 @@ class SchedulerSide:
     ----------
     names : ApproximateNames
         Names under which blended blocks are shared.
+    no_reuse : str
+        Why nothing is stored or reused here; empty if something is.
     no_blend : str
         Why blends are not possible here; empty if they are.
+    recurrent_groups : tuple[int, ...]
+        KV cache groups of recurrent layers.
     max_tokens : int
         Maximum tokens of a step of vLLM.
     ranks : int
@@ -72,6 +80,8 @@ class SchedulerSide:
         Exact state has the same bits as if it were computed now (`upstream.is_batch_invariant`).
     whole_only : bool
         Use only states that leave a single token to compute (`upstream.decodes_alone_behind`).
+    draft_tokens : int
+        Maximum tokens that speculative decoding drafts for a request in a step.
     events : StoreEvents or None
         KV events of the store; None if vLLM publishes none.
     requests : dict[str, RequestState]
@@ -82,13 +92,16 @@ class SchedulerSide:
     lookups: LookupRunner
     names: ApproximateNames
     counts: ConnectorCounts
+    no_reuse: str = ""
     no_blend: str = ""
+    recurrent_groups: tuple[int, ...] = ()
     max_tokens: int = 0
     ranks: int = 1
     save_limits: SaveLimits = field(default_factory=SaveLimits)
     arithmetic: str = ""
     bitwise: bool = False
     whole_only: bool = False
+    draft_tokens: int = 0
     events: StoreEvents | None = None
     requests: dict[str, RequestState] = field(default_factory=dict[str, RequestState])
     _loads: list[LoadOrder] = field(default_factory=list[LoadOrder])
@@ -175,7 +188,7 @@ class SchedulerSide:
             Whether the load ends in a later step.
         """
         tracked = self.requests.get(request.request_id)
-        if tracked is None:
+        if tracked is None or self.no_reuse:
             return 0, False
 
         gain, later = self._matched(tracked, request, local)
@@ -188,6 +201,11 @@ class SchedulerSide:
                 and tracked.lookup_result.method == "blend"
             )
             self.names.settle(tracked, local, blends=blends)
+            if self.recurrent_groups and tracked.lookup_result is not None:
+                # A stored prompt parts from this one here, as the next ones may.
+                *places, _ = sorted(tracked.lookup_result.snapshots) or [0]
+                for place in places:
+                    keep_state_at(request, place)
         return gain, later
 
     def _matched(self, tracked: RequestState, request: Any, local: int) -> tuple[int | None, bool]:
@@ -272,16 +290,14 @@ class SchedulerSide:
             return False
 
         cached_tokens, blend_depth = self.names.find_approximate(tracked, local)
-        cached_stop, min_gain = local + cached_tokens, max(1, self.settings.min_gain)
-        if cached_stop - exact_stop < min_gain:
+        cached_stop = local + cached_tokens
+        if cached_stop - exact_stop < self._least_gain(request, exact_stop, blends=True):
             return False
 
         # A new blend on top of those blocks would go one deeper than they are.
-        if (
-            lookup_result.method == "blend"
-            and lookup_result.count_saved(cached_stop, self._stop(lookup_result, request))
-            >= min_gain
-        ):
+        if lookup_result.method == "blend" and lookup_result.count_saved(
+            cached_stop, self._stop(lookup_result, request)
+        ) >= self._least_gain(request, cached_stop, blends=True):
             blend_depth = max(lookup_result.blend_depth, blend_depth + 1)
 
         # Each approximation adds to the error of the one before it.
@@ -335,6 +351,7 @@ class SchedulerSide:
                 external,
                 blend_ids,
                 read_limit_s,
+                lookup_result.snapshot,
             )
         )
         tracked.settled, tracked.ordered_tokens, tracked.load_result = True, external, None
@@ -359,16 +376,21 @@ class SchedulerSide:
 
             if tracked.ordered_tokens and tracked.load_result is None:
                 queue.append(
-                    WaitingBlend(name, 0, "loads", self.blends.rows.get(name, 0), remaining)
+                    WaitingBlend(
+                        name, 0, "loads", self.blends.rows.get(name, 0), self._drafted(remaining)
+                    )
                 )
             elif remaining <= 0:
-                decoding += 1
+                decoding += 1 + self.draft_tokens
             elif request.num_computed_tokens:
                 # Else most of the prompt is computed, as any other is.
                 due = remaining <= tracked.ordered_tokens
                 queue.append(
                     WaitingBlend(
-                        name, remaining, "due" if due else "runs", saved=tracked.tokens_saved
+                        name,
+                        self._drafted(remaining),
+                        "due" if due else "runs",
+                        saved=tracked.tokens_saved,
                     )
                 )
             elif (tracked.waits_for_maker and not tracked.settled) or (
@@ -382,13 +404,20 @@ class SchedulerSide:
                 )
                 keys |= {lookup_result.key} - {""} if lookup_result.method == "blend" else set()
                 rows = self._rows(lookup_result) if loads else None
-                last = remaining - self._stop(lookup_result, request)
+                last = self._drafted(remaining - self._stop(lookup_result, request))
                 queue.append(
                     WaitingBlend(
                         name, remaining - self.names.count_cached(tracked), rows=rows, last=last
                     )
                 )
-        return self.queue.share_out(queue, decoding)
+        room = self.queue.share_out(queue, decoding)
+        # A limit below a token and its drafts would end vLLM's engine.
+        return room._replace(longest=room.longest and max(room.longest, 1 + self.draft_tokens))
+
+    def _drafted(self, tokens: int) -> int:
+        """Count the tokens with which vLLM schedules the last `tokens` of a prompt."""
+        # A single token behind a hit is scheduled with drafts, or not at all.
+        return tokens + (self.draft_tokens if tokens == 1 else 0)
 
     def plan_step(self, output: Any, blocks_of: Any) -> StepPlan:
         """Return the worker's orders for a step.
@@ -414,14 +443,19 @@ class SchedulerSide:
                 name: count + output.num_scheduled_tokens[name] for name, count in computed.items()
             }
 
+        states = (
+            boundary_states(output, self.recurrent_groups, self.save_limits.unit)
+            if self.recurrent_groups
+            else {}
+        )
         for tracked in running:
             name = tracked.request.request_id
             if name in computed:
                 blocks = partial(blocks_of, name)
-                self.saves.order(tracked, computed[name], blocks)
+                self.saves.order(tracked, computed[name], blocks, states.get(name))
                 # Asynchronous steps compute tokens that are not known here yet.
                 known_tokens = min(computed[name], tracked.request.num_tokens)
-                self.saves.order_answer(tracked, known_tokens, blocks)
+                self.saves.order_answer(tracked, known_tokens, blocks, states.get(name))
 
         computing = any(
             t.request.num_computed_tokens < t.request.num_prompt_tokens for t in running
@@ -629,8 +663,8 @@ class SchedulerSide:
         return time.monotonic() + self.settings.lookup_timeout_s
 
     def _not_for_us(self, request: Any) -> str:
-        if self.lookups.cache.off:
-            return self.lookups.cache.off
+        if self.no_reuse or self.lookups.cache.off:
+            return self.no_reuse or self.lookups.cache.off
         if request.pooling_params is not None or request.sampling_params is None:
             return "not a generating request"
         if request.prompt_token_ids is None or request.prompt_embeds is not None:
@@ -658,12 +692,14 @@ class SchedulerSide:
             return self._decline(tracked, doubt)
 
         stop = self._stop(lookup_result, request)
-        gain = lookup_result.count_saved(local, stop)
-        if gain < max(1, self.settings.min_gain):
+        gain, blends = lookup_result.count_saved(local, stop), lookup_result.method == "blend"
+        if gain < (least_gain := self._least_gain(request, local, blends=False)):
             return self._decline(
                 tracked,
-                f"{gain} tokens beyond vLLM's own prefix hit, min_gain is {self.settings.min_gain}",
+                f"{gain} tokens beyond vLLM's own prefix hit, min_gain is {least_gain}",
             )
+        if blends and gain < self._least_gain(request, local, blends=True):
+            return self._load_exact(tracked, request, local, SMALL_SHARE)
 
         if self.whole_only and stop < request.num_tokens - 1:
             return self._decline(
@@ -701,6 +737,12 @@ class SchedulerSide:
         # A reason stays where an exact prefix is loaded in place of a blend.
         tracked.reason = tracked.reason or lookup_result.reason
         return stop - local
+
+    def _least_gain(self, request: Any, first: int, *, blends: bool) -> int:
+        """Return the tokens that a load must save of those from `first` on."""
+        settings = self.settings
+        remaining = request.num_prompt_tokens - first
+        return max(1, settings.least_blend_gain(remaining) if blends else settings.min_gain)
 
     def _load_exact(self, tracked: RequestState, request: Any, local: int, why: str) -> int | None:
         """Count a refused blend, and decide as `_loadable` for the exact prefix in its place."""

@@ -81,6 +81,9 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
     max_pending_bytes: Count = 2 * 1024**3
     """saves under way; what is beyond it is saved in a later step, or not and counted. As much for
     the state that blends start from; a longer prompt is not blended"""
+    pinned_bytes: Count = 1024**3
+    """pinned host memory that workers on GPUs reserve for copies of state, all ranks together;
+    where it has no room, copies are slower"""
     refresh_s: Seconds = 5.0
     """seconds between searches for other processes' prompts; 0 never"""
     lookup_timeout_s: Timeout = 0.5
@@ -136,6 +139,7 @@ class ConnectorSettings(BlendSettings, BudgetSettings, BoundSettings):
             map=self.blend_map,
             selector=quality.selector,
             share=quality.share,
+            foreign_context=self.foreign_context,
             max_share=self.blend_max_share,
         )
 

@@ -47,6 +47,11 @@ METRICS: dict[str, tuple[str, str]] = {
         "Workers on a GPU that copy the state of blends without the fused kernel, by reason.",
         "reason",
     ),
+    "unpinned_loads": (
+        "Loads whose state went to a GPU from memory that is not pinned, since `pinned_bytes` had "
+        "no room.",
+        "",
+    ),
     "bucket_away_seconds": ("Seconds for which the bucket's service failed.", ""),
     "feed_away_seconds": ("Seconds for which the feed's service failed.", ""),
 }
@@ -83,7 +88,13 @@ KNOWN: dict[str, tuple[str, ...]] = {
         fused.FAILED,
         fused.WRONG,
     ),
-    "blends_refused": (scheduler.NO_GAIN, scheduler.TOO_LONG, scheduler.FAR, scheduler.UNLABELLED),
+    "blends_refused": (
+        scheduler.NO_GAIN,
+        scheduler.TOO_LONG,
+        scheduler.FAR,
+        scheduler.SMALL_SHARE,
+        scheduler.UNLABELLED,
+    ),
     "saves_dropped": (
         saves.BACKLOG,
         saves.ENDED,

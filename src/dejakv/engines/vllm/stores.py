@@ -152,6 +152,11 @@ class EveryRank(Store):
             else None
         )
 
+    def snapshots(self, partition: str, epoch: str) -> frozenset[str]:
+        """Return the ids of snapshots that every rank stores."""
+        ids = [store.snapshots(partition, epoch) for store in self._stores]
+        return ids[0].intersection(*ids[1:])
+
     def metas(self, partition: str | None = None, epoch: str | None = None) -> Iterator[StateInfo]:
         """Yield the descriptions of states that every rank stores."""
         first, *peers = self._stores

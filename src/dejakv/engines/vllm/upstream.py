@@ -35,7 +35,7 @@ TESTED = ("0.32.0",)
 RANGE = ((0, 31), (0, 34))
 """Versions for `exact`: from the first on, below the last."""
 
-Feature = Literal["exact", "blend", "events", "pictures", "run", "tier"]
+Feature = Literal["exact", "blend", "events", "memory", "pictures", "recurrent", "run", "tier"]
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,12 @@ USES = (
     UpstreamUse(
         "vllm.config.lora:LoRAConfig", _LORA, "state of one adapter would be another one's"
     ),
+    UpstreamUse(
+        "vllm.config.speculative:SpeculativeConfig",
+        "draft_model_config draft_load_config num_speculative_tokens",
+        "state of one draft model would be another one's",
+        seen=_ONE,
+    ),
     *_uses(
         "blend",
         _ONE,
@@ -252,8 +258,21 @@ USES = (
         ("vllm.v1.core.sched.interface", "SchedulerInterface", "blends get no room"),
         ("vllm.tokenizers", "cached_tokenizer_from_config", "ends of sentences are not known"),
         ("vllm.v1.attention.backend:AttentionImpl", "forward", "recomputed rows are not seen"),
+        (
+            "vllm.model_executor.layers.attention.attention:Attention",
+            "sliding_window",
+            "questions ask beyond windows",
+        ),
         (_ROTARY, "cos_sin_cache is_neox_style", "keys cannot be moved"),
         ("vllm.lora.layers", "BaseLayerWithLoRA", "adapters would change blends of the base model"),
+    ),
+    UpstreamUse(
+        "vllm.v1.worker.gpu_worker:Worker",
+        "init_device determine_available_memory",
+        "vLLM's budget does not know the connector's memory: the former sets `requested_memory`, "
+        "the latter reads it",
+        "memory",
+        "0.32.0",
     ),
     UpstreamUse(
         "vllm.v1.core.encoder_cache_manager:EncoderCacheManager",
@@ -283,6 +302,26 @@ USES = (
             "routers do not see the store",
         ),
         ("vllm.v1.request:Request", "block_hashes all_token_ids", "routers do not see the store"),
+    ),
+    *_uses(
+        "recurrent",
+        _ONE,
+        ("vllm.config:CacheConfig", "mamba_cache_mode use_replayssm", "states are not found"),
+        (
+            "vllm.v1.core.sched.output:KVConnectorBlockState",
+            "boundary_state_offloads",
+            "no recurrent state is stored",
+        ),
+        (
+            "vllm.v1.core.sched.output:SchedulerOutput",
+            "kv_connector_block_state",
+            "no recurrent state is stored",
+        ),
+        (
+            "vllm.v1.request:Request",
+            "shared_prefix_boundary",
+            "no recurrent state is kept where prompts part",
+        ),
     ),
     *_uses(
         "run",
@@ -513,8 +552,8 @@ def _caller(kind: type) -> Any | None:
     return None
 
 
-def connector_classes(transfer: Any) -> list[type]:
-    """Return the classes of all connectors that KV transfer settings name.
+def connectors_of(transfer: Any) -> list[tuple[Any, Mapping[str, Any]]]:
+    """Return all connectors that KV transfer settings name: their classes and extra settings.
 
     Those below (nested) MultiConnectors are among them (`v1/multi_connector.py`).
     """
@@ -522,9 +561,10 @@ def connector_classes(transfer: Any) -> list[type]:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     # MultiConnector holds the settings of its connectors as plain dictionaries.
-    below = transfer.kv_connector_extra_config.get("connectors") or ()
-    classes = [each for child in below for each in connector_classes(KVTransferConfig(**child))]
-    return [KVConnectorFactory.get_connector_class(transfer), *classes]
+    extra = transfer.kv_connector_extra_config
+    below = extra.get("connectors") or ()
+    children = [each for child in below for each in connectors_of(KVTransferConfig(**child))]
+    return [(KVConnectorFactory.get_connector_class(transfer), extra), *children]
 
 
 def engine_transfer() -> Any | None:
@@ -663,9 +703,23 @@ def block_tokens(kv_cache_config: Any) -> int:
 
 
 def bytes_per_token(kv_cache_config: Any) -> int:
-    """Return the bytes of a token's KV in all layers, on one rank."""
+    """Return the bytes of a token's KV in all layers, on one rank; 1 if only states are kept."""
     sizes = zip(kv_cache_config.kv_cache_groups, group_bytes(kv_cache_config), strict=True)
-    return sum(size // group.kv_cache_spec.block_size for group, size in sizes)
+    recurrent = recurrent_groups(kv_cache_config)
+    return max(
+        1,
+        sum(
+            size // group.kv_cache_spec.block_size
+            for number, (group, size) in enumerate(sizes)
+            if number not in recurrent
+        ),
+    )
+
+
+def state_bytes(kv_cache_config: Any) -> int:
+    """Return the bytes of a recurrent state of all layers, at most, on one rank."""
+    sizes = group_bytes(kv_cache_config)
+    return sum(sizes[number] for number in recurrent_groups(kv_cache_config))
 
 
 def group_bytes(kv_cache_config: Any) -> list[int]:
@@ -698,12 +752,57 @@ def groups_of(kv_cache_config: Any) -> dict[str, int]:
 
 def specs(kv_cache_config: Any) -> list[Any]:
     """Return the cache specification of each layer, or once of layers of a group that are alike."""
-    group_specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     return [
         layer_spec
-        for spec in group_specs
-        for layer_spec in getattr(spec, "kv_cache_specs", {"": spec}).values()
+        for group in kv_cache_config.kv_cache_groups
+        for layer_spec in _group_specs(group)
     ]
+
+
+def _group_specs(group: Any) -> list[Any]:
+    return list(getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec}).values())
+
+
+def recurrent_groups(kv_cache_config: Any) -> tuple[int, ...]:
+    """Return the KV cache groups of recurrent layers, whose blocks each hold a state."""
+    return tuple(
+        number
+        for number, group in enumerate(kv_cache_config.kv_cache_groups)
+        if any(type(spec).__name__ == "MambaSpec" for spec in _group_specs(group))
+    )
+
+
+def keeps_boundary_states(vllm_config: Any) -> bool:
+    """Tell whether the state of recurrent layers is kept at ends of blocks."""
+    return getattr(vllm_config.cache_config, "mamba_cache_mode", "none") == "align"
+
+
+def replays_inputs(vllm_config: Any) -> bool:
+    """Tell whether recurrent layers keep their latest inputs beside a state."""
+    return bool(getattr(vllm_config.cache_config, "use_replayssm", False))
+
+
+def boundary_states(output: Any) -> Mapping[str, list[tuple[int, int, int]]]:
+    """Return the recurrent states that a step leaves at ends of blocks, by request.
+
+    A request's table does not tell where they are, since vLLM moves and drops states
+    (`v1/core/kv_cache_manager.py`).
+
+    Returns
+    -------
+    Mapping[str, list[tuple[int, int, int]]]
+        KV cache group, block, and number of the tokens before the state.
+    """
+    block_state = output.kv_connector_block_state
+    return {} if block_state is None else block_state.boundary_state_offloads
+
+
+def keep_state_at(request: Any, tokens: int) -> None:
+    """Let vLLM end a step behind so many tokens, and keep the recurrent state there.
+
+    vLLM does so itself where its own prefix cache sees prompts part.
+    """
+    request.shared_prefix_boundary = max(request.shared_prefix_boundary, tokens)
 
 
 def drops_blocks(kv_cache_config: Any) -> bool:
@@ -930,6 +1029,49 @@ def attention_backend(vllm_config: Any) -> str:
     return (
         f"{backend.__module__}.{backend.__qualname__}:{vllm_config.attention_config.compute_hash()}"
     )
+
+
+def draft_model_config(vllm_config: Any) -> Any | None:
+    """Return the configuration of the model that drafts tokens, whose layers the KV cache has too.
+
+    It is None without one, such as for n-grams (`config/speculative.py`).
+    """
+    speculative = vllm_config.speculative_config
+    draft = None if speculative is None else speculative.draft_model_config
+    # Methods without a draft model are given the target's configuration.
+    return None if draft is vllm_config.model_config else draft
+
+
+def draft_load_config(vllm_config: Any) -> Any:
+    """Return from where the draft model's weights are loaded."""
+    return vllm_config.speculative_config.draft_load_config or vllm_config.load_config
+
+
+def draft_tokens(vllm_config: Any) -> int:
+    """Return the maximum tokens that are drafted for a request in a step."""
+    speculative = vllm_config.speculative_config
+    return 0 if speculative is None else speculative.num_speculative_tokens
+
+
+def models_of(worker: Any) -> Any:
+    """Return the modules that write to the KV cache, of a worker or a model runner.
+
+    They are the served model, and the one that drafts tokens if there is one.
+    """
+    import torch
+
+    model, get_draft = worker.get_model(), getattr(worker, "get_draft_model", None)
+    draft = None if get_draft is None else get_draft()
+    return model if draft is None else torch.nn.ModuleList([model, draft])
+
+
+def recurrent_kernels(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
+    """Return what decides the kernels of recurrent layers; nothing for a model without any."""
+    if kv_cache_config is None or not recurrent_groups(kv_cache_config):
+        return {}
+    mamba = getattr(vllm_config, "mamba_config", None)
+    additional = getattr(vllm_config, "additional_config", None)
+    return {"recurrent": f"{mamba}:{additional}"}
 
 
 def arithmetic(vllm_config: Any) -> str:
@@ -1172,6 +1314,11 @@ def write_rows(
 def scale_and_cap(layer: Any) -> tuple[float, float]:
     """Return the factor of a layer's scores, and their soft cap (0.0 without one)."""
     return layer.impl.scale, getattr(layer.impl, "logits_soft_cap", None) or 0.0
+
+
+def window_of(layer: Any) -> int | None:
+    """Return how many tokens a layer attends to, itself among them; None for all before it."""
+    return layer.sliding_window
 
 
 def tokenizer_of(vllm_config: Any) -> Any:

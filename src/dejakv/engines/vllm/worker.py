@@ -5,7 +5,7 @@ and for the check of the weights. For a blend it also pays for the recomputed ro
 """
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,14 @@ from dejakv.engines.vllm.blend.blend import BlendRunner, BlendWorker
 from dejakv.engines.vllm.device import CudaCopies, DeviceCopies, LentRange
 from dejakv.engines.vllm.generations import CHANGED, RESET, WeightComparison, WeightsWatch
 from dejakv.engines.vllm.loads import LoadRunner
-from dejakv.engines.vllm.messages import LoadResult, SaveOrder, StepPlan, StepReport, TimedStep
+from dejakv.engines.vllm.messages import (
+    LoadResult,
+    SaveOrder,
+    SnapshotOrder,
+    StepPlan,
+    StepReport,
+    TimedStep,
+)
 from dejakv.engines.vllm.pages import BufferPool, LentBuffer, PagedKV
 from dejakv.errors import StoreError, is_out_of_memory
 from dejakv.store.base import KV, StoredState
@@ -53,13 +60,14 @@ class SaveWorker:
         self._dropped.append((name, why))
 
     def submit(
-        self, name: str, make_state: StateMaker, check: WeightComparison | None = None
+        self, name: str, make_states: Sequence[StateMaker], check: WeightComparison | None = None
     ) -> None:
-        """Store the state, or some rows of one, that `make_state` gives in the thread.
+        """Store the states, or rows of them, that these functions give in the thread.
 
-        It is not stored if the check of the weights that is under way finds a change.
+        None is stored if the check of the weights that is under way finds a change, and none
+        behind one that is not stored.
         """
-        self._under_way[name] = self._pool.submit(self._put, make_state, check)
+        self._under_way[name] = self._pool.submit(self._put, make_states, check)
 
     def take(self) -> list[tuple[str, str]]:
         """Return the saves that ended since the last call, each with the reason if not stored."""
@@ -97,15 +105,18 @@ class SaveWorker:
 
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _put(self, make_state: StateMaker, check: WeightComparison | None) -> str:
-        """Store the state and return "", or the reason why it is not stored."""
+    def _put(self, make_states: Sequence[StateMaker], check: WeightComparison | None) -> str:
+        """Store the states and return "", or the reason why one is not stored."""
         # Whatever is wrong with a store, it costs this save and nothing else.
         try:
-            # A GPU may still be copying the state until it is given here.
-            with make_state() as stored_state:
-                if check is not None and check.differs():
-                    return CHANGED
-                return "" if self._store.put(stored_state) else REFUSED
+            for make_state in make_states:
+                # A GPU may still be copying the state until it is given here.
+                with make_state() as stored_state:
+                    if check is not None and check.differs():
+                        return CHANGED
+                    if not self._store.put(stored_state):
+                        return REFUSED
+            return ""
         except Exception as error:
             why = f"error: {type(error).__name__}: {error}"
             log.warning("the state of a prompt was not stored: %s", why)
@@ -128,6 +139,8 @@ class WorkerSide:
         Seconds after which a load that is still being read fails.
     max_pending_bytes : int
         Maximum bytes of state that blends start from.
+    pinned_bytes : int
+        Bytes of pinned host memory to reserve on a GPU.
     """
 
     store: Store
@@ -136,11 +149,12 @@ class WorkerSide:
     weights_watch: WeightsWatch
     load_timeout_s: float
     max_pending_bytes: int
+    pinned_bytes: int
     _loaded: list[LoadResult] = field(default_factory=list[LoadResult])
     _timed: TimedStep | None = None
 
     def __post_init__(self) -> None:
-        self.paged.copies.reserve()
+        self.paged.copies.reserve(self.pinned_bytes)
         self.saver, self.buffers = SaveWorker(self.store, self.paged.copies), BufferPool(KEEP_BYTES)
         blend_worker = None if self.blend_runner is None else BlendWorker(self.blend_runner)
 
@@ -207,6 +221,8 @@ class WorkerSide:
         self.loads.close()
         # Before the store is closed, to which its thread still writes.
         self.saver.close(timeout)
+        # Before its memory goes, from which and to which a GPU may still be copying.
+        self.paged.copies.close()
         self.store.close()
 
     def _copy(self, save: SaveOrder) -> None:
@@ -224,7 +240,9 @@ class WorkerSide:
             return
 
         try:
-            make_state = self._prepare_save(save)
+            make_states = [self._prepare_snapshot(order) for order in save.snapshots]
+            if save.stop > save.first:
+                make_states.insert(0, self._prepare_save(save))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -234,7 +252,22 @@ class WorkerSide:
             self.saver.drop(save.name, NO_MEMORY)
             return
 
-        self.saver.submit(save.name, make_state, self.weights_watch.comparison)
+        self.saver.submit(save.name, make_states, self.weights_watch.comparison)
+
+    def _prepare_snapshot(self, order: SnapshotOrder) -> StateMaker:
+        """Copy a recurrent state now, and return the rest of the work for the saver's thread."""
+        states = self.paged.states
+        assert states is not None
+        arrived = self._copy_to_host(
+            (1, states.nbytes), lambda begin, end, into: states.copy(order.blocks, into[0])
+        )
+
+        @contextmanager
+        def make_state() -> Generator[StoredState]:
+            with arrived as pages:
+                yield StoredState(order.meta, to_store(pages[0]))
+
+        return make_state
 
     def _prepare_save(self, save: SaveOrder) -> StateMaker:
         """Copy the blocks now, and return the rest of the work for the saver's thread."""
@@ -245,27 +278,15 @@ class WorkerSide:
         # Pages are copied whole, with the rows before the first one that is wanted.
         tokens += skip
 
-        buffer: LentBuffer | LentRange
-        event: torch.cuda.Event | None = None
-        # On a GPU the copy goes on when this method has returned.
-        if isinstance(paged.copies, CudaCopies):
+        def copy_range(begin: int, end: int, into: torch.Tensor) -> None:
+            count = min(tokens, end * paged.block_tokens) - begin * paged.block_tokens
+            paged.copy_pages(save.block_ids, count, block + begin, into)
 
-            def copy_range(begin: int, end: int, into: torch.Tensor) -> None:
-                count = min(tokens, end * paged.block_tokens) - begin * paged.block_tokens
-                paged.copy_pages(save.block_ids, count, block + begin, into)
-
-            buffer = paged.copies.host_memory(paged.pages_shape(tokens))
-            event = paged.copies.save(buffer.tensor, copy_range)
-        else:
-            buffer = self.buffers.lend(paged.pages_shape(tokens), torch.uint8)
-            paged.copy_pages(save.block_ids, tokens, block, buffer.tensor)
+        arrived = self._copy_to_host(paged.pages_shape(tokens), copy_range)
 
         @contextmanager
         def make_state() -> Generator[StoredState]:
-            pages = buffer.tensor
-            if event is not None:
-                event.synchronize()
-            try:
+            with arrived as pages:
                 if any(self.store.meta(donor) is None for donor in meta.metadata.get(DONORS, ())):
                     # They would have had to leave with it.
                     raise StoreError("a prompt that these rows were computed from was removed")
@@ -275,8 +296,36 @@ class WorkerSide:
                     # Rows of a blend begin anywhere.
                     tensor = to_store(paged.entries(pages, tokens)[:, :, :, skip:].contiguous())
                 yield StoredState(part_meta, tensor, rows)
+
+        return make_state
+
+    def _copy_to_host(
+        self, shape: tuple[int, int], copy: Callable[[int, int, torch.Tensor], object]
+    ) -> AbstractContextManager[torch.Tensor]:
+        """Begin to copy pages `[pages, bytes]` to host memory, as `CudaCopies.save` does.
+
+        On a GPU the copy goes on when this method has returned. Entering the result waits for it
+        and gives the copy; leaving it gives the memory back.
+        """
+        copies = self.paged.copies
+        buffer: LentBuffer | LentRange
+        event: torch.cuda.Event | None = None
+        if isinstance(copies, CudaCopies):
+            buffer = copies.host_memory(shape)
+            event = copies.save(buffer.tensor, copy)
+        else:
+            buffer = self.buffers.lend(shape, torch.uint8)
+            copy(0, shape[0], buffer.tensor)
+
+        @contextmanager
+        def arrived() -> Generator[torch.Tensor]:
+            # Not the tensor alone: a lent range goes back when nothing refers to it any more.
+            try:
+                if event is not None:
+                    event.synchronize()
+                yield buffer.tensor
             finally:
                 if isinstance(buffer, LentBuffer):
                     self.buffers.take_back(buffer)
 
-        return make_state
+        return arrived()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from dejakv import __version__
 from dejakv.datasets.base import Sample
 from dejakv.errors import ConfigError, DejaKVError, printable
-from dejakv.experiments import advice, sweep_log
+from dejakv.experiments import sweep_log
 from dejakv.experiments.output import (
     SAMPLES,
     SETTINGS,
@@ -28,7 +28,8 @@ from dejakv.experiments.output import (
     read_json_or_empty,
     replace_file,
 )
-from dejakv.experiments.plain_words import verdict
+from dejakv.experiments.reports import advice
+from dejakv.experiments.reports.plain_words import verdict
 from dejakv.experiments.samples import read_samples
 from dejakv.experiments.samples_log import finished_rows, finished_settings, finished_summary
 from dejakv.experiments.settings import run_command_of

@@ -18,7 +18,7 @@ from dejakv.decide.plan import Decision
 from dejakv.engines.open import open_templates
 from dejakv.errors import ConfigError, count_noun
 from dejakv.experiments.compare import donors_of, engine_context, pipeline_for, replay, shortened
-from dejakv.experiments.plain_words import short
+from dejakv.experiments.reports.plain_words import short
 from dejakv.experiments.reports.report import ReportSection, command, drawn, facts, page
 from dejakv.experiments.run import cache_folder
 from dejakv.experiments.samples import SamplePrompter, read_samples, repeated

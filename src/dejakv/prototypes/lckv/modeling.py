@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.prototypes.lckv.attention import LCKVDecoderLayer, RowMasks
 from dejakv.prototypes.lckv.cache import LCKVCache, cached_length
 from dejakv.prototypes.lckv.configuration import LCKVLlamaConfig
@@ -87,12 +88,15 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        cache: Cache | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
         """Compute the hidden states [batch, rows, hidden] behind the last norm.
 
         Rows supplied by a similar task (`LCKVCache.donor_rows`) are left out: the result has the
         computed rows alone, the last one last.
+
+        The cache is `cache` or, as `CACHE_NAME` says, `past_key_values`.
 
         Raises
         ------
@@ -109,22 +113,21 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
 
         embeds = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
-        if use_cache and past_key_values is None:
-            past_key_values = LCKVCache(self.layout)
+        cache = past_key_values if cache is None else cache
+        if use_cache and cache is None:
+            cache = LCKVCache(self.layout)
         donor_rows, iterations = (
             None,
             LoopIterations(self.config.forward_passes, self.config.backward_passes),
         )
-        if isinstance(past_key_values, LCKVCache):
+        if isinstance(cache, LCKVCache):
             # For one prefill: decoding computes every row.
-            donor_rows, past_key_values.donor_rows = past_key_values.donor_rows, None
-            if past_key_values.settled:
+            donor_rows, cache.donor_rows = cache.donor_rows, None
+            if cache.settled:
                 iterations = LoopIterations.to_the_end(embeds.shape[1])
 
-        rows = self.rows(
-            embeds, attention_mask, position_ids, cached_length(past_key_values, self.layout)
-        )
-        passes = self.passes(past_key_values, embeds.shape[1])
+        rows = self.rows(embeds, attention_mask, position_ids, cached_length(cache, self.layout))
+        passes = self.passes(cache, embeds.shape[1])
         rows = passes.run_layers(rows, self.layout.bottom)
         if self.layout.loop:
             if donor_rows is not None:
@@ -135,10 +138,9 @@ class LCKVLlamaModel(LCKVLlamaPreTrainedModel):
 
         # Only now: all layers read the cache without the new tokens.
         passes.commit()
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(rows.hidden),
-            past_key_values=past_key_values if use_cache else None,
-        )
+        # The field's name depends on the library, so that no type can be known for it.
+        fields: dict[str, Any] = {CACHE_NAME: cache if use_cache else None}
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(rows.hidden), **fields)
 
 
 class LCKVLlamaForCausalLM(LCKVLlamaPreTrainedModel, GenerationMixin):
@@ -163,6 +165,7 @@ class LCKVLlamaForCausalLM(LCKVLlamaPreTrainedModel, GenerationMixin):
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Compute logits [batch, rows, vocabulary]; with `labels` [batch, tokens] also the loss."""
@@ -170,7 +173,7 @@ class LCKVLlamaForCausalLM(LCKVLlamaPreTrainedModel, GenerationMixin):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=past_key_values if cache is None else cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             **kwargs,
@@ -188,7 +191,7 @@ class LCKVLlamaForCausalLM(LCKVLlamaPreTrainedModel, GenerationMixin):
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
 
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE_NAME: out.get(CACHE_NAME)})
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -197,5 +200,5 @@ class LCKVLlamaForCausalLM(LCKVLlamaPreTrainedModel, GenerationMixin):
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
             raise ValueError(f"cache_implementation={kind!r} has no condensed form: leave it out")
-        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = LCKVCache(self.model.layout)
+        if generation_config.use_cache and model_kwargs.get(CACHE_NAME) is None:
+            model_kwargs[CACHE_NAME] = LCKVCache(self.model.layout)

@@ -10,9 +10,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from dejakv.blend.sentences import sentence_ends
 from dejakv.blend.token_map import DonorTokens, Ids
-from dejakv.engines.transformers.watch import ModelWatch
+from dejakv.engines.transformers.fingerprint.watch import ModelWatch
 from dejakv.errors import ConfigError, InputError, ModelError
 from dejakv.models import load
+from dejakv.models.cache_name import CACHE_NAME
 from dejakv.prototypes.lckv.cache import GivenRows, LCKVCache, cached_kv
 from dejakv.prototypes.lckv.layout import layout_of
 from dejakv.prototypes.sim_llm.tasks import InterTaskKVManager, TaskCacheEntry
@@ -230,7 +231,7 @@ class LlamaModelWithKVReuse:
             self.layout, self._rows_of_donor(prompt, entry) if entry is not None else None
         )
         ids = torch.tensor([prompt], device=self.model.device)
-        out = self.model.model(input_ids=ids, past_key_values=cache, use_cache=True)
+        out = self.model.model(input_ids=ids, use_cache=True, **{CACHE_NAME: cache})
         # State that stands on another task's is no donor.
         if tasks is not None and entry is None:
             self._keep(tasks, prompt, cache, task_id)
@@ -337,7 +338,7 @@ class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
         out = super().forward(input_ids, task_id)
         with torch.no_grad():
             logits = self.model.lm_head(out.last_hidden_state)
-        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+        return CausalLMOutputWithPast(logits=logits, **{CACHE_NAME: out.get(CACHE_NAME)})
 
     def generate_with_kv_reuse(
         self, input_ids: Any, task_id: str | None = None, **options: Any
@@ -424,9 +425,9 @@ class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
         out = self.model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
-            past_key_values=LCKVCache(self.layout, donor_rows) if donor_rows is not None else None,
             max_new_tokens=max_new_tokens,
             return_dict_in_generate=True,
+            **{CACHE_NAME: LCKVCache(self.layout, donor_rows) if donor_rows is not None else None},
             **{"do_sample": False, "pad_token_id": 0 if pad is None else pad, **options},
         )
 
@@ -437,6 +438,6 @@ class LlamaForCausalLMWithKVReuse(LlamaModelWithKVReuse):
         stop = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
         donor, similarity = (entry.task_id, entry.similarity) if entry is not None else (None, 0.0)
         computed = len(ids) if donor_rows is None else donor_rows.rows.shape[1]
-        return TaskResult(
-            tuple(tokens[:stop]), donor, similarity, len(ids), computed
-        ), out.past_key_values
+        return TaskResult(tuple(tokens[:stop]), donor, similarity, len(ids), computed), out[
+            CACHE_NAME
+        ]

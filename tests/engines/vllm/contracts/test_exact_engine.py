@@ -129,14 +129,23 @@ def test_weights_that_are_loaded_again_end_reuse_until_a_reset(engine: Engine, t
     assert [again(engine, [LONGEST])[0].told["method"] for _ in range(2)] == ["none", "exact"]
 
 
+@pytest.mark.shows("exact", "generated", "drafts", model="docs-lm")
 def test_a_restart_finds_all_of_it(engine: Engine, truth: Any, folder: str) -> None:
+    """With speculative decoding from then on, by n-grams of the text, which have no state in the KV cache."""
+    engine.ask(PROMPTS)
+    engine.settle()
     engine.close()
     extra, chat = {"store_dir": folder, "generated_text": "keep"}, tokens(40, 6)
-    with running(extra=extra, enable_chunked_prefill=True, max_num_batched_tokens=64) as other:
+    drafting = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    options = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "speculative_config": drafting}
+    with running(extra=extra, **options) as other:
         hits = other.ask([*PROMPTS, tokens(300, 5)])
         # The next turn of a chat finds the whole pages of the answer, too.
         next_turn = [*chat, *other.ask([chat], max_tokens=70)[0].tokens, *tokens(9, 6)]
         second, full = (again(other, [next_turn], wish={"mode": mode})[0] for mode in ("exact", "off"))
+        counted = other.metrics()
+    accepted, drafted = (counted[f"vllm:spec_decode_num_{kind}_tokens"] for kind in ("accepted", "draft"))
+    assert 0 < accepted < drafted
     assert (second.cached, full.cached, second.tokens == full.tokens) == (96, 0, True)
     assert [one.told["method"] for one in hits] == ["exact"] * len(PROMPTS) + ["none"]
     assert [one.tokens for one in hits[:-1]] == truth

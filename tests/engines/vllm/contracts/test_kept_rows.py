@@ -44,6 +44,16 @@ def test_rows_outlive_a_restart_and_generations_are_bounded(tmp_path: Path) -> N
         assert [meta.id for meta in rows()] == [kept.id]
 
 
+def test_text_behind_too_much_other_text_serves_no_blend() -> None:
+    """The same donor serves a prompt that holds all its text, in another order."""
+    with running(extra={**SETTINGS, "foreign_context": 8}, worker_extension_cls=EXTENSION) as engine:
+        engine.ask([A])
+        engine.settle()
+        blended(engine, A[200:390] + A[:200])
+        (output,) = engine.ask([NEW + A[200:390]], wish={"mode": "blend", "no_store": True})
+        assert output.told["method"] == "none"
+
+
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     with running(extra=SETTINGS, worker_extension_cls=EXTENSION) as made:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vllm_harness import BLENDING, EXTENSION, Engine, Output, changed, running, tokens
 
-from dejakv.engines.vllm.blend.model import LayerRotaryTables
+from dejakv.engines.vllm.blend.rotary import LayerRotaryTables
 from dejakv.engines.vllm.blend.rows import RowForward
 
 SHORT, LONG = tokens(100, 12), tokens(401, 11)

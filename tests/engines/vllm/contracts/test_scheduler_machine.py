@@ -53,7 +53,11 @@ class Server:
     ) -> None:
         self.rng, self.start, self.folder = rng, start, folder
         self.disk = rng.random() < 0.6
-        self.size = {"budget": rng.choice([24, 64, 512]), "blocks": rng.choice([20, 30, 80])}
+        self.size = {
+            "budget": rng.choice([24, 64, 512]),
+            "blocks": rng.choice([20, 30, 80]),
+            "drafts": rng.choice([0, 3]),
+        }
         self.extra: dict[str, Any] = {"load_timeout_s": LIMIT_S, "memory_bytes": 0}
         self.extra |= {"store_dir": str(folder)} if self.disk else {}
         self.extra |= {"max_pending_bytes": 4 * BLOCK * ROW} if rng.random() < 0.5 else {}  # increments of two blocks

@@ -1,6 +1,7 @@
 """What the connector promises one request, on the model of integers with vLLM's own scheduler. Each answer is that of full computation:
 `ask` sees to it."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -218,9 +219,11 @@ def test_a_load_that_takes_too_long_is_a_miss(toy: Start, held: Any) -> None:
 def test_a_lookup_that_takes_too_long_is_a_miss(toy: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = toy({"lookup_timeout_s": 0.1})
     ask(engine, A)
-    find = HierarchicalCache.find
-    monkeypatch.setattr(HierarchicalCache, "find", lambda *given: (time.sleep(0.5), find(*given))[1])
-    assert ask(engine, A).told["reason"] == "the lookup took longer than 0.1 s"
+    go, find = threading.Event(), HierarchicalCache.find
+    monkeypatch.setattr(HierarchicalCache, "find", lambda *given: (go.wait(60), find(*given))[1])
+    late = ask(engine, A)
+    go.set()
+    assert late.told["reason"] == "the lookup took longer than 0.1 s"
 
 
 def test_an_error_in_a_lookup_is_a_miss(toy: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,15 @@ from dejakv.blend.settings import BlendConfig
 from dejakv.blend.slices import ranges_of
 from dejakv.blend.token_map import DonorTokens, TokenMap, mark_new_text
 from dejakv.decide.copied.fingerprints import SHORTEST_FINDABLE_RUN
-from dejakv.engines.vllm.blend.donor_rows import donor_rows
+from dejakv.decide.copied.foreign import ForeignContext
+from dejakv.engines.vllm.blend.donor_rows import DonorRows, donor_rows
 from dejakv.engines.vllm.blend.fused import FusedCopy
-from dejakv.engines.vllm.blend.model import LayerRotaryTables, ModelCheck, question_attention
+from dejakv.engines.vllm.blend.model import ModelCheck, question_attention
 from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW
+from dejakv.engines.vllm.blend.rotary import LayerRotaryTables
 from dejakv.engines.vllm.blend.rows import ExtraRows, RowForward
 from dejakv.engines.vllm.blend.state import BlendDraft, BlendPart, BlendState, StateReader
-from dejakv.engines.vllm.pages import BufferPool, LentBuffer, PagedKV
+from dejakv.engines.vllm.pages import BufferPool, PagedKV
 from dejakv.engines.vllm.ranks import ALONE, SingleRank
 from dejakv.errors import InputError, ModelError
 from dejakv.identity import digest_of
@@ -48,9 +50,8 @@ class _BlendUseless:
 
 @dataclass(frozen=True)
 class _PagesFilled:
-    state: torch.Tensor
     proof: Sequence[StoredState]
-    buffer: LentBuffer | None
+    rows: DonorRows
 
 
 class BlendRunner:
@@ -138,11 +139,16 @@ class BlendRunner:
             prefix, or has a question without room in any step.
         """
         ids = np.asarray(token_ids, dtype=np.int64)
+        foreign = ForeignContext(ids, self.config.foreign_context)
         # Each round that fails drops one donor, so this ends after at most len(donors) rounds.
         usable, left_out = list(donors), list(missing_reasons)
         while usable:
             donor_tokens = DonorTokens.of(
-                *(meta.token_ids for meta in usable), first=[meta.position for meta in usable]
+                *(
+                    foreign.hide(np.asarray(meta.token_ids, dtype=np.int64), meta.position)
+                    for meta in usable
+                ),
+                first=[meta.position for meta in usable],
             )
             exact = [meta.generation == meta.position == 0 for meta in usable]
             token_map, forced_tokens = map_donors(
@@ -177,7 +183,7 @@ class BlendRunner:
             ]
             draft = BlendDraft(
                 torch.from_numpy(ids),
-                filled.state,
+                filled.rows.state,
                 plan,
                 forced_tokens.tail,
                 donor_ids,
@@ -187,8 +193,9 @@ class BlendRunner:
                 digest_of(*donor_ids, token_map.source.tobytes(), forced_tokens.forced.tobytes()),
                 tuple(left_out),
                 filled.proof,
-                filled.buffer,
+                filled.rows.buffer,
                 self.paged.copies.event(),
+                filled.rows.unpinned,
             )
 
             # A question is computed in one forward, so it would wait for ever for a larger step.
@@ -225,39 +232,42 @@ class BlendRunner:
         # check goes further.
         checkable = max(0, self._blocks(check_stop) - self._blocks(first)) * self.paged.block_tokens
 
-        for number, rows, places in donor_tokens.parts(token_map.source[first:]):
-            meta = metas[number]
-            proof_tokens = (
-                min(meta.num_tokens, checkable) if meta.generation == meta.position == 0 else 0
-            )
-
-            # A state longer than any checked one proves the model further into prompts.
-            proves = proof_tokens > checked
-            parts, copied = read(meta.id, None if proves else ranges_of(places)), 0
-            for part in () if isinstance(parts, str) else parts:
-                in_part = (places >= part.first) & (places < part.stop)
-                if not in_part.any():
-                    # Only the check of the model needs this part.
-                    continue
-
-                prompt_rows.add(part, places[in_part], rows[in_part] + first)
-                copied += int(in_part.sum())
-
-            if (
-                isinstance(parts, str)
-                or copied < len(places)
-                or (proves and not consecutive_views(parts, 0, meta.num_tokens))
-            ):
-                # The map is made again without this donor, and another buffer lent.
-                prompt_rows.release()
-                return _BlendUseless(
-                    meta, parts if isinstance(parts, str) else "the donor's state lacks rows"
+        try:
+            for number, rows, places in donor_tokens.parts(token_map.source[first:]):
+                meta = metas[number]
+                proof_tokens = (
+                    min(meta.num_tokens, checkable) if meta.generation == meta.position == 0 else 0
                 )
-            if proves:
-                proof, checked = parts, proof_tokens
 
-        prompt_rows.finish()
-        return _PagesFilled(prompt_rows.state, proof, prompt_rows.buffer)
+                # A state longer than any checked one proves the model further into prompts.
+                proves = proof_tokens > checked
+                parts, copied = read(meta.id, None if proves else ranges_of(places)), 0
+                for part in () if isinstance(parts, str) else parts:
+                    in_part = (places >= part.first) & (places < part.stop)
+                    if not in_part.any():
+                        # Only the check of the model needs this part.
+                        continue
+
+                    prompt_rows.add(part, places[in_part], rows[in_part] + first)
+                    copied += int(in_part.sum())
+
+                if (
+                    isinstance(parts, str)
+                    or copied < len(places)
+                    or (proves and not consecutive_views(parts, 0, meta.num_tokens))
+                ):
+                    # The map is made again without this donor, and another buffer lent.
+                    prompt_rows.release()
+                    return _BlendUseless(
+                        meta, parts if isinstance(parts, str) else "the donor's state lacks rows"
+                    )
+                if proves:
+                    proof, checked = parts, proof_tokens
+            prompt_rows.finish()
+        except BaseException:
+            prompt_rows.release()
+            raise
+        return _PagesFilled(proof, prompt_rows)
 
     def rows_checked(self, blend: BlendState) -> int:
         """Return the maximum rows that `check` computes; 0 if there is nothing to check."""
@@ -328,16 +338,17 @@ class BlendRunner:
             Number of computed rows.
         """
         parts: list[BlendPart] = []
-        runs = self.forward.max_runs
+        runs, gap = self.forward.max_runs, self.forward.gap
         for blend in blends:
             if room <= 0 or (runs is not None and runs <= 0):
                 break
             if not len(blend.rows):
                 continue
 
-            part = blend.next(room, runs, self.paged.block_tokens)
-            room -= len(part.rows.places)
-            runs = None if runs is None else runs - part.rows.runs
+            part = blend.next(room, runs, gap, self.fused)
+            tokens, sequences = (int(counts[-1]) for counts in part.rows.cost(gap))
+            room -= tokens
+            runs = None if runs is None else runs - sequences
             parts.append(part)
 
         if not parts:

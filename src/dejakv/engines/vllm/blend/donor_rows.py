@@ -4,18 +4,20 @@ On the CPU rows are copied by runs, since nothing is as fast there as long copie
 pages go up, and one operation for all layers splits K and V, moves K and puts rows in order.
 """
 
+from collections import deque
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 
 from dejakv.blend.slices import copy_rows
 from dejakv.engines.tensors import tensor_view
+from dejakv.engines.vllm import device
 from dejakv.engines.vllm.blend.fused import FusedCopy, Ids
 from dejakv.engines.vllm.blend.row_memory import RowMemory, dense_memory, pages_memory
+from dejakv.engines.vllm.device import PIN_WAIT_S, CudaCopies, LentRange
 from dejakv.engines.vllm.pages import BufferPool, LentBuffer, PagedKV
 from dejakv.store.base import KV, StoredState
-
-BATCH_BYTES = 512 << 20
-"""Bytes of raw pages that are on a GPU at once, beside the rows made of them."""
 
 
 def donor_rows(
@@ -28,9 +30,10 @@ def donor_rows(
     source : Ids
         Positions in the donors of the prompt's tokens from `first` on.
     """
-    if paged.copies.is_host:
-        return DonorRows(paged, fused, buffers, source, first)
-    return DeviceDonorRows(paged, fused, source, first)
+    copies = paged.copies
+    if isinstance(copies, CudaCopies):
+        return DeviceDonorRows(paged, copies, fused, source, first)
+    return DonorRows(paged, fused, buffers, source, first)
 
 
 class DonorRows:
@@ -42,10 +45,13 @@ class DonorRows:
         The rows at their places in the prompt, with keys moved once `finish` was called.
     buffer : LentBuffer or None
         Memory of `state`, to be given back after use.
+    unpinned : bool
+        Some rows went to a GPU from memory that is not pinned.
     """
 
     state: torch.Tensor
     buffer: LentBuffer | None = None
+    unpinned: bool = False
 
     def __init__(
         self, paged: PagedKV, fused: FusedCopy, buffers: BufferPool, source: Ids, first: int
@@ -91,10 +97,16 @@ class DonorRows:
 
 
 class DeviceDonorRows(DonorRows):
-    """Donors' rows in the memory of a GPU, made of raw pages in batches."""
+    """Donors' rows in the memory of a GPU, made of raw pages in batches.
 
-    def __init__(self, paged: PagedKV, fused: FusedCopy, source: Ids, first: int) -> None:
+    Batches go up from pinned memory on the stream of loads, while threads fill the next one.
+    """
+
+    def __init__(
+        self, paged: PagedKV, copies: CudaCopies, fused: FusedCopy, source: Ids, first: int
+    ) -> None:
         self._paged = paged
+        self._copies = copies
         self._fused = fused
         self._source = source
         self._first = first
@@ -107,35 +119,83 @@ class DeviceDonorRows(DonorRows):
         self._pages: list[torch.Tensor] = []
         self._slots: list[Ids] = []
         self._rows: list[Ids] = []
+        self._on_way: deque[tuple[torch.cuda.Event, LentRange]] = deque()
 
     def add(self, part: StoredState, places: Ids, rows: Ids) -> None:
         """Upload tokens of a part (see `DonorRows.add`)."""
-        state = tensor_view(part.tensor)
+        state, block = tensor_view(part.tensor), self._paged.block_tokens
         if part.meta.kind != KV:
             low, high = int(places.min()) - part.first, int(places.max()) + 1 - part.first
-            fresh = state[:, :, :, low:high].to(self._paged.device)
-            self._place(dense_memory(fresh), places - part.first - low, rows)
+            wanted = state[:, :, :, low:high]
+
+            def put_rows(memory: torch.Tensor, _: int) -> None:
+                fresh = dense_memory(memory.view(wanted.dtype).view(wanted.shape))
+                self._place(fresh, places - part.first - low, rows)
+
+            self._bring([wanted], wanted.nbytes, put_rows)
             return
 
-        pages, first = _pages_of(part, state, places, self._paged.block_tokens)
-        before = sum(len(each) for each in self._pages) * self._paged.block_tokens
-        self._pages.append(pages.to(self._paged.device))
+        pages, first = _pages_of(part, state, places, block)
+        before = sum(len(each) for each in self._pages) * block
+        self._pages.append(pages)
         self._slots.append(places - first + before)
         self._rows.append(rows)
-        if sum(each.nbytes for each in self._pages) >= BATCH_BYTES:
-            self.finish()
+        if sum(each.nbytes for each in self._pages) >= device.UPLOAD_BYTES:
+            self._bring_pages()
 
     def finish(self) -> None:
-        """Put the rows of the uploaded pages in order, with their keys moved."""
-        if not self._pages:
-            return
-        pages = self._pages[0] if len(self._pages) == 1 else torch.cat(self._pages)
-        slots, rows = np.concatenate(self._slots), np.concatenate(self._rows)
-        self._place(pages_memory(self._paged, pages), slots, rows)
-        self._pages, self._slots, self._rows = [], [], []
+        """Wait until all rows are in order, with their keys moved."""
+        self._bring_pages()
+        # Here and not in the engine loop, where the model's next steps would wait behind it.
+        self.release()
 
     def release(self) -> None:
-        """Free the memory unused."""
+        """Wait for what is on its way: its memory goes to others."""
+        self._copies.load_event().synchronize()
+        self._on_way.clear()
+
+    def _bring_pages(self) -> None:
+        if not self._pages:
+            return
+        slots, rows = np.concatenate(self._slots), np.concatenate(self._rows)
+
+        def put_pages(pages: torch.Tensor, begin: int) -> None:
+            here = slots - begin * self._paged.block_tokens
+            inside = (here >= 0) & (here < len(pages) * self._paged.block_tokens)
+            if inside.any():
+                self._place(pages_memory(self._paged, pages), here[inside], rows[inside])
+
+        self._bring(self._pages, self._paged.page_bytes, put_pages)
+        self._pages, self._slots, self._rows = [], [], []
+
+    def _bring(
+        self,
+        parts: Sequence[torch.Tensor],
+        page_bytes: int,
+        put: Callable[[torch.Tensor, int], object],
+    ) -> None:
+        """Copy parts to the device, and use them there as `CudaCopies.load` does."""
+        lent = self._pinned(parts) if self._copies.can_load(page_bytes) else None
+        if lent is not None:
+            event = self._copies.load(lent.tensor.view(-1, page_bytes), put)
+            self._on_way.append((event, lent))
+            return
+
+        self.unpinned, begin = True, 0
+        with self._copies.load_stream():
+            for part in parts:
+                put(part.to(self._paged.device), begin)
+                begin += len(part)
+
+    def _pinned(self, parts: Sequence[torch.Tensor]) -> LentRange | None:
+        """Copy parts to pinned memory; None without room, also when earlier ones have gone up."""
+        while self._on_way:
+            lent = self._copies.pin(parts)
+            if lent is not None:
+                return lent
+            self._on_way[0][0].synchronize()
+            self._on_way.popleft()
+        return self._copies.pin(parts, PIN_WAIT_S)
 
     def _place(self, source: RowMemory, slots: Ids, rows: Ids) -> None:
         index = np.stack([slots, rows, self._source[rows - self._first], rows])

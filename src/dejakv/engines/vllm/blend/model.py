@@ -8,21 +8,17 @@ forward of the same weights, in blocks of the request that is to be blended.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
 
 import torch
 
-from dejakv.blend.rope import turn
 from dejakv.blend.settings import first_asked
-from dejakv.blend.slices import split_runs
 from dejakv.engines.tensors import tensor_view
 from dejakv.engines.vllm import upstream
+from dejakv.engines.vllm.blend.rotary import LayerRotaryTables
 from dejakv.engines.vllm.blend.rows import NULL_BLOCK, PromptRows, RowForward
 from dejakv.engines.vllm.blend.state import BlendDraft
 from dejakv.engines.vllm.pages import PagedKV
 from dejakv.engines.vllm.ranks import ALONE, SingleRank
-from dejakv.errors import ModelError
 from dejakv.store.base import StoredState
 
 CHECKED_ROWS = 64
@@ -30,134 +26,6 @@ CHECKED_ROWS = 64
 GAP = 8
 """Rows left out in the middle of the checked ones, so that they make two runs."""
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
-
-
-class LayerRotaryTables:
-    """The rotary tables of a model's layers, in order (`upstream.rotary_tables`).
-
-    Whether the model rotates its keys in the way that follows from the tables is not to be seen
-    here; `ModelCheck` computes it.
-    """
-
-    def __init__(self, tables: Sequence[tuple[torch.Tensor, bool]]) -> None:
-        self.tables = tuple(tables)
-
-    @classmethod
-    def from_model(cls, model: torch.nn.Module, attention: Sequence[Any]) -> "LayerRotaryTables":
-        """Take the tables of the modules that hold the attention layers.
-
-        Raises
-        ------
-        ModelError
-            A layer has no rotary table.
-        """
-        tables: list[tuple[torch.Tensor, bool]] = []
-        for number, table in enumerate(upstream.rotary_tables(model, attention)):
-            if table is None:
-                raise ModelError(
-                    f"blend is not possible: layer {number} of {type(model).__name__} has no "
-                    "rotary table, so keys cannot be"
-                    " moved. Leave blend out of mode and modes (`dejakv run`: --reuse exact or "
-                    "adopt)"
-                )
-            tables.append(table)
-        return cls(tables)
-
-    def move(self, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Turn all layers' cached keys from positions `source` to positions `target`, in place.
-
-        What does not move stays bit for bit.
-
-        Parameters
-        ----------
-        keys : Tensor, shape [layers, kv_heads, n, head_dim]
-            Rotated keys.
-        source, target : Tensor, shape [n]
-            Positions before and after.
-        """
-        if keys.device.type != "cpu":
-            by_token = self.moved(keys.permute(2, 0, 1, 3), source, target)
-            keys.copy_(by_token.permute(1, 2, 0, 3))
-            return
-
-        rows = (source != target).nonzero().squeeze(1)
-        if not len(rows):
-            return
-
-        source, target = source[rows], target[rows]
-        # Runs are turned in place; only single rows need a gather and a scatter.
-        runs, single_indexes = split_runs(rows.cpu().numpy())
-        slices = [
-            (slice(begin, end), slice(int(rows[begin]), int(rows[begin]) + end - begin))
-            for begin, end in runs
-        ]
-        singles = torch.from_numpy(single_indexes).to(rows.device)
-        single_rows = rows[singles]
-        # Most models have one table for all layers.
-        turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-        for (table, neox_style), layer_keys in zip(self.tables, keys, strict=True):
-            if id(table) not in turns:
-                turns[id(table)] = _turn(table, source, target)
-
-            cos, sin = turns[id(table)]
-            for run, key_rows in slices:
-                _turn_keys(neox_style, layer_keys[:, key_rows], cos[run], sin[run])
-            if len(singles):
-                single_keys = layer_keys[:, single_rows]
-                _turn_keys(neox_style, single_keys, cos[singles], sin[singles])
-                layer_keys[:, single_rows] = single_keys
-
-    def moved(self, keys: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Return keys as `move` leaves them, made in one batch for all layers.
-
-        That takes a few large operations, and memory for the keys in float32.
-
-        Parameters
-        ----------
-        keys : Tensor, shape [n, layers, kv_heads, head_dim]
-            Rotated keys.
-        source, target : Tensor, shape [n]
-            Positions before and after.
-        """
-        turned, begin = keys.clone(), 0
-        # Most models have one table for all layers; others have a few in turns.
-        for _, tables in groupby(self.tables, key=lambda table: (id(table[0]), table[1])):
-            group = list(tables)
-            table, neox_style = group[0]
-            cos, sin = (part[:, None, None] for part in _turn(table, source, target))
-            _turn_keys(neox_style, turned[:, begin : begin + len(group)], cos, sin)
-            begin += len(group)
-        return torch.where((source != target).view(-1, 1, 1, 1), turned, keys)
-
-
-def _turn(
-    table: torch.Tensor, source: torch.Tensor, target: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    half = table.shape[-1] // 2
-    target_angles, source_angles = table[target].float(), table[source].float()
-    return turn(
-        (target_angles[:, :half], target_angles[:, half:]),
-        (source_angles[:, :half], source_angles[:, half:]),
-    )
-
-
-def _turn_keys(neox_style: bool, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Turn a layer's keys in place, in float32.
-
-    `neox_style`: a number and its partner lie half a head apart, else side by side.
-    """
-    # Some models rotate only the first numbers of a head.
-    turning = keys[..., : 2 * cos.shape[-1]]
-    # A view if the keys are float32: the turn is then in place.
-    wide = turning.float()
-    numbers, partners = wide.chunk(2, dim=-1) if neox_style else (wide[..., 0::2], wide[..., 1::2])
-    # Needed by the second half, and the next line overwrites its factor.
-    number_sines = numbers * sin
-    numbers.mul_(cos).addcmul_(partners, sin, value=-1.0)
-    partners.mul_(cos).add_(number_sines)
-    if turning.dtype != wide.dtype:
-        turning.copy_(wide)
 
 
 @dataclass
@@ -321,53 +189,78 @@ def question_attention(
     room = min(len(draft.ids), len(blocks) * paged.block_tokens)
     rows = draft.plan.of_question(draft.tail).tokens
     rows = rows[rows < room]
-    first = first_asked(len(paged.caches))
+    first, layers = first_asked(len(paged.caches)), len(paged.caches)
 
-    # Indices, since a mask would be counted anew in each layer.
-    asking = paged.copies.upload((rows >= len(draft.ids) - draft.tail).nonzero().squeeze(1))
+    # The question is the last run of these rows, and so of the forward's tokens.
+    asking = int((rows >= len(draft.ids) - draft.tail).sum())
     # The queries are the last rows themselves, so only their own square is causal.
-    later = torch.ones(len(asking), len(asking), dtype=torch.bool, device=paged.device).triu(1)
+    later = torch.ones(asking, asking, dtype=torch.bool).triu(1)
+    later = paged.copies.upload(later)
+    windows = {upstream.window_of(paged.attention(layer)) for layer in range(first, layers)}
+    outside: dict[int | None, torch.Tensor] = {
+        window: paged.copies.upload(_outside(window, asking, room))
+        for window in windows
+        if window is not None
+    }
     index = paged.page_index(blocks, room)
-    attention = torch.zeros(len(draft.ids), device=paged.device)
+    attention = torch.zeros(layers - first, len(draft.ids), device=paged.device)
 
-    def add_attention(layer: int, _prompt: int, query: torch.Tensor, rows: torch.Tensor) -> None:
+    def add_attention(layer: int, _prompt: int, query: torch.Tensor, _rows: torch.Tensor) -> None:
         if layer >= first:
-            keys = paged.keys(index, layer, room)
-            attention[:room] += _weights(
-                query[rows[asking]], keys, later, *upstream.scale_and_cap(paged.attention(layer))
-            )
+            of_layer = paged.attention(layer)
+            asked, keys = query[len(rows) - asking : len(rows)], paged.keys(index, layer, room)
+            into = attention[layer - first, :room]
+            hidden = outside.get(upstream.window_of(of_layer))
+            _add_weights(asked, keys, later, hidden, *upstream.scale_and_cap(of_layer), into)
 
     forward.run([PromptRows(draft.ids[rows], rows, blocks)], on_queries=add_attention)
-    return attention
+    return attention.sum(0)
 
 
-def _weights(
-    queries: torch.Tensor, keys: torch.Tensor, later: torch.Tensor, scale: float, cap: float
-) -> torch.Tensor:
+def _outside(window: int, count: int, tokens: int) -> torch.Tensor:
+    """Return which tokens the last `count` of `tokens` do not see for a window, `[k, tokens]`."""
+    rows = torch.arange(tokens - count, tokens)
+    return torch.arange(tokens) <= rows.unsqueeze(1) - window
+
+
+def _add_weights(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    later: torch.Tensor,
+    outside: torch.Tensor | None,
+    scale: float,
+    cap: float,
+    into: torch.Tensor,
+) -> None:
     """Sum how much the last rows attend to each token up to themselves.
 
     Parameters
     ----------
     queries : Tensor, shape [k, heads, head_dim]
         Rotated queries of these rows.
-    keys : Tensor, shape [kv_heads, tokens, head_dim]
+    keys : Tensor, shape [kv_heads, tokens, head_dim], float32
         Rotated keys of all tokens.
     later : bool Tensor, shape [k, k]
         Which of these rows come behind each of them.
+    outside : bool Tensor, shape [k, tokens], or None
+        Which tokens lie outside of the window of each of these rows; None without a window.
     scale, cap : float
         Factor of the scores, and their soft cap; 0.0 without one.
-
-    Returns
-    -------
-    Tensor, shape [tokens], float32
-        Sum over heads and rows.
+    into : Tensor, shape [tokens], float32
+        Takes the sum over heads and rows.
     """
     count, heads, width = queries.shape
     # Grouped-query attention: the query heads that share a KV head lie side by side.
-    by_group = queries.float().transpose(0, 1).reshape(keys.shape[0], -1, width)
-    scores = torch.bmm(by_group, keys.float().mT).mul_(scale).view(heads, count, -1)
+    by_head = torch.empty((heads, count, width), device=queries.device)
+    by_head.copy_(queries.transpose(0, 1))
+    by_group = by_head.view(keys.shape[0], -1, width)
+    nothing = torch.empty((1, 1, 1), device=keys.device)
+    scores = torch.baddbmm(nothing, by_group, keys.mT, beta=0, alpha=scale)
+    scores = scores.view(heads, count, -1)
 
     if cap > 0.0:
         scores = cap * torch.tanh(scores / cap)
     scores[:, :, scores.shape[2] - count :].masked_fill_(later, -math.inf)
-    return scores.softmax(-1).sum((0, 1))
+    if outside is not None:
+        scores.masked_fill_(outside, -math.inf)
+    torch.sum(scores.softmax(-1), (0, 1), out=into)

@@ -113,7 +113,7 @@ class BlendQueue:
         queue : Sequence[WaitingBlend]
             Requests before their first token, in arrival order.
         decoding : int
-            Number of requests that take one token of the step each.
+            Tokens of the step that requests behind their first token take.
 
         Examples
         --------

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from dejakv.engines.vllm.blend.model import LayerRotaryTables
+from dejakv.engines.vllm.blend.rotary import LayerRotaryTables
 from dejakv.engines.vllm.pages import PagedKV, write_rows
 
 Split = tuple[torch.Tensor, torch.Tensor]

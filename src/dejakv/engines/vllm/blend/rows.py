@@ -13,11 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dejakv.blend.slices import contiguous
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.device import DeviceCopies
 from dejakv.errors import ModelError
+
+MERGED_GAP = 2
+"""Rows between two runs up to which a GPU computes both as one sequence.
+
+There a sequence costs as much as two or three rows (docs/explanation/vllm.md)."""
+NO_SLOT = -1
+"""Slot of a row that is written nowhere, as vLLM's padding."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,33 @@ class PromptRows:
     block_ids: Sequence[int]
     shift: int = 0
 
-    @property
-    def runs(self) -> int:
-        """Number of contiguous runs of these rows."""
-        return len(contiguous(self.places.numpy()))
+    def cost(self, gap: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return how many tokens and sequences a forward has with the first row, two, and so on.
+
+        Gaps of at most `gap` rows are filled (see `bridged`).
+        """
+        steps = np.diff(self.places.numpy(), prepend=self.places[:1] - gap - 2)
+        ends = steps > gap + 1
+        return np.where(ends, 1, steps).cumsum(), ends.cumsum()
+
+    def bridged(self, gap: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Fill gaps of at most `gap` rows, each with copies of the row before it.
+
+        Returns
+        -------
+        ids, places : Tensor, shape [k + filled]
+            Token ids and places. What is computed for a filling is of no use.
+        is_row : Tensor, shape [k + filled], bool
+            False for fillings.
+        """
+        steps = self.places.diff()
+        counts = torch.cat(
+            [torch.where(steps <= gap + 1, steps, 1), torch.ones(1, dtype=torch.int64)]
+        )
+        firsts = counts.cumsum(0) - counts
+        behind = torch.arange(int(counts.sum())) - firsts.repeat_interleave(counts)
+        places = self.places.repeat_interleave(counts) + behind
+        return self.ids.repeat_interleave(counts), places, behind == 0
 
 
 @dataclass(frozen=True)
@@ -76,10 +107,18 @@ class RowBatch:
     of_prompt: tuple[torch.Tensor, ...]
 
     @classmethod
-    def from_prompts(cls, prompts: Sequence[PromptRows], block_tokens: int) -> "RowBatch":
-        """Arrange rows of prompts as sequences, one for each contiguous run."""
-        places = np.concatenate([rows.places.numpy() for rows in prompts])
-        prompt = np.repeat(np.arange(len(prompts)), [len(rows.places) for rows in prompts])
+    def from_prompts(
+        cls, prompts: Sequence[PromptRows], block_tokens: int, gap: int = 0
+    ) -> "RowBatch":
+        """Arrange rows of prompts as sequences, one for each run.
+
+        Runs that lie at most `gap` rows apart are one sequence. The rows between them are computed
+        with the others and written nowhere, so that no row sees another state than without them.
+        """
+        bridged = [rows.bridged(gap) for rows in prompts]
+        places = np.concatenate([each.numpy() for _, each, _ in bridged])
+        is_row = np.concatenate([each.numpy() for _, _, each in bridged])
+        prompt = np.repeat(np.arange(len(prompts)), [len(each) for _, each, _ in bridged])
 
         tables = np.zeros(
             (len(prompts), max(len(rows.block_ids) for rows in prompts)), dtype=np.int64
@@ -94,22 +133,23 @@ class RowBatch:
         token_order = np.argsort(np.repeat(sizes, sizes), kind="stable")
 
         sorted_places, sorted_prompts = places[token_order], prompt[token_order]
+        slots = (
+            tables[sorted_prompts, sorted_places // block_tokens] * block_tokens
+            + sorted_places % block_tokens
+        )
         shifts = np.array([rows.shift for rows in prompts])
         # A sequence reaches back to the prompt's first token: its length is its last place and 1.
         ends = bounds[run_order, 1] - 1
 
         return cls(
-            torch.cat([rows.ids for rows in prompts])[torch.from_numpy(token_order)],
+            torch.cat([ids for ids, _, _ in bridged])[torch.from_numpy(token_order)],
             torch.from_numpy(sorted_places + shifts[sorted_prompts]),
-            torch.from_numpy(
-                tables[sorted_prompts, sorted_places // block_tokens] * block_tokens
-                + sorted_places % block_tokens
-            ),
+            torch.from_numpy(np.where(is_row[token_order], slots, NO_SLOT)),
             torch.from_numpy(np.append(0, sizes[run_order].cumsum()).astype(np.int32)),
             torch.from_numpy((places[ends] + 1).astype(np.int32)),
             torch.from_numpy(tables[prompt[ends]].astype(np.int32)),
             tuple(
-                torch.from_numpy(token_order.argsort()[prompt == number])
+                torch.from_numpy(token_order.argsort()[is_row & (prompt == number)])
                 for number in range(len(prompts))
             ),
         )
@@ -129,7 +169,7 @@ WriteHook = Callable[[int, int, torch.Tensor, torch.Tensor, torch.Tensor], "Extr
 """Called with a layer's and a prompt's number, and K and V `[tokens, kv_heads, head_dim]`.
 
 The last argument is which of these tokens are the prompt's rows, in their order. The call comes
-when K and V are written; it returns further rows to write."""
+when K and V are written; it writes further rows, or returns them to be written."""
 QueryHook = Callable[[int, int, torch.Tensor, torch.Tensor], None]
 """Called with a layer's and a prompt's number, and rotated queries `[tokens, heads, head_dim]`.
 
@@ -158,7 +198,9 @@ class RowForward:
     Attributes
     ----------
     max_runs : int or None
-        Contiguous runs of rows that a forward takes; None for any number.
+        Sequences that a forward takes; None for any number.
+    gap : int
+        Rows between two runs up to which they are one sequence.
 
     Raises
     ------
@@ -185,6 +227,8 @@ class RowForward:
         self.max_runs: int | None = (
             None if on_cpu else runner.vllm_config.scheduler_config.max_num_seqs
         )
+        # On a CPU a row costs more than a sequence.
+        self.gap = 0 if on_cpu else MERGED_GAP
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -223,7 +267,7 @@ class RowForward:
         on_queries : QueryHook or None
             Sees the queries of each layer and prompt.
         """
-        batch = RowBatch.from_prompts(prompts, self._block_tokens)
+        batch = RowBatch.from_prompts(prompts, self._block_tokens, self.gap)
         of_prompt = [self._copies.upload(rows) for rows in batch.of_prompt]
         with ExitStack() as stack:
             for number, layer in enumerate(self._layers.values()):
@@ -261,10 +305,14 @@ class RowForward:
                     extra_rows = on_written(number, prompt, key, value, rows)
                     if extra_rows is not None:
                         # Moved rows of the same layer: written now, they are seen when it attends.
-                        keys, values, extra_slots = extra_rows
-                        keys = keys.transpose(0, 1).contiguous()
-                        values = values.transpose(0, 1).contiguous()
-                        update(layer, keys, values, cache, extra_slots)
+                        write_extra(update, layer, cache, extra_rows)
+
+        def write_extra(
+            update: Callable[..., None], layer: Any, cache: torch.Tensor, extra_rows: ExtraRows
+        ) -> None:
+            keys, values, slots = extra_rows
+            keys, values = (part.transpose(0, 1).contiguous() for part in (keys, values))
+            update(layer, keys, values, cache, slots)
 
         def attending(
             forward: Callable[..., Any], layer: Any, query: torch.Tensor, *rest: Any, **options: Any

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dejakv.blend.offsets import CorrectionBatch, OffsetCorrection, corrected, corrections
+from dejakv.blend.offsets import OffsetCorrection, corrected, corrections
 from dejakv.blend.recomputed import RecomputePlan
-from dejakv.blend.slices import contiguous
 from dejakv.blend.token_map import long_runs
 from dejakv.decide.copied.fingerprints import SHORTEST_FINDABLE_RUN
+from dejakv.engines.vllm.blend.correction_table import CorrectionTable
+from dejakv.engines.vllm.blend.fused import FusedCopy
 from dejakv.engines.vllm.blend.queue import TOKENS_A_ROW
 from dejakv.engines.vllm.blend.rows import ExtraRows, PromptRows
-from dejakv.engines.vllm.device import DeviceCopies
 from dejakv.engines.vllm.messages import BlendedRows
 from dejakv.engines.vllm.pages import LentBuffer, slots_of
 from dejakv.store.base import Rows, StoredState
@@ -61,6 +61,8 @@ class BlendDraft:
         Memory of `state`, to be given back after use.
     ready : torch.cuda.Event or None
         On a GPU: the event after which `state` is complete.
+    unpinned : bool
+        Some of it went to a GPU from memory that is not pinned.
     """
 
     ids: torch.Tensor
@@ -76,6 +78,7 @@ class BlendDraft:
     proof: Sequence[StoredState] = ()
     buffer: LentBuffer | None = None
     ready: torch.cuda.Event | None = None
+    unpinned: bool = False
 
     @property
     def tokens(self) -> int:
@@ -89,6 +92,25 @@ class BlendDraft:
 
 
 _NONE = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class FreshRows:
+    """Computed rows of a piece that a forward could not take whole.
+
+    Attributes
+    ----------
+    rows : Tensor, shape [k]
+        Rows of the prompt, in host memory.
+    among : Tensor, shape [k]
+        Where they are among all rows that a part takes, on the device.
+    layers : dict[int, Tensor]
+        K and V by layer, `[2, k, kv_heads, head_dim]`.
+    """
+
+    rows: torch.Tensor
+    among: torch.Tensor
+    layers: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
 
 @dataclass
@@ -117,6 +139,7 @@ class BlendState:
     computed: int = 0
     problem: str = ""
     _all_rows: torch.Tensor = _NONE
+    _cut: FreshRows | None = None
 
     @property
     def over(self) -> bool:
@@ -138,7 +161,7 @@ class BlendState:
         self.draft = replace(self.draft, plan=plan)
         self.begun, self.rows, self._all_rows = True, rows, rows
 
-    def next(self, room: int, max_runs: int | None, block_tokens: int) -> "BlendPart":
+    def next(self, room: int, max_runs: int | None, gap: int, fused: FusedCopy) -> "BlendPart":
         """Take the next rows to compute.
 
         Rows that offsets compare stay together if possible.
@@ -146,23 +169,25 @@ class BlendState:
         Parameters
         ----------
         room : int
-            Maximum rows.
+            Maximum tokens of a forward.
         max_runs : int or None
-            Maximum contiguous runs; None for any number.
-        block_tokens : int
-            Tokens of a KV block.
+            Maximum sequences; None for any number.
+        gap : int
+            Rows between two runs up to which they are one sequence.
+        fused : FusedCopy
+            Corrects rows of the blocks.
         """
-        count = min(room, len(self.rows))
+        tokens, sequences = PromptRows(self.rows, self.rows, self.block_ids).cost(gap)
+        count = int(np.searchsorted(tokens, room, "right"))
         if max_runs is not None:
-            runs = contiguous(self.rows[:count].numpy())
-            count = runs[min(max_runs, len(runs)) - 1][1]
+            count = min(count, int(np.searchsorted(sequences, max_runs, "right")))
 
         if count < len(self.rows):
             count = self._between_pieces(count)
 
         rows, self.rows = self.rows[:count], self.rows[count:]
         self.computed += count
-        return self._part(rows, block_tokens)
+        return self._part(rows, fused)
 
     @property
     def blended_rows(self) -> BlendedRows | None:
@@ -179,39 +204,50 @@ class BlendState:
         runs = long_runs(computed & draft.fresh, SHORTEST_FINDABLE_RUN)
         return BlendedRows(runs, draft.used_donors, draft.blend_depth) if runs else None
 
-    def _part(self, rows: torch.Tensor, block_tokens: int) -> "BlendPart":
+    def _part(self, rows: torch.Tensor, fused: FusedCopy) -> "BlendPart":
         prompt_rows = PromptRows(self.draft.ids[rows], rows, self.block_ids)
-        if self.draft.plan.runs is None:
+        pieces = self.draft.plan.runs
+        if pieces is None:
             return BlendPart(self.draft, prompt_rows)
 
-        # A copy, since the next part needs the plan's runs as they are.
-        runs = self.draft.plan.runs[: self.draft.plan.end].copy()
-        excluded_rows = np.setdiff1d(self._all_rows.numpy(), rows.numpy(), assume_unique=True)
+        earlier, anchors = self._cut, rows
+        if earlier is not None:
+            anchors = torch.cat([earlier.rows, rows])
+        self._cut = None
+        # What these rows show is needed once more where a piece goes on behind them.
+        last, following = (
+            [piece for piece in pieces[part.numpy()].tolist() if piece >= 0]
+            for part in (anchors, self.rows)
+        )
+        if last and following and last[-1] == following[0]:
+            among = torch.from_numpy(np.flatnonzero(pieces[anchors.numpy()] == last[-1]))
+            self._cut = FreshRows(anchors[among], fused.upload(among))
+
+        # A copy, since the next part needs the plan's pieces as they are.
+        runs = pieces[: self.draft.plan.end].copy()
         # Rows that another part computes are not corrected.
-        runs[excluded_rows] = -1
-
-        copies = DeviceCopies.of(self.draft.state.device)
-        moves = corrections(runs, rows, self.draft.plan.changed)
+        runs[np.setdiff1d(self._all_rows.numpy(), anchors.numpy(), assume_unique=True)] = -1
+        moves = corrections(runs, anchors, self.draft.plan.changed)
         if not moves:
-            return BlendPart(self.draft, prompt_rows)
+            return BlendPart(self.draft, prompt_rows, earlier=earlier, later=self._cut)
 
-        # On a GPU launches cost more than padding, and on a CPU it is the other way round.
-        batch = None if copies.is_host else CorrectionBatch.of(moves)
-        rest = batch.rest if batch is not None else torch.cat([move.rest for move in moves])
+        rest = torch.cat([move.rest for move in moves])
         # The same slots in every layer, so they are made once.
-        slots = copies.upload(slots_of(self.block_ids, block_tokens, rest))
-        if batch is not None:
-            return BlendPart(self.draft, prompt_rows, (), slots, batch.mapped(copies.upload))
+        slots = slots_of(self.block_ids, fused.block_tokens, rest)
+        table = fused.correction_table(moves, slots)
+        if table is not None:
+            return BlendPart(self.draft, prompt_rows, (), None, fused, table, earlier, self._cut)
         uploaded = tuple(
             OffsetCorrection(
                 *(
-                    copies.upload(part)
+                    fused.upload(part)
                     for part in (move.rest, move.anchors, move.anchor_places, move.weights)
                 )
             )
             for move in moves
         )
-        return BlendPart(self.draft, prompt_rows, uploaded, slots)
+        slots = fused.upload(slots)
+        return BlendPart(self.draft, prompt_rows, uploaded, slots, earlier=earlier, later=self._cut)
 
     def _between_pieces(self, count: int) -> int:
         pieces = self.draft.plan.runs
@@ -231,52 +267,61 @@ class BlendPart:
     Attributes
     ----------
     moves : tuple[OffsetCorrection, ...]
-        Corrections by these rows for the rows between them (`blend.offsets`).
+        Corrections by these rows, and by `earlier` ones, for the rows between them
+        (`blend.offsets`).
     slots : Tensor or None
         Slots of the corrected rows.
-    batch : CorrectionBatch or None
-        The corrections on a GPU, in place of `moves`.
+    fused, table : FusedCopy and CorrectionTable, or None
+        In place of `moves`: what applies the corrections on a GPU, and these.
+    earlier : FreshRows or None
+        Rows of the first piece that an earlier part computed.
+    later : FreshRows or None
+        Where to keep the rows of the last piece, which the next part needs.
     """
 
     draft: BlendDraft
     rows: PromptRows
     moves: tuple[OffsetCorrection, ...] = ()
     slots: torch.Tensor | None = None
-    batch: CorrectionBatch | None = None
-    # The same in all layers, so they are made in the first one that needs them.
-    _index: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    fused: FusedCopy | None = None
+    table: CorrectionTable | None = None
+    earlier: FreshRows | None = None
+    later: FreshRows | None = None
 
     def corrected_rows(
         self, layer: int, key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor
     ) -> ExtraRows | None:
-        """Correct the rows between the computed ones, in one layer; None without any.
+        """Correct the rows between the computed ones, in one layer.
 
         `key` and `value` are those of a forward, `[tokens, kv_heads, head_dim]`, and the computed
-        rows are its tokens `rows`.
+        rows are its tokens `rows`. Returns what is to be written; None without any, or if it was.
         """
         # The first layer's K and V depend on the token alone.
-        if not layer or self.slots is None:
+        if not layer:
+            return None
+        if self.earlier is not None or self.later is not None:
+            key, value, rows = self._with_other_parts(layer, key, value, rows)
+        if self.fused is not None:
+            assert self.table is not None
+            self.fused.correct(layer, key, value, rows, self.draft.state, self.table)
+            return None
+        if self.slots is None:
             return None
 
+        computed_state = torch.stack((key[rows].transpose(0, 1), value[rows].transpose(0, 1)))
         donor_state = self.draft.state[:, layer]
-        if self.batch is not None:
-            anchors, both = self._indexes(rows)
-            shifted = self.batch.corrected(
-                torch.stack((key, value)).index_select(1, anchors),
-                donor_state.transpose(1, 2).index_select(1, both),
-            ).transpose(1, 2)
-        else:
-            computed_state = torch.stack((key[rows].transpose(0, 1), value[rows].transpose(0, 1)))
-            shifted = torch.cat(
-                [corrected(donor_state, computed_state, part) for part in self.moves], dim=2
-            )
+        shifted = torch.cat(
+            [corrected(donor_state, computed_state, part) for part in self.moves], dim=2
+        )
         return shifted[0], shifted[1], self.slots
 
-    def _indexes(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the anchors' tokens in the forward, and the rows of anchors and of the others."""
-        batch = self.batch
-        assert batch is not None
-        if not self._index:
-            self._index.append(rows[batch.anchor_places])
-            self._index.append(torch.cat((batch.anchors, batch.rest)))
-        return self._index[0], self._index[1]
+    def _with_other_parts(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Put the rows of an earlier part before these, and keep those of the next part."""
+        fresh = torch.stack((key.index_select(0, rows), value.index_select(0, rows)))
+        if self.earlier is not None:
+            fresh = torch.cat((self.earlier.layers.pop(layer), fresh), dim=1)
+        if self.later is not None:
+            self.later.layers[layer] = fresh.index_select(1, self.later.among)
+        return fresh[0], fresh[1], torch.arange(fresh.shape[1], device=fresh.device)

@@ -5,7 +5,7 @@ from typing import Any
 
 from dejakv.errors import count_noun
 from dejakv.experiments import savings
-from dejakv.experiments.plain_words import estimated, figure, interval, share
+from dejakv.experiments.reports.plain_words import estimated, figure, interval, share
 from dejakv.experiments.rule_gains import gains_sheet
 from dejakv.experiments.table import Block, TextTable
 

@@ -21,17 +21,16 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from dejakv.engines.transformers.contents import (
-    IGNORED,
+from dejakv.engines.transformers.fingerprint.content_watch import IGNORED, is_plain_value
+from dejakv.engines.transformers.fingerprint.contents import (
     Contents,
     changes_with_length,
     depends_on_length,
-    is_plain_value,
     left_by_runs,
 )
+from dejakv.engines.transformers.fingerprint.weights import WeightDigest, unreadable
 from dejakv.engines.transformers.kv import prefill_unit_of
 from dejakv.engines.transformers.model_settings import setting, text_config
-from dejakv.engines.transformers.weights import WeightDigest, unreadable
 from dejakv.identity import digest_of, epoch_of
 from dejakv.pictures import DECODING
 
@@ -117,11 +116,11 @@ class ModelWatch:
         bool
             False if something changed.
         """
-        contents, weights = self._contents, self._weights
-        same = self._numerics == self._process() and contents.unchanged()
+        watched, weights = self._contents.watched, self._weights
+        same = self._numerics == self._process() and watched.unchanged()
         if weights is None:
             same = same and self.reason == self._unidentified_reason()
-        elif not weights.unchanged(contents.names, contents.tensors(), turn=turn):
+        elif not weights.unchanged(watched.names, watched.tensors(), turn=turn):
             # `_renew` must not keep a digest whose cheap check still agrees.
             same, self._weights = False, None
 
@@ -140,10 +139,10 @@ class ModelWatch:
 
         It makes no new epoch.
         """
-        contents, weights = self._contents, self._weights
-        if weights is None or self._numerics != self._process() or not contents.unchanged():
+        watched, weights = self._contents.watched, self._weights
+        if weights is None or self._numerics != self._process() or not watched.unchanged():
             return False
-        return weights.unchanged(contents.names, contents.tensors(), turn=False)
+        return weights.unchanged(watched.names, watched.tensors(), turn=False)
 
     def renew(self) -> str:
         """Fingerprint everything anew and return the epoch."""
@@ -171,7 +170,7 @@ class ModelWatch:
             self._weights = None
             return
 
-        names, tensors = contents.names, contents.tensors()
+        names, tensors = contents.watched.names, contents.watched.tensors()
         # Other contents may have changed alone: the digest of all weights takes longest.
         if self._weights is None or not self._weights.unchanged(names, tensors, turn=False):
             self._weights = WeightDigest(names, tensors)
@@ -211,7 +210,7 @@ class ModelWatch:
     def _unidentified_reason(self) -> str:
         contents = self._contents
         foreign = self.momentary_reason() or contents.foreign or self.tables.unsupported_reason()
-        return foreign or unreadable(contents.names, contents.tensors())
+        return foreign or unreadable(contents.watched.names, contents.watched.tensors())
 
     def _process(self) -> tuple[str, ...]:
         """Return the settings of the process that decide how the model computes."""

@@ -1,0 +1,1 @@
+"""An attack on blends: a context whose state behind a shared passage steers other answers."""

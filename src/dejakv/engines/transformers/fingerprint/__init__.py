@@ -1,0 +1,1 @@
+"""What counts as the same model: its content, its code, its weights, and the watch over them."""

@@ -1,0 +1,1 @@
+"""Recurrent layers in vLLM: their state at ends of blocks, stored as snapshots."""
