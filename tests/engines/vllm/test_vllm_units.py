@@ -25,12 +25,12 @@ from dejakv.engines.vllm.blend.state import BlendDraft, BlendState
 from dejakv.engines.vllm.device import DeviceCopies
 from dejakv.engines.vllm.encoder_connector import EncoderSettings
 from dejakv.engines.vllm.identity import AnonymousMedia, media_digest, model_folder, weights_fingerprint
-from dejakv.engines.vllm.loads import LoadRunner
 from dejakv.engines.vllm.lookups import RowPace
 from dejakv.engines.vllm.messages import LoadOrder, StepPlan
 from dejakv.engines.vllm.recurrent.boundaries import unserved
 from dejakv.engines.vllm.refusals import REFUSALS, refuse_unsupported
 from dejakv.engines.vllm.settings import ConnectorSettings, RequestOptions
+from dejakv.engines.vllm.transfers.loads import LoadRunner
 from dejakv.errors import ConfigError, ModelError
 from dejakv.experiments.vllm_engine import connector_settings
 from dejakv.identity import epoch_of
@@ -126,7 +126,7 @@ def test_what_is_imported_of_vllm_is_promised_or_listed_with_what_breaks():
     for use in upstream.USES:
         module, _, name = use.where.partition(":")
         listed |= {(module, each) for each in ([name] if name else use.names.split())} | {(use.where, "")}
-    for path in Path(upstream.__file__).parents[2].rglob("*.py"):
+    for path in Path(upstream.__file__).parents[3].rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {(alias.name, "") for alias in node.names}
@@ -153,7 +153,7 @@ def test_what_is_missing_is_named_with_what_breaks(monkeypatch):
         upstream.UpstreamUse("vllm.v1.attention.selector:get_attn_backend", "head_size flavour", "no taste"),
         upstream.UpstreamUse("vllm.v1.core.block_pool:BlockPool", "depth", "no blend", "blend"),
     )
-    monkeypatch.setattr(upstream, "USES", gone)
+    monkeypatch.setattr(upstream.versions, "USES", gone)
     lost = [
         "vllm.v1.request:Request.color (no paint)",
         "vllm.v1.gone:It (nothing goes)",
@@ -318,7 +318,8 @@ def test_recurrent_layers_without_states_at_ends_of_blocks_are_computed_in_full(
     assert "latest inputs" in why(cache={**served, "use_replayssm": True})
     assert "blocks of several sizes" in why(_groups(FullAttentionSpec(block_size=32), MambaSpec()))
     refuse(_config(extra={"mode": "blend"}), hybrid)
-    monkeypatch.setattr(upstream, "vllm_version", lambda: "0.33.0")
+    for module in (upstream, upstream.versions):
+        monkeypatch.setattr(module, "vllm_version", lambda: "0.33.0")
     assert "not tested with vLLM 0.33.0" in why()
 
 

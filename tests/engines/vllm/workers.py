@@ -17,7 +17,7 @@ import torch
 
 from dejakv.engines.vllm import upstream
 from dejakv.engines.vllm.bind import WorkerExtension
-from dejakv.engines.vllm.loads import LoadRunner
+from dejakv.engines.vllm.transfers.loads import LoadRunner
 from dejakv.store import changes
 from dejakv.store.store import Store
 

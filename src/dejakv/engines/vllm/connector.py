@@ -51,11 +51,11 @@ from dejakv.engines.vllm.recurrent.boundaries import unserved
 from dejakv.engines.vllm.recurrent.states import StatePages
 from dejakv.engines.vllm.refusals import refuse_beside_others, refuse_unsupported
 from dejakv.engines.vllm.request import ConnectorCounts
-from dejakv.engines.vllm.saves import SaveLimits
 from dejakv.engines.vllm.scheduler import SchedulerSide
 from dejakv.engines.vllm.settings import ConnectorSettings
 from dejakv.engines.vllm.stats import DejaKVPromMetrics, DejaKVStats
 from dejakv.engines.vllm.stores import EveryRank, open_store
+from dejakv.engines.vllm.transfers.saves import SaveLimits
 from dejakv.engines.vllm.worker import WorkerSide
 from dejakv.errors import ConfigError
 from dejakv.identity import BLOCK_TOKENS, epoch_of

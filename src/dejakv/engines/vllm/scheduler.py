@@ -25,8 +25,8 @@ from dejakv.engines.vllm.messages import IDLE_WAIT_S, LoadOrder, LoadResult, Ste
 from dejakv.engines.vllm.ranks import RankAnswers, UnderWay
 from dejakv.engines.vllm.recurrent.boundaries import boundary_states
 from dejakv.engines.vllm.request import ConnectorCounts, LookupResult, RequestState
-from dejakv.engines.vllm.saves import BACKLOG, ENDED, SaveLimits, SavePlanner
 from dejakv.engines.vllm.settings import ConnectorSettings, RequestOptions
+from dejakv.engines.vllm.transfers.saves import BACKLOG, ENDED, SaveLimits, SavePlanner
 from dejakv.engines.vllm.upstream import keep_state_at, shows_label, sibling_of, was_aborted
 
 log = logging.getLogger("dejakv.vllm")

@@ -12,10 +12,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from dejakv.decide.bound import CERTIFICATE
 from dejakv.engines.base import LATE
-from dejakv.engines.vllm import loads, saves, scheduler, worker
+from dejakv.engines.vllm import scheduler, worker
 from dejakv.engines.vllm.blend import blend, fused
 from dejakv.engines.vllm.generations import CHANGED, RESET, UNCLEAN
 from dejakv.engines.vllm.request import short
+from dejakv.engines.vllm.transfers import loads, saves
 
 METRICS: dict[str, tuple[str, str]] = {
     "lookups": ("Lookups by what they found (exact, blend, miss).", "found"),

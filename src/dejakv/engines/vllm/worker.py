@@ -16,7 +16,6 @@ from dejakv.engines.tensors import to_store
 from dejakv.engines.vllm.blend.blend import BlendRunner, BlendWorker
 from dejakv.engines.vllm.device import CudaCopies, DeviceCopies, LentRange
 from dejakv.engines.vllm.generations import CHANGED, RESET, WeightComparison, WeightsWatch
-from dejakv.engines.vllm.loads import LoadRunner
 from dejakv.engines.vllm.messages import (
     LoadResult,
     SaveOrder,
@@ -26,6 +25,7 @@ from dejakv.engines.vllm.messages import (
     TimedStep,
 )
 from dejakv.engines.vllm.pages import BufferPool, LentBuffer, PagedKV
+from dejakv.engines.vllm.transfers.loads import LoadRunner
 from dejakv.errors import StoreError, is_out_of_memory
 from dejakv.store.base import KV, StoredState
 from dejakv.store.selection import DONORS

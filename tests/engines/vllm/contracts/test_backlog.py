@@ -16,8 +16,8 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm_harness import EXTENSION, Engine, greedy, running, tokens, worker_side
 
 from dejakv.engines.vllm.blend.queue import CUT, BlendQueue
-from dejakv.engines.vllm.loads import LoadRunner
 from dejakv.engines.vllm.scheduler import NO_GAIN, SchedulerSide
+from dejakv.engines.vllm.transfers.loads import LoadRunner
 from dejakv.store.store import Store
 
 BUDGET, BLENDS, AHEAD = 2048, 12, 3

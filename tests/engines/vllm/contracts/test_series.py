@@ -10,12 +10,13 @@ import yaml
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from dejakv.decide import bound
-from dejakv.engines.vllm import loads, saves, scheduler, worker
+from dejakv.engines.vllm import scheduler, worker
 from dejakv.engines.vllm.blend import blend
 from dejakv.engines.vllm.connector import DejaKVConnector
 from dejakv.engines.vllm.generations import RESET
 from dejakv.engines.vllm.request import ConnectorCounts, short
 from dejakv.engines.vllm.stats import KNOWN, METRICS
+from dejakv.engines.vllm.transfers import loads, saves
 
 
 @pytest.fixture

@@ -512,7 +512,7 @@ def test_what_was_not_shown_to_be_exact_and_apart_is_refused(
 
 def test_a_vllm_without_the_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = upstream.UpstreamUse("vllm.v1.kv_offload.tiers:Gone", "", "there are no tiers", "tier")
-    monkeypatch.setattr(upstream, "USES", (gone,))
+    monkeypatch.setattr(upstream.versions, "USES", (gone,))
     with pytest.raises(ConfigError, match=r"it has no vllm.v1.kv_offload.tiers:Gone \(there are no tiers\)"):
         upstream.usable("tier")
     with pytest.raises(ConfigError, match="tier leans on more of it"):

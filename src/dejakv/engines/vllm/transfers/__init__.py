@@ -1,0 +1,1 @@
+"""The copies between vLLM's KV cache and the store: loads and saves."""
