@@ -1,12 +1,14 @@
 """Exact text: what counts as the same text, and that nothing else does."""
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dejakv.decide.levels.base import Level, Query
 from dejakv.decide.levels.exact import ExactTextCache
-from dejakv.decide.literals import normalize
+from dejakv.decide.literals import is_shouted, normalize, tokens
 from dejakv.request import Request
 from dejakv.testing.levels import LevelTests
 
@@ -72,6 +74,37 @@ def test_normalizing_twice_changes_nothing(text: str) -> None:
 @given(st.text(st.sampled_from("aB1²'\" `\n\t.!?-İßΣ\u0301")))
 def test_normalizing_twice_changes_nothing_of_what_may_carry_meaning(text: str) -> None:
     assert normalize(normalize(text)) == normalize(text)
+
+
+WORDS = [
+    "The",
+    "the",
+    "US",
+    "us",
+    "I",
+    "5",
+    "Cal",
+    "Mb.",
+    "n!",
+    "N!",
+    "getName",
+    "10⁶",
+    "İx",
+    "ΣΑΣ",
+    "o'Clock",
+    "?",
+    '"Hi',
+]
+
+
+@given(st.lists(st.sampled_from(WORDS), min_size=1), st.booleans())
+def test_normalize_folds_each_token_as_tokens_does(words: list[str], lines: bool) -> None:
+    """Tokens in lower case are not looked at, but tell what the next one is."""
+    text = unicodedata.normalize("NFC", " ".join(words) + ("\nif x:\n  pass" if lines else ""))
+    shouted = is_shouted(text)
+    folded = [" ".join(token.folded for token in tokens(line, shouted=shouted)) for line in text.splitlines()]
+    normalized = [" ".join(line.split()) for line in normalize(text).splitlines()]
+    assert normalized == [unicodedata.normalize("NFC", line) for line in folded]
 
 
 @given(st.text())

@@ -65,22 +65,27 @@ def tokens(line: str, *, shouted: bool = False) -> Iterator[Token]:
     ['', 'n!', '', '', '10⁶', '', '', 'US']
     """
     # White space alone separates tokens, so code such as `a[i]` stays in one piece.
-    parts = line.split()
-    # A word alone may be a name, so it does not count as the beginning of a sentence.
-    begins, number = len(parts) > 1, False
+    parts, before = line.split(), None
     for place, part in enumerate(parts):
-        shape = _common_shape(part) if len(part) <= _COMMON_LENGTH else _shape(part)
-        if shape.word:
-            cased = _is_cased(shape.word, begins=begins, unit=number, shouted=shouted)
-            yield Token(part, shape.word if cased else "", shape.word)
-        elif shape.plain_number or (
-            place and place == len(parts) - 1 and not part.strip("?!？！…")
-        ):
-            yield Token(part)
-        else:
-            yield Token(part, shape.bare or part)
+        shape = _shape_of(part)
+        yield _token(parts, place, shape, before, shouted)
+        before = shape
 
-        begins, number = shape.ends_sentence, shape.number
+
+def _token(
+    parts: list[str], place: int, shape: "_Shape", before: "_Shape | None", shouted: bool
+) -> Token:
+    """Return the token at a place of a split line, by its shape and that of the token before."""
+    part = parts[place]
+    if shape.word:
+        # A word alone may be a name, so it does not count as the beginning of a sentence.
+        begins = before.ends_sentence if before else len(parts) > 1
+        unit = before is not None and before.number
+        cased = _is_cased(shape.word, begins=begins, unit=unit, shouted=shouted)
+        return Token(part, shape.word if cased else "", shape.word)
+
+    ends_question = place and place == len(parts) - 1 and not part.strip("?!？！…")
+    return Token(part) if shape.plain_number or ends_question else Token(part, shape.bare or part)
 
 
 def literals(text: str) -> tuple[str, ...]:
@@ -132,7 +137,7 @@ def normalize(text: str) -> str:
 
     shouted = is_shouted(text)
     if len(text.strip().splitlines()) < 2 and not _QUOTE.search(text):
-        folded = " ".join(token.folded for token in tokens(text, shouted=shouted))
+        folded = " ".join(_folded_parts(text, shouted))
     else:
         folded = "\n".join(_folded(line, shouted) for line in lines).rstrip()
     # Once more: lower case may take NFC apart, and equal texts must have one hash.
@@ -141,10 +146,24 @@ def normalize(text: str) -> str:
 
 def _folded(line: str, shouted: bool) -> str:
     """Return a line with its tokens folded and its white space as it was."""
-    folded = (token.folded for token in tokens(line, shouted=shouted))
+    if line == line.lower():
+        return line
+    folded = _folded_parts(line, shouted)
     return "".join(
         part if not part or part.isspace() else next(folded) for part in _SPACE.split(line)
     )
+
+
+def _folded_parts(line: str, shouted: bool) -> Iterator[str]:
+    """Yield the tokens of a line, folded."""
+    parts = line.split()
+    for place, part in enumerate(parts):
+        # Most tokens are in lower case, where folding changes nothing.
+        if part == part.lower():
+            yield part
+            continue
+        before = _shape_of(parts[place - 1]) if place else None
+        yield _token(parts, place, _shape_of(part), before, shouted).folded
 
 
 def is_shouted(text: str) -> bool:
@@ -152,9 +171,10 @@ def is_shouted(text: str) -> bool:
 
     Fewer words may be names.
     """
+    if not text.isupper():
+        return False
     words = sum(len(word) > 2 and word.isalpha() for word in re.findall(r"\w+", text))
-
-    return text.isupper() and words >= _SHOUTED_WORDS
+    return words >= _SHOUTED_WORDS
 
 
 @dataclass(frozen=True)
@@ -182,6 +202,10 @@ def _shape(part: str) -> _Shape:
 
 # Most tokens of a text are common words.
 _common_shape = lru_cache(maxsize=16384)(_shape)
+
+
+def _shape_of(part: str) -> _Shape:
+    return _common_shape(part) if len(part) <= _COMMON_LENGTH else _shape(part)
 
 
 def _is_word(text: str) -> bool:
