@@ -1,7 +1,7 @@
 """What an exact hit takes beside full computation and beside the model's own cache.
 
     OMP_NUM_THREADS=1 python -m research.exact_hit [--models docs-lm,smollm2-135m] [--prompts 12]
-    [--tokens 800] [--times 5] [--json FILE]
+    [--tokens 800] [--times 5] [--dtype float32] [--json FILE]
 
 Prompts are source text of installed packages. Of each the first token is computed in full, by
 DejaKV's exact hit, and by transformers from a KV cache of the same prompt that never left memory,
@@ -47,9 +47,9 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return (time.perf_counter() - start) * 1000, result
 
 
-def measure(name: str, prompts: int, tokens: int, times: int) -> dict[str, Any]:
+def measure(name: str, prompts: int, tokens: int, times: int, dtype: str) -> dict[str, Any]:
     """Measure one model: milliseconds to the first token by each way, and to attach."""
-    model, tokenizer = load(name)
+    model, tokenizer = load(name, dtype=dtype)
     options = {"max_new_tokens": 1, "do_sample": False, "use_cache": True}
     rows: dict[str, list[float]] = {"full": [], "own_cache": [], "exact_hit": []}
     equal = dict.fromkeys(("own_cache", "exact_hit"), 0)
@@ -82,6 +82,7 @@ def measure(name: str, prompts: int, tokens: int, times: int) -> dict[str, Any]:
         attached.__exit__(None, None, None)
     return {
         "prompt_tokens": tokens,
+        "dtype": str(model.dtype).removeprefix("torch."),
         "attach_ms": round(attach_ms, 1),
         **{f"{way}_ms": spread(values) for way, values in rows.items()},
         "first_tokens_equal": {**equal, "of": prompts},
@@ -95,9 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=800)
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument(
+        "--dtype", default="auto", help="of the weights; auto: the checkpoint's own"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    sizes = options.prompts, options.tokens, options.times
+    sizes = options.prompts, options.tokens, options.times, options.dtype
     result = measured("research.exact_hit") | {
         "models": {name: measure(name, *sizes) for name in options.models.split(",")}
     }
